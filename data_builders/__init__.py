@@ -1,0 +1,1 @@
+"""Benchmark files and a teacher become training records."""

@@ -1,0 +1,1 @@
+"""One reader a benchmark; each yields `Question` objects from the official files."""

@@ -1,0 +1,1 @@
+"""Tasks, metrics, the harness and the statistics behind its tables."""

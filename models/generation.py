@@ -1,0 +1,43 @@
+"""What a loop asks of a model: the `Generator` protocol and the `Completion` it gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from models.records import ModelInput
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A model's reply and what it cost.
+
+    Attributes:
+        text: The reply without end-of-sequence text.
+        prompt_tokens: Tokens read, the graph token included.
+        completion_tokens: Tokens written.
+        seconds: Wall-clock seconds of the batch the call was part of, divided by the calls in it.
+        truncated_triples: Triples left out so that the prompt fits.
+        finish_reason: "stop" when the model ended its reply, "length" when it was cut off.
+    """
+
+    text: str
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+    truncated_triples: int = 0
+    finish_reason: str = "stop"
+
+
+class Generator(Protocol):
+    """Anything that plans and answers: the Graph-LLM here, an API later, a script in tests."""
+
+    async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
+        """Reply to one input, greedily.
+
+        Args:
+            sample: Task, question and history; rendered by the implementation with `models.rendering.render`.
+            max_new_tokens: Longest reply, in tokens.
+            evidence: "triples" or "text"; `None` keeps the model's own setting.
+        """
+        ...

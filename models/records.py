@@ -1,0 +1,210 @@
+"""The structured record: what a sample *is*, before any prompt is made of it (RAS, sections 3.4 and C.3).
+
+One JSON object a line, the same keys in every row so that Arrow reads any shard:
+
+    {"id", "question_id", "task", "question", "steps": [{"query", "triples": [[s, p, o]], "text"}],
+     "action", "subquery", "answers", "source"}
+
+`models.rendering` turns it into text, for training and for inference alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+from models.triples import Triple, triples_from_json
+
+Task = Literal["planning", "answering"]
+TASKS: tuple[Task, ...] = ("planning", "answering")
+
+
+class Action(StrEnum):
+    """The planner's three decisions; the values are the interface strings of the paper."""
+
+    SUBQ = "[SUBQ]"
+    SUFFICIENT = "[SUFFICIENT]"
+    NO_RETRIEVAL = "[NO_RETRIEVAL]"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One round of retrieval and structuring: the sub-query q_i, its triples g_i and the text they come from."""
+
+    query: str
+    triples: tuple[Triple, ...] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """Everything the model may see: task, main question and the history of steps."""
+
+    task: Task
+    question: str
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A training or evaluation sample.
+
+    Attributes:
+        id: Unique among all records.
+        question_id: Shared by all records of one question; splits are made by it.
+        task: "planning" or "answering".
+        question: The main question Q.
+        steps: The history (q_0, g_0), ..., (q_i, g_i).
+        action: Planning: the label's action. Answering: `NO_RETRIEVAL` for a question answered without
+            retrieval, else `SUFFICIENT`.
+        subquery: The text after `[SUBQ]` of a planning label, else empty.
+        answers: Gold answers, aliases after the first; the first one is learned.
+        source: The data set the question comes from.
+    """
+
+    id: str
+    question_id: str
+    task: Task
+    question: str
+    action: Action
+    steps: tuple[Step, ...] = ()
+    subquery: str = ""
+    answers: tuple[str, ...] = field(default=())
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise ValueError(f"record {self.id!r}: task {self.task!r} is not one of {', '.join(TASKS)}")
+        if not self.question.strip():
+            raise ValueError(f"record {self.id!r}: the question is empty")
+        if self.task == "planning" and (self.action is Action.SUBQ) != bool(self.subquery.strip()):
+            raise ValueError(
+                f"record {self.id!r}: action {self.action.value} with sub-query {self.subquery!r}: "
+                "a [SUBQ] label needs a sub-query and no other label has one"
+            )
+        if self.task == "answering" and not (self.answers and self.answers[0].strip()):
+            raise ValueError(f"record {self.id!r}: an answering record needs a gold answer")
+
+    @property
+    def input(self) -> ModelInput:
+        """The part of the record that the model may see."""
+        return ModelInput(self.task, self.question, self.steps)
+
+    @property
+    def label(self) -> str:
+        """The text to be learned."""
+        if self.task == "answering":
+            return self.answers[0]
+        return f"{self.action.value} {self.subquery}".strip()
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as it is stored."""
+        return {
+            "id": self.id,
+            "question_id": self.question_id,
+            "task": self.task,
+            "question": self.question,
+            "steps": [
+                {"query": step.query, "triples": [t.as_list() for t in step.triples], "text": step.text}
+                for step in self.steps
+            ],
+            "action": self.action.value,
+            "subquery": self.subquery,
+            "answers": list(self.answers),
+            "source": self.source,
+        }
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any], where: str = "record") -> Record:
+        """Read a stored row; `where` (file and line) opens every error message.
+
+        Raises:
+            ValueError: a key is missing or a value is of the wrong kind.
+        """
+        missing = [key for key in ("id", "question_id", "task", "question", "action") if key not in row]
+        if missing:
+            raise ValueError(f"{where}: the record lacks {', '.join(missing)}; it has {', '.join(map(str, row))}")
+        try:
+            steps = tuple(
+                Step(step["query"], triples_from_json(step.get("triples") or (), where), step.get("text") or "")
+                for step in row.get("steps") or ()
+            )
+            return cls(
+                id=row["id"],
+                question_id=row["question_id"],
+                task=row["task"],
+                question=row["question"],
+                action=Action(row["action"]),
+                steps=steps,
+                subquery=row.get("subquery") or "",
+                answers=tuple(row.get("answers") or ()),
+                source=row.get("source") or "",
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{where}: the record does not have the expected layout: {error!r}") from None
+        except ValueError as error:
+            text = str(error)
+            raise ValueError(text if text.startswith(where) else f"{where}: {text}") from None
+
+
+def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Stream a JSON-lines file as `("file:line", object)` pairs; blank lines are passed over.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line is not a JSON object; the message has file and line number.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    with path.open(encoding="utf-8") as lines:
+        number = 0
+        try:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                where = f"{path}:{number}"
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise ValueError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from None
+                if not isinstance(row, dict):
+                    raise ValueError(f"{where}: expected a JSON object, found {type(row).__name__}")
+                yield where, row
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}:{number + 1}: not UTF-8 text ({error.reason}); is this a binary file?") from None
+
+
+def record_files(path: str | Path, split: str | None = None) -> list[Path]:
+    """The record shards under `path`: the file itself, or `<split>*.jsonl` / `<split>*.parquet` of a folder."""
+    path = Path(path)
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise FileNotFoundError(f"no such file or folder: {path}")
+    stem = split or ""
+    files = sorted(file for ending in ("jsonl", "parquet") for file in path.glob(f"{stem}*.{ending}"))
+    if not files:
+        found = ", ".join(sorted(p.name for p in path.iterdir())[:8]) or "nothing"
+        raise FileNotFoundError(f"{path} holds no {stem}*.jsonl or {stem}*.parquet shards of records (it holds {found})")
+    return files
+
+
+def read_records(path: str | Path, split: str | None = None) -> Iterator[Record]:
+    """Stream the records of a file or of one split of a folder, in file order, with constant memory."""
+    for file in record_files(path, split):
+        if file.suffix == ".parquet":
+            import pyarrow.parquet as pq
+
+            row_number = 0
+            for batch in pq.ParquetFile(file).iter_batches(batch_size=512):
+                for row in batch.to_pylist():
+                    row_number += 1
+                    yield Record.from_json(row, f"{file}:row {row_number}")
+        else:
+            for where, row in read_jsonl(file):
+                yield Record.from_json(row, where)

@@ -1,0 +1,135 @@
+"""Subject-predicate-object facts and their text form `(S> s| P> p| O> o)` (RAS, section 3.2 eq. 4 and figure 14).
+
+`parse_triples(format_triples(x))` gives back `x` for any names: commas, brackets, pipes, quotes and all scripts
+included. Inside a name a backslash escapes itself and the three interface markers, so ordinary names are
+written unchanged. A malformed triple is counted and never takes its neighbours with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+# A marker counts when it is not escaped. Model output varies in spacing, so the spaces are optional when reading.
+_SUBJECT = re.compile(r"\(\s*S>")
+_PREDICATE = re.compile(r"\|\s*P>")
+_OBJECT = re.compile(r"\|\s*O>")
+_NEEDS_ESCAPE = re.compile(r"\\|\((?=\s*S>)|\|(?=\s*[PO]>)")
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Triple:
+    """One fact. White space in a field is folded to single spaces; an empty field is a `ValueError`."""
+
+    subject: str
+    predicate: str
+    object: str
+
+    def __post_init__(self) -> None:
+        for name in ("subject", "predicate", "object"):
+            folded = " ".join(getattr(self, name).split())
+            if not folded:
+                raise ValueError(
+                    f"triple field {name!r} is empty in {(self.subject, self.predicate, self.object)!r}: "
+                    "a triple needs a subject, a predicate and an object"
+                )
+            object.__setattr__(self, name, folded)
+
+    def __str__(self) -> str:
+        return format_triple(self)
+
+    def as_list(self) -> list[str]:
+        """The JSON form `[subject, predicate, object]`."""
+        return [self.subject, self.predicate, self.object]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedTriples:
+    """Result of reading triples from text: the good ones in order, and how many were malformed."""
+
+    triples: tuple[Triple, ...]
+    malformed: int
+
+
+def format_triple(triple: Triple) -> str:
+    """Write one triple as `(S> subject| P> predicate| O> object)`."""
+    subject, predicate, object_ = (_NEEDS_ESCAPE.sub(_escape, field) for field in triple.as_list())
+    return f"(S> {subject}| P> {predicate}| O> {object_})"
+
+
+def format_triples(triples: Iterable[Triple]) -> str:
+    """Write triples on one line, separated by a comma and a space."""
+    return ", ".join(format_triple(triple) for triple in triples)
+
+
+def parse_triples(text: str) -> ParsedTriples:
+    """Read every triple in `text`, for example the reply of a text-to-triples model.
+
+    Args:
+        text: Any text; what stands between triples (commas, quotes, list brackets, prose) is ignored.
+
+    Returns:
+        The well-formed triples in order of appearance and the number of malformed ones.
+    """
+    starts = [match for match in _SUBJECT.finditer(text) if not _is_escaped(text, match.start())]
+    triples: list[Triple] = []
+    for match, following in zip(starts, [*starts[1:], None]):
+        body = text[match.end() : following.start() if following else len(text)]
+        triple = _parse_body(body)
+        if triple is not None:
+            triples.append(triple)
+    return ParsedTriples(tuple(triples), len(starts) - len(triples))
+
+
+def triples_from_json(rows: Iterable[object], where: str) -> tuple[Triple, ...]:
+    """Build triples from JSON rows `[subject, predicate, object]`.
+
+    Raises:
+        ValueError: a row has not three non-empty strings; the message names `where` and the row.
+    """
+    triples = []
+    for row in rows:
+        if not isinstance(row, (list, tuple)) or len(row) != 3 or not all(isinstance(field, str) for field in row):
+            raise ValueError(f"{where}: a triple must be [subject, predicate, object], three strings; found {row!r}")
+        try:
+            triples.append(Triple(*row))
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+    return tuple(triples)
+
+
+def _escape(match: re.Match[str]) -> str:
+    return "\\" + match.group()
+
+
+def _is_escaped(text: str, position: int) -> bool:
+    backslashes = 0
+    while position > backslashes and text[position - backslashes - 1] == "\\":
+        backslashes += 1
+    return backslashes % 2 == 1
+
+
+def _first_unescaped(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    return next((match for match in pattern.finditer(text) if not _is_escaped(text, match.start())), None)
+
+
+def _parse_body(body: str) -> Triple | None:
+    # Names hold no line break, so a triple ends on its own line, at the last closing bracket before the next one.
+    body = body.split("\n", 1)[0]
+    predicate = _first_unescaped(_PREDICATE, body)
+    if predicate is None:
+        return None
+    subject, rest = body[: predicate.start()], body[predicate.end() :]
+    object_ = _first_unescaped(_OBJECT, rest)
+    if object_ is None:
+        return None
+    name, tail = rest[object_.end() :], rest[: object_.start()]
+    end = name.rfind(")")
+    if end < 0:
+        return None
+    try:
+        return Triple(*(_ESCAPED.sub(r"\1", field) for field in (subject, tail, name[:end])))
+    except ValueError:
+        return None

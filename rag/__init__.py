@@ -1,0 +1,1 @@
+"""Retrieval and the loops that use the models."""

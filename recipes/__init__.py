@@ -1,0 +1,1 @@
+"""The programs people launch; their YAML files are in recipes/configs."""
