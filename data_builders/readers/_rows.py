@@ -1,0 +1,266 @@
+"""Rows of benchmark files, whatever they are stored in, and the layout HotpotQA and 2WikiMultiHopQA share.
+
+Reads a JSON array, JSON lines, Parquet, a local folder or a hub data set, one row at a time: memory use does not
+depend on the size of the file, also for the 540 MB one-line array HotpotQA is published as.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import unicodedata
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from models.records import read_jsonl
+from rag.corpus import Passage
+
+_CHUNK = 1 << 18
+# One question with its context takes some ten kilobytes; a value this long is a broken file, not a row.
+_LONGEST_ROW = 1 << 26
+
+Row = dict[str, Any]
+
+
+def read_rows(location: str) -> Iterator[tuple[str, Row]]:
+    """Stream `(where, row)` pairs; `where` is file and line, or file and row number where there are no lines.
+
+    Raises:
+        FileNotFoundError: the location looks like a file and does not exist.
+        ValueError: a row cannot be read.
+    """
+    path = Path(location)
+    if path.is_file():
+        if path.suffix == ".parquet":
+            yield from _parquet_rows(path)
+        elif _first_character(path) == "[":
+            yield from _array_rows(path)
+        else:
+            yield from read_jsonl(path)
+    elif path.is_dir() or (location.count("/") == 1 and not location.startswith((".", "/", "~")) and not path.suffix):
+        yield from _dataset_rows(location)
+    else:
+        raise FileNotFoundError(f"no such file: {location}")
+
+
+def required_text(row: Row, keys: tuple[str, ...], where: str) -> str:
+    """The first of `keys` that the row has, a non-empty string.
+
+    Raises:
+        ValueError: none of them is there, or the value is not a non-empty string.
+    """
+    for key in keys:
+        value = row.get(key)
+        if isinstance(value, str) and value.strip():
+            return value.strip()
+        if key in row:
+            raise ValueError(f"{where}: {key!r} must be a non-empty string; it is {value!r}")
+    raise ValueError(f"{where}: the row has no {' or '.join(map(repr, keys))}; it has {', '.join(row) or 'nothing'}")
+
+
+def gold_answers(row: Row, where: str) -> tuple[str, ...]:
+    """The answer and its aliases (`answer_aliases`, where the row has them), distinct.
+
+    Raises:
+        ValueError: there is no answer, as in the hidden test files.
+    """
+    answer = row.get("answer")
+    if not isinstance(answer, str) or not answer.strip():
+        raise ValueError(
+            f"{where}: the row has no gold answer; test files are published without answers and cannot give training "
+            "records, use the train or development file"
+        )
+    aliases = row.get("answer_aliases") or ()
+    if not isinstance(aliases, (list, tuple)) or not all(isinstance(alias, str) for alias in aliases):
+        raise ValueError(f"{where}: 'answer_aliases' must be a list of strings; it is {aliases!r}")
+    names = (name.strip() for name in (answer, *aliases))
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def title_key(title: str) -> str:
+    """A title as it is compared: HTML entities resolved, NFKC, spaces folded, case ignored."""
+    return " ".join(unicodedata.normalize("NFKC", html.unescape(title)).split()).casefold()
+
+
+class PassageFinder:
+    """Finds a question's passage by title: the exact title first, else the compared form.
+
+    Exact first, since titles of one context can differ in case alone ("Douglas MacLean", "Douglas Maclean"). Of two
+    passages with the same title the first one is found.
+    """
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        self._exact: dict[str, int] = {}
+        self._compared: dict[str, int] = {}
+        for index, passage in enumerate(passages):
+            self._exact.setdefault(passage.title, index)
+            self._compared.setdefault(title_key(passage.title), index)
+
+    def __call__(self, title: str) -> int | None:
+        """Index of the passage with this title, or None."""
+        exact = self._exact.get(title)
+        return self._compared.get(title_key(title)) if exact is None else exact
+
+
+def context_passages(value: object, where: str) -> tuple[tuple[Passage, ...], tuple[int, ...]]:
+    """Passages and their numbers of sentences, from `[[title, [sentences]]]` or `{"title": [], "sentences": [[]]}`.
+
+    Raises:
+        ValueError: the value has neither layout.
+    """
+    value = _decoded(value)
+    if isinstance(value, dict):
+        value = list(zip(value.get("title") or (), value.get("sentences") or ()))
+    problem = f"{where}: 'context' must be a list of [title, [sentences]] or {{'title': [], 'sentences': [[]]}}"
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"{problem}; it is {type(value).__name__}")
+    passages, lengths = [], []
+    for entry in value:
+        if not isinstance(entry, (list, tuple)) or len(entry) != 2 or not isinstance(entry[0], str):
+            raise ValueError(f"{problem}; one entry is {_short(entry)}")
+        title, sentences = entry
+        if not isinstance(sentences, (list, tuple)) or not all(isinstance(sentence, str) for sentence in sentences):
+            raise ValueError(f"{problem}; the sentences of {title!r} are {_short(sentences)}")
+        passages.append(Passage(title, " ".join(sentence.strip() for sentence in sentences if sentence.strip())))
+        lengths.append(len(sentences))
+    return tuple(passages), tuple(lengths)
+
+
+def supporting_facts(value: object, where: str) -> list[tuple[str, int]]:
+    """Supporting facts from `[[title, index]]` or `{"title": [], "sent_id": []}`; a row without them has none.
+
+    Raises:
+        ValueError: the value has neither layout.
+    """
+    value = _decoded(value)
+    if value is None:
+        return []
+    if isinstance(value, dict):
+        value = list(zip(value.get("title") or (), value.get("sent_id") or ()))
+    problem = f"{where}: 'supporting_facts' must be a list of [title, sentence index]"
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"{problem}; it is {type(value).__name__}")
+    facts = []
+    for entry in value:
+        well_formed = isinstance(entry, (list, tuple)) and len(entry) == 2
+        if not well_formed or not isinstance(entry[0], str) or not isinstance(entry[1], int):
+            raise ValueError(f"{problem}; one entry is {_short(entry)}")
+        facts.append((entry[0], entry[1]))
+    return facts
+
+
+def supporting_passages(
+    facts: list[tuple[str, int]], passages: tuple[Passage, ...], lengths: tuple[int, ...]
+) -> tuple[tuple[int, ...] | None, int]:
+    """Match supporting facts with passages by title.
+
+    Args:
+        facts: Title and sentence index of each fact.
+        passages: The passages of the row.
+        lengths: Number of sentences of each passage.
+
+    Returns:
+        Distinct passage indices in order of their first fact, or None when a title is not among the passages; and
+        the number of facts whose sentence index is out of range. Such a fact still names its passage.
+    """
+    find = PassageFinder(passages)
+    found: dict[int, None] = {}
+    out_of_range = 0
+    for title, sentence in facts:
+        index = find(title)
+        if index is None:
+            return None, out_of_range
+        out_of_range += not 0 <= sentence < lengths[index]
+        found[index] = None
+    return tuple(found), out_of_range
+
+
+def _decoded(value: object) -> object:
+    # Some hub copies store nested fields as JSON text.
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except json.JSONDecodeError:
+            return value
+    return value
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _first_character(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1].decode("ascii", "replace")
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        for batch in pq.ParquetFile(path).iter_batches(batch_size=256):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{path}:row {number}", row
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{path}: not a readable Parquet file ({error})") from None
+
+
+def _dataset_rows(location: str) -> Iterator[tuple[str, Row]]:
+    import datasets
+
+    name, _, split = location.partition("#")
+    name, _, configuration = name.partition("@")
+    stream = datasets.load_dataset(name, configuration or None, split=split or "train", streaming=True)
+    for number, row in enumerate(stream, 1):
+        yield f"{location}:row {number}", row
+
+
+def _array_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    """Walk over a JSON array with a window of the file, decoding one element at a time."""
+    decoder = json.JSONDecoder()
+    line, text, expected = 1, "", "["
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            while True:
+                rest = text.lstrip()
+                line += text.count("\n", 0, len(text) - len(rest))
+                text = rest
+                where = f"{path}:{line}"
+                if not text:
+                    text = file.read(_CHUNK)
+                    if not text and expected != "end":
+                        raise ValueError(f"{where}: the file ends inside its JSON array; is the download complete?")
+                    if not text:
+                        return
+                elif expected == "[":
+                    text, expected = text[1:], "first"
+                elif text[0] == "]" and expected in ("first", "separator"):
+                    text, expected = text[1:], "end"
+                elif expected == "separator":
+                    if text[0] != ",":
+                        raise ValueError(f"{where}: not valid JSON (expected ',' or ']', found {text[0]!r})")
+                    text, expected = text[1:], "value"
+                elif expected == "end":
+                    raise ValueError(f"{where}: not valid JSON (text after the array)")
+                else:
+                    try:
+                        row, end = decoder.raw_decode(text)
+                    except json.JSONDecodeError as error:
+                        more = file.read(max(_CHUNK, len(text))) if len(text) < _LONGEST_ROW else ""
+                        if not more:
+                            at = f"{path}:{line + text.count(chr(10), 0, error.pos)}"
+                            raise ValueError(f"{at}: not valid JSON ({error.msg})") from None
+                        text += more
+                        continue
+                    if not isinstance(row, dict):
+                        raise ValueError(f"{where}: expected a JSON object, found {type(row).__name__}")
+                    yield where, row
+                    line += text.count("\n", 0, end)
+                    text, expected = text[end:], "separator"
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text ({error.reason}); is this a binary file?") from None

@@ -1,0 +1,37 @@
+"""Claims to be called true or false, in the layout of PubHealth (Kotonya and Toni, 2020).
+
+Rows: `{"claim_id", "claim", "label"}`. RAS tests on the labels true and false alone (section E.1); mixture and
+unproven claims are not part of its task and are counted in `issues`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from data_builders.questions import Dropped, Question
+from data_builders.readers._rows import read_rows, required_text
+
+NOT_BINARY = "claims labelled neither true nor false, which the task leaves out"
+# The hub stores the labels of health_fact as class numbers in this order; -1 marks rows without a label.
+_NUMBERED = {0: "false", 1: "mixture", 2: "true", 3: "unproven", -1: "unlabelled"}
+
+
+def read_questions(
+    location: str, issues: Counter[str] | None = None, source: str = "pubhealth"
+) -> Iterator[Question | Dropped]:
+    """Stream the claims labelled true or false; see `data_builders.readers.Reader` for arguments and errors."""
+    issues = Counter() if issues is None else issues
+    for where, row in read_rows(location):
+        claim = required_text(row, ("claim", "question"), where)
+        identity = str(row.get("claim_id") or row.get("id") or "")
+        if not identity:
+            raise ValueError(f"{where}: the row has no 'claim_id'; it has {', '.join(row)}")
+        label = row.get("label")
+        name = _NUMBERED.get(label, "") if isinstance(label, int) else str(label or "").strip().lower()
+        if not name:
+            raise ValueError(f"{where}: label {label!r} is none of true, false, mixture, unproven")
+        if name not in ("true", "false"):
+            issues[NOT_BINARY] += 1
+            continue
+        yield Question(identity, claim, (name,), (), (), "", source)

@@ -1,0 +1,52 @@
+"""HotpotQA (Yang et al., 2018), distractor setting: the official files and the hub's layout of them.
+
+Official: `{"_id", "question", "answer", "type", "supporting_facts": [[title, index]],
+"context": [[title, [sentences]]]}`; on the hub `id`, and `supporting_facts` and `context` as dictionaries of columns.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+
+from data_builders.questions import Dropped, DropReason, Question
+from data_builders.readers._rows import (
+    context_passages,
+    gold_answers,
+    read_rows,
+    required_text,
+    supporting_facts,
+    supporting_passages,
+)
+
+logger = logging.getLogger(__name__)
+
+OUT_OF_RANGE = "supporting facts with a sentence index out of range"
+
+
+def read_questions(
+    location: str, issues: Counter[str] | None = None, source: str = "hotpotqa"
+) -> Iterator[Question | Dropped]:
+    """Stream the questions of a HotpotQA file; see `data_builders.readers.Reader` for arguments and errors.
+
+    A row without supporting facts is a question without supporting passages: fine for one that needs no retrieval,
+    for any other the builder drops it.
+    """
+    issues = Counter() if issues is None else issues
+    before = issues[OUT_OF_RANGE]
+    for where, row in read_rows(location):
+        identity = required_text(row, ("_id", "id"), where)
+        question = required_text(row, ("question",), where)
+        answers = gold_answers(row, where)
+        passages, lengths = context_passages(row.get("context"), where)
+        supporting, out_of_range = supporting_passages(
+            supporting_facts(row.get("supporting_facts"), where), passages, lengths
+        )
+        issues[OUT_OF_RANGE] += out_of_range
+        if supporting is None:
+            yield Dropped(identity, DropReason.SUPPORT_NOT_IN_CONTEXT, where)
+            continue
+        yield Question(identity, question, answers, passages, supporting, str(row.get("type") or ""), source)
+    if issues[OUT_OF_RANGE] > before:
+        logger.warning("%s: %d %s", location, issues[OUT_OF_RANGE] - before, OUT_OF_RANGE)

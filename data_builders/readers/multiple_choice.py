@@ -1,0 +1,44 @@
+"""Multiple choice in the layout of ARC (Clark et al., 2018): the choices become part of the question.
+
+Rows: `{"id", "question", "choices": {"text": [...], "label": [...]}, "answerKey"}`. Three to five choices, labelled
+with letters or, in some rows, with numbers; numbers are read as letters, so that one instruction fits every row.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from data_builders.questions import Dropped, Question
+from data_builders.readers._rows import Row, read_rows, required_text
+
+_LETTERS = "ABCDEFGHIJ"
+
+
+def read_questions(
+    location: str, issues: Counter[str] | None = None, source: str = "arc"
+) -> Iterator[Question | Dropped]:
+    """Stream the questions; see `data_builders.readers.Reader` for arguments and errors."""
+    for where, row in read_rows(location):
+        stem = required_text(row, ("question",), where)
+        texts, labels = _choices(row, where)
+        key = _letter(required_text(row, ("answerKey",), where))
+        if key not in labels:
+            raise ValueError(f"{where}: answerKey {row['answerKey']!r} is not one of the labels {', '.join(labels)}")
+        choices = " ".join(f"{label}: {text}" for label, text in zip(labels, texts))
+        yield Question(required_text(row, ("id",), where), f"{stem} {choices}", (key,), (), (), "", source)
+
+
+def _choices(row: Row, where: str) -> tuple[list[str], list[str]]:
+    choices = row.get("choices")
+    texts, labels = (choices.get("text"), choices.get("label")) if isinstance(choices, dict) else (None, None)
+    if not isinstance(texts, list) or not isinstance(labels, list) or not texts or len(texts) != len(labels):
+        raise ValueError(
+            f"{where}: 'choices' must be {{'text': [...], 'label': [...]}} of one length; it is {choices!r}"
+        )
+    return [str(text).strip() for text in texts], [_letter(str(label)) for label in labels]
+
+
+def _letter(label: str) -> str:
+    label = label.strip()
+    return _LETTERS[int(label) - 1] if label.isdecimal() and 1 <= int(label) <= len(_LETTERS) else label.upper()

@@ -1,0 +1,66 @@
+"""MuSiQue (Trivedi et al., 2022): 2 to 4 hops, with the gold decomposition of every question.
+
+Official rows: `{"id", "question", "answer", "answer_aliases", "answerable", "paragraphs": [{"idx", "title",
+"paragraph_text", "is_supporting"}], "question_decomposition": [{"question", "answer", "paragraph_support_idx"}]}`.
+The unanswerable twins of the full version are dropped and counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from data_builders.questions import Dropped, DropReason, Hop, Question
+from data_builders.readers._rows import Row, gold_answers, read_rows, required_text
+from rag.corpus import Passage
+
+
+def read_questions(
+    location: str, issues: Counter[str] | None = None, source: str = "musique"
+) -> Iterator[Question | Dropped]:
+    """Stream the questions of a MuSiQue file; see `data_builders.readers.Reader` for arguments and errors."""
+    for where, row in read_rows(location):
+        identity = required_text(row, ("id", "_id"), where)
+        if row.get("answerable") is False:
+            yield Dropped(identity, DropReason.UNANSWERABLE, where)
+            continue
+        question = required_text(row, ("question",), where)
+        answers = gold_answers(row, where)
+        passages, positions, marked = _paragraphs(row, where)
+        hops = _hops(row, positions, where)
+        if hops is None:
+            yield Dropped(identity, DropReason.SUPPORT_NOT_IN_CONTEXT, where)
+            continue
+        supporting = tuple(dict.fromkeys(hop.passage_index for hop in hops)) or marked
+        kind = identity.split("__", 1)[0] if "__" in identity else ""
+        yield Question(identity, question, answers, passages, supporting, kind, source, hops=hops)
+
+
+def _paragraphs(row: Row, where: str) -> tuple[tuple[Passage, ...], dict[int, int], tuple[int, ...]]:
+    paragraphs = row.get("paragraphs")
+    if not isinstance(paragraphs, list) or not all(isinstance(paragraph, dict) for paragraph in paragraphs):
+        raise ValueError(f"{where}: 'paragraphs' must be a list of objects; it is {type(paragraphs).__name__}")
+    passages, positions, marked = [], {}, []
+    for index, paragraph in enumerate(paragraphs):
+        text = paragraph.get("paragraph_text")
+        if not isinstance(text, str):
+            raise ValueError(f"{where}: paragraph {index} has no 'paragraph_text'; it has {', '.join(paragraph)}")
+        passages.append(Passage(str(paragraph.get("title") or ""), text))
+        positions[paragraph.get("idx", index)] = index
+        if paragraph.get("is_supporting"):
+            marked.append(index)
+    return tuple(passages), positions, tuple(marked)
+
+
+def _hops(row: Row, positions: dict[int, int], where: str) -> tuple[Hop, ...] | None:
+    """The decomposition with paragraph numbers turned into indices; None when a paragraph is not in the row."""
+    decomposition = row.get("question_decomposition")
+    if not isinstance(decomposition, list) or not all(isinstance(hop, dict) for hop in decomposition):
+        raise ValueError(f"{where}: 'question_decomposition' must be a list of objects; it is {decomposition!r}")
+    hops = []
+    for hop in decomposition:
+        number = hop.get("paragraph_support_idx")
+        if not isinstance(number, int) or number not in positions:
+            return None
+        hops.append(Hop(required_text(hop, ("question",), where), str(hop.get("answer") or ""), positions[number]))
+    return tuple(hops)

@@ -1,0 +1,52 @@
+"""Short-form open-domain QA without passages: PopQA (Mallen et al., 2022) and TriviaQA (Joshi et al., 2017).
+
+PopQA rows: `{"id", "question", "possible_answers"}`, where the hub stores the answers as JSON text. TriviaQA rows:
+`{"question", "answers"}`, or the hub's `{"question_id", "question", "answer": {"value", "aliases"}}`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+
+from data_builders.questions import Dropped, Question
+from data_builders.readers._rows import Row, read_rows, required_text
+
+
+def read_questions(
+    location: str, issues: Counter[str] | None = None, source: str = "short_form"
+) -> Iterator[Question | Dropped]:
+    """Stream the questions; see `data_builders.readers.Reader` for arguments and errors.
+
+    A row without an id is named by its question, so the name does not depend on its place in the file.
+    """
+    for where, row in read_rows(location):
+        question = required_text(row, ("question",), where)
+        given = next((row[key] for key in ("id", "question_id") if row.get(key) not in (None, "")), None)
+        identity = str(given) if given is not None else hashlib.blake2b(question.encode(), digest_size=8).hexdigest()
+        yield Question(identity, question, _answers(row, where), (), (), "", source)
+
+
+def _answers(row: Row, where: str) -> tuple[str, ...]:
+    value = next((row[key] for key in ("possible_answers", "answers", "answer") if row.get(key)), None)
+    if isinstance(value, dict):
+        value = [value.get("value"), *(value.get("aliases") or ())]
+    elif isinstance(value, str):
+        value = _decoded(value)
+    names = [name.strip() for name in value or () if isinstance(name, str) and name.strip()]
+    if not names:
+        raise ValueError(
+            f"{where}: the row has no gold answer (possible_answers, answers or answer); it has {', '.join(row)}"
+        )
+    return tuple(dict.fromkeys(names))
+
+
+def _decoded(text: str) -> list[object]:
+    # A list stored as text must not be read letter by letter, and a plain answer is a list of one.
+    try:
+        value = json.loads(text) if text.lstrip().startswith("[") else text
+    except json.JSONDecodeError:
+        value = text
+    return value if isinstance(value, list) else [text]

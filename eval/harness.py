@@ -1,0 +1,193 @@
+"""Runs a system over a task: one record a question, resumable, with metrics that keep failed questions in.
+
+A question that fails is a record with its error and score 0. Many questions run at once as asyncio tasks; the model
+groups their calls, and the final file is in the order of the benchmark, so concurrency changes nothing in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from data_builders.questions import Question
+from eval.metrics import score_answer
+from eval.progress import Progress
+from eval.results import METRICS, ResultLog
+from eval.statistics import bootstrap_mean
+from eval.task import Task
+from rag.index_folder import write_json
+from rag.systems import LoopOptions, System, Tools
+from rag.trace import Trace
+
+logger = logging.getLogger(__name__)
+
+_COSTS = ("calls", "prompt_tokens", "completion_tokens", "truncated_triples")
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """One system on one task.
+
+    Attributes:
+        system: The loop.
+        task: How questions are put and scored.
+        tools: Model, retriever and triples.
+        options: Settings of the loop.
+        own_contexts: Whether the corpus was built from the questions' own passages; then the share of supporting
+            passages that was retrieved can be measured.
+    """
+
+    system: System
+    task: Task
+    tools: Tools
+    options: LoopOptions
+    own_contexts: bool = False
+
+
+def run_task(
+    setup: Setup, questions: Iterable[Question], ids: list[str], log: ResultLog, concurrency: int = 64
+) -> dict[str, Any]:
+    """Answer the questions that have no row yet, then sort the rows and write `metrics.json`.
+
+    Args:
+        setup: System, task and tools.
+        questions: All questions, streamed once.
+        ids: Their ids, in order.
+        log: Where the rows go; questions it knows are passed over.
+        concurrency: Questions under way at once.
+
+    Returns:
+        The metrics, as written.
+
+    Raises:
+        ValueError: `concurrency` is below 1.
+    """
+    if concurrency < 1:
+        raise ValueError(f"concurrency is {concurrency}: at least one question must be under way")
+    started, before = time.perf_counter(), len(log.done)
+    with Progress(len(ids), before) as progress:
+        open_questions = (question for question in questions if question.id not in log.done)
+        asyncio.run(_run_all(setup, open_questions, log, concurrency, progress))
+    seconds = time.perf_counter() - started
+    answered = len(log.done) - before
+    log.finish(ids)
+    metrics = summarise(setup, log)
+    path = log.folder / METRICS
+    if answered or not path.exists():
+        rate = round(answered / seconds, 4)
+        metrics["session"] = {"questions": answered, "seconds": round(seconds, 3), "questions_per_second": rate}
+    else:
+        # Nothing was left to do, so the speed of the last real session is the one worth keeping.
+        metrics["session"] = json.loads(path.read_text(encoding="utf-8"))["session"]
+    write_json(path, metrics)
+    return metrics
+
+
+async def answer_question(setup: Setup, question: Question) -> dict[str, Any]:
+    """Run the system on one question and score its answer; an exception becomes the record's error."""
+    prompt = setup.task.prompt(question)
+    started = time.perf_counter()
+    try:
+        trace = await setup.system.run(prompt, question.question, setup.tools, setup.options)
+    # Whatever goes wrong with one question must not lose it or the others.
+    except Exception as error:
+        logger.warning("question %s failed: %s: %s", question.id, type(error).__name__, error)
+        logger.debug("traceback of question %s", question.id, exc_info=True)
+        trace = Trace(prompt, error=f"{type(error).__name__}: {error}", seconds=time.perf_counter() - started)
+    trace.question_id = question.id
+    # Scoring is outside: a metric that fails is a fault of the run, not of the question.
+    scores = score_answer(trace.answer, question.answers, setup.task.metrics)
+    return {
+        "id": question.id,
+        "question": question.question,
+        "type": question.type,
+        "answers": list(question.answers),
+        "prediction": trace.answer,
+        "scores": dict.fromkeys(scores, 0.0) if trace.error else scores,
+        "supporting_recall": _supporting_recall(question, trace) if setup.own_contexts else None,
+        "error": trace.error,
+        "trace": trace.to_json(),
+    }
+
+
+def summarise(setup: Setup, log: ResultLog) -> dict[str, Any]:
+    """Metrics of a complete results file: scores with intervals, what the loop did, what it cost."""
+    names = setup.task.metrics
+    scores: dict[str, list[float]] = {name: [] for name in names}
+    by_type: dict[str, list[float]] = {}
+    counts: dict[str, Counter[str]] = {"stop_reasons": Counter(), "actions": Counter()}
+    sums: Counter[str] = Counter()
+    recalls: list[float] = []
+    seconds = 0.0
+    for row in log.rows():
+        trace = row["trace"]
+        for name in names:
+            scores[name].append(row["scores"][name])
+        by_type.setdefault(row["type"] or "all", []).append(row["scores"][names[0]])
+        if row["supporting_recall"] is not None:
+            recalls.append(row["supporting_recall"])
+        counts["stop_reasons"][trace["stop_reason"] or "error"] += 1
+        counts["actions"].update(action["action"] or "malformed" for action in trace["actions"])
+        sums.update(errors=int(bool(row["error"])), questions=1, rounds=len(trace["steps"]))
+        sums.update(malformed_plans=trace["malformed"], unexpected_plans=trace["unexpected"])
+        sums.update(triples=sum(len(step["triples"]) for step in trace["steps"]))
+        sums.update(passages=sum(len(step["passages"]) for step in trace["steps"]))
+        sums.update(passages_without_triples=sum(step["passages_without_triples"] for step in trace["steps"]))
+        sums.update({name: trace[name] for name in _COSTS})
+        seconds += trace["seconds"]
+    total = max(1, sums["questions"])
+    return {
+        "system": setup.system.name,
+        "task": setup.task.name,
+        "primary": names[0],
+        "questions": sums["questions"],
+        "metrics": {name: bootstrap_mean(values).to_json() for name, values in scores.items()},
+        "by_type": {kind: bootstrap_mean(values).to_json() for kind, values in sorted(by_type.items())},
+        "supporting_recall": bootstrap_mean(recalls).to_json(),
+        "counts": {
+            **{
+                name: sums[name]
+                for name in (
+                    "errors",
+                    "malformed_plans",
+                    "unexpected_plans",
+                    "rounds",
+                    "passages",
+                    "passages_without_triples",
+                    "triples",
+                )
+            },
+            "stop_reasons": dict(sorted(counts["stop_reasons"].items())),
+            "actions": dict(sorted(counts["actions"].items())),
+        },
+        "cost": {name: sums[name] for name in _COSTS},
+        "cost_per_question": {name: round(sums[name] / total, 3) for name in _COSTS}
+        | {"seconds": round(seconds / total, 4)},
+    }
+
+
+async def _run_all(
+    setup: Setup, questions: Iterator[Question], log: ResultLog, concurrency: int, progress: Progress
+) -> None:
+    async def work() -> None:
+        # All workers draw from one iterator: never more than `concurrency` questions are in memory.
+        for question in questions:
+            log.append(await answer_question(setup, question))
+            progress.advance()
+
+    await asyncio.gather(*(work() for _ in range(concurrency)))
+
+
+def _supporting_recall(question: Question, trace: Trace) -> float | None:
+    """Share of the supporting passages among all that were retrieved; None where nothing is to be found."""
+    wanted = {question.passages[index].id for index in question.supporting}
+    if not wanted or not trace.steps:
+        return None
+    found = {passage["id"] for step in trace.steps for passage in step.passages}
+    return len(wanted & found) / len(wanted)

@@ -1,0 +1,167 @@
+"""A task: which reader reads its questions, how they are put to the model and how answers are scored.
+
+One YAML file in `eval/tasks` a task; answer lengths are those of RAS, section F.2, question templates have the roles
+of its table 5.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from data_builders.questions import Question
+from data_builders.readers import get_reader
+from eval.metrics import METRICS
+
+TASKS = Path(__file__).parent / "tasks"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One benchmark.
+
+    Attributes:
+        name: Its name on the command line.
+        reader: The module in `data_builders.readers` that reads its files.
+        metrics: Names in `eval.metrics.METRICS`; the first one is the headline.
+        max_answer_tokens: Longest answer.
+        template: What the model reads as the question; `{question}` is the benchmark's own. Retrieval always uses
+            the benchmark's own.
+    """
+
+    name: str
+    reader: str
+    metrics: tuple[str, ...]
+    max_answer_tokens: int
+    template: str = "{question}"
+
+    def prompt(self, question: Question) -> str:
+        """The question as the model reads it."""
+        return self.template.replace("{question}", question.question)
+
+
+def task_names() -> list[str]:
+    """The tasks that come with the toolkit."""
+    return sorted(file.stem for file in TASKS.glob("*.yaml"))
+
+
+def load_task(name: str) -> Task:
+    """Read a task by name, or from a YAML file of your own.
+
+    Raises:
+        ValueError: there is no such task, or its file has an unknown key or value; all problems are named at once.
+    """
+    path = Path(name) if name.endswith((".yaml", ".yml")) else TASKS / f"{name}.yaml"
+    if not path.is_file():
+        raise ValueError(f"task {name!r} is not one of {', '.join(task_names())}, nor a YAML file")
+    row = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(row, dict):
+        raise ValueError(f"{path}: a task is a mapping with reader, metrics and max_answer_tokens")
+    problems = _problems(row)
+    if problems:
+        raise ValueError(f"{path}: {'; '.join(problems)}")
+    return Task(
+        path.stem,
+        row["reader"],
+        tuple(row["metrics"]),
+        row["max_answer_tokens"],
+        row.get("template", "{question}"),
+    )
+
+
+def read_questions(
+    task: Task, data: str, limit: int | None = None, notes: Counter[str] | None = None
+) -> Iterator[Question]:
+    """Stream the questions of a benchmark file.
+
+    Args:
+        task: Names the reader.
+        data: A file, or what else the reader takes.
+        limit: Only the first questions.
+        notes: What the reader counted: rows it could not use, by reason, and oddities of the data.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a row is malformed, an id occurs twice, or there is no question at all.
+    """
+    notes = Counter() if notes is None else notes
+    seen: set[str] = set()
+    for question in islice(_usable(task, data, notes), limit):
+        if question.id in seen:
+            raise ValueError(f"{data}: question id {question.id!r} occurs twice; results are stored by id")
+        seen.add(question.id)
+        yield question
+    if not seen:
+        raise ValueError(
+            f"{data}: no question for task {task.name!r} (the reader counted: {dict(+notes) or 'nothing'})"
+        )
+
+
+def write_context_corpus(task: Task, data: str, path: Path) -> int:
+    """Write the passages of all questions of a file as one corpus, each once.
+
+    Args:
+        task: Names the reader.
+        data: The file, which is read in full whatever part of it is evaluated.
+        path: The JSON-lines corpus to write.
+
+    Returns:
+        The number of passages.
+
+    Raises:
+        ValueError: the questions come without passages.
+    """
+    seen: set[str] = set()
+    scratch = path.with_name(path.name + ".tmp")
+    with scratch.open("w", encoding="utf-8") as file:
+        for question in _usable(task, data, Counter()):
+            for passage in question.passages:
+                if passage.id not in seen and passage.text.strip():
+                    seen.add(passage.id)
+                    row = {"id": passage.id, "title": passage.title, "text": passage.text}
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    if not seen:
+        scratch.unlink()
+        raise ValueError(
+            f"{data}: its questions come without passages, so there is nothing to retrieve from: name a corpus"
+        )
+    os.replace(scratch, path)
+    return len(seen)
+
+
+def _usable(task: Task, data: str, notes: Counter[str]) -> Iterator[Question]:
+    for item in get_reader(task.reader)(data, notes, source=task.name):
+        if isinstance(item, Question):
+            yield item
+        else:
+            notes[str(item.reason)] += 1
+
+
+def _problems(row: dict[Any, Any]) -> list[str]:
+    known = [field.name for field in fields(Task) if field.name != "name"]
+    problems = []
+    for key in row:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, 1)
+            problems.append(f"unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    problems += [f"{key!r} is missing" for key in ("reader", "metrics", "max_answer_tokens") if key not in row]
+    metrics = row.get("metrics", [])
+    if not isinstance(metrics, list) or (not metrics and "metrics" in row):
+        problems.append(f"metrics is {metrics!r}: it must be a list of names")
+    else:
+        problems += [f"metric {name!r} is not one of {', '.join(METRICS)}" for name in metrics if name not in METRICS]
+    tokens = row.get("max_answer_tokens", 1)
+    if not isinstance(tokens, int) or tokens < 1:
+        problems.append(f"max_answer_tokens is {tokens!r}: it must be a whole number of at least 1")
+    if "{question}" not in str(row.get("template", "{question}")):
+        problems.append("template has no {question}")
+    return problems

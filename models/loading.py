@@ -1,0 +1,165 @@
+"""Building a Graph-LLM from a base model, wrapping it for training, and loading what a run has saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import PreTrainedModel
+
+from models.graph_llm import GraphLLM, GraphLLMConfig
+from models.graph_processor import GraphLLMProcessor
+from models.sources import load_causal_lm
+from models.text_embeddings import encoder_dimension
+
+GRAPH_MODULES = ("graph_encoder", "projector")
+# PEFT's own name for "an adapter without adapter layers": graph-token tuning trains the saved modules alone.
+_NO_ADAPTER_LAYERS = "dummy-target-modules"
+
+
+def build_graph_llm(
+    base_model: str,
+    *,
+    encoder: str = "sentence-transformers/all-roberta-large-v1",
+    dtype: torch.dtype | None = None,
+    revision: str | None = None,
+    processor_settings: dict[str, Any] | None = None,
+    **config: Any,
+) -> tuple[GraphLLM, GraphLLMProcessor]:
+    """Put fresh graph modules in front of a pretrained language model.
+
+    Args:
+        base_model: Hub id, folder or `pypi:package`.
+        encoder: Sentence encoder for node and edge texts.
+        dtype: Weight type of the language model; graph modules stay float32.
+        revision: Hub revision of the base model.
+        processor_settings: Fields of `ProcessorSettings`.
+        **config: Fields of `GraphLLMConfig`.
+
+    Returns:
+        The model in eval mode, and its processor.
+    """
+    language_model, tokenizer = load_causal_lm(base_model, dtype, revision)
+    use_graph = config.setdefault("use_graph", True)
+    settings = dict(processor_settings or {})
+    settings["use_graph"] = use_graph
+    settings["graph_pooling"] = config.get("graph_pooling", "subgraphs")
+    processor = GraphLLMProcessor.create(tokenizer, **settings)
+    model_config = GraphLLMConfig(
+        text_config=language_model.config,
+        base_model=str(base_model),
+        base_revision=getattr(language_model.config, "_commit_hash", None) or revision,
+        encoder=encoder,
+        text_embedding_width=encoder_dimension(encoder) if use_graph else 0,
+        graph_token_id=processor.graph_token_id,
+        **config,
+    )
+    model = GraphLLM(model_config, language_model)
+    model.config._name_or_path = str(base_model)
+    return model.eval(), processor
+
+
+def add_adapter(
+    model: GraphLLM,
+    *,
+    lora: bool = True,
+    rank: int = 8,
+    alpha: int = 16,
+    dropout: float = 0.05,
+    targets: tuple[str, ...] = ("q_proj", "v_proj"),
+) -> PeftModel:
+    """Freeze the language model, add LoRA to it and train graph encoder and projector in full.
+
+    All that is trained lies in one PEFT adapter. Defaults are the paper's table 8 and the authors' target modules.
+
+    Args:
+        model: The base.
+        lora: False tunes the graph token alone (ablation "No LoRA").
+        rank: LoRA rank r.
+        alpha: LoRA alpha.
+        dropout: LoRA dropout.
+        targets: Linear layers of the language model to adapt; "all-linear" adapts every one but the output layer.
+
+    Raises:
+        ValueError: nothing would be trained, or a target does not exist.
+    """
+    use_graph = model.config.use_graph
+    if not lora and not use_graph:
+        raise ValueError("lora is off and use_graph is off: nothing is left to train")
+    names = {
+        name.rsplit(".", 1)[-1]
+        for name, module in model.language_model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    } - {"lm_head"}
+    chosen = names if tuple(targets) == ("all-linear",) else set(targets)
+    if lora and not chosen <= names:
+        raise ValueError(
+            f"LoRA targets {sorted(chosen - names)} do not exist in {model.config.base_model}; "
+            f"its linear layers are {', '.join(sorted(names))}"
+        )
+    # A pattern, because the graph encoder's own linear layers must not be adapted on top of being trained.
+    pattern = rf"(?:.*\.)?language_model\..*\.({'|'.join(sorted(chosen))})"
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        target_modules=pattern if lora else _NO_ADAPTER_LAYERS,
+        modules_to_save=list(GRAPH_MODULES) if use_graph else None,
+    )
+    return get_peft_model(model, config)
+
+
+def is_graph_llm_folder(folder: str | Path) -> bool:
+    """Whether a folder holds a trained Graph-LLM: run, checkpoint, export or merged model."""
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        return False
+    try:
+        return bool(json.loads(path.read_text(encoding="utf-8")).get("model_type") == GraphLLMConfig.model_type)
+    except (ValueError, AttributeError):
+        return False
+
+
+def load_graph_llm(
+    folder: str | Path, dtype: torch.dtype | None = None, trainable: bool = False
+) -> tuple[PreTrainedModel | PeftModel, GraphLLMProcessor]:
+    """Load a trained Graph-LLM, or any causal language model as an untrained one without graph.
+
+    Args:
+        folder: Adapter folder (run, checkpoint, export), merged folder, or a plain base-model spec.
+        dtype: Weight type of the language model.
+        trainable: Load the adapter so that training can go on.
+
+    Returns:
+        The model in eval mode and its processor.
+
+    Raises:
+        FileNotFoundError: no such folder, or files are missing in it.
+        ValueError: weights can't be read, for example because a file was cut off.
+    """
+    path = Path(folder)
+    if not is_graph_llm_folder(path):
+        if path.is_dir() and not (path / "config.json").exists():
+            raise FileNotFoundError(f"model folder {path} has no config.json: it is not a model, run or export folder")
+        return build_graph_llm(str(folder), dtype=dtype, use_graph=False)
+    processor = GraphLLMProcessor.from_pretrained(path)
+    config = GraphLLMConfig.from_pretrained(path)
+    try:
+        if (path / "adapter_config.json").exists():
+            language_model, _ = load_causal_lm(config.base_model, dtype, config.base_revision)
+            base = GraphLLM(config, language_model)
+            # The base is frozen and known by name; what the folder holds is the adapter.
+            model = PeftModel.from_pretrained(base, str(path), is_trainable=trainable)
+        else:
+            model = GraphLLM.from_pretrained(path, **({"dtype": dtype} if dtype else {}))
+    except Exception as error:
+        if type(error).__name__ != "SafetensorError":
+            raise
+        raise ValueError(
+            f"the weights in {path} can't be read ({error}): the file is cut off or damaged; use an earlier checkpoint "
+            "or copy the folder again"
+        ) from None
+    return model.eval(), processor

@@ -1,0 +1,129 @@
+"""What every retrieval system has in common, and the table of systems by name.
+
+A new system is one file that defines a `System`, and one line in `SYSTEMS`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from models.generation import Generator
+from rag.retrieval import Retriever
+from rag.trace import Trace
+from rag.triple_store import TripleSource
+
+Evidence = Literal["triples", "text"]
+FirstQuery = Literal["main_question", "generated"]
+
+SYSTEMS: dict[str, str] = {
+    "no_retrieval": "rag.baselines:NO_RETRIEVAL",
+    "standard": "rag.baselines:STANDARD",
+    "ras": "rag.ras:RAS",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a system works with; planner and answerer are usually one model (figure 3 of the RAS paper swaps them)."""
+
+    planner: Generator
+    answerer: Generator
+    retriever: Retriever | None = None
+    store: TripleSource | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoopOptions:
+    """Settings of a run; the defaults are the RAS paper's (sections 4.1, F.2).
+
+    Attributes:
+        max_rounds: Most rounds of retrieval; with 0 the question is answered directly.
+        top_k: Passages a round.
+        planning: False retrieves once with the question and answers (ablation "without planning").
+        retrieval: False answers directly (ablation "without retrieval").
+        evidence: What the model reads of a step: its "triples", or the "text" of its passages.
+        first_query: q_0 is the "main_question" (paper), or the first sub-query the planner "generated".
+        triples_per_step: Most triples a step, in the order of the passages; None keeps all.
+        max_plan_tokens: Longest planning reply; table 4 has labels of up to 62 tokens.
+        max_answer_tokens: Longest answer.
+
+    Raises:
+        ValueError: a value is out of range; all problems are named at once.
+    """
+
+    max_rounds: int = 5
+    top_k: int = 5
+    planning: bool = True
+    retrieval: bool = True
+    evidence: Evidence = "triples"
+    first_query: FirstQuery = "main_question"
+    triples_per_step: int | None = None
+    max_plan_tokens: int = 64
+    max_answer_tokens: int = 100
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} is {value}: it must be at least {least}"
+            for name, value, least in (
+                ("max_rounds", self.max_rounds, 0),
+                ("top_k", self.top_k, 1),
+                ("triples_per_step", self.triples_per_step, 1),
+                ("max_plan_tokens", self.max_plan_tokens, 1),
+                ("max_answer_tokens", self.max_answer_tokens, 1),
+            )
+            if value is not None and value < least
+        ]
+        for name, chosen, known in (
+            ("evidence", self.evidence, Evidence),
+            ("first_query", self.first_query, FirstQuery),
+        ):
+            if chosen not in get_args(known):
+                problems.append(f"{name} is {chosen!r}: it must be one of {', '.join(get_args(known))}")
+        if problems:
+            raise ValueError("; ".join(problems))
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A way of answering questions.
+
+    Attributes:
+        name: Its name on the command line.
+        summary: One sentence about it.
+        run: `(question, search, tools, options) -> Trace`; `search` is the question as it is searched, without the
+            instruction or the choices a task may add to it.
+        needs_corpus: Whether it retrieves under these options.
+        needs_triples: Whether it reads triples under these options.
+    """
+
+    name: str
+    summary: str
+    run: Callable[[str, str, Tools, LoopOptions], Awaitable[Trace]]
+    needs_corpus: Callable[[LoopOptions], bool]
+    needs_triples: Callable[[LoopOptions], bool]
+
+
+def load_system(name: str) -> System:
+    """Import a system by name.
+
+    Raises:
+        ValueError: there is no such system.
+    """
+    if name not in SYSTEMS:
+        raise ValueError(f"system {name!r} is not one of {', '.join(SYSTEMS)}")
+    module, attribute = SYSTEMS[name].split(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def need_retriever(tools: Tools, system: str) -> Retriever:
+    """The retriever of `tools`.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if tools.retriever is None:
+        raise ValueError(f"system {system!r} retrieves passages, and no retriever was given: name a corpus")
+    return tools.retriever

@@ -1,0 +1,248 @@
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_builders.questions import Dropped, DropReason, Question
+from data_builders.readers import _rows, get_reader, reader_names
+from data_builders.readers.explagraphs import parse_graph, read_explagraphs, split_names
+from data_builders.readers.hotpotqa import OUT_OF_RANGE
+from models.triples import Triple
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+HOTPOT = {
+    "_id": "h1",
+    "question": "Where was the author of Dune born?",
+    "answer": "Tacoma",
+    "type": "bridge",
+    "supporting_facts": [["Frank Herbert", 1], ["Dune", 0], ["Frank Herbert", 0]],
+    "context": [
+        ["Dune", ["Dune is a novel.", " It is by Frank Herbert."]],
+        ["Other", ["Nothing."]],
+        ["Frank Herbert", ["He wrote.", " He was born in Tacoma."]],
+    ],
+}
+TWO_WIKI = HOTPOT | {"evidences": [["Dune", "author", "Frank Herbert"], ["Frank Herbert", "place of birth", "Tacoma"]]}
+MUSIQUE = {
+    "id": "2hop__1_2",
+    "question": "Where was the author of Dune born?",
+    "answer": "Tacoma",
+    "answer_aliases": ["Tacoma, Washington", "Tacoma"],
+    "answerable": True,
+    "paragraphs": [
+        {"idx": 0, "title": "Frank Herbert", "paragraph_text": "Born in Tacoma.", "is_supporting": True},
+        {"idx": 1, "title": "Dune", "paragraph_text": "By Frank Herbert.", "is_supporting": True},
+    ],
+    "question_decomposition": [
+        {"question": "Dune >> author", "answer": "Frank Herbert", "paragraph_support_idx": 1},
+        {"question": "where was #1 born", "answer": "Tacoma", "paragraph_support_idx": 0},
+    ],
+}
+
+
+def write(path: Path, *rows: object) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def only(reader: str, location: str, issues: Counter[str] | None = None) -> Question:
+    (question,) = get_reader(reader)(location, issues)
+    assert isinstance(question, Question)
+    return question
+
+
+def test_hotpotqa_orders_supporting_passages_by_their_first_fact(tmp_path):
+    question = only("hotpotqa", write(tmp_path / "a.jsonl", HOTPOT))
+    assert question.supporting == (2, 0)
+    assert question.passages[2].text == "He wrote. He was born in Tacoma."
+    assert (question.id, question.answers, question.type, question.source) == ("h1", ("Tacoma",), "bridge", "hotpotqa")
+
+
+def test_hotpotqa_hub_layout_gives_the_same_question(tmp_path):
+    titles, indices = zip(*HOTPOT["supporting_facts"])
+    hub = {key: value for key, value in HOTPOT.items() if key != "_id"} | {
+        "id": "h1",
+        "supporting_facts": {"title": list(titles), "sent_id": list(indices)},
+        "context": {"title": [t for t, _ in HOTPOT["context"]], "sentences": [s for _, s in HOTPOT["context"]]},
+    }
+    official = only("hotpotqa", write(tmp_path / "a.jsonl", HOTPOT))
+    assert only("hotpotqa", write(tmp_path / "b.jsonl", hub)) == official
+
+
+def test_json_array_parquet_and_folder_give_the_same_rows(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    expected = only("musique", write(tmp_path / "a.jsonl", MUSIQUE))
+    (tmp_path / "a.json").write_text(json.dumps([MUSIQUE], indent=1))
+    assert only("musique", str(tmp_path / "a.json")) == expected
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    pq.write_table(pa.Table.from_pylist([MUSIQUE]), folder / "train.parquet")
+    assert only("musique", str(folder / "train.parquet")) == expected
+    assert only("musique", f"{folder}") == expected
+
+
+def test_context_titles_that_differ_in_case_are_told_apart(tmp_path):
+    row = HOTPOT | {
+        "context": [["Douglas MacLean", ["An actor."]], ["Douglas Maclean", ["A politician.", "More."]]],
+        "supporting_facts": [["Douglas Maclean", 1]],
+    }
+    assert only("hotpotqa", write(tmp_path / "a.jsonl", row)).supporting == (1,)
+    escaped = HOTPOT | {"context": [["Q & A", ["Text."]]], "supporting_facts": [["Q &amp; A", 0]]}
+    assert only("hotpotqa", write(tmp_path / "b.jsonl", escaped)).supporting == (0,)
+
+
+def test_supporting_fact_out_of_range_is_counted_and_keeps_its_passage(tmp_path, caplog):
+    issues: Counter[str] = Counter()
+    row = TWO_WIKI | {"supporting_facts": [["Dune", 9], ["Frank Herbert", 0]]}
+    assert only("two_wiki", write(tmp_path / "a.jsonl", row), issues).supporting == (0, 2)
+    assert issues == {OUT_OF_RANGE: 1}
+    assert f"1 {OUT_OF_RANGE}" in caplog.text
+
+
+def test_supporting_title_outside_the_context_drops_the_row(tmp_path):
+    location = write(tmp_path / "a.jsonl", HOTPOT | {"supporting_facts": [["Elsewhere", 0]]})
+    assert list(get_reader("hotpotqa")(location)) == [Dropped("h1", DropReason.SUPPORT_NOT_IN_CONTEXT, f"{location}:1")]
+
+
+def test_two_wiki_keeps_the_order_of_the_evidence(tmp_path):
+    question = only("two_wiki", write(tmp_path / "a.jsonl", TWO_WIKI))
+    assert question.evidences == (
+        Triple("Dune", "author", "Frank Herbert"),
+        Triple("Frank Herbert", "place of birth", "Tacoma"),
+    )
+
+
+def test_musique_hops_aliases_and_type(tmp_path):
+    question = only("musique", write(tmp_path / "a.jsonl", MUSIQUE))
+    assert [(hop.question, hop.passage_index) for hop in question.hops] == [
+        ("Dune >> author", 1),
+        ("where was #1 born", 0),
+    ]
+    assert question.supporting == (1, 0)
+    assert question.answers == ("Tacoma", "Tacoma, Washington")
+    assert question.type == "2hop"
+
+
+def test_musique_unanswerable_and_foreign_paragraph_are_dropped(tmp_path):
+    hop = MUSIQUE["question_decomposition"][0] | {"paragraph_support_idx": None}
+    location = write(tmp_path / "a.jsonl", MUSIQUE | {"answerable": False}, MUSIQUE | {"question_decomposition": [hop]})
+    assert [row.reason for row in get_reader("musique")(location)] == [
+        DropReason.UNANSWERABLE,
+        DropReason.SUPPORT_NOT_IN_CONTEXT,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reader", "change", "message"),
+    [
+        ("hotpotqa", {"answer": None}, "no gold answer; test files"),
+        ("hotpotqa", {"question": " "}, "'question' must be a non-empty string"),
+        ("hotpotqa", {"context": [["Dune", "one string"]]}, "the sentences of 'Dune'"),
+        ("hotpotqa", {"supporting_facts": [["Dune"]]}, "'supporting_facts' must be a list"),
+        ("two_wiki", {"evidences": [["Dune", "author"]]}, "a triple must be"),
+        ("two_wiki", {"evidences": None}, "'evidences' must be a list"),
+        ("musique", {"paragraphs": [{"title": "Dune"}]}, "paragraph 0 has no 'paragraph_text'"),
+    ],
+)
+def test_bad_row_is_named_by_file_and_line(tmp_path, reader, change, message):
+    good = {"hotpotqa": HOTPOT, "two_wiki": TWO_WIKI, "musique": MUSIQUE}[reader]
+    location = write(tmp_path / "a.jsonl", good, good | change)
+    with pytest.raises(ValueError, match=message) as caught:
+        list(get_reader(reader)(location))
+    assert str(caught.value).startswith(f"{location}:2: ")
+
+
+@given(
+    rows=st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=30), max_size=3), max_size=6),
+    indent=st.sampled_from([None, 1]),
+    ascii_only=st.booleans(),
+)
+def test_json_array_is_streamed_whatever_the_window(tmp_path_factory, rows, indent, ascii_only):
+    path = tmp_path_factory.mktemp("array") / "a.json"
+    path.write_text(json.dumps(rows, indent=indent, ensure_ascii=ascii_only), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_rows, "_CHUNK", 7)
+        assert [row for _, row in _rows.read_rows(str(path))] == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ('[{"a": 1},\n {"a": ]', 2, "not valid JSON"),
+        ('[{"a": 1}\n {"a": 2}]', 2, "expected ',' or ']'"),
+        ('[{"a": 1},\n', 2, "ends inside its JSON array"),
+        ("[1]", 1, "expected a JSON object, found int"),
+        ('[{"a": 1}]\nmore', 2, "text after the array"),
+    ],
+)
+def test_broken_json_array_is_named_by_line(tmp_path, text, line, message):
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message) as caught:
+        list(_rows.read_rows(str(path)))
+    assert str(caught.value).startswith(f"{path}:{line}: ")
+
+
+def test_missing_file_and_unknown_reader(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no such file: .*gone\.json"):
+        list(get_reader("hotpotqa")(str(tmp_path / "gone.json")))
+    with pytest.raises(ValueError, match=r"no question reader 'explagraphs'; the readers are .*hotpotqa"):
+        get_reader("explagraphs")
+    assert {"hotpotqa", "musique", "two_wiki"} <= set(reader_names())
+
+
+def test_graph_names_may_hold_brackets_and_bad_triples_cost_no_neighbour():
+    triples, malformed = parse_graph("(law (new); causes; order)(only; two)(a; b; )(order; part of; state (or city))")
+    assert triples == (Triple("law (new)", "causes", "order"), Triple("order", "part of", "state (or city)"))
+    assert malformed == 2
+    assert parse_graph("") == ((), 0)
+
+
+def test_explagraphs_row_becomes_an_answering_record(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text('arg1\targ2\tlabel\tgraph\n"The ""big"" claim."\tA reason.\tcounter\t(reason; part of; claim)\n')
+    (record,) = read_explagraphs(path)
+    assert 'The "big" claim.' in record.question
+    assert "A reason." in record.question
+    assert (record.task, record.action.value, record.label) == ("answering", "[SUFFICIENT]", "counter")
+    assert record.steps[0].triples == (Triple("reason", "part of", "claim"),)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"), [("a\tb\tmaybe\t(x; y; z)", "the label is 'maybe'"), ("a\tb\tsupport", "found 3")]
+)
+def test_explagraphs_bad_line(tmp_path, line, message):
+    path = tmp_path / "a.tsv"
+    path.write_text(f"a\tb\tsupport\t(x; y; z)\n{line}\n")
+    with pytest.raises(ValueError, match=message) as caught:
+        list(read_explagraphs(path))
+    assert f"{path}:2: " in str(caught.value)
+
+
+def test_split_sizes_and_seed():
+    names = split_names(100, seed=1)
+    assert Counter(names) == {"train": 60, "validation": 20, "test": 20}
+    assert names == split_names(100, seed=1)
+    assert names != split_names(100, seed=2)
+    assert len(split_names(7)) == 7
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the sibling folder shared/data is not there")
+@pytest.mark.parametrize(
+    ("reader", "file", "count"),
+    [
+        ("hotpotqa", "hotpotqa_dev.jsonl", 240),
+        ("two_wiki", "2wikimultihopqa_dev.jsonl", 64),
+        ("musique", "musique_ans_dev.jsonl", 80),
+    ],
+)
+def test_official_files_read_completely(reader, file, count):
+    questions = list(get_reader(reader)(str(DATA / file)))
+    assert len(questions) == count
+    assert all(isinstance(question, Question) and question.supporting for question in questions)

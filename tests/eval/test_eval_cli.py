@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import json
+import sys
+import types
+
+import pytest
+
+from eval.__main__ import main
+from eval.task import load_task, task_names
+from models.generation import Completion
+from models.records import Action, Record
+
+HOTPOT = [
+    {
+        "_id": f"h{n}",
+        "question": f"Which river flows through town{n}?",
+        "answer": f"River{n}",
+        "type": "bridge",
+        "supporting_facts": [[f"Town{n}", 0]],
+        "context": [[f"Town{n}", [f"Town{n} lies on the River{n}."]], ["Shared", ["A page of all questions."]]],
+    }
+    for n in range(6)
+]
+
+
+class Oracle:
+    """A planner that searches once, and an answerer that reads the object of the first triple or a word of the text."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def reply(self, sample) -> str:
+        self.calls += 1
+        if sample.task == "planning":
+            return "[SUFFICIENT]" if sample.steps else f"[SUBQ] {sample.question}"
+        if not sample.steps:
+            return "no idea"
+        step = sample.steps[0]
+        return step.triples[0].object if step.triples else step.text.split()[-1]
+
+    async def generate(self, sample, max_new_tokens, evidence=None):
+        return Completion(self.reply(sample), 10, 2)
+
+    def generate_many(self, samples, max_new_tokens, evidence=None):
+        return [Completion(self.reply(sample), 10, 2) for sample in samples]
+
+
+@pytest.fixture
+def oracle(monkeypatch):
+    model = Oracle()
+    module = types.ModuleType("models.local_generator")
+    module.load_generator = lambda folder, batch_size, dtype: model
+    monkeypatch.setitem(sys.modules, "models.local_generator", module)
+    return model
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A question file, its triples and something that looks like a trained model."""
+    write = lambda path, items: path.write_text("".join(json.dumps(item) + "\n" for item in items))  # noqa: E731
+    write(tmp_path / "hotpot.jsonl", HOTPOT)
+    triples = [
+        {
+            "title": f"Town{n}",
+            "text": f"Town{n} lies on the River{n}.",
+            "triples": [[f"Town{n}", "lies on", f"River{n}"]],
+        }
+        for n in range(6)
+    ]
+    write(tmp_path / "triples.jsonl", triples)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "graph_llm", "base_model": "pypi:none"}')
+    return tmp_path
+
+
+def command(files, system="ras", output="out", **more):
+    options = {
+        "system": system,
+        "task": "hotpotqa",
+        "data": files / "hotpot.jsonl",
+        "model": files / "model",
+        "output": files / output,
+        "triples": files / "triples.jsonl",
+    } | more
+    flat = [(f"--{name.replace('_', '-')}", value) for name, value in options.items() if value is not None]
+    return ["run", *(str(part) for name, value in flat for part in ([name] if value is True else [name, value]))]
+
+
+def metrics(files, output="out"):
+    return json.loads((files / output / "metrics.json").read_text())
+
+
+def error_of(capsys):
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_run_builds_the_corpus_of_all_contexts_and_scores(files, oracle, capsys):
+    assert main(command(files, limit=3)) == 0
+    found = metrics(files)
+    assert (found["questions"], found["metrics"]["exact_match"]["mean"]) == (3, 1.0)
+    assert found["supporting_recall"]["mean"] == 1.0
+    corpus = (files / "out" / "corpus.jsonl").read_text().splitlines()
+    assert len(corpus) == 7, "six towns of all six questions, and the shared page once"
+    shown = capsys.readouterr().out
+    assert "ras on hotpotqa, 3 questions" in shown
+    assert "a gold answer, case, articles and punctuation aside" in shown
+
+
+def test_run_again_answers_nothing_anew(files, oracle):
+    assert main(command(files)) == 0
+    calls = oracle.calls
+    assert calls == 6 * 3
+    assert main(command(files)) == 0
+    assert oracle.calls == calls
+
+
+def test_other_systems_and_compare(files, oracle, capsys):
+    assert main(command(files)) == 0
+    assert main(command(files, "standard", "std", triples=None)) == 0
+    assert main(command(files, "no_retrieval", "none", triples=None)) == 0
+    assert metrics(files, "none")["metrics"]["exact_match"]["mean"] == 0.0
+    assert not (files / "none" / "corpus.jsonl").exists()
+    capsys.readouterr()
+    folders = [str(files / name) for name in ("out", "std", "none")]
+    assert main(["compare", *folders, "--metric", "exact_match", "--output", str(files / "compare.json")]) == 0
+    shown = capsys.readouterr().out
+    assert "exact_match on hotpotqa, 6 questions" in shown
+    assert "-100.0 to -100.0" in shown
+    runs = json.loads((files / "compare.json").read_text())["runs"]
+    assert runs[0]["difference"] is None
+    assert runs[2]["difference"]["mean"] == -1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": "hotpot"}, "task 'hotpot' is not one of 2wikimultihopqa, arc"),
+        ({"triples": None}, "--system ras reads triples: give --triples FILE"),
+        ({"triples": "/nowhere.jsonl"}, "no such file: /nowhere.jsonl"),
+        ({"data": "/nowhere.jsonl"}, "no such file: /nowhere.jsonl"),
+        ({"corpus": "/nowhere.jsonl"}, "no such file: /nowhere.jsonl"),
+        ({"model": "/nowhere"}, "model '/nowhere': there is no such folder"),
+        ({"retriever": "dense"}, "--retriever dense needs --encoder"),
+        ({"max_rounds": -1, "top_k": 0}, "max_rounds is -1: it must be at least 0; top_k is 0"),
+        ({"limit": 0}, "--limit is 0"),
+    ],
+)
+def test_bad_input_gives_one_line_and_exit_code_2(files, oracle, capsys, change, message):
+    assert main(command(files, **change)) == 2
+    assert message in error_of(capsys)
+    assert oracle.calls == 0
+
+
+def test_bad_files_are_named_with_their_line(files, oracle, capsys):
+    (files / "hotpot.jsonl").write_text(json.dumps(HOTPOT[0]) + "\n{oops\n")
+    assert main(command(files)) == 2
+    assert "hotpot.jsonl:2: not valid JSON" in error_of(capsys)
+    (files / "hotpot.jsonl").write_text(json.dumps(HOTPOT[0]) + "\n" + json.dumps(HOTPOT[0]) + "\n")
+    assert main(command(files)) == 2
+    assert "question id 'h0' occurs twice" in error_of(capsys)
+    (files / "hotpot.jsonl").write_text("")
+    assert main(command(files)) == 2
+    assert "no question for task 'hotpotqa'" in error_of(capsys)
+
+
+def test_changed_settings_need_overwrite(files, oracle, capsys):
+    assert main(command(files)) == 0
+    assert main(command(files, top_k=2)) == 2
+    assert "options was" in error_of(capsys)
+    assert main(command(files, top_k=2, overwrite=True)) == 0
+    assert main(command(files, top_k=2, concurrency=1, batch_size=3)) == 0, "speed settings are free to change"
+
+
+def test_base_model_must_be_asked_for(files, oracle, capsys):
+    (files / "model" / "config.json").write_text('{"model_type": "llama"}')
+    assert main(command(files)) == 2
+    assert "pass --untrained" in error_of(capsys)
+    assert main(command(files, untrained=True)) == 0
+
+
+def test_all_questions_failing_is_an_error(files, oracle, monkeypatch):
+    async def fail(*_):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(oracle, "generate", fail)
+    assert main(command(files)) == 1
+    assert metrics(files)["counts"]["errors"] == 6
+
+
+def test_compare_needs_finished_runs_of_one_task(files, oracle, capsys):
+    assert main(["compare", str(files / "nothing")]) == 2
+    assert "is not the output of a finished" in error_of(capsys)
+    assert main(command(files)) == 0
+    head = metrics(files) | {"task": "musique"}
+    (files / "other").mkdir()
+    (files / "other" / "metrics.json").write_text(json.dumps(head))
+    assert main(["compare", str(files / "out"), str(files / "other")]) == 2
+    assert "different tasks (hotpotqa, musique)" in error_of(capsys)
+    assert main(["compare", str(files / "out"), "--metric", "rouge"]) == 2
+    assert "no metric 'rouge'" in error_of(capsys)
+
+
+@pytest.fixture
+def shards(tmp_path):
+    records = [
+        Record("q1:0", "q1", "planning", "Q1?", Action.SUBQ, subquery="Q1?"),
+        Record("q1:a", "q1", "answering", "Q1?", Action.NO_RETRIEVAL, answers=("no idea",)),
+        Record("q2:0", "q2", "planning", "Q2?", Action.NO_RETRIEVAL),
+    ]
+    (tmp_path / "subq").mkdir()
+    lines = [json.dumps(record.to_json()) + "\n" for record in records]
+    (tmp_path / "subq" / "validation-00000.jsonl").write_text("".join(lines))
+    return tmp_path / "subq"
+
+
+def test_records_command(files, oracle, shards, capsys):
+    call = ["records", "--data", str(shards), "--model", str(files / "model"), "--output", str(files / "scores")]
+    assert main(call) == 0
+    found = metrics(files, "scores")
+    assert found["planning"]["action_accuracy"]["mean"] == 0.5
+    assert found["answering"]["exact_match"]["mean"] == 1.0
+    rows = [json.loads(line) for line in (files / "scores" / "results.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in rows] == ["q1:0", "q1:a", "q2:0"]
+    shown = capsys.readouterr().out
+    assert "gold action: [SUBQ]" in shown
+    results = files / "scores" / "results.jsonl"
+    results.write_text("".join(json.dumps(row) + "\n" for row in rows[:1]) + '{"id": "q1')
+    calls = oracle.calls
+    assert main(call) == 0
+    assert oracle.calls == calls + 2
+    assert metrics(files, "scores") == found
+
+
+def test_records_command_with_bad_input(files, oracle, shards, capsys):
+    call = ["records", "--data", str(shards), "--model", str(files / "model"), "--output", str(files / "scores")]
+    assert main([*call, "--split", "test"]) == 2
+    assert "holds no test*.jsonl" in error_of(capsys)
+    shard = shards / "validation-00000.jsonl"
+    shard.write_text(shard.read_text() + shard.read_text().splitlines()[0] + "\n")
+    assert main(call) == 2
+    assert "record id 'q1:0' occurs twice" in error_of(capsys)
+
+
+def test_every_task_loads_and_a_wrong_one_names_all_its_problems(tmp_path):
+    assert task_names() == ["2wikimultihopqa", "arc", "hotpotqa", "musique", "popqa", "pubhealth", "triviaqa"]
+    lengths = {name: load_task(name).max_answer_tokens for name in task_names()}
+    assert {name for name, length in lengths.items() if length == 50} == {"arc", "pubhealth"}
+    assert load_task("2wikimultihopqa").metrics[0] == load_task("hotpotqa").metrics[0] == "f1_hotpotqa"
+    wrong = tmp_path / "mine.yaml"
+    wrong.write_text("reader: hotpotqa\nmetric: [f1]\nmetrics: [f2]\nmax_answer_tokens: 0\ntemplate: x\n")
+    with pytest.raises(
+        ValueError, match=r"did you mean 'metrics'.*'f2' is not one of.*max_answer_tokens is 0.*no \{question\}"
+    ):
+        load_task(str(wrong))

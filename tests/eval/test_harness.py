@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from data_builders.questions import Question
+from eval.harness import Setup, run_task
+from eval.results import ResultLog
+from eval.task import Task
+from models.generation import Completion
+from models.records import Action
+from models.triples import Triple
+from rag.corpus import Passage
+from rag.retrieval import Retrieved
+from rag.systems import LoopOptions, Tools, load_system
+
+TASK = Task("toy", "none", ("f1_hotpotqa", "exact_match"), 20)
+GOLD = {number: Passage(f"Page {number}", f"Fact {number}.") for number in range(70)}
+QUESTIONS = [
+    Question(f"q{n}", f"What is {n}?", (f"answer {n}",), (GOLD[n], Passage("Other", "noise")), (0,), "bridge", "toy")
+    for n in range(70)
+]
+IDS = [question.id for question in QUESTIONS]
+
+
+class Model:
+    """Asks twice, then answers; odd questions are answered wrong, and chosen ones fail. Replies at uneven times."""
+
+    def __init__(self, failing: tuple[str, ...] = ()) -> None:
+        self.failing = failing
+        self.answered: list[str] = []
+        self.most_at_once = self._at_once = 0
+
+    async def generate(self, sample, max_new_tokens, evidence=None):
+        number = int(sample.question.split()[-1].rstrip("?"))
+        self._at_once += 1
+        self.most_at_once = max(self.most_at_once, self._at_once)
+        for _ in range(number * 7 % 5):
+            await asyncio.sleep(0)
+        self._at_once -= 1
+        if sample.task == "planning":
+            if len(sample.steps) < 2:
+                return Completion(f"[SUBQ] step {len(sample.steps)} of {number}", 5, 3)
+            return Completion(Action.SUFFICIENT.value if number % 3 else "garbage", 5, 1)
+        if sample.question in self.failing:
+            raise RuntimeError("out of memory")
+        self.answered.append(sample.question)
+        return Completion(f"answer {number if number % 2 == 0 else 'wrong'}", 9, 2)
+
+
+class Shelf:
+    async def retrieve(self, query, k):
+        number = int(query.split()[-1].rstrip("?"))
+        return [Retrieved(GOLD[number], 1.0, number)] if number != 4 else []
+
+
+class Facts:
+    def get(self, passage):
+        return (Triple(passage.title, "is", "a page"),) if passage.title != "Page 6" else None
+
+
+def setup(model) -> Setup:
+    return Setup(load_system("ras"), TASK, Tools(model, model, Shelf(), Facts()), LoopOptions(), own_contexts=True)
+
+
+def run(folder, model=None, concurrency=64, questions=QUESTIONS, **log_options):
+    log = ResultLog(folder, {"version": 1}, **log_options)
+    try:
+        return run_task(setup(model or Model()), questions, [q.id for q in questions], log, concurrency)
+    finally:
+        log.close()
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+
+
+def without_times(folder):
+    found = rows(folder)
+    for row in found:
+        row["trace"].pop("seconds")
+    return found
+
+
+def test_64_at_once_equals_one_by_one(tmp_path):
+    model = Model()
+    many = run(tmp_path / "many", model)
+    one = run(tmp_path / "one", concurrency=1)
+    assert model.most_at_once > 10
+    assert [row["id"] for row in rows(tmp_path / "many")] == IDS
+    assert without_times(tmp_path / "many") == without_times(tmp_path / "one")
+    for metrics in (many, one):
+        metrics.pop("session")
+        metrics["cost_per_question"].pop("seconds")
+    assert many == one
+
+
+def test_metrics_count_what_happened(tmp_path):
+    metrics = run(tmp_path)
+    assert metrics["metrics"]["exact_match"]["mean"] == 0.5
+    assert metrics["metrics"]["f1_hotpotqa"]["mean"] == pytest.approx(0.75)
+    assert metrics["questions"] == metrics["metrics"]["exact_match"]["n"] == 70
+    counts = metrics["counts"]
+    assert counts["malformed_plans"] == 24
+    assert counts["stop_reasons"] == {"malformed": 23, "repeated_subquery": 1, "sufficient": 46}, (
+        "question 6 has no graph"
+    )
+    assert counts["actions"] == {"[SUBQ]": 140, "[SUFFICIENT]": 46, "malformed": 24}
+    assert counts["rounds"] == 140
+    assert (counts["passages"], counts["passages_without_triples"]) == (138, 2)
+    assert metrics["cost"]["calls"] == 70 * 4
+    assert metrics["cost"]["prompt_tokens"] == 70 * 24
+    assert metrics["supporting_recall"]["mean"] == pytest.approx(69 / 70)
+    assert json.loads((tmp_path / "metrics.json").read_text()) == metrics
+
+
+def test_failing_question_scores_0_and_stays_in_the_denominator(tmp_path):
+    metrics = run(tmp_path, Model(failing=("What is 2?",)))
+    row = rows(tmp_path)[2]
+    assert (row["id"], row["error"], row["prediction"]) == ("q2", "RuntimeError: out of memory", "")
+    assert row["scores"] == {"f1_hotpotqa": 0.0, "exact_match": 0.0}
+    assert metrics["counts"]["errors"] == 1
+    assert metrics["metrics"]["exact_match"] == pytest.approx(
+        {**metrics["metrics"]["exact_match"], "mean": 34 / 70, "n": 70}
+    )
+
+
+def test_killed_run_goes_on_and_loses_nothing(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    run(whole)
+
+    class Killed(Model):
+        async def generate(self, sample, max_new_tokens, evidence=None):
+            if len(self.answered) == 20:
+                raise KeyboardInterrupt
+            return await super().generate(sample, max_new_tokens, evidence)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(killed, Killed(), concurrency=8)
+    results = killed / "results.jsonl"
+    lines = results.read_bytes().splitlines(keepends=True)
+    assert 10 < len(lines) <= 20
+    results.write_bytes(b"".join(lines[:-1]) + lines[-1][:25])
+    done = {json.loads(line)["question"] for line in lines[:-1]}
+    model = Model()
+    metrics = run(killed, model)
+    assert set(model.answered).isdisjoint(done)
+    assert len(model.answered) == 70 - len(done)
+    assert metrics["session"]["questions"] == 70 - len(done)
+    assert without_times(killed) == without_times(whole)
+
+
+def test_finished_run_calls_no_model_and_keeps_its_speed(tmp_path):
+    first = run(tmp_path)
+    model = Model()
+    assert run(tmp_path, model)["session"] == first["session"]
+    assert model.answered == []
+
+
+def test_retry_errors_runs_failed_questions_alone(tmp_path):
+    run(tmp_path, Model(failing=("What is 2?", "What is 3?")))
+    model = Model()
+    metrics = run(tmp_path, model, retry_errors=True)
+    assert sorted(model.answered) == ["What is 2?", "What is 3?"]
+    assert metrics["counts"]["errors"] == 0
+    assert [row["id"] for row in rows(tmp_path)] == IDS
+
+
+def test_other_settings_are_refused_unless_overwritten(tmp_path):
+    run(tmp_path)
+    with pytest.raises(ValueError, match=r"version was 1 and is 2.*--overwrite"):
+        ResultLog(tmp_path, {"version": 2})
+    assert len(rows(tmp_path)) == 70
+    log = ResultLog(tmp_path, {"version": 2}, overwrite=True)
+    assert log.done == set()
+    log.close()
+    (tmp_path / "settings.json").unlink()
+    with pytest.raises(ValueError, match=r"no settings\.json"):
+        ResultLog(tmp_path, {"version": 2})
+
+
+def test_damage_before_the_last_line_is_named(tmp_path):
+    run(tmp_path)
+    results = tmp_path / "results.jsonl"
+    lines = results.read_text().splitlines(keepends=True)
+    results.write_text(lines[0] + "{oops\n" + "".join(lines[2:]))
+    with pytest.raises(ValueError, match=r"results\.jsonl:2: not valid JSON"):
+        ResultLog(tmp_path, {"version": 1})
+
+
+def test_failed_metric_fails_the_run(tmp_path):
+    broken = [Question("q0", "What is 0?", ("",), (), (), "", "toy")]
+    with pytest.raises(ValueError, match="needs one that is not blank"):
+        run(tmp_path, questions=broken)
+    with pytest.raises(ValueError, match="concurrency is 0"):
+        run(tmp_path, concurrency=0)

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from eval.statistics import Interval, bootstrap_mean, paired_difference
+
+
+def test_interval_agrees_with_the_normal_approximation():
+    values = [1.0] * 120 + [0.0] * 280
+    interval = bootstrap_mean(values, resamples=4000)
+    half = 1.96 * math.sqrt(0.3 * 0.7 / 400)
+    assert interval.mean == pytest.approx(0.3)
+    assert interval.low == pytest.approx(0.3 - half, abs=0.006)
+    assert interval.high == pytest.approx(0.3 + half, abs=0.006)
+
+
+def test_same_seed_same_interval_other_seed_other_interval():
+    values = list(np.random.default_rng(1).random(50))
+    assert bootstrap_mean(values) == bootstrap_mean(values)
+    assert bootstrap_mean(values) != bootstrap_mean(values, seed=1)
+
+
+def test_chunking_covers_all_resamples(monkeypatch):
+    values = list(np.random.default_rng(2).random(30))
+    monkeypatch.setattr("eval.statistics._CELLS_AT_ONCE", 100)
+    small = bootstrap_mean(values, resamples=500)
+    monkeypatch.setattr("eval.statistics._CELLS_AT_ONCE", 1 << 22)
+    assert small == bootstrap_mean(values, resamples=500)
+
+
+def test_nothing_and_one_value():
+    assert bootstrap_mean([]) == Interval(None, None, None, 0)
+    assert bootstrap_mean([0.25]) == Interval(0.25, 0.25, 0.25, 1)
+
+
+def test_rows_of_one_question_are_drawn_together():
+    values, questions = [0.0, 1.0] * 40, [number // 4 for number in range(80)]
+    same_in_each = bootstrap_mean(values, questions)
+    assert (same_in_each.low, same_in_each.high) == (0.5, 0.5)
+    grouped = bootstrap_mean(sorted(values), questions)
+    single = bootstrap_mean(sorted(values))
+    assert grouped.high - grouped.low > 1.5 * (single.high - single.low)
+    assert grouped.n == 80
+
+
+def test_clusters_of_different_size_keep_the_mean_over_rows():
+    assert bootstrap_mean([1.0, 1.0, 1.0, 0.0], ["a", "a", "a", "b"]).mean == 0.75
+    with pytest.raises(ValueError, match="2 values in 1 clusters"):
+        bootstrap_mean([1.0, 0.0], ["a"])
+
+
+def test_pairing_sees_a_small_constant_gain():
+    random = np.random.default_rng(0)
+    first = random.random(200)
+    second = first + 0.02 + 0.01 * random.standard_normal(200)
+    gap = paired_difference(first, second)
+    assert gap.low > 0.015
+    assert gap.high < 0.025
+    assert gap.p_value < 0.01
+    assert paired_difference(second, first).mean == pytest.approx(-gap.mean)
+
+
+def test_no_difference_has_p_value_one():
+    gap = paired_difference([1.0, 0.0, 1.0], [1.0, 0.0, 1.0])
+    assert (gap.mean, gap.low, gap.high, gap.p_value) == (0.0, 0.0, 0.0, 1.0)
+    with pytest.raises(ValueError, match="same questions"):
+        paired_difference([1.0], [1.0, 0.0])
+    with pytest.raises(ValueError, match="at least one"):
+        paired_difference([], [])

@@ -1,0 +1,96 @@
+"""`--dry-run`: what a run would do, and one decoded batch with its loss mask, so that mistakes show before the bill."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+from models.graph_processor import GraphLLMProcessor
+from models.sources import parse_dtype
+from train.collate import IGNORED, Collator
+from train.config import RunConfig, to_yaml
+from train.dataset import RecordSource
+from train.run import RunData, sources
+
+
+def report(config: RunConfig, model: Any, processor: GraphLLMProcessor, data: RunData) -> str:
+    """The dry run's text.
+
+    Args:
+        config: The run.
+        model: The adapted model.
+        processor: Its processor.
+        data: Tokenised data.
+    """
+    train, validation = sources(config)
+    batch = Collator(processor.tokenizer.pad_token_id, data.table)([data.train[0]])
+    return "\n".join(
+        [
+            "resolved configuration",
+            _indent(to_yaml(config)),
+            "records",
+            _indent(_counts("train", train)),
+            _indent(_counts("validation", validation) if validation else "validation: none"),
+            "steps",
+            _indent(_steps(config, len(data.train))),
+            "memory (estimate)",
+            _indent(memory_estimate(config, model, data)),
+            "first batch, learned tokens between ⟦ and ⟧",
+            _indent(_masked_text(batch["input_ids"][0].tolist(), batch["labels"][0].tolist(), processor)),
+        ]
+    )
+
+
+def memory_estimate(config: RunConfig, model: Any, data: RunData) -> str:
+    """Weights, gradients and optimiser states exactly; activations roughly, for the longest record."""
+    frozen = sum(p.numel() * p.element_size() for p in model.parameters() if not p.requires_grad)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    text = model.get_base_model().config.text_config
+    longest = max(data.train.with_format("numpy")["length"][:])
+    tokens = int(longest) * config.train.batch_size
+    # About 34 numbers of the hidden width are kept per token and layer (Korthikanti et al., 2022, eq. 2, without
+    # the attention matrix, which fused attention does not store), or one with checkpointing.
+    kept = 1 if config.train.gradient_checkpointing else 17
+    width = 2 if parse_dtype(config.model.dtype).itemsize == 2 else 4
+    activations = tokens * text.hidden_size * text.num_hidden_layers * kept * width
+    lines = [
+        f"frozen weights        {_gb(frozen)}",
+        f"trained weights       {_gb(trained * 4)} ({trained:,} parameters)",
+        f"gradients + AdamW     {_gb(trained * 12)}",
+        f"activations           {_gb(activations)} for {config.train.batch_size} x {longest} tokens, roughly",
+        f"total                 {_gb(frozen + trained * 16 + activations)} a device",
+    ]
+    return "\n".join(lines)
+
+
+def _counts(name: str, source: RecordSource) -> str:
+    kinds = Counter(f"{record.task} {record.action.value}" for record in source)
+    listed = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
+    return f"{name}: {sum(kinds.values())} ({listed})"
+
+
+def _steps(config: RunConfig, records: int) -> str:
+    per_step = config.train.batch_size * config.train.gradient_accumulation
+    steps = config.train.max_steps or math.ceil(records / per_step) * config.train.epochs
+    warmup = math.ceil(config.train.warmup_ratio * steps)
+    return f"{int(steps)} optimiser steps of {per_step} records a device, {warmup} of them warm-up"
+
+
+def _masked_text(ids: list[int], labels: list[int], processor: GraphLLMProcessor) -> str:
+    pieces = []
+    learning = False
+    for token, label in zip(ids, labels):
+        if (label != IGNORED) != learning:
+            learning = not learning
+            pieces.append("⟦" if learning else "⟧")
+        pieces.append(str(processor.tokenizer.decode([token])))
+    return "".join(pieces) + ("⟧" if learning else "")
+
+
+def _gb(count: float) -> str:
+    return f"{count / 1e9:8.3f} GB"
+
+
+def _indent(text: str) -> str:
+    return "\n".join("  " + line for line in text.rstrip().splitlines())

@@ -1,0 +1,57 @@
+"""Evaluation while training: the model's own replies to validation records, scored like `python -m eval records`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from accelerate.utils import gather_object
+
+from eval.records import score_predictions
+from models.graph_processor import GraphLLMProcessor
+from models.local_generator import LocalGenerator
+from models.records import Record
+from models.text_embeddings import EmbeddingTable, TableEmbeddings
+
+
+def generate_and_score(
+    model: Any,
+    processor: GraphLLMProcessor,
+    table: EmbeddingTable | None,
+    records: Sequence[Record],
+    batch_size: int,
+    max_new_tokens: int,
+    process_index: int = 0,
+    num_processes: int = 1,
+) -> dict[str, float]:
+    """Generate replies to records, spread over the processes, and score them.
+
+    Returns:
+        Numbers by name: action accuracy (overall, with history, per label), sub-query F1, answer EM and F1,
+        malformed share. Empty without records.
+    """
+    if not records:
+        return {}
+    embeddings = TableEmbeddings(table) if table is not None else None
+    generator = LocalGenerator(model, processor, batch_size, embeddings)  # type: ignore[arg-type]
+    mine = list(range(process_index, len(records), num_processes))
+    completions = generator.generate_many([records[number].input for number in mine], max_new_tokens)
+    replies = list(zip(mine, (completion.text for completion in completions)))
+    if num_processes > 1:
+        replies = gather_object(replies)
+    texts = [text for _, text in sorted(replies)]
+    return flatten(score_predictions(list(records), texts))
+
+
+def flatten(scores: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """Nested numbers as one level, for loggers; anything that is not a number is left out."""
+    flat: dict[str, float] = {}
+    for name, value in scores.items():
+        if isinstance(value, dict):
+            if isinstance(value.get("mean"), (int, float)):
+                flat[prefix + name] = float(value["mean"])
+            else:
+                flat |= flatten(value, f"{prefix}{name}/")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            flat[prefix + name] = float(value)
+    return flat
