@@ -139,8 +139,9 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         if language_model is None:
             language_model = AutoModelForCausalLM.from_config(config.text_config)
         elif language_model.config._attn_implementation is None:
-            # Sharing the configuration with a composite model resets the attention it was loaded with.
-            language_model.set_attn_implementation(config._attn_implementation or "sdpa")
+            # Sharing the configuration with a composite one resets the attention it was loaded with: take the fastest
+            # that the family supports (not every one has scaled_dot_product_attention, Gemma 2 for one).
+            language_model.set_attn_implementation(language_model.get_correct_attn_implementation(None, True))
         self.language_model = language_model
         self._no_split_modules = list(getattr(language_model, "_no_split_modules", None) or [])
         if config.use_graph:
@@ -214,10 +215,11 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             if bool(is_graph.any()):
                 raise ValueError("input_ids hold a graph placeholder, but no graphs were passed")
             return embeds
-        if int(is_graph.sum()) != graph_embeds.shape[0]:
+        placeholders = is_graph.sum(-1)
+        if len(placeholders) != graph_embeds.shape[0] or bool((placeholders != 1).any()):
             raise ValueError(
-                f"input_ids hold {int(is_graph.sum())} graph placeholders for {graph_embeds.shape[0]} graphs; "
-                "each sample needs exactly one"
+                f"input_ids hold {placeholders.tolist()} graph placeholders in their rows, for {graph_embeds.shape[0]} "
+                "graphs; each sample needs exactly one"
             )
         return embeds.masked_scatter(is_graph.unsqueeze(-1), graph_embeds.to(embeds.dtype))
 
@@ -286,16 +288,15 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         # Prompts are some 300 tokens and labels about 13: pay for logits where something is learned alone.
         keep = labels[:, 1:] != -100
         logits = self.get_output_embeddings()(hidden[:, :-1][keep])
-        softcap = getattr(self.config.text_config, "final_logit_softcapping", None)
-        if softcap is not None:
-            logits = torch.tanh(logits / softcap) * softcap
+        logits = _scaled_logits(logits, self.config.text_config)
         return GraphLLMOutput(_label_loss(logits, labels[:, 1:][keep], num_items_in_batch), logits)
 
     def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **kwargs: Any) -> dict[str, Any]:
-        """Pass the graph token on the first step alone."""
+        """Pass the graph token on the first step, and on later ones only where no cache holds it."""
         first = bool(kwargs.get("is_first_iteration", False))
+        cached = kwargs.get("past_key_values") is not None
         inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
-        if not first:
+        if cached and not first:
             inputs.pop("graph_embeds", None)
         return inputs
 
@@ -305,6 +306,14 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         if graphs is not None and self.config.use_graph:
             kwargs["graph_embeds"] = self.embed_graphs(graphs)
         return super().generate(*args, **kwargs)
+
+
+def _scaled_logits(logits: torch.Tensor, config: PretrainedConfig) -> torch.Tensor:
+    # What families do between output layer and loss: Gemma caps, Granite divides, Cohere multiplies.
+    softcap = getattr(config, "final_logit_softcapping", None)
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap) * softcap
+    return logits * (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
 
 
 def _label_loss(

@@ -220,8 +220,13 @@ class GraphLLMProcessor:
         user = [{"role": "user", "content": f"{_INSTRUCTION}\n\n{_BODY}"}]
         for messages in (system, user):
             try:
+                # Llama 3.x templates show the day's date unless told one: prompts must not change overnight.
                 text = self.tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
+                    messages,
+                    tokenize=False,
+                    add_generation_prompt=True,
+                    enable_thinking=False,
+                    date_string="26 Jul 2024",
                 )
             except Exception as error:
                 # Templates refuse a system turn by raising their own error class from within Jinja.

@@ -136,6 +136,11 @@ class LocalGenerator:
                 temperature=None,
                 top_p=None,
                 top_k=None,
+                # A base model's own generation settings (Qwen: a repetition penalty) are not what was trained, and
+                # look up the placeholder in the vocabulary, where it need not be.
+                num_beams=1,
+                repetition_penalty=1.0,
+                no_repeat_ngram_size=0,
                 eos_token_id=tokenizer.eos_token_id,
                 pad_token_id=pad,
                 use_cache=True,

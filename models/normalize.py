@@ -12,9 +12,10 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 def normalize_answer(text: str) -> str:
     """Lower-case, drop ASCII punctuation and the articles a, an, the, and fold white space.
 
-    A text that consists of nothing else (the choice "A", the band "The The") keeps its lower-cased form: an empty
-    gold answer would match every prediction.
+    A text that consists of nothing else (the choice "A", the band "The The", the answer "!") keeps its articles, or
+    else its punctuation: an empty gold answer would match every prediction.
     """
     lowered = text.lower()
-    normal = " ".join(_ARTICLES.sub(" ", lowered.translate(_PUNCTUATION)).split())
-    return normal or " ".join(lowered.split())
+    bare = lowered.translate(_PUNCTUATION)
+    normal = " ".join(_ARTICLES.sub(" ", bare).split())
+    return normal or " ".join(bare.split()) or " ".join(lowered.split())

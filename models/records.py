@@ -128,9 +128,15 @@ class Record:
         missing = [key for key in ("id", "question_id", "task", "question", "action") if key not in row]
         if missing:
             raise ValueError(f"{where}: the record lacks {', '.join(missing)}; it has {', '.join(map(str, row))}")
+        answers = row.get("answers") or ()
+        if not isinstance(answers, (list, tuple)) or not all(isinstance(answer, str) for answer in answers):
+            raise ValueError(f"{where}: answers must be a list of strings, found {answers!r}")
+        for key in ("id", "question_id", "question", "subquery", "source"):
+            if not isinstance(row.get(key) or "", str):
+                raise ValueError(f"{where}: {key} must be text, found {row[key]!r}")
         try:
             steps = tuple(
-                Step(step["query"], triples_from_json(step.get("triples") or (), where), step.get("text") or "")
+                Step(str(step["query"]), triples_from_json(step.get("triples") or (), where), step.get("text") or "")
                 for step in row.get("steps") or ()
             )
             return cls(
@@ -141,7 +147,7 @@ class Record:
                 action=Action(row["action"]),
                 steps=steps,
                 subquery=row.get("subquery") or "",
-                answers=tuple(row.get("answers") or ()),
+                answers=tuple(answers),
                 source=row.get("source") or "",
             )
         except (KeyError, TypeError, AttributeError) as error:
@@ -161,22 +167,21 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no such file: {path}")
-    with path.open(encoding="utf-8") as lines:
-        number = 0
-        try:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                where = f"{path}:{number}"
-                try:
-                    row = json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise ValueError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from None
-                if not isinstance(row, dict):
-                    raise ValueError(f"{where}: expected a JSON object, found {type(row).__name__}")
-                yield where, row
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}:{number + 1}: not UTF-8 text ({error.reason}); is this a binary file?") from None
+    # Read as bytes: a text file is decoded in blocks, and an error in one would be told of the wrong line.
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            where = f"{path}:{number}"
+            try:
+                row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{where}: not UTF-8 text ({error.reason}); is this a binary file?") from None
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from None
+            if not isinstance(row, dict):
+                raise ValueError(f"{where}: expected a JSON object, found {type(row).__name__}")
+            yield where, row
 
 
 def record_files(path: str | Path, split: str | None = None) -> list[Path]:
@@ -200,8 +205,12 @@ def read_records(path: str | Path, split: str | None = None) -> Iterator[Record]
         if file.suffix == ".parquet":
             import pyarrow.parquet as pq
 
+            try:
+                shard = pq.ParquetFile(file)
+            except ValueError as error:
+                raise ValueError(f"{file}: not a readable Parquet file ({error})") from None
             row_number = 0
-            for batch in pq.ParquetFile(file).iter_batches(batch_size=512):
+            for batch in shard.iter_batches(batch_size=512):
                 for row in batch.to_pylist():
                     row_number += 1
                     yield Record.from_json(row, f"{file}:row {row_number}")

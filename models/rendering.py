@@ -92,5 +92,5 @@ def parse_plan(reply: str) -> Plan:
     action = Action(f"[{match.group(1)}]")
     if action is not Action.SUBQ:
         return Plan(action)
-    subquery = reply[match.end() :].strip().split("\n", 1)[0].strip()
+    subquery = reply[match.end() :].split("\n", 1)[0].strip()
     return Plan(action, subquery) if subquery else Plan(None)

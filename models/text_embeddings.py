@@ -2,7 +2,7 @@
 
 The table is two NumPy files: `keys.npy`, the sorted 64-bit hashes of the strings, and `vectors.npy`, float16 rows in
 the same order. Looking a string up is a binary search; nothing but the rows asked for is read from disk. (Two of n
-strings share a hash with probability n^2 / 3.7e19: 1e-7 for two million strings; building reports such a clash.)
+strings share a hash with probability n^2 / 3.7e19, 1e-7 for two million strings, and would then share a vector.)
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def encoder_dimension(spec: str) -> int:
     """Embedding width of an encoder without loading its weights where the folder tells it."""
     folder = Path(resolve(spec))
     pooling = folder / "1_Pooling" / "config.json"
-    if pooling.exists():
+    # A dense layer behind the pooling changes the width.
+    if pooling.exists() and not list(folder.glob("*_Dense")):
         settings = json.loads(pooling.read_text(encoding="utf-8"))
         for key in ("word_embedding_dimension", "embedding_dimension"):
             if key in settings:
@@ -204,6 +205,7 @@ class LiveEmbeddings:
 
     Args:
         encoder_spec: The encoder the model was trained with; loaded at the first string.
+        dimension: Its width D.
         capacity: Vectors kept (1.5 KB each at D = 768).
     """
 

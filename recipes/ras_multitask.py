@@ -77,6 +77,6 @@ def _has_gpu() -> bool:
 if __name__ == "__main__":
     try:
         main(*parse_command_line(RunConfig, __doc__ or ""))
-    except (ConfigError, FileNotFoundError, ValueError) as error:
+    except (ConfigError, OSError, ValueError) as error:
         logging.debug("details", exc_info=True)
         sys.exit(f"error: {error}")

@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 import yaml
 
 T = TypeVar("T")
+# Those of transformers that need no arguments of their own.
+SCHEDULERS = ("cosine", "linear", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial")
 
 
 class ConfigError(ValueError):
@@ -132,6 +134,7 @@ class RunConfig:
         one_of("data.evidence", data.evidence, ("triples", "text"))
         one_of("data.prompt_format", data.prompt_format, ("auto", "chat", "plain", "llama2"))
         one_of("train.bf16", str(train.bf16).lower(), ("auto", "true", "false"))
+        one_of("train.scheduler", train.scheduler, SCHEDULERS)
         for task in data.tasks:
             one_of("data.tasks", task, ("planning", "answering"))
         for target in self.report_to:
@@ -143,6 +146,13 @@ class RunConfig:
             )
         if not model.lora and not model.use_graph:
             problems.append("model.lora and model.use_graph are both false: nothing is left to train")
+        if model.lora and not model.lora_targets:
+            problems.append("model.lora_targets: name at least one linear layer, or all-linear")
+        if data.max_input_tokens < 16 or data.max_label_tokens < 2:
+            problems.append(
+                f"data.max_input_tokens {data.max_input_tokens} and data.max_label_tokens {data.max_label_tokens} must "
+                "be at least 16 and 2"
+            )
         if not data.tasks:
             problems.append("data.tasks: name planning, answering or both")
         positive = {
@@ -153,12 +163,17 @@ class RunConfig:
             "train.logging_steps": train.logging_steps,
             "train.save_steps": train.save_steps,
             "train.eval_batch_size": train.eval_batch_size,
+            "train.eval_max_new_tokens": train.eval_max_new_tokens,
             "model.lora_rank": model.lora_rank,
             "model.graph_layers": model.graph_layers,
+            "model.graph_hidden_width": model.graph_hidden_width,
+            "model.projector_width": model.projector_width,
+            "data.max_train_records": 1 if data.max_train_records is None else data.max_train_records,
+            "data.max_validation_records": 1 if data.max_validation_records is None else data.max_validation_records,
             "train.max_steps": 1 if train.max_steps is None else train.max_steps,
             "train.eval_steps": 1 if train.eval_steps is None else train.eval_steps,
         }
-        problems += [f"{name}: {value} must be greater than 0" for name, value in positive.items() if value <= 0]
+        problems += [f"{name}: {value} must be greater than 0" for name, value in positive.items() if not value > 0]
         problems += [
             f"{name}: {value} must be from 0 to 1"
             for name, value in {
@@ -206,7 +221,11 @@ def load_config(kind: type[T], path: str | Path | None, overrides: dict[str, Any
         node = tree
         *parents, leaf = name.split(".")
         for parent in parents:
-            node = node.setdefault(parent, {})
+            if node.get(parent) is None:
+                node[parent] = {}  # also a section that is named in the file and left empty
+            node = node[parent]
+            if not isinstance(node, dict):
+                raise ConfigError(f"{path}: {parent}: expected names and values, found {node!r}")
         node[leaf] = value
     config = _build(kind, tree, "", problems)
     if not problems and hasattr(config, "check"):
@@ -240,7 +259,10 @@ def parse_command_line(kind: type[T], description: str, argv: Sequence[str] | No
         flags = [f"--{name}" for name in names]
         lines = [f"unknown argument {flag}{_nearest(flag.split('=')[0], flags)}" for flag in unknown if flag[:2] == "--"]
         raise ConfigError("; ".join(lines) or f"unexpected argument(s): {' '.join(unknown)}")
-    overrides = {name: yaml.safe_load(value) for name, value in vars(arguments).items() if name in names}
+    texts = {name for name, item, _ in _fields(kind(), "") if str(item.type).startswith("str")}
+    overrides = {
+        name: _command_line_value(value, name in texts) for name, value in vars(arguments).items() if name in names
+    }
     return load_config(kind, arguments.config, overrides), arguments.dry_run
 
 
@@ -258,6 +280,16 @@ def _fields(config: Any, prefix: str) -> list[tuple[str, dataclasses.Field[Any],
         else:
             found.append((prefix + item.name, item, value))
     return found
+
+
+def _command_line_value(value: str, is_text: bool) -> Any:
+    # Text is taken as it stands: YAML would make a number of the revision 0123456 and a date of 2024-01-01.
+    if is_text:
+        return None if value in ("null", "~", "") else value
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError:
+        return value  # the field's own check says what is wrong with it
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
@@ -310,7 +342,7 @@ def _convert(value: Any, hint: Any, name: str, problems: list[str]) -> Any:
         if value is None or isinstance(value, (dict, list)):
             raise ValueError
         return str(value).lower() if isinstance(value, bool) else str(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         wanted = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
         problems.append(f"{name}: {value!r} is not {wanted.get(getattr(hint, '__name__', ''), 'a list')}")
         return value

@@ -18,7 +18,7 @@ from typing import Any
 
 from models.graph_processor import GraphLLMProcessor
 from models.graphs import graph_rows
-from models.records import Record, read_records, record_files
+from models.records import TASKS, ModelInput, Record, read_records, record_files
 from models.text_embeddings import EmbeddingTable
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,9 @@ def tokenize(source: RecordSource, processor: GraphLLMProcessor, table: Embeddin
     from datasets.arrow_writer import ArrowWriter
     from tqdm.auto import tqdm
 
-    settings = [dataclasses.asdict(processor.settings), processor.tokenizer.name_or_path, len(processor.tokenizer)]
+    # An empty prompt shows template and tokenizer, which may change while their folder keeps its name.
+    empty = [processor.encode_input(ModelInput(task, "?")).input_ids for task in TASKS]
+    settings = [dataclasses.asdict(processor.settings), processor.tokenizer.name_or_path, len(processor.tokenizer), empty]
     folder = cache / f"tokens-{_digest([source.digest()], settings, table.digest if table else None)}"
     if (folder / "meta.json").exists():
         return Dataset.from_file(str(folder / "records.arrow"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import groupby
 from typing import Any
 
 from models.graph_processor import GraphLLMProcessor
@@ -72,20 +73,18 @@ def _counts(name: str, source: RecordSource) -> str:
 
 def _steps(config: RunConfig, records: int) -> str:
     per_step = config.train.batch_size * config.train.gradient_accumulation
-    steps = config.train.max_steps or math.ceil(records / per_step) * config.train.epochs
+    steps = config.train.max_steps or math.ceil(math.ceil(records / per_step) * config.train.epochs)
     warmup = math.ceil(config.train.warmup_ratio * steps)
-    return f"{int(steps)} optimiser steps of {per_step} records a device, {warmup} of them warm-up"
+    return f"{steps} optimiser steps of {per_step} records a device, {warmup} of them warm-up"
 
 
 def _masked_text(ids: list[int], labels: list[int], processor: GraphLLMProcessor) -> str:
+    # Whole stretches are decoded, because a character may be several tokens.
     pieces = []
-    learning = False
-    for token, label in zip(ids, labels):
-        if (label != IGNORED) != learning:
-            learning = not learning
-            pieces.append("⟦" if learning else "⟧")
-        pieces.append(str(processor.tokenizer.decode([token])))
-    return "".join(pieces) + ("⟧" if learning else "")
+    for learned, stretch in groupby(zip(ids, labels), key=lambda pair: pair[1] != IGNORED):
+        text = str(processor.tokenizer.decode([token for token, _ in stretch]))
+        pieces.append(f"⟦{text}⟧" if learned else text)
+    return "".join(pieces)
 
 
 def _gb(count: float) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from accelerate.utils import gather_object
 
-from eval.records import score_predictions
+from eval.records import flatten, score_predictions
 from models.graph_processor import GraphLLMProcessor
 from models.local_generator import LocalGenerator
 from models.records import Record
@@ -41,17 +41,3 @@ def generate_and_score(
         replies = gather_object(replies)
     texts = [text for _, text in sorted(replies)]
     return flatten(score_predictions(list(records), texts))
-
-
-def flatten(scores: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    """Nested numbers as one level, for loggers; anything that is not a number is left out."""
-    flat: dict[str, float] = {}
-    for name, value in scores.items():
-        if isinstance(value, dict):
-            if isinstance(value.get("mean"), (int, float)):
-                flat[prefix + name] = float(value["mean"])
-            else:
-                flat |= flatten(value, f"{prefix}{name}/")
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            flat[prefix + name] = float(value)
-    return flat

@@ -49,7 +49,7 @@ def read_explagraphs(path: str | Path, issues: Counter[str] | None = None) -> It
             task="answering",
             question=stance_question(first, second),
             action=Action.SUFFICIENT,
-            steps=(Step(f"How is “{second}” connected with “{first}”?", triples),),
+            steps=(Step("How are the two arguments connected?", triples),),
             answers=(label,),
             source="explagraphs",
         )

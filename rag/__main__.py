@@ -1,0 +1,80 @@
+"""Ask one question: `python -m rag ask "Who …?" --model FOLDER --corpus FILE --triples FILE`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rag.systems import SYSTEMS, LoopOptions, Tools, load_system
+from rag.trace import Trace
+
+
+def ask(args: argparse.Namespace) -> None:
+    """Answer the question and show every step on the way."""
+    options = LoopOptions(max_rounds=args.max_rounds, top_k=args.top_k, evidence=args.evidence)
+    system = load_system(args.system)
+    if system.needs_corpus(options) and not args.corpus:
+        raise ValueError(f"system {args.system!r} retrieves: name a --corpus of JSON lines with title and text")
+    if system.needs_triples(options) and not args.triples:
+        raise ValueError(f"system {args.system!r} reads triples: name a --triples file, or set --evidence text")
+
+    from models.local_generator import load_generator
+    from rag.retrieval import open_retriever
+    from rag.triple_store import TripleStore
+
+    with tempfile.TemporaryDirectory() as scratch:
+        index = Path(args.index or scratch)
+        store = TripleStore.open(args.triples, index / "triples.sqlite") if args.triples else None
+        retriever = open_retriever(args.retriever, args.corpus, index, args.encoder) if args.corpus else None
+        generator = load_generator(args.model, batch_size=1, dtype=args.dtype)
+        tools = Tools(generator, generator, retriever, store)
+        show(asyncio.run(system.run(args.question, args.question, tools, options)))
+
+
+def show(trace: Trace) -> None:
+    """Print the plans, what was retrieved for each sub-query, and the answer."""
+    print(f"Question: {trace.question}")
+    steps = iter(trace.steps)
+    for action in trace.actions:
+        print(f"  plan      {action.reply}")
+        if action.action == "[SUBQ]" and (step := next(steps, None)) is not None:
+            titles = ", ".join(passage["title"] for passage in step.passages)
+            print(f"  retrieve  {titles}")
+    print(f"  stop      {trace.stop_reason}")
+    print(f"Answer: {trace.answer}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="python -m rag", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("ask", help="answer one question")
+    one.add_argument("question")
+    one.add_argument("--model", required=True, help="run, checkpoint, export or merged folder")
+    one.add_argument("--system", default="ras", choices=sorted(SYSTEMS))
+    one.add_argument("--corpus", help="passages to retrieve from: JSON lines with title and text")
+    one.add_argument("--triples", help='JSON lines of {"title", "text", "triples"} for the passages')
+    one.add_argument("--retriever", default="bm25", choices=("bm25", "dense", "hybrid"))
+    one.add_argument("--encoder", help="sentence encoder of a dense retriever")
+    one.add_argument("--index", help="where indexes are kept (default: built and forgotten)")
+    one.add_argument("--evidence", default="triples", choices=("triples", "text"))
+    one.add_argument("--max-rounds", type=int, default=5)
+    one.add_argument("--top-k", type=int, default=5)
+    one.add_argument("--dtype", default="float32", help="float32, bfloat16, float16 or auto")
+    args = parser.parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    try:
+        ask(args)
+    except (ValueError, FileNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
