@@ -33,7 +33,7 @@ def stats(arguments: argparse.Namespace) -> int:
         table.add_column(heading, justify="right" if heading else "left", no_wrap=not heading)
     for row in table_rows(numbers):
         table.add_row(*(cell.replace("[", r"\[") for cell in row))
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=120)
     console.print(table)
     console.print("splits: " + ", ".join(f"{name} {count:,}" for name, count in numbers["splits"].items()))
     return 0

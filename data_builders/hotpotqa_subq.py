@@ -14,7 +14,8 @@ import argparse
 import asyncio
 import hashlib
 import logging
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -23,7 +24,7 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from data_builders.annotations import KnowsDirectAnswers, Teacher
+from data_builders.annotations import KnowsDirectAnswers, Teacher, TripleFile
 from data_builders.card import YES_NO, BuildFacts, Statistics, file_digest, write_card
 from data_builders.direct_answer import DirectAnswerTest, is_correct, read_answers, store_answers
 from data_builders.questions import Dropped, DropReason, Question, UnlabelledQuestion
@@ -40,6 +41,7 @@ from data_builders.sources import OpenSource, Source, open_sources
 from data_builders.wording import mentions
 from models.normalize import normalize_answer
 from models.records import Action, Record, Step
+from models.triples import Triple
 
 logger = logging.getLogger(__name__)
 
@@ -55,9 +57,17 @@ class LabelOptions:
     Attributes:
         first_subquery: "main_question": q_0 is the main question, as in the paper; "generated": it is the first
             generated sub-query, as in the authors' code.
+        distractors: Unrelated passages of the question whose triples join those of each kept document, as a
+            retriever with k > 1 would bring them. The paper has none; a small model trained without them takes any
+            longer list for sufficient (docs/data.md has the measurement).
+        triple_file: Triples of those passages.
+        seed: Seed of their choice.
     """
 
     first_subquery: FirstSubquery = "main_question"
+    distractors: int = 0
+    triple_file: TripleFile | None = None
+    seed: int = 0
 
 
 async def label_question(
@@ -112,10 +122,34 @@ async def label_question(
         triples = tuple(dict.fromkeys(await teacher.triples(question, document)))
         if not triples:
             raise UnlabelledQuestion(DropReason.NO_TRIPLES, question.passages[document].title)
-        history = (*history, Step(subquery, triples, question.passages[document].content))
+        history = (*history, _step(question, subquery, document, triples, documents, options))
     records.append(_planning_record(question, len(records), Action.SUFFICIENT, history))
     records.append(_answering_record(question, Action.SUFFICIENT, history))
     return records
+
+
+def _step(
+    question: Question,
+    subquery: str,
+    document: int,
+    triples: tuple[Triple, ...],
+    documents: Sequence[int],
+    options: LabelOptions,
+) -> Step:
+    """A step of the history: the kept document, among distractors if the options ask for them."""
+    shown = [(document, triples)]
+    if options.distractors and options.triple_file is not None:
+        chance = random.Random(f"{options.seed} {question.id} {subquery}")
+        others = [number for number in range(len(question.passages)) if number not in documents]
+        for number in chance.sample(others, len(others)):
+            if len(shown) > options.distractors:
+                break
+            found = tuple(options.triple_file.of(question.passages[number]))
+            if found:
+                shown.append((number, found))
+        chance.shuffle(shown)
+    facts = dict.fromkeys(triple for _, group in shown for triple in group)
+    return Step(subquery, tuple(facts), "\n".join(question.passages[number].content for number, _ in shown))
 
 
 def gives_away_answer(subquery: str, question: Question) -> bool:
@@ -138,6 +172,8 @@ class BuildOptions:
 
     output: str
     first_subquery: FirstSubquery = "main_question"
+    distractors: int = 0
+    triple_file: str | None = None
     validation_fraction: float = 0.05
     split_name: str | None = None
     seed: int = 0
@@ -154,6 +190,11 @@ class BuildOptions:
 
     def __post_init__(self) -> None:
         check_shard_options(self.format, self.shard_size)
+        if self.distractors < 0 or (self.distractors and not self.triple_file):
+            raise ValueError(
+                f"distractors {self.distractors}: it must be 0, or greater with a triple file (--triple-file) that "
+                "holds the triples of unrelated passages"
+            )
         if not 0 <= self.validation_fraction < 1:
             raise ValueError(f"validation fraction {self.validation_fraction}: it must be at least 0 and below 1")
         if self.limit is not None and self.limit < 1:
@@ -238,7 +279,8 @@ async def _write_records(
     statistics: Statistics,
 ) -> None:
     seen: set[bytes] = set()
-    label_options = LabelOptions(options.first_subquery)
+    triple_file = TripleFile(options.triple_file) if options.distractors and options.triple_file else None
+    label_options = LabelOptions(options.first_subquery, options.distractors, triple_file, options.seed)
     with ExitStack() as stack:
         writers: dict[str, ShardWriter] = {}
         for one in opened:
@@ -329,7 +371,8 @@ def _answering_record(question: Question, action: Action, steps: tuple[Step, ...
 
 def _facts(opened: list[OpenSource], options: BuildOptions) -> BuildFacts:
     files = {path for one in opened for path in (one.source.location, one.source.annotations)} | {
-        _answers_file(options)
+        _answers_file(options),
+        options.triple_file,
     }
     notes = []
     if options.direct_answer_model is None and options.direct_answers is None:
@@ -377,6 +420,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--output", required=True, help="folder of the data set")
     add("--first-subquery", choices=("main_question", "generated"), default="main_question",
         help="q_0: the main question (the paper) or the first generated sub-query (the authors' code)")  # fmt: skip
+    add("--distractors", type=int, default=0, metavar="N", help="let the triples of N unrelated passages of the "
+        "question join each step, as retrieval would bring them (the paper: none)")  # fmt: skip
+    add("--triple-file", metavar="FILE", help="triples of those passages: JSON lines of title, text, triples")
     split = parser.add_mutually_exclusive_group()
     split.add_argument("--validation-fraction", type=float, default=0.05, help="share of the questions for validation")
     split.add_argument("--split-name", help="put everything into one split of this name instead")

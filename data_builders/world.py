@@ -272,7 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_world(WorldOptions(**values), output)
     except (ValueError, OSError) as error:
         logger.error("error: %s", error)
-        return 1
+        return 2
     return 0
 
 

@@ -7,7 +7,6 @@ the same command has left in the output folder.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import sys
 from collections import Counter
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from checkpoints.folders import check_model_folder, read_json, trained_folder
 from eval.harness import Setup, run_task
 from eval.progress import Progress
 from eval.records import predict_records, summarise
@@ -213,12 +213,9 @@ def _model_spec(spec: str, untrained: bool) -> str:
         ValueError: it is a base model and `--untrained` was not given.
     """
     resolved = resolve(spec)
-    config = Path(resolved) / "config.json"
-    try:
-        settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{config}:{error.lineno}: not valid JSON ({error.msg})") from None
-    base = settings.get("base_model")
+    folder = trained_folder(resolved) if Path(resolved).is_dir() else Path(resolved)
+    config = folder / "config.json"
+    base = read_json(config).get("base_model") if config.is_file() else None
     if untrained:
         return str(base) if base else spec
     if not base:
@@ -226,4 +223,5 @@ def _model_spec(spec: str, untrained: bool) -> str:
             f"model {spec} is not a folder with a trained Graph-LLM: give a run or export folder, or pass --untrained "
             "to evaluate a base model as it is"
         )
-    return spec
+    check_model_folder(folder)
+    return str(folder)

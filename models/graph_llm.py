@@ -10,7 +10,7 @@ Shapes: B samples, T tokens, W width of the language model, H graph width, V voc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -42,7 +42,7 @@ class GraphLLMConfig(PretrainedConfig):
     """
 
     model_type = "graph_llm"
-    sub_configs = {"text_config": AutoConfig}
+    sub_configs: ClassVar[dict[str, Any]] = {"text_config": AutoConfig}
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class GraphLLMConfig(PretrainedConfig):
             text_config = AutoConfig.for_model(**text_config)
         if graph_pooling not in ("subgraphs", "union"):
             raise ValueError(f"graph_pooling {graph_pooling!r} is not one of subgraphs, union")
-        self.text_config = text_config
+        self.text_config: Any = text_config
         self.base_model = base_model
         self.base_revision = base_revision
         self.encoder = encoder
@@ -156,7 +156,8 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             self.projector = GraphProjector(
                 config.graph_hidden_width, config.projector_width, config.text_config.hidden_size
             )
-        self.generation_config = getattr(language_model, "generation_config", self.generation_config)
+        if hasattr(language_model, "generation_config"):
+            self.generation_config = language_model.generation_config
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:

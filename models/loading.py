@@ -129,7 +129,7 @@ def load_graph_llm(
     """Load a trained Graph-LLM, or any causal language model as an untrained one without graph.
 
     Args:
-        folder: Adapter folder (run, checkpoint, export), merged folder, or a plain base-model spec.
+        folder: Adapter folder (a run's `final`, checkpoint, export), merged folder, or a plain base-model spec.
         dtype: Weight type of the language model.
         trainable: Load the adapter so that training can go on.
 
@@ -143,8 +143,12 @@ def load_graph_llm(
     path = Path(folder)
     if not is_graph_llm_folder(path):
         if path.is_dir() and not (path / "config.json").exists():
-            raise FileNotFoundError(f"model folder {path} has no config.json: it is not a model, run or export folder")
+            results = sorted(inner.name for inner in path.iterdir() if is_graph_llm_folder(inner))
+            hint = f"; it holds {', '.join(results)}: name one of them" if results else ""
+            raise FileNotFoundError(f"model folder {path} has no config.json: it is not a model or checkpoint{hint}")
         return build_graph_llm(str(folder), dtype=dtype, use_graph=False)
+    if (path / "adapter_config.json").exists() and not list(path.glob("adapter_model.*")):
+        raise FileNotFoundError(f"adapter folder {path} has no weights (adapter_model.safetensors): copy it again")
     processor = GraphLLMProcessor.from_pretrained(path)
     config = GraphLLMConfig.from_pretrained(path)
     try:

@@ -195,7 +195,9 @@ def record_files(path: str | Path, split: str | None = None) -> list[Path]:
     files = sorted(file for ending in ("jsonl", "parquet") for file in path.glob(f"{stem}*.{ending}"))
     if not files:
         found = ", ".join(sorted(p.name for p in path.iterdir())[:8]) or "nothing"
-        raise FileNotFoundError(f"{path} holds no {stem}*.jsonl or {stem}*.parquet shards of records (it holds {found})")
+        raise FileNotFoundError(
+            f"{path} holds no {stem}*.jsonl or {stem}*.parquet shards of records (it holds {found})"
+        )
     return files
 
 

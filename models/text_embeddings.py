@@ -111,8 +111,8 @@ class EmbeddingTable:
             return {}
         keys = np.array([string_key(text) for text in distinct], np.uint64)
         found = np.searchsorted(self._keys, keys)
-        inside = found < len(self._keys)
-        good = inside & (self._keys[np.where(inside, found, 0)] == keys)
+        good = found < len(self._keys)
+        good[good] = self._keys[found[good]] == keys[good]
         if not good.all():
             missing = distinct[int(np.flatnonzero(~good)[0])]
             raise KeyError(f"{missing!r} is not in the embedding table: it was built from other records")
@@ -123,7 +123,9 @@ class EmbeddingTable:
         return torch.from_numpy(self._vectors[np.asarray(rows, np.int64)].astype(np.float32))
 
     @classmethod
-    def build(cls, strings: Iterable[str], encoder_spec: str, folder: str | Path, progress: bool = True) -> EmbeddingTable:
+    def build(
+        cls, strings: Iterable[str], encoder_spec: str, folder: str | Path, progress: bool = True
+    ) -> EmbeddingTable:
         """Embed every distinct string once and write the table; an existing folder is replaced whole.
 
         Args:
@@ -142,7 +144,10 @@ class EmbeddingTable:
         seen: set[int] = set()
         chunk: list[str] = []
         raw = folder / "vectors.raw"
-        with raw.open("wb") as out, tqdm(desc="embedding strings", unit=" strings", disable=None if progress else True) as bar:
+        with (
+            raw.open("wb") as out,
+            tqdm(desc="embedding strings", unit=" strings", disable=None if progress else True) as bar,
+        ):
 
             def flush() -> None:
                 out.write(encoder.encode(chunk).tobytes())

@@ -10,7 +10,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from rag.systems import SYSTEMS, LoopOptions, Tools, load_system
+from checkpoints.folders import check_model_folder, trained_folder
+from rag.systems import SYSTEMS, LoopOptions, System, Tools, load_system
 from rag.trace import Trace
 
 
@@ -23,6 +24,9 @@ def ask(args: argparse.Namespace) -> None:
     if system.needs_triples(options) and not args.triples:
         raise ValueError(f"system {args.system!r} reads triples: name a --triples file, or set --evidence text")
 
+    model = trained_folder(args.model)
+    check_model_folder(model)
+
     from models.local_generator import load_generator
     from rag.retrieval import open_retriever
     from rag.triple_store import TripleStore
@@ -31,9 +35,13 @@ def ask(args: argparse.Namespace) -> None:
         index = Path(args.index or scratch)
         store = TripleStore.open(args.triples, index / "triples.sqlite") if args.triples else None
         retriever = open_retriever(args.retriever, args.corpus, index, args.encoder) if args.corpus else None
-        generator = load_generator(args.model, batch_size=1, dtype=args.dtype)
+        generator = load_generator(model, batch_size=1, dtype=args.dtype)
         tools = Tools(generator, generator, retriever, store)
-        show(asyncio.run(system.run(args.question, args.question, tools, options)))
+        show(asyncio.run(_run(system, args.question, tools, options)))
+
+
+async def _run(system: System, question: str, tools: Tools, options: LoopOptions) -> Trace:
+    return await system.run(question, question, tools, options)
 
 
 def show(trace: Trace) -> None:

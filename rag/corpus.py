@@ -48,4 +48,4 @@ def read_corpus(path: str | Path) -> Iterator[Passage]:
         empty = False
         yield Passage(str(row.get("title") or ""), text, str(row.get("id") or ""))
     if empty:
-        raise ValueError(f"{path}: the corpus is empty; it needs at least one line {{\"title\": …, \"text\": …}}")
+        raise ValueError(f'{path}: the corpus is empty; it needs at least one line {{"title": …, "text": …}}')

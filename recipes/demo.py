@@ -25,7 +25,7 @@ PY = [sys.executable, "-m"]
 LOOP = [
     "--task", "hotpotqa", "--data", HOME / "world/test.jsonl",
     "--corpus", HOME / "world/test.corpus.jsonl", "--triples", HOME / "world/test.triples.jsonl",
-    "--index", HOME / "index", "--max-plan-tokens", "40", "--max-answer-tokens", "24", "--dtype", "auto",
+    "--index", HOME / "index", "--top-k", "2", "--max-plan-tokens", "40", "--max-answer-tokens", "24", "--dtype", "auto",
 ]  # fmt: skip
 RECORDS = ["--data", HOME / "records-test", "--split", "test", "--max-plan-tokens", "40", "--max-answer-tokens", "24",
            "--dtype", "auto"]  # fmt: skip
@@ -37,8 +37,8 @@ def steps() -> list[tuple[str, list[object], Path]]:
 
     def records(split: str, folder: str) -> list[object]:
         source = f"hotpotqa:{world}/{split}.jsonl:{world}/{split}.teacher.jsonl"
-        return [*PY, "data_builders.hotpotqa_subq", "--source", source, "--split-name", split,
-                "--output", HOME / folder, "--overwrite"]  # fmt: skip
+        return [*PY, "data_builders.hotpotqa_subq", "--source", source, "--split-name", split, "--distractors", "1",
+                "--triple-file", f"{world}/{split}.triples.jsonl", "--output", HOME / folder, "--overwrite"]  # fmt: skip
 
     def loop(system: str, name: str, model: object, *more: str) -> list[object]:
         return [*PY, "eval", "run", "--system", system, "--model", model, *more, *LOOP, "--output", HOME / name]
@@ -46,9 +46,9 @@ def steps() -> list[tuple[str, list[object], Path]]:
     return [
         (
             "Invent a world: articles, questions whose answers are known, distractors",
-            [*PY, "data_builders.world", "--output", world, "--seed", "7", "--train", "260", "--validation", "0",
-             "--test", "50", "--one-hop", "0.35", "--two-hop", "0.35", "--three-hop", "0.06", "--four-hop", "0.02",
-             "--comparison", "0.12", "--intersection", "0.1", "--common-knowledge", "0.1"],
+            [*PY, "data_builders.world", "--output", world, "--seed", "7", "--train", "170", "--validation", "0",
+             "--test", "40", "--one-hop", "0.3", "--two-hop", "0.42", "--three-hop", "0.04", "--four-hop", "0.01",
+             "--comparison", "0.12", "--intersection", "0.11", "--common-knowledge", "0.16"],
             world / "world.json",
         ),
         ("Turn its training questions into planning and answering records", records("train", "records"),
@@ -143,7 +143,7 @@ def show(metrics: dict[str, object]) -> None:
     for name, (title, meaning) in rows.items():
         table.add_row(title, *(cell(metrics[when][name]) for when in ("before", "after")), meaning)  # type: ignore[index]
     print()
-    Console().print(table)
+    (Console() if sys.stdout.isatty() else Console(width=140)).print(table)
 
 
 def ask() -> None:
@@ -154,7 +154,7 @@ def ask() -> None:
     )
     print("\nOne question, answered from the exported folder:", flush=True)
     command = [*PY, "rag", "ask", row["question"], "--model", EXPORT, "--corpus", HOME / "world/test.corpus.jsonl",
-               "--triples", HOME / "world/test.triples.jsonl", "--index", HOME / "index"]  # fmt: skip
+               "--triples", HOME / "world/test.triples.jsonl", "--index", HOME / "index", "--top-k", "2"]  # fmt: skip
     words = [str(word) for word in command]
     print(f"  $ {shlex.join(['python', *words[1:]])}", flush=True)
     subprocess.run(words, check=True)

@@ -79,4 +79,5 @@ if __name__ == "__main__":
         main(*parse_command_line(RunConfig, __doc__ or ""))
     except (ConfigError, OSError, ValueError) as error:
         logging.debug("details", exc_info=True)
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

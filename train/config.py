@@ -54,7 +54,7 @@ class ModelSection:
     lora_rank: int = setting(8, "LoRA rank r")
     lora_alpha: int = setting(16, "LoRA alpha")
     lora_dropout: float = setting(0.05, "LoRA dropout")
-    lora_targets: list[str] = setting(["q_proj", "v_proj"], "linear layers to adapt; all-linear for every one")
+    lora_targets: list[str] = setting(["q_proj", "v_proj"], "linear layers to adapt; all-linear for every one")  # noqa: RUF009
 
 
 @dataclass
@@ -65,7 +65,7 @@ class DataSection:
     validation: str | None = setting(None, "folder or file of validation records; the train folder unless set")
     train_split: str = setting("train", "shards to train on, where a folder is given")
     validation_split: str = setting("validation", "shards to evaluate on, where a folder is given")
-    tasks: list[str] = setting(["planning", "answering"], "one task alone for the ablation No Multi-Task")
+    tasks: list[str] = setting(["planning", "answering"], "one task alone for the ablation No Multi-Task")  # noqa: RUF009
     evidence: str = setting("triples", "triples, or text: passages instead of triples (ablation No Text-to-Triple)")
     prompt_format: str = setting("auto", "chat (the tokenizer's template), plain, llama2, or auto")
     planning_prompt: str | None = setting(None, "file that replaces the planning instruction")
@@ -113,7 +113,7 @@ class RunConfig:
     output_dir: str = setting("runs/ras", "folder of checkpoints, logs and the result")
     run_name: str | None = setting(None, "name in W&B; the output folder's name unless set")
     seed: int = setting(42, "seed of weights, data order and dropout")
-    report_to: list[str] = setting(["none"], "wandb, tensorboard, or none")
+    report_to: list[str] = setting(["none"], "wandb, tensorboard, or none")  # noqa: RUF009
     resume: bool = setting(True, "go on from the newest complete checkpoint of output_dir, if there is one")
     model: ModelSection = field(default_factory=ModelSection)
     data: DataSection = field(default_factory=DataSection)
@@ -251,13 +251,18 @@ def parse_command_line(kind: type[T], description: str, argv: Sequence[str] | No
     for name, item, value in _fields(kind(), ""):
         names.append(name)
         parser.add_argument(
-            f"--{name}", dest=name, default=argparse.SUPPRESS, metavar="VALUE",
+            f"--{name}",
+            dest=name,
+            default=argparse.SUPPRESS,
+            metavar="VALUE",
             help=f"{item.metadata.get('doc', '')} (default: {value})".replace("%", "%%"),
         )
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         flags = [f"--{name}" for name in names]
-        lines = [f"unknown argument {flag}{_nearest(flag.split('=')[0], flags)}" for flag in unknown if flag[:2] == "--"]
+        lines = [
+            f"unknown argument {flag}{_nearest(flag.split('=')[0], flags)}" for flag in unknown if flag[:2] == "--"
+        ]
         raise ConfigError("; ".join(lines) or f"unexpected argument(s): {' '.join(unknown)}")
     texts = {name for name, item, _ in _fields(kind(), "") if str(item.type).startswith("str")}
     overrides = {

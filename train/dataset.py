@@ -49,7 +49,9 @@ class RecordSource:
         return digest.hexdigest()
 
 
-def build_table(sources: Sequence[RecordSource], processor: GraphLLMProcessor, encoder: str, cache: Path) -> EmbeddingTable:
+def build_table(
+    sources: Sequence[RecordSource], processor: GraphLLMProcessor, encoder: str, cache: Path
+) -> EmbeddingTable:
     """Embed every distinct node and edge string of the records once, or open the table that exists."""
     digest = _digest([source.digest() for source in sources], encoder, processor.settings.graph_pooling)
     folder = cache / f"embeddings-{digest}"
@@ -82,7 +84,12 @@ def tokenize(source: RecordSource, processor: GraphLLMProcessor, table: Embeddin
 
     # An empty prompt shows template and tokenizer, which may change while their folder keeps its name.
     empty = [processor.encode_input(ModelInput(task, "?")).input_ids for task in TASKS]
-    settings = [dataclasses.asdict(processor.settings), processor.tokenizer.name_or_path, len(processor.tokenizer), empty]
+    settings = [
+        dataclasses.asdict(processor.settings),
+        processor.tokenizer.name_or_path,
+        len(processor.tokenizer),
+        empty,
+    ]
     folder = cache / f"tokens-{_digest([source.digest()], settings, table.digest if table else None)}"
     if (folder / "meta.json").exists():
         return Dataset.from_file(str(folder / "records.arrow"))
@@ -92,7 +99,14 @@ def tokenize(source: RecordSource, processor: GraphLLMProcessor, table: Embeddin
         columns |= {name: Sequence(Value("int64")) for name in ("node_rows", "edge_rows")}
         columns |= {name: Sequence(Value("int32")) for name in ("sources", "targets", "subgraph")}
     columns["length"] = Value("int32")
-    meta = {"records": 0, "tokens": 0, "label_tokens": 0, "truncated_records": 0, "truncated_triples": 0, "truncated_words": 0}
+    meta = {
+        "records": 0,
+        "tokens": 0,
+        "label_tokens": 0,
+        "truncated_records": 0,
+        "truncated_triples": 0,
+        "truncated_words": 0,
+    }
     writer = ArrowWriter(path=str(folder / "records.arrow"), features=Features(columns), writer_batch_size=512)
     for record in tqdm(source, desc="tokenising", unit=" records", disable=None):
         row = encode_row(record, processor, table)

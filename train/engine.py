@@ -126,12 +126,20 @@ class GraphLLMTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
         dataset = train_dataset if train_dataset is not None else self.train_dataset
         per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-        return EpochSampler(
+        self._sampler = EpochSampler(
             dataset.with_format("numpy")["length"][:],
             per_step,
             self.config.seed,
             self.config.train.group_by_length,
         )
+        return self._sampler
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        if self.state.global_step >= self.state.max_steps:
+            return  # a finished run that is started again, which would do one step more
+        # Said here, because the epoch does not reach a sampler that is sharded and then skipped into by a resume.
+        self._sampler.set_epoch(kwargs["epoch"])
+        super()._run_epoch(*args, **kwargs)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """One micro-batch; its share of the step's loss goes to the loss log."""
@@ -203,7 +211,13 @@ class LossLog(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Close the line of a step."""
         now = time.perf_counter()
-        self._lines.append((state.global_step, torch.stack(self._step).sum(), self._tokens, now - self._time))
+        loss, tokens = torch.stack(self._step).sum(), self._tokens
+        if args.world_size > 1:
+            # Each process has seen its own records; its loss is already multiplied by the number of processes.
+            both = torch.stack([loss.double() / args.world_size, loss.new_tensor(tokens, dtype=torch.double)])
+            torch.distributed.all_reduce(both)
+            loss, tokens = both[0], int(both[1])
+        self._lines.append((state.global_step, loss, tokens, now - self._time))
         self._time, self._step, self._tokens = now, [], 0
         if len(self._lines) >= self.flush_every:
             self._flush(state)
@@ -251,7 +265,12 @@ class PlainProgress(TrainerCallback):
         left = (time.perf_counter() - began) / done * (state.max_steps - state.global_step)
         logger.info(
             "step %d/%d  loss %.3f  learning rate %.2e  about %d min %02d s left",
-            state.global_step, state.max_steps, logs["loss"], logs.get("learning_rate", math.nan), left // 60, left % 60,
+            state.global_step,
+            state.max_steps,
+            logs["loss"],
+            logs.get("learning_rate", math.nan),
+            left // 60,
+            left % 60,
         )
 
 

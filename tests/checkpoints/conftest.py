@@ -1,0 +1,136 @@
+"""A run folder as the trainer leaves it, with an adapter that does something, and its export."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CONFIG_YAML = """\
+output_dir: /home/someone/secret-project/runs/h1
+model:
+  base: /home/someone/models/base
+  lora: true
+hub_token: hf_abcdefghijklmnopqrstuvwxyz
+train:
+  learning_rate: 0.001
+"""
+
+
+def train_tiny(base: Path, encoder: Path, folder: Path, *, lora: bool = True, use_graph: bool = True) -> None:
+    """Save random trained weights as `train.engine` saves them."""
+    import torch
+
+    from models.loading import add_adapter, build_graph_llm
+
+    torch.manual_seed(5)
+    model, processor = build_graph_llm(
+        str(base),
+        encoder=str(encoder),
+        dtype=torch.float32,
+        use_graph=use_graph,
+        graph_hidden_width=16,
+        graph_layers=2,
+        graph_heads=2,
+        projector_width=16,
+    )
+    adapted = add_adapter(model, lora=lora, targets=("all-linear",))
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            # LoRA's B starts at zero, and then there would be nothing to merge.
+            torch.nn.init.normal_(parameter, std=0.3)
+    adapted.save_pretrained(folder)
+    model.config.save_pretrained(folder)
+    processor.save_pretrained(folder)
+
+
+def add_run_files(run: Path) -> None:
+    """What a run folder holds besides weights."""
+    (run / "config.yaml").write_text(CONFIG_YAML)
+    about = {"command": ["train.py", "--hub_token", "hf_abcdefghijklmnopqrstuvwxyz"], "git_revision": "f00ba4"}
+    (run / "environment.json").write_text(json.dumps({**about, "python": "3.11.7", "versions": {"torch": "2.13.0"}}))
+    (run / "losses.jsonl").write_text('{"step": 1, "seconds": 2.0}\n{"step": 2, "seconds": 3.5}\n{"step": 3, "sec')
+    (run / "cache").mkdir()
+    (run / "cache" / "vectors.npy").write_bytes(b"0")
+    training = {
+        "records": 12,
+        "steps": 3,
+        "seconds": 7.25,
+        "data": {"train": {"path": "/home/someone/data/subq", "sha256": "0123abcd"}, "validation": None},
+        "evaluation": {"eval_loss": 1.25},
+    }
+    (run / "final" / "training.json").write_text(json.dumps(training))
+    for name in ("optimizer.pt", "rng_state.pth", "training_args.bin"):
+        (run / "final" / name).write_bytes(b"\x80pickle")
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[[str], Path], tiny_encoder: Path) -> Path:
+    """A finished run; its language model ties embeddings as SmolLM2 does. Not to be changed: see `run_copy`."""
+    run = tmp_path_factory.mktemp("runs") / "h1"
+    train_tiny(tiny_model("smollm2"), tiny_encoder, run / "final")
+    add_run_files(run)
+    return run
+
+
+@pytest.fixture
+def run_copy(tiny_run: Path, tmp_path: Path) -> Path:
+    """A copy of the run that a test may damage."""
+    import shutil
+
+    return Path(shutil.copytree(tiny_run, tmp_path / "run"))
+
+
+@pytest.fixture(scope="session")
+def tiny_export(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The export of `tiny_run`. Not to be changed: see `export_copy`."""
+    from checkpoints.export import export
+
+    return export(tiny_run, tmp_path_factory.mktemp("exports") / "h1")
+
+
+@pytest.fixture
+def export_copy(tiny_export: Path, tmp_path: Path) -> Path:
+    """A copy of the export that a test may damage."""
+    import shutil
+
+    return Path(shutil.copytree(tiny_export, tmp_path / "export"))
+
+
+@pytest.fixture
+def same_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `verify` load folders here: starting Python and torch anew takes seconds, and one test does it."""
+    from checkpoints import verify
+
+    def observe(folder: Path, reference: dict[str, Any]) -> dict[str, Any]:
+        return json.loads(json.dumps(verify.observe(folder, verify.cases_of(reference))))
+
+    monkeypatch.setattr(verify, "observe_in_new_process", observe)
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs `python -m checkpoints …` here and returns exit code, stdout and stderr."""
+    from transformers.utils.logging import disable_progress_bar
+
+    from checkpoints.__main__ import main
+
+    # The command line sees to it by an environment variable, before transformers is imported.
+    disable_progress_bar()
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def train() -> Callable[..., None]:
+    """`train_tiny`, for tests that need another kind of run."""
+    return train_tiny

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from checkpoints.card import Provenance, collect, render_card
+
+
+def _head(card: str) -> dict[str, object]:
+    return yaml.safe_load(card.split("---\n")[1])
+
+
+def test_head_of_an_adapter(tiny_export: Path) -> None:
+    head = _head((tiny_export / "README.md").read_text())
+    assert head["library_name"] == "peft"
+    assert head["base_model_relation"] == "adapter"
+    assert head["license"] == "other"
+    assert {"graph-llm", "lora", "ras"} <= set(head["tags"])  # type: ignore[arg-type]
+    # A local base is named, and where it lies is not told.
+    assert re.fullmatch(r"model_smollm2\d*", str(head["base_model"]))
+
+
+def test_tells_how_it_was_trained(tiny_export: Path) -> None:
+    card = (tiny_export / "README.md").read_text()
+    for fact in (
+        "| steps | 3 |",
+        "| seconds | 7.25 |",
+        "| records | 12 |",
+        "SHA-256 `0123abcd`",
+        "f00ba4",
+        "torch 2.13.0",
+    ):
+        assert fact in card, fact
+    assert "learning_rate: 0.001" in card
+    assert "| `eval_loss` | 1.25 |" in card
+    assert "hf_abc" not in card
+    assert "/home/someone" not in card
+
+
+def test_example_runs(tiny_export: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tiny_export.parent)
+    card = (tiny_export / "README.md").read_text()
+    example = re.search(r"```python\n(.*?)```", card, re.DOTALL)
+    assert example is not None
+    capsys.readouterr()
+    exec(example.group(1), {})
+    assert capsys.readouterr().out.strip()
+
+
+def test_scores_files(tiny_run: Path, tmp_path: Path) -> None:
+    for task, mean in (("hotpotqa", 0.4567), ("musique", 0.25)):
+        (tmp_path / task).mkdir()
+        interval = {"mean": mean, "low": 0.2, "high": 0.5, "n": 240}
+        empty = {"mean": 0.0, "low": 0.0, "high": 0.0, "n": 0}
+        content = {"system": "ras", "task": task, "metrics": {"f1": interval}, "supporting_recall": empty}
+        (tmp_path / task / "metrics.json").write_text(json.dumps(content))
+    (tmp_path / "plain.json").write_text('{"speed": {"tokens_per_second": 99.5}, "ok": true}')
+    files = [tmp_path / "hotpotqa" / "metrics.json", tmp_path / "musique" / "metrics.json", tmp_path / "plain.json"]
+    card = render_card(collect(tiny_run / "final", files), "adapter", "x")
+    assert "`hotpotqa/metrics.json` (system `ras`, task `hotpotqa`):" in card
+    assert "| `metrics.f1` | 0.4567 | 0.2 to 0.5 | 240 |" in card
+    assert "| `metrics.f1` | 0.25 |" in card
+    assert "supporting_recall" not in card
+    assert "| `speed.tokens_per_second` | 99.5 |" in card
+
+
+def test_bad_scores_file(tiny_run: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"scores file .*none\.json"):
+        collect(tiny_run / "final", [tmp_path / "none.json"])
+    (tmp_path / "bad.json").write_text('{\n"f1": }')
+    with pytest.raises(ValueError, match=r"bad\.json:2: not valid JSON"):
+        collect(tiny_run / "final", [tmp_path / "bad.json"])
+
+
+def test_checkpoint_of_a_running_run(run_copy: Path) -> None:
+    (run_copy / "final" / "training.json").unlink()
+    folder = (run_copy / "final").rename(run_copy / "checkpoint-2")
+    (folder / "trainer_state.json").write_text('{"global_step": 2}')
+    training = collect(folder).training
+    assert (training["steps"], training["seconds"]) == (2, 5.5)
+
+
+def test_names_licence_and_revision() -> None:
+    card = render_card(Provenance("owner/base", "abc123", "owner/encoder", licence="apache-2.0"), "merged", "x")
+    head = _head(card)
+    assert (head["license"], head["base_model"], head["library_name"]) == ("apache-2.0", "owner/base", "transformers")
+    assert "`owner/base`, revision `abc123`" in card
+    assert "This folder: apache-2.0." in card
+
+
+def test_without_graph_no_encoder_is_named() -> None:
+    card = render_card(Provenance("owner/base", encoder="owner/encoder", use_graph=False), "adapter", "x")
+    assert "owner/encoder" not in card
+    assert "LoRA weights, no graph" in card

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoints.export import ExportOptions, export
+from checkpoints.folders import file_digest
+
+Cli = Callable[..., tuple[int, str, str]]
+WANTED = {
+    "README.md",
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "chat_template.jinja",
+    "config.json",
+    "processor_config.json",
+    "provenance.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "verify.json",
+}
+
+
+def test_holds_these_files_and_no_others(tiny_export: Path) -> None:
+    assert {path.name for path in tiny_export.iterdir()} == WANTED
+    assert not [path.name for path in tiny_export.parent.iterdir() if path.name != "h1"]
+
+
+def test_loads_and_replies_as_the_run(tiny_run: Path, tiny_export: Path) -> None:
+    from checkpoints.verify import CASES
+    from models.local_generator import load_generator
+
+    samples = list(CASES.values())
+    trained = load_generator(tiny_run / "final").generate_many(samples, 12)
+    exported = load_generator(tiny_export).generate_many(samples, 12)
+    assert [reply.text for reply in exported] == [reply.text for reply in trained]
+    assert len({reply.text for reply in trained}) > 1
+
+
+def test_reference_outputs_are_those_of_the_run(tiny_run: Path, tiny_export: Path) -> None:
+    import torch
+
+    from models.loading import load_graph_llm
+
+    reference = json.loads((tiny_export / "verify.json").read_text())
+    tasks = [(case["task"], len(case["steps"])) for case in reference["cases"]]
+    assert {("planning", 0), ("planning", 1), ("planning", 2), ("answering", 0), ("answering", 2)} == set(tasks)
+    case = reference["cases"][0]
+    model, processor = load_graph_llm(tiny_run / "final", torch.float32)
+    from models.graphs import GraphRows, batch_graphs
+
+    graphs = batch_graphs([GraphRows([], [], [], [], [])], torch.zeros(0, 16).__getitem__, 16)
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([case["prompt_ids"]]), graphs=graphs).logits[0, -1]
+    assert processor.graph_token_id in case["prompt_ids"]
+    assert case["argmax"] == int(logits.argmax()) == case["reply_ids"][0]
+    assert case["logits"] == pytest.approx(logits[case["logit_ids"]].tolist(), abs=1e-4)
+    assert case["log_normaliser"] == pytest.approx(float(logits.logsumexp(0)), abs=1e-4)
+    assert reference["weights"] == {
+        "adapter_model.safetensors": file_digest(tiny_run / "final" / "adapter_model.safetensors")
+    }
+
+
+def test_says_nothing_of_this_machine(run_copy: Path, tmp_path: Path, tiny_encoder: Path) -> None:
+    config = json.loads((run_copy / "final" / "config.json").read_text())
+    tokenizer = json.loads((run_copy / "final" / "tokenizer_config.json").read_text())
+    settings = {**tokenizer, "name_or_path": "/home/someone/models/base"}
+    (run_copy / "final" / "tokenizer_config.json").write_text(json.dumps(settings))
+    options = ExportOptions(base_model="owner/base", base_revision="abc123", encoder="owner/encoder", licence="mit")
+    folder = export(run_copy, tmp_path / "out", options)
+    for path in folder.iterdir():
+        content = path.read_bytes()
+        for private in (
+            b"/home/",
+            b"hf_abcdef",
+            config["base_model"].encode(),
+            str(tiny_encoder).encode(),
+            b"\x80pickle",
+        ):
+            assert private not in content, (path.name, private)
+    written = json.loads((folder / "config.json").read_text())
+    assert (written["base_model"], written["base_revision"], written["encoder"]) == (
+        "owner/base",
+        "abc123",
+        "owner/encoder",
+    )
+    adapter = json.loads((folder / "adapter_config.json").read_text())
+    assert (adapter["base_model_name_or_path"], adapter["revision"]) == ("owner/base", "abc123")
+    assert json.loads((folder / "tokenizer_config.json").read_text())["eos_token"] == tokenizer["eos_token"]
+
+
+def test_revision_of_a_renamed_base_is_not_kept(run_copy: Path, tmp_path: Path) -> None:
+    path = run_copy / "final" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "base_revision": "old"}))
+    kept = export(run_copy, tmp_path / "kept")
+    renamed = export(run_copy, tmp_path / "renamed", ExportOptions(base_model="owner/base"))
+    assert json.loads((kept / "config.json").read_text())["base_revision"] == "old"
+    assert json.loads((renamed / "config.json").read_text())["base_revision"] is None
+
+
+def test_checkpoint_of_an_unfinished_run(run_copy: Path, tmp_path: Path, cli: Cli) -> None:
+    (run_copy / "final").rename(run_copy / "checkpoint-20")
+    shutil.copytree(run_copy / "checkpoint-20", run_copy / "checkpoint-3")
+    code, _, err = cli("export", run_copy, "--output", tmp_path / "out")
+    assert code == 2
+    assert err.endswith(f"name a checkpoint: {run_copy / 'checkpoint-20'}\n")
+    assert cli("export", run_copy / "checkpoint-20", "--output", tmp_path / "out")[0] == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == WANTED
+
+
+def _delete(name: str) -> Callable[[Path], None]:
+    return lambda run: (run / "final" / name).unlink()
+
+
+def _cut(name: str, size: int) -> Callable[[Path], None]:
+    def cut(run: Path) -> None:
+        path = run / "final" / name
+        path.write_bytes(path.read_bytes()[:size])
+
+    return cut
+
+
+def _wrong_shape(run: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    path = run / "final" / "adapter_model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if "lora_A" in name)
+    save_file({**tensors, name: torch.zeros(8, 99)}, path)
+
+
+def _missing_tensor(run: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = run / "final" / "adapter_model.safetensors"
+    save_file({name: tensor for name, tensor in load_file(path).items() if "projector" not in name}, path)
+
+
+def _other_kind(run: Path) -> None:
+    (run / "final" / "config.json").write_text('{"model_type": "llama"}')
+
+
+def _base_is_gone(run: Path) -> None:
+    path = run / "final" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "base_model": "/nowhere/base"}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (shutil.rmtree, ["no such folder"]),
+        (_delete("config.json"), ["has no config.json"]),
+        (_delete("tokenizer.json"), ["has no tokenizer"]),
+        (_delete("processor_config.json"), ["has no processor_config.json"]),
+        (_delete("adapter_model.safetensors"), ["has no adapter_model.safetensors"]),
+        (_delete("adapter_config.json"), ["has no model.safetensors"]),
+        (_cut("adapter_model.safetensors", 0), ["adapter_model.safetensors", "cut off"]),
+        (_cut("adapter_model.safetensors", 5), ["adapter_model.safetensors", "cut off"]),
+        (_cut("adapter_model.safetensors", 20_000), ["adapter_model.safetensors", "cut off"]),
+        (_cut("config.json", 30), ["final/config.json:", "not valid JSON"]),
+        (_cut("adapter_config.json", 30), ["adapter_config.json:", "not valid JSON"]),
+        (_cut("tokenizer.json", 30), ["tokenizer.json", "not valid JSON"]),
+        (_other_kind, ["model_type is 'llama'"]),
+        (_wrong_shape, ["does not fit together", "size mismatch"]),
+        (_missing_tensor, ["does not fit together", "projector"]),
+        (_base_is_gone, ["/nowhere/base", "no such folder"]),
+    ],
+)
+def test_bad_input_is_one_line(
+    damage: Callable[[Path], None], words: list[str], run_copy: Path, tmp_path: Path, cli: Cli
+) -> None:
+    damage(run_copy)
+    code, out, err = cli("export", run_copy, "--output", tmp_path / "out")
+    errors = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert (code, out, len(errors)) == (2, "", 1)
+    assert all(word in errors[0] for word in words), errors[0]
+    assert "Traceback" not in err
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_output_that_exists(tiny_run: Path, tmp_path: Path, cli: Cli) -> None:
+    output = tmp_path / "out"
+    output.mkdir()
+    (output / "notes.txt").write_text("mine")
+    assert cli("export", tiny_run, "--output", output)[0] == 2
+    code, _, err = cli("export", tiny_run, "--output", output, "--overwrite")
+    assert (code, (output / "notes.txt").read_text()) == (2, "mine")
+    assert "is not a model folder and is not replaced" in err
+    (output / "config.json").write_text("{}")
+    code, _, err = cli("export", tiny_run, "--output", output)
+    assert code == 2
+    assert "is not empty" in err
+    assert cli("export", tiny_run, "--output", output, "--overwrite")[0] == 0
+    assert {path.name for path in output.iterdir()} == WANTED
+    file = tmp_path / "file"
+    file.write_text("mine")
+    assert cli("export", tiny_run, "--output", file, "--overwrite")[0] == 2
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize("place", ["final", "."])
+def test_does_not_replace_what_it_reads(place: str, run_copy: Path, cli: Cli) -> None:
+    before = sorted(run_copy.rglob("*"))
+    code, _, err = cli("export", run_copy, "--output", run_copy / place, "--overwrite")
+    assert code == 2
+    assert "is or holds the model that is read" in err
+    assert sorted(run_copy.rglob("*")) == before
+
+
+def test_failed_export_leaves_the_old_one(
+    run_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    from checkpoints import export as module
+
+    assert cli("export", run_copy, "--output", tmp_path / "out")[0] == 0
+    before = (tmp_path / "out" / "verify.json").read_bytes()
+
+    def full_disk(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "weight_digests", full_disk)
+    code, _, err = cli("export", run_copy, "--output", tmp_path / "out", "--overwrite")
+    assert (code, (tmp_path / "out" / "verify.json").read_bytes()) == (2, before)
+    assert "No space left" in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]

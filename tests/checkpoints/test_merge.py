@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from checkpoints.merge import merge
+from checkpoints.verify import CASES, verify
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+def _names(folder: Path) -> set[str]:
+    with safe_open(folder / "model.safetensors", framework="pt") as tensors:
+        return set(tensors.keys())
+
+
+def _texts(folder: Path) -> list[str]:
+    from models.local_generator import load_generator
+
+    return [reply.text for reply in load_generator(folder).generate_many(list(CASES.values()), 12)]
+
+
+@pytest.fixture(scope="module")
+def merged(tiny_export: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    report = merge(tiny_export, tmp_path_factory.mktemp("merged") / "h1")
+    assert report.logit_difference < 1e-4
+    assert (report.same_replies, report.replies, report.uses_graph) == (5, 5, True)
+    return report.folder
+
+
+def test_replies_as_the_adapter_without_peft(merged: Path, tiny_export: Path) -> None:
+    from models.graph_llm import GraphLLM
+    from models.loading import load_graph_llm
+
+    model, _ = load_graph_llm(merged, torch.float32)
+    assert type(model) is GraphLLM
+    assert not [name for name, _ in model.named_parameters() if "lora" in name]
+    assert _texts(merged) == _texts(tiny_export)
+
+
+def test_lora_is_in_the_weights(merged: Path, tiny_export: Path) -> None:
+    from models.graph_llm import GraphLLM
+    from models.loading import load_graph_llm
+
+    model = GraphLLM.from_pretrained(merged)
+    adapted, _ = load_graph_llm(tiny_export, torch.float32)
+    layer = adapted.get_base_model().language_model.model.layers[1].mlp.down_proj
+    wanted = layer.base_layer.weight + layer.get_delta_weight("default")
+    found = model.language_model.model.layers[1].mlp.down_proj.weight
+    assert torch.allclose(found, wanted, atol=1e-6)
+    assert not torch.allclose(found, layer.base_layer.weight, atol=1e-2)
+    trained = adapted.get_base_model().projector.modules_to_save["default"].out.weight
+    assert torch.equal(model.projector.out.weight, trained)
+
+
+def test_tied_weights_stay_tied(merged: Path) -> None:
+    from models.graph_llm import GraphLLM
+
+    model = GraphLLM.from_pretrained(merged)
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert "language_model.lm_head.weight" not in _names(merged)
+    assert not torch.equal(model.get_input_embeddings().weight, torch.zeros_like(model.get_input_embeddings().weight))
+
+
+@pytest.mark.usefixtures("same_process")
+def test_merged_folder_verifies(merged: Path, tiny_run: Path) -> None:
+    comparisons = verify(merged, tiny_run)
+    assert [comparison.passed for comparison in comparisons] == [True, True]
+
+
+def test_untied_weights(
+    tiny_model: Callable[[str], Path], tiny_encoder: Path, tmp_path: Path, train: Callable[..., None]
+) -> None:
+    train(tiny_model("llama"), tiny_encoder, tmp_path / "run")
+    report = merge(tmp_path / "run", tmp_path / "out")
+    assert report.same_replies == 5
+    assert "language_model.lm_head.weight" in _names(tmp_path / "out")
+
+
+def test_without_lora(
+    tiny_model: Callable[[str], Path], tiny_encoder: Path, tmp_path: Path, train: Callable[..., None]
+) -> None:
+    train(tiny_model("llama"), tiny_encoder, tmp_path / "run", lora=False)
+    report = merge(tmp_path / "run", tmp_path / "out")
+    assert report.logit_difference < 1e-4
+    assert report.same_replies == 5
+    assert _texts(tmp_path / "out") == _texts(tmp_path / "run")
+
+
+def test_bfloat16_rounds_the_language_model_alone(tiny_export: Path, tmp_path: Path) -> None:
+    report = merge(tiny_export, tmp_path / "out", dtype="bfloat16")
+    with safe_open(tmp_path / "out" / "model.safetensors", framework="pt") as tensors:
+        types = {(name.split(".")[0], tensors.get_tensor(name).dtype) for name in tensors.keys()}  # noqa: SIM118
+    assert types == {
+        ("language_model", torch.bfloat16),
+        ("graph_encoder", torch.float32),
+        ("projector", torch.float32),
+    }
+    assert report.logit_difference > 1e-3
+
+
+def test_language_model_alone_with_graph(tiny_export: Path, tmp_path: Path, cli: Cli) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    code, out, _ = cli("merge", tiny_export, "--output", tmp_path / "lm", "--language-model-only")
+    assert code == 0
+    assert "trained with a graph token" in out
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "lm")
+    assert model.config.model_type == "llama"
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert not [name for name in _names(tmp_path / "lm") if name.startswith(("language_model", "graph", "projector"))]
+    # The placeholder has no embedding here, so the tokenizer must not know it.
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "lm")) == model.config.vocab_size
+    assert "The graph token is lost" in (tmp_path / "lm" / "README.md").read_text()
+
+
+def test_language_model_alone_without_graph(
+    tiny_model: Callable[[str], Path],
+    tiny_encoder: Path,
+    tmp_path: Path,
+    train: Callable[..., None],
+    cli: Cli,
+) -> None:
+    train(tiny_model("smollm2"), tiny_encoder, tmp_path / "run", use_graph=False)
+    code, out, _ = cli("merge", tmp_path / "run", "--output", tmp_path / "lm", "--language-model-only")
+    assert code == 0
+    assert "graph token" not in out
+    assert _texts(tmp_path / "lm") == _texts(tmp_path / "run")
+
+
+def test_a_merge_that_went_wrong_writes_nothing(
+    tiny_export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    from checkpoints import merge as module
+
+    def forget_lora(model: Any) -> Any:
+        return model.unload()
+
+    monkeypatch.setattr(module, "_merged", forget_lora)
+    for options in ([], ["--language-model-only"]):
+        code, _, err = cli("merge", tiny_export, "--output", tmp_path / "out", *options)
+        assert code == 2
+        assert "nothing was written" in err
+        assert not list(tmp_path.iterdir())
+
+
+def test_what_can_not_be_merged(merged: Path, tiny_export: Path, tmp_path: Path, cli: Cli) -> None:
+    code, _, err = cli("merge", merged, "--output", tmp_path / "out")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "there is nothing to merge" in err
+    code, _, err = cli("merge", tiny_export, "--output", merged)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "is not empty" in err
+    with pytest.raises(ValueError, match="dtype 'int8' is not one of float32, bfloat16, float16"):
+        merge(tiny_export, tmp_path / "out", dtype="int8")
+
+
+def test_card_keeps_the_story_of_the_run(merged: Path, tiny_export: Path) -> None:
+    card = (merged / "README.md").read_text()
+    assert "0123abcd" in card
+    assert "library_name: transformers" in card
+    exported = json.loads((tiny_export / "provenance.json").read_text())
+    assert json.loads((merged / "provenance.json").read_text()) == exported

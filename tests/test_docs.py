@@ -1,0 +1,311 @@
+"""The documents against the code: links, commands and references must exist."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import functools
+import json
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from data_builders.annotations import RecordedTeacher
+from data_builders.hotpotqa_subq import label_question
+from data_builders.questions import Question
+from eval.task import load_task
+from models.records import Record
+from rag.corpus import Passage
+from train.config import RunConfig
+
+SECTIONS = [item for item in fields(RunConfig) if is_dataclass(getattr(RunConfig(), item.name))]
+ROOT = Path(__file__).parent.parent
+NAMES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
+DOCUMENTS = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").glob("*.md"))]
+ROOMS = ("recipes", "train", "eval", "data_builders", "rag", "checkpoints", "models", "benchmarks", "docs", "tests")
+
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_REFERENCE = re.compile(r"`([\w./]+\.py):([\w.]+)`")
+_PATH = re.compile(rf"`((?:{'|'.join(ROOMS)})/[\w./-]+)(?::[\w.]+)?`")
+_CHOICES = re.compile(r"(--[\w.-]+),?(?: [A-Z_]+)? \{([^}]*)\}")
+_ASSIGNMENT = re.compile(r"[A-Z_]+=\S*")
+
+
+class Command(NamedTuple):
+    """One command of a document."""
+
+    where: str
+    text: str
+
+    @property
+    def words(self) -> list[str]:
+        """The words of the command without variables in front of it."""
+        words = shlex.split(self.text, comments=True)
+        while words and _ASSIGNMENT.fullmatch(words[0]):
+            words.pop(0)
+        return words
+
+
+def documents() -> list[Path]:
+    return [path for path in DOCUMENTS if path.exists()]
+
+
+def text_of(path: Path) -> str:
+    if not path.exists():
+        pytest.skip(f"{path.relative_to(ROOT)} is not written yet")
+    return path.read_text(encoding="utf-8")
+
+
+def prose(text: str) -> str:
+    return _FENCE.sub("", text)
+
+
+def anchors(text: str) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", prose(text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def commands_in(text: str, where: str) -> list[Command]:
+    found = []
+    for language, block in _FENCE.findall(text):
+        if language != "bash":
+            continue
+        lines = block.replace("\\\n", " ").splitlines()
+        found += [Command(where, part.strip()) for line in lines for part in line.split(" && ") if part.strip()]
+    return [command for command in found if program(command.words)]
+
+
+def blocks(name: str, language: str) -> list[str]:
+    return [block for kind, block in _FENCE.findall(text_of(ROOT / name)) if kind == language]
+
+
+def program(words: list[str]) -> tuple[str, ...]:
+    """What `--help` is asked of: `-m module subcommand`, or a script; empty for other programs."""
+    if words[:2] == ["accelerate", "launch"]:
+        return tuple(next(([word] for word in words if word.startswith("recipes/") and word.endswith(".py")), ()))
+    if not words or Path(words[0]).name not in ("python", "python3"):
+        return ()
+    if words[1:2] != ["-m"]:
+        return tuple(words[1:2])
+    if words[2].split(".")[0] not in ROOMS:
+        return ()
+    subcommand = words[3:4] if len(words) > 3 and not words[3].startswith("-") else []
+    return ("-m", words[2], *subcommand)
+
+
+@functools.cache
+def help_of(call: tuple[str, ...]) -> str:
+    done = subprocess.run(
+        [sys.executable, *call, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, f"{' '.join(call)} --help: {done.stderr.strip()[-300:]}"
+    return " ".join(done.stdout.split())
+
+
+def own_arguments(words: list[str]) -> list[str]:
+    """The words after the program itself: those before it are the launcher's."""
+    last = program(words)[-1]
+    return words[words.index(last) + 1 :]
+
+
+def troubles_of(command: Command) -> list[str]:
+    """Flags that the program does not have, and values that it does not take."""
+    usage = help_of(program(command.words))
+    # `-h, --help` and `--licence ID, --license ID` are two flags each; a flag ends where a name can't go on.
+    known = set(re.findall(r"(?<![\w-])--[A-Za-z][\w.-]*", usage))
+    choices = {flag: values.split(",") for flag, values in _CHOICES.findall(usage)}
+    found = []
+    arguments = own_arguments(command.words)
+    for number, word in enumerate(arguments):
+        flag, _, value = word.partition("=")
+        if not flag.startswith("--"):
+            continue
+        if flag not in known:
+            found.append(f"{command.where}: {' '.join(program(command.words))} has no {flag}")
+        value = value or (arguments[number + 1] if number + 1 < len(arguments) else "")
+        if flag in choices and value not in choices[flag]:
+            found.append(f"{command.where}: {flag} {value} is not one of {', '.join(choices[flag])}")
+    for word in command.words:
+        if word.split("/")[0] in ("recipes", "benchmarks") and not (ROOT / word).exists():
+            found.append(f"{command.where}: there is no file {word}")
+    return found
+
+
+def symbols(path: Path) -> set[str]:
+    """Functions, classes, methods, attributes and constants of a module, read without importing it."""
+    found: set[str] = set()
+
+    def visit(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                found.add(prefix + node.name)
+                if isinstance(node, ast.ClassDef):
+                    visit(node.body, f"{prefix}{node.name}.")
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                found.add(prefix + node.target.id)
+            elif isinstance(node, ast.Assign):
+                found.update(prefix + target.id for target in node.targets if isinstance(target, ast.Name))
+
+    visit(ast.parse(path.read_text(encoding="utf-8")).body, "")
+    return found
+
+
+def dangling(text: str, root: Path = ROOT) -> list[str]:
+    """`file:function` references and paths in backticks that name nothing."""
+    found = []
+    for file, name in _REFERENCE.findall(text):
+        if not (root / file).is_file():
+            found.append(f"{file}: no such file")
+        elif name not in symbols(root / file):
+            found.append(f"{file} has no {name}")
+    found += [f"{path}: no such file" for path in _PATH.findall(text) if not (root / path).exists()]
+    return sorted(set(found))
+
+
+ALL_COMMANDS = [
+    command
+    for path in documents()
+    for command in commands_in(path.read_text(encoding="utf-8"), str(path.relative_to(ROOT)))
+]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_relative_links_resolve(path):
+    broken = []
+    for target in _LINK.findall(prose(text_of(path))):
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        name, _, anchor = target.partition("#")
+        file = path.parent / name if name else path
+        has_anchor = not anchor or file.suffix != ".md"
+        if not file.exists() or not (has_anchor or anchor in anchors(file.read_text(encoding="utf-8"))):
+            broken.append(target)
+    assert not broken
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_named_files_and_functions_exist(path):
+    assert dangling(text_of(path)) == []
+
+
+@pytest.mark.parametrize("command", ALL_COMMANDS, ids=lambda command: f"{command.where}: {command.text[:60]}")
+def test_commands_have_their_flags(command):
+    assert troubles_of(command) == []
+
+
+def test_every_page_about_a_job_has_commands():
+    for name in ("data", "training", "evaluation"):
+        path = ROOT / "docs" / f"{name}.md"
+        assert commands_in(text_of(path), name), f"{path.name} shows no command"
+
+
+def test_paper_index_covers_the_equations_of_ras():
+    rows = text_of(ROOT / "docs/paper_index.md")
+    numbers = set()
+    for first, last in re.findall(r"\beq\. (\d+)(?:-(\d+))?", rows):
+        numbers |= set(range(int(first), int(last or first) + 1))
+    assert numbers >= set(range(1, 14))
+    assert len(_REFERENCE.findall(rows)) >= 30
+
+
+def test_citation_file_is_whole():
+    citation = yaml.safe_load(text_of(ROOT / "CITATION.cff"))
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["title"] == "TripleTune"
+    assert citation["message"]
+    assert citation["authors"]
+    assert citation["license"] == "Apache-2.0"
+    assert len(citation["references"]) == 5
+    assert all(entry["title"] and entry["authors"] and entry["type"] for entry in citation["references"])
+
+
+def test_examples_on_the_pages_are_read_by_the_code(tmp_path):
+    teacher, record = (json.loads(block) for block in blocks("docs/data.md", "json"))
+    shown = Record.from_json(record)
+    assert shown.to_json() == record
+    replies = tmp_path / "teacher.jsonl"
+    replies.write_text(json.dumps(teacher) + "\n", encoding="utf-8")
+    passages = tuple(Passage(title, "text") for title in teacher["helpful"])
+    question = Question(teacher["_id"], shown.question, shown.answers, passages, (0, 1), "", "hotpotqa")
+    labelled = asyncio.run(label_question(question, RecordedTeacher(replies), direct_answer=False))
+    assert [one.label for one in labelled] == [f"[SUBQ] {shown.question}", shown.label, "[SUFFICIENT]", "Velsund"]
+    task = tmp_path / "my_task.yaml"
+    task.write_text(blocks("docs/evaluation.md", "yaml")[0], encoding="utf-8")
+    assert load_task(str(task)).metrics[0] == "exact_match"
+
+
+def test_python_examples_are_python():
+    examples = [block for name in ("data", "evaluation") for block in blocks(f"docs/{name}.md", "python")]
+    assert len(examples) == 2
+    for example in examples:
+        ast.parse(example)
+
+
+def test_fields_named_on_the_training_page_exist():
+    known = {f"{part.name}.{item.name}" for part in SECTIONS for item in fields(getattr(RunConfig(), part.name))}
+    named = set(re.findall(r"`(?:--)?((?:model|data|train)\.[a-z_]+)(?=[` :])", text_of(ROOT / "docs/training.md")))
+    assert len(named) > 15
+    assert named <= known
+
+
+# What these checks find, so that they can't pass by finding nothing.
+
+
+def test_commands_are_found_in_bash_blocks_alone():
+    text = (
+        "```bash\npython -m eval run \\\n  --system ras  # why\npip install x\n"
+        "OMP_NUM_THREADS=1 accelerate launch --config_file recipes/accelerate/cpu.yaml recipes/ras_multitask.py "
+        "--dry-run\ncd x && python benchmarks/loop.py --questions 4\n```\n"
+        "```text\npython -m eval nonsense\n```\n"
+    )
+    found = commands_in(text, "here")
+    assert [program(command.words) for command in found] == [
+        ("-m", "eval", "run"),
+        ("recipes/ras_multitask.py",),
+        ("benchmarks/loop.py",),
+    ]
+    assert own_arguments(found[0].words) == ["--system", "ras"]
+    assert own_arguments(found[1].words) == ["--dry-run"]
+
+
+@pytest.mark.parametrize(
+    ("text", "trouble"),
+    [
+        ("python -m eval run --sistem ras", "has no --sistem"),
+        ("python -m eval run --system raz", "--system raz is not one of"),
+        ("python -m data_builders.world --train=4 --sizes 5", "has no --sizes"),
+        ("accelerate launch recipes/ras_multitask.py --config recipes/configs/none.yaml", "there is no file"),
+        ("accelerate launch recipes/ras_multitask.py --train.learning_rat 1", "has no --train.learning_rat"),
+    ],
+)
+def test_wrong_commands_are_found(text, trouble):
+    found = troubles_of(Command("here", text))
+    assert len(found) == 1
+    assert trouble in found[0]
+
+
+def test_dangling_references_are_found(tmp_path):
+    (tmp_path / "rag").mkdir()
+    (tmp_path / "rag/x.py").write_text(
+        "LIMIT = 3\nclass A:\n    size: int\n    def go(self): ...\nasync def run(): ...\n"
+    )
+    good = "`rag/x.py:A.go` `rag/x.py:A.size` `rag/x.py:LIMIT` `rag/x.py:run` `rag/x.py`"
+    assert dangling(good, tmp_path) == []
+    bad = "`rag/x.py:B` `rag/y.py:run` `rag/gone.md`"
+    assert dangling(bad, tmp_path) == [
+        "rag/gone.md: no such file",
+        "rag/x.py has no B",
+        "rag/y.py: no such file",
+    ]
+
+
+def test_anchors_are_those_of_the_forge():
+    assert anchors("# Run it\n## What's `in` a row?\n```bash\n# no heading\n```\n") == {"run-it", "whats-in-a-row"}
