@@ -25,7 +25,8 @@ PY = [sys.executable, "-m"]
 LOOP = [
     "--task", "hotpotqa", "--data", HOME / "world/test.jsonl",
     "--corpus", HOME / "world/test.corpus.jsonl", "--triples", HOME / "world/test.triples.jsonl",
-    "--index", HOME / "index", "--top-k", "2", "--max-plan-tokens", "40", "--max-answer-tokens", "24", "--dtype", "auto",
+    "--index", HOME / "index", "--top-k", "2",
+    "--max-plan-tokens", "40", "--max-answer-tokens", "24", "--dtype", "auto",
 ]  # fmt: skip
 RECORDS = ["--data", HOME / "records-test", "--split", "test", "--max-plan-tokens", "40", "--max-answer-tokens", "24",
            "--dtype", "auto"]  # fmt: skip
@@ -38,7 +39,8 @@ def steps() -> list[tuple[str, list[object], Path]]:
     def records(split: str, folder: str) -> list[object]:
         source = f"hotpotqa:{world}/{split}.jsonl:{world}/{split}.teacher.jsonl"
         return [*PY, "data_builders.hotpotqa_subq", "--source", source, "--split-name", split, "--distractors", "1",
-                "--triple-file", f"{world}/{split}.triples.jsonl", "--output", HOME / folder, "--overwrite"]  # fmt: skip
+                "--triple-file", f"{world}/{split}.triples.jsonl", "--output", HOME / folder,
+                "--overwrite"]  # fmt: skip
 
     def loop(system: str, name: str, model: object, *more: str) -> list[object]:
         return [*PY, "eval", "run", "--system", system, "--model", model, *more, *LOOP, "--output", HOME / name]

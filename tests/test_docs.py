@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from data_builders.annotations import RecordedTeacher
-from data_builders.hotpotqa_subq import label_question
+from data_builders.labelling import label_question
 from data_builders.questions import Question
 from eval.task import load_task
 from models.records import Record

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from data_builders.hotpotqa_subq import BuildOptions, LabelOptions, build, gives_away_answer, label_question, main
+from data_builders.hotpotqa_subq import BuildOptions, build, main
+from data_builders.labelling import LabelOptions, gives_away_answer, label_question
 from data_builders.questions import DropReason, Question, UnlabelledQuestion
 from data_builders.sources import Source
 from models.records import read_records

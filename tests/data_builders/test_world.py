@@ -6,7 +6,7 @@ import pytest
 
 from data_builders import world as world_module
 from data_builders.annotations import RecordedTeacher
-from data_builders.hotpotqa_subq import label_question
+from data_builders.labelling import label_question
 from data_builders.questions import Question
 from data_builders.readers.hotpotqa import OUT_OF_RANGE, read_questions
 from data_builders.world import WorldOptions, generate_world, main, write_world

@@ -1,0 +1,316 @@
+"""Tiny models, tokenizers and records for every test; nothing is downloaded, everything runs on one core."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import pytest
+
+from models.records import Action, Record, Step
+from models.triples import Triple
+
+MARKERS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TEXT = (
+    "Plan the next step for the question. Reply [NO_RETRIEVAL], [SUFFICIENT] or [SUBQ] and a sub-query. "
+    "Retrieved Graph Information: (S> Ada Lovelace| P> born in| O> London), (S> London| P> capital of| O> England) "
+    "Question: Where was the first programmer born? Answer the question with the facts found."
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _tokenizer() -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=384,
+        special_tokens=list(MARKERS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    core.train_from_iterator([TEXT] * 4, trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token=MARKERS[0], eos_token=MARKERS[2], pad_token=MARKERS[3]
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def _config(family: str, vocabulary: int) -> Any:
+    import transformers
+
+    common = {
+        "vocab_size": vocabulary,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "pad_token_id": 3,
+        # Wide weights: replies differ between inputs and no two logits are nearly equal.
+        "initializer_range": 0.3,
+    }
+    special: dict[str, tuple[Any, dict[str, Any]]] = {
+        "llama": (transformers.LlamaConfig, {"tie_word_embeddings": False}),
+        "smollm2": (transformers.LlamaConfig, {"tie_word_embeddings": True}),
+        "qwen2": (transformers.Qwen2Config, {"tie_word_embeddings": True}),
+        "qwen3": (transformers.Qwen3Config, {"head_dim": 16, "tie_word_embeddings": False}),
+        "gemma": (transformers.GemmaConfig, {"head_dim": 8}),
+        "gemma2": (
+            transformers.Gemma2Config,
+            {
+                "head_dim": 8,
+                "query_pre_attn_scalar": 8,
+                "final_logit_softcapping": 2.0,
+                "attn_logit_softcapping": 5.0,
+                "sliding_window": 8,
+            },
+        ),
+        "gemma3": (
+            transformers.Gemma3TextConfig,
+            {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8, "final_logit_softcapping": 3.0},
+        ),
+        "granite": (transformers.GraniteConfig, {"logits_scaling": 4.0, "embedding_multiplier": 3.0}),
+        # The one with learned positions, counted from the start.
+        "gpt2": (transformers.GPT2Config, {}),
+        "cohere": (transformers.CohereConfig, {"logit_scale": 0.25}),
+    }
+    kind, more = special[family]
+    return kind(**{**common, **more})
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tiny byte-level tokenizer and its ChatML-like template."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    _tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def tokenizer(tokenizer_folder: Path) -> Any:
+    """A fresh tokenizer, so that one test's additions do not reach the next."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tokenizer_folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Callable[[str], Path]:
+    """Folder of a tiny causal language model of a family (the names in `_config`), made once a session."""
+    made: dict[str, Path] = {}
+
+    def make(family: str) -> Path:
+        if family not in made:
+            import torch
+            from transformers import AutoModelForCausalLM, AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+            folder = tmp_path_factory.mktemp(f"model_{family}")
+            torch.manual_seed(7)
+            AutoModelForCausalLM.from_config(_config(family, len(tokenizer))).save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            made[family] = folder
+        return made[family]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tiny_model: Callable[[str], Path]) -> Path:
+    """Folder of a tiny Llama with grouped-query attention, and its tokenizer."""
+    return tiny_model("llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_encoder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
+    """A sentence-transformers folder: a tiny BERT with mean pooling, 16 numbers a vector."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from transformers import AutoTokenizer, BertConfig, BertModel
+
+    try:
+        from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+    except ImportError:
+        from sentence_transformers.models import Pooling, Transformer
+
+    core = tmp_path_factory.mktemp("bert")
+    folder = tmp_path_factory.mktemp("encoder")
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    torch.manual_seed(3)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=128,
+        pad_token_id=3,
+        initializer_range=0.5,
+    )
+    BertModel(config).save_pretrained(core)
+    tokenizer.save_pretrained(core)
+    SentenceTransformer(modules=[Transformer(str(core)), Pooling(16, "mean")], device="cpu").save(str(folder))
+    return folder
+
+
+@pytest.fixture
+def make_graph_llm(tiny_model: Callable[[str], Path], tiny_encoder: Path) -> Callable[..., tuple[Any, Any]]:
+    """Builds a small `GraphLLM` and its processor: `make_graph_llm("qwen2", graph_dropout=0.0)`."""
+
+    def make(family: str = "llama", **options: Any) -> tuple[Any, Any]:
+        import torch
+
+        from models.loading import build_graph_llm
+
+        torch.manual_seed(11)
+        settings = {
+            "graph_hidden_width": 16,
+            "graph_layers": 2,
+            "graph_heads": 2,
+            "projector_width": 16,
+            "dtype": torch.float32,
+            **options,
+        }
+        return build_graph_llm(str(tiny_model(family)), encoder=str(tiny_encoder), **settings)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def records() -> list[Record]:
+    """Twelve records of four questions, both tasks, all actions, with and without graph."""
+    found: list[Record] = []
+    for number, (name, place, land) in enumerate(
+        [
+            ("Ada Lovelace", "London", "England"),
+            ("René Descartes", "La Haye", "France"),
+            ("紫式部", "京都", "日本"),
+            ("Zeno (of Elea), the younger", "Elea", "Magna Graecia"),
+        ]
+    ):
+        question = f"In which country was {name} born?"
+        first = Step(question, (Triple(name, "born in", place), Triple(name, "known for", f"work {number}")))
+        second = Step(f"In which country is {place}?", (Triple(place, "located in", land),), f"{place} is in {land}.")
+        key = f"q{number}"
+        found += [
+            Record(f"{key}-p0", key, "planning", question, Action.SUBQ, (first,), f"In which country is {place}?"),
+            Record(f"{key}-p1", key, "planning", question, Action.SUFFICIENT, (first, second)),
+            Record(f"{key}-a", key, "answering", question, Action.SUFFICIENT, (first, second), answers=(land,)),
+        ]
+    found[3] = Record("q1-n", "q1", "planning", "What is two plus two?", Action.NO_RETRIEVAL)
+    found[5] = Record("q1-d", "q1", "answering", "What is two plus two?", Action.NO_RETRIEVAL, answers=("four",))
+    return found
+
+
+@pytest.fixture
+def write_records(tmp_path: Path) -> Callable[..., Path]:
+    """Writes records as `<split>-00000.jsonl` in a folder and returns the folder."""
+
+    def write(rows: list[Record], split: str = "train", folder: Path | None = None) -> Path:
+        target = folder or tmp_path / "records"
+        target.mkdir(parents=True, exist_ok=True)
+        lines = (json.dumps(row.to_json(), ensure_ascii=False) + "\n" for row in rows)
+        (target / f"{split}-00000.jsonl").write_text("".join(lines), encoding="utf-8")
+        return target
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def embeddings(tiny_encoder: Path) -> Any:
+    """Node and edge vectors of the tiny encoder."""
+    from models.text_embeddings import LiveEmbeddings
+
+    return LiveEmbeddings(str(tiny_encoder), 16)
+
+
+@pytest.fixture
+def make_batch(embeddings: Any) -> Callable[..., dict[str, Any]]:
+    """Makes forward arguments by hand: ids, mask, graphs and (with `labels`) labels, padded right or left."""
+
+    def make(processor: Any, records: list[Record], labels: bool = True, side: str = "right") -> dict[str, Any]:
+        import torch
+
+        from models.graph_processor import pad_batch
+        from models.graphs import batch_graphs, graph_rows
+
+        prompts = [processor.encode_input(record.input) for record in records]
+        ends = [processor.encode_label(record) if labels else [] for record in records]
+        ids, mask = pad_batch([[*p.input_ids, *e] for p, e in zip(prompts, ends)], 3, side)
+        batch: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+        if labels:
+            batch["labels"] = torch.full_like(ids, -100)
+            for row, (prompt, end) in enumerate(zip(prompts, ends)):
+                start = len(prompt.input_ids)
+                batch["labels"][row, start : start + len(end)] = torch.tensor(end)
+        if processor.settings.use_graph:
+            strings = list(dict.fromkeys(text for p in prompts for graph in p.graphs for text in graph.strings))
+            rows = {text: number for number, text in enumerate(strings)}
+            table = embeddings.vectors(strings)
+            batch["graphs"] = batch_graphs([graph_rows(p.graphs, rows) for p in prompts], table.__getitem__, 16)
+        return batch
+
+    return make
+
+
+@pytest.fixture
+def make_config(
+    tmp_path: Path, tiny_model: Callable[[str], Path], tiny_encoder: Path, records: list[Record], write_records: Any
+) -> Callable[..., Any]:
+    """A run on tiny models that takes a second: `make_config({"train.epochs": 2}, family="qwen2")`."""
+
+    def make(overrides: dict[str, Any] | None = None, family: str = "llama") -> Any:
+        from train.config import RunConfig, load_config
+
+        data = write_records(records, "train")
+        write_records(records[:4], "validation", data)
+        values = {
+            "output_dir": str(tmp_path / "run"),
+            "resume": True,
+            "model.base": str(tiny_model(family)),
+            "model.dtype": "float32",
+            "model.encoder": str(tiny_encoder),
+            "model.graph_hidden_width": 16,
+            "model.graph_layers": 2,
+            "model.graph_heads": 2,
+            "model.graph_dropout": 0.3,
+            "model.projector_width": 16,
+            "model.lora_dropout": 0.1,
+            "data.train": str(data),
+            "train.epochs": 1,
+            "train.learning_rate": 0.01,
+            "train.bf16": "false",
+            "train.logging_steps": 1,
+            "train.eval_max_new_tokens": 4,
+            "train.save_steps": 1000,
+            **(overrides or {}),
+        }
+        return load_config(RunConfig, None, values)
+
+    return make

@@ -1,0 +1,72 @@
+import json
+
+import pytest
+
+from models.generation import Completion
+from rag import __main__ as rag_main
+
+
+@pytest.fixture
+def world(tmp_path):
+    passages = [
+        {"title": "Glass Harbour", "text": "A novel by Ida Morn."},
+        {"title": "Ida Morn", "text": "Born in Velsund."},
+    ]
+    facts = [[["Glass Harbour", "Author", "Ida Morn"]], [["Ida Morn", "Birthplace", "Velsund"]]]
+    corpus, triples = tmp_path / "corpus.jsonl", tmp_path / "triples.jsonl"
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in passages))
+    triples.write_text("".join(json.dumps({**p, "triples": t}) + "\n" for p, t in zip(passages, facts)))
+    return ["--corpus", str(corpus), "--triples", str(triples), "--top-k", "1"]
+
+
+class Scripted:
+    async def generate(self, sample, max_new_tokens, evidence=None):
+        if sample.task == "answering":
+            return Completion(sample.steps[-1].triples[0].object)
+        plans = ["[SUBQ] q0", "[SUBQ] Where was Ida Morn born?", "[SUFFICIENT]"]
+        return Completion(plans[len(sample.steps)])
+
+
+@pytest.fixture
+def model(tmp_path, make_graph_llm, monkeypatch):
+    from models.loading import add_adapter
+
+    llm, processor = make_graph_llm()
+    folder = tmp_path / "run" / "final"
+    adapted = add_adapter(llm)
+    adapted.save_pretrained(folder)
+    adapted.get_base_model().config.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return tmp_path / "run"
+
+
+def test_ask_shows_every_step_and_the_answer(model, world, monkeypatch, capsys):
+    monkeypatch.setattr("models.local_generator.load_generator", lambda *args, **options: Scripted())
+    question = "Where was the author of Glass Harbour born?"
+    assert rag_main.main(["ask", question, "--model", str(model), *world]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"Question: {question}"
+    assert [line.split(None, 1)[1] for line in lines if line.startswith("  retrieve")] == ["Glass Harbour", "Ida Morn"]
+    assert lines[-2:] == ["  stop      sufficient", "Answer: Velsund"]
+
+
+def test_ask_runs_a_real_model_from_a_run_folder(model, world, capsys):
+    assert rag_main.main(["ask", "Who?", "--model", str(model), "--max-rounds", "1", *world]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("Answer:")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "nowhere"], "no such folder: nowhere"),
+        (["--corpus", ""], "--corpus"),
+        (["--triples", ""], "--triples"),
+        (["--max-rounds", "-1"], "max_rounds is -1"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(model, world, capsys, arguments, message):
+    assert rag_main.main(["ask", "Who?", "--model", str(model), *world, *arguments]) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error
+    assert error.startswith("error: ")
+    assert "\n" not in error

@@ -1,0 +1,331 @@
+"""The recipe as people run it: golden losses, real kills, and one clear message for every bad input."""
+
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from models.records import Record
+from train.config import to_yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = ROOT / "recipes" / "ras_multitask.py"
+Config = Callable[..., Any]
+# Three optimiser steps an epoch: ten steps are three epochs and a bit. All kinds of dropout are on.
+STEPS = {"train.max_steps": 10, "train.save_steps": 4, "train.eval_steps": 3, "data.max_validation_records": 2}
+
+# Runs the recipe and kills this process, as `kill -9` does, at a moment the test names.
+KILLER = """
+import os, runpy, signal, sys
+moment, step, recipe = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+sys.argv = sys.argv[3:]
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+if moment == "step":
+    from train.engine import LossLog
+    original = LossLog.on_step_end
+    def on_step_end(self, args, state, control, **kwargs):
+        original(self, args, state, control, **kwargs)
+        if state.global_step == step:
+            kill()
+    LossLog.on_step_end = on_step_end
+else:
+    from transformers import TrainerState
+    original = TrainerState.save_to_json
+    def save_to_json(self, path):
+        if self.global_step == step:
+            with open(path, "w") as half:
+                half.write('{"global_step": 8, "log_his')
+            kill()
+        original(self, path)
+    TrainerState.save_to_json = save_to_json
+runpy.run_path(recipe, run_name="__main__")
+"""
+
+
+def command_line(config: Any, tmp_path: Path) -> list[str]:
+    path = tmp_path / f"{Path(config.output_dir).name}.yaml"
+    path.write_text(to_yaml(config))
+    return [str(RECIPE), "--config", str(path)]
+
+
+def run(arguments: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )
+
+
+def losses(config: Any) -> list[dict[str, Any]]:
+    """The loss log without the time."""
+    lines = [json.loads(line) for line in (Path(config.output_dir) / "losses.jsonl").read_text().splitlines()]
+    return [{key: line[key] for key in ("step", "loss", "tokens")} for line in lines]
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[str]], str]]:
+    """Runs the recipe's command line in this process and returns what it exits with ("" for success)."""
+    import logging
+
+    handlers, level = logging.root.handlers[:], logging.root.level
+
+    def call(argv: list[str]) -> str:
+        monkeypatch.setattr(sys, "argv", argv)
+        try:
+            runpy.run_path(argv[0], run_name="__main__")
+        except SystemExit as stop:
+            return str(stop.code or "")
+        return ""
+
+    yield call
+    logging.root.handlers[:], logging.root.level = handlers, level
+
+
+def test_a_run_and_its_result(
+    make_config: Config, tmp_path: Path, records: list[Record], in_process: Callable[[list[str]], str]
+) -> None:
+    config = make_config({**STEPS, "train.max_steps": 6, "model.graph_dropout": 0.0, "model.lora_dropout": 0.0})
+    done = run(command_line(config, tmp_path))
+    assert done.returncode == 0, done.stderr
+    found = losses(config)
+    assert [line["step"] for line in found] == list(range(1, 7))
+    assert found[-1]["loss"] < found[0]["loss"]
+    folder = Path(config.output_dir) / "final"
+    assert all(
+        "lora_" in name or "graph_encoder" in name or "projector" in name
+        for name in load_file(folder / "adapter_model.safetensors")
+    )
+    assert not list(Path(config.output_dir).rglob("training_args.bin"))
+    result = json.loads((folder / "training.json").read_text())
+    assert (result["steps"], result["records"]) == (6, len(records))
+    assert "eval_planning/action_accuracy" in result["evaluation"]
+
+    # Another process, another folder, other modules loaded: the same numbers to the last digit.
+    again = make_config(
+        {
+            **STEPS,
+            "train.max_steps": 6,
+            "model.graph_dropout": 0.0,
+            "model.lora_dropout": 0.0,
+            "output_dir": str(tmp_path / "again"),
+        }
+    )
+    assert in_process(command_line(again, tmp_path)) == ""
+    assert losses(again) == found
+
+
+@pytest.mark.slow
+def test_kills_leave_no_trace(make_config: Config, tmp_path: Path, in_process: Callable[[list[str]], str]) -> None:
+    whole = make_config({**STEPS, "output_dir": str(tmp_path / "whole")})
+    assert in_process(command_line(whole, tmp_path)) == ""
+
+    killed = make_config({**STEPS, "output_dir": str(tmp_path / "killed")})
+    arguments, folder = command_line(killed, tmp_path), tmp_path / "killed"
+    # In the middle of the third epoch, three steps behind a checkpoint that stands in the middle of the second.
+    done = run(["-c", KILLER, "step", "7", *arguments])
+    assert done.returncode == -9, done.stderr
+    assert [line["step"] for line in losses(killed)] == list(range(1, 8))
+    assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-4"]
+    # While the next checkpoint is being written: all of it is there but the end of its last file.
+    done = run(["-c", KILLER, "save", "8", *arguments])
+    assert done.returncode == -9, done.stderr
+    assert "going on from" in done.stderr
+    assert (folder / "checkpoint-8" / "adapter_model.safetensors").exists()
+    # A line cut off in the middle, as a machine that lost power would leave it.
+    with (folder / "losses.jsonl").open("a") as log:
+        log.write('{"step": 8, "lo')
+
+    done = run(arguments)
+    assert done.returncode == 0, done.stderr
+    assert "checkpoint-8 was not written to its end" in done.stderr
+    assert "going on from" in done.stderr
+    assert losses(killed) == losses(whole)
+    assert len(losses(killed)) == 10
+    one, other = (load_file(tmp_path / name / "final" / "adapter_model.safetensors") for name in ("whole", "killed"))
+    assert one.keys() == other.keys()
+    assert all(one[name].equal(other[name]) for name in one)
+    # And once more: there is nothing left to do, and nothing changes.
+    assert in_process(arguments) == ""
+    assert losses(killed) == losses(whole)
+
+
+@pytest.mark.slow
+def test_two_processes_are_as_one(make_config: Config, tmp_path: Path, in_process: Callable[[list[str]], str]) -> None:
+    quiet = {"model.graph_dropout": 0.0, "model.lora_dropout": 0.0, "train.max_steps": 10}
+    quiet |= {"train.save_steps": 4, "train.save_total_limit": None}
+    one = make_config({**quiet, "output_dir": str(tmp_path / "one")})
+    assert in_process(command_line(one, tmp_path)) == ""
+    two = make_config({**quiet, "output_dir": str(tmp_path / "two"), "train.batch_size": 1})
+    arguments = command_line(two, tmp_path)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    done = run([*launch, *arguments])
+    assert done.returncode == 0, done.stderr
+    assert "2 process(es)" in done.stderr
+
+    def log(name: str) -> list[float]:
+        lines = (tmp_path / name / "losses.jsonl").read_text().splitlines()
+        return [json.loads(line)["loss"] for line in lines]
+
+    assert log("two") == pytest.approx(log("one"), rel=1e-4)
+    # And from the middle of the second epoch on.
+    for path in (tmp_path / "two").glob("checkpoint-*"):
+        if path.name != "checkpoint-4":
+            shutil.rmtree(path)
+    done = run([*launch, *arguments])
+    assert done.returncode == 0, done.stderr
+    assert "going on from" in done.stderr
+    assert log("two") == pytest.approx(log("one"), rel=1e-4)
+
+
+def test_a_dry_run_trains_nothing(
+    make_config: Config, tmp_path: Path, in_process: Callable[[list[str]], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_config()
+    assert in_process([*command_line(config, tmp_path), "--dry-run", "--train.epochs", "5"]) == ""
+    shown = capsys.readouterr().out
+    assert "epochs: 5.0" in shown
+    assert "15 optimiser steps of 4 records" in shown
+    assert shown.count("⟦") == 2
+    assert not (Path(config.output_dir) / "losses.jsonl").exists()
+    assert not (Path(config.output_dir) / "final").exists()
+
+
+BAD_LINE = '{"id": "1", "question'
+
+
+def break_data(config: Any, records: list[Record]) -> None:
+    path = Path(config.data.train) / "train-00000.jsonl"
+    path.write_text(path.read_text() + BAD_LINE + "\n")
+
+
+def empty_first_line(config: Any, records: list[Record]) -> None:
+    (Path(config.data.train) / "train-00000.jsonl").write_text("[]\n")
+
+
+def no_tokenizer(config: Any, records: list[Record]) -> None:
+    bare = Path(config.output_dir).parent / "bare"
+    bare.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (bare / name).write_bytes((Path(config.model.base) / name).read_bytes())
+    config.model.base = str(bare)
+
+
+def no_such_model(config: Any, records: list[Record]) -> None:
+    config.model.base = "/nowhere/model"
+
+
+def model_on_an_unreachable_hub(config: Any, records: list[Record]) -> None:
+    config.model.base = "nobody/no-such-model"
+
+
+def no_data(config: Any, records: list[Record]) -> None:
+    config.data.train = "/nowhere/data"
+
+
+def no_shards(config: Any, records: list[Record]) -> None:
+    config.data.train_split = "test"
+
+
+def long_label(config: Any, records: list[Record]) -> None:
+    config.data.max_label_tokens = 3
+
+
+def long_question(config: Any, records: list[Record]) -> None:
+    config.data.max_input_tokens = 40
+
+
+def wrong_targets(config: Any, records: list[Record]) -> None:
+    config.model.lora_targets = ["query_key_value"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (no_data, "no such file or folder: /nowhere/data"),
+        (no_shards, r"no test*.jsonl"),
+        (break_data, "train-00000.jsonl:13: not valid JSON"),
+        (empty_first_line, "train-00000.jsonl:1: expected a JSON object, found list"),
+        (no_tokenizer, "has no tokenizer"),
+        (no_such_model, "'/nowhere/model': there is no such folder"),
+        (model_on_an_unreachable_hub, "nobody/no-such-model"),
+        (long_label, "max_label_tokens is 3"),
+        (long_question, "max_input_tokens=40"),
+        (wrong_targets, "['query_key_value'] do not exist"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_bad_input_is_one_clear_message(
+    damage: Callable[[Any, list[Record]], None],
+    message: str,
+    make_config: Config,
+    records: list[Record],
+    tmp_path: Path,
+    in_process: Callable[[list[str]], str],
+) -> None:
+    config = make_config()
+    damage(config, records)
+    said = in_process(command_line(config, tmp_path))
+    assert said.startswith("error: ")
+    assert message in said
+    assert said.count("error: ") == 1
+    assert not (Path(config.output_dir) / "final").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config", "/nowhere.yaml"], "no such configuration file: /nowhere.yaml"),
+        (["--train.learning_rat", "1"], "did you mean --train.learning_rate?"),
+        (["--train.batch_size", "two"], "train.batch_size: 'two' is not a whole number"),
+    ],
+)
+def test_a_bad_command_line_ends_at_once(arguments: list[str], message: str) -> None:
+    done = run([str(RECIPE), *arguments])
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_bad_input_shows_no_traceback(make_config: Config, tmp_path: Path) -> None:
+    config = make_config()
+    break_data(config, [])
+    done = run(command_line(config, tmp_path))
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("not valid JSON") == 1
+    assert done.stderr.rstrip().splitlines()[-1].startswith("error: ")
+
+
+@pytest.mark.slow
+def test_tracking_offline_writes_no_key(make_config: Config, tmp_path: Path) -> None:
+    key = "f00dfeed" * 5
+    config = make_config({"report_to": ["wandb", "tensorboard"], "train.max_steps": 2, "run_name": "named"})
+    done = run(
+        command_line(config, tmp_path),
+        WANDB_MODE="offline",
+        WANDB_API_KEY=key,
+        WANDB_DIR=str(tmp_path),
+        WANDB_SILENT="true",
+        HF_TOKEN="hf_" + key,
+    )
+    assert done.returncode == 0, done.stderr
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".wandb" for path in written)
+    assert any(path.name.startswith("events.out.tfevents") for path in written)
+    assert not [path for path in written if key.encode() in path.read_bytes()]
+    assert key not in done.stdout + done.stderr

@@ -1,0 +1,54 @@
+from collections.abc import Callable
+from typing import Any
+
+from models.records import Action, Record
+from train.config import RunConfig
+from train.dry_run import report
+from train.run import RunData, load_data, load_model
+
+Config = Callable[..., RunConfig]
+
+
+def dry(config: RunConfig) -> tuple[str, Any, RunData]:
+    model, processor = load_model(config)
+    data = load_data(config, processor)
+    return report(config, model, processor, data), model, data
+
+
+def test_the_report(make_config: Config) -> None:
+    text, model, data = dry(make_config({"train.epochs": 1.5}))
+    assert "  learning_rate: 0.01" in text.replace("    ", "  ")
+    assert (
+        "train: 12 (answering [NO_RETRIEVAL] 1, answering [SUFFICIENT] 3, planning [NO_RETRIEVAL] 1, "
+        "planning [SUBQ] 3, planning [SUFFICIENT] 4)"
+    ) in text
+    assert "validation: 4 (" in text
+    # Three steps an epoch; 4.5 are rounded up, as the Trainer does.
+    assert "5 optimiser steps of 4 records a device, 1 of them warm-up" in text
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert f"({trained:,} parameters)" in text
+    assert f"for 2 x {max(data.train['length'])} tokens" in text
+
+
+def test_steps_are_those_of_the_trainer(make_config: Config) -> None:
+    from train.engine import GraphLLMTrainer
+
+    for change in ({"train.epochs": 1.5}, {"train.max_steps": 7}, {"train.batch_size": 5}):
+        config = make_config({**change, "train.eval_generate": False})
+        model, processor = load_model(config)
+        data = load_data(config, processor)
+        shown = report(config, model, processor, data)
+        trainer = GraphLLMTrainer(model, config, processor, data.table, data.train)
+        trainer.train()
+        assert f"  {trainer.state.max_steps} optimiser steps" in shown
+
+
+def test_the_mask_is_shown_in_any_script(make_config: Config, write_records: Any, records: list[Record]) -> None:
+    config = make_config()
+    record = Record("1", "1", "answering", "誰?", Action.NO_RETRIEVAL, answers=("紫式部",))
+    write_records([record], "train", None)
+    text, _, _ = dry(config)
+    assert "Question: 誰?<|im_end|>" in text
+    assert text.endswith("⟦紫式部<|im_end|>⟧" + text.rsplit("⟧", 1)[1])
+    assert text.count("⟦") == text.count("⟧") == 2
+    assert "�" not in text

@@ -1,0 +1,228 @@
+"""The engine in this process: what a step computes, what a checkpoint holds, and going on where a run stopped.
+
+`tests/recipes/test_ras_multitask.py` does the same through the real command line, with real kills.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from train.config import RunConfig
+from train.engine import GraphLLMTrainer, newest_checkpoint, training_arguments, use_bf16
+from train.run import load_data, load_model
+
+Config = Callable[..., RunConfig]
+
+
+def trainer_of(config: RunConfig) -> GraphLLMTrainer:
+    model, processor = load_model(config)
+    data = load_data(config, processor)
+    return GraphLLMTrainer(model, config, processor, data.table, data.train, data.validation, data.validation_records)
+
+
+def train(config: RunConfig, stop_at: int | None = None) -> GraphLLMTrainer:
+    """Train as the recipe does, from the newest checkpoint; `stop_at` ends the run after that step."""
+    from transformers import TrainerCallback
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop = state.global_step == stop_at
+
+    trainer = trainer_of(config)
+    if stop_at is not None:
+        trainer.add_callback(Stop())
+    checkpoint = newest_checkpoint(config.output_dir)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    return trainer
+
+
+def losses(config: RunConfig) -> list[tuple[int, float, int]]:
+    lines = (Path(config.output_dir) / "losses.jsonl").read_text().splitlines()
+    return [(line["step"], line["loss"], line["tokens"]) for line in map(json.loads, lines)]
+
+
+def weights(trainer: GraphLLMTrainer) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
+
+
+# Twelve records in batches of two: six steps an epoch. Dropout is on everywhere. A stop in the first epoch, at the
+# border of two, and in the second; `eval_steps` uses random numbers of its own between them.
+@pytest.mark.parametrize(("saved", "stopped"), [(2, 5), (6, 6), (6, 7), (8, 9)])
+def test_a_resumed_run_is_the_uninterrupted_run(make_config: Config, tmp_path: Path, saved: int, stopped: int) -> None:
+    common = {
+        "train.epochs": 2,
+        "train.gradient_accumulation": 1,
+        "train.save_steps": saved,
+        "train.eval_steps": 3,
+        "train.eval_generate": False,
+    }
+    whole = make_config({**common, "output_dir": str(tmp_path / "whole")})
+    expected = weights(train(whole))
+    parts = make_config({**common, "output_dir": str(tmp_path / "parts")})
+    train(parts, stop_at=stopped)
+    last = stopped // saved * saved
+    assert newest_checkpoint(parts.output_dir) == tmp_path / "parts" / f"checkpoint-{last}"
+    assert [step for step, _, _ in losses(parts)] == list(range(1, stopped + 1))
+    found = weights(train(parts))
+    assert losses(parts) == losses(whole)
+    assert [step for step, _, _ in losses(whole)] == list(range(1, 13))
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+def test_accumulation_of_two_times_two_is_a_batch_of_four(make_config: Config, tmp_path: Path) -> None:
+    quiet = {"model.graph_dropout": 0.0, "model.lora_dropout": 0.0, "train.epochs": 2, "train.warmup_ratio": 0.0}
+    big = make_config(
+        {**quiet, "train.batch_size": 4, "train.gradient_accumulation": 1, "output_dir": str(tmp_path / "big")}
+    )
+    small = make_config({**quiet, "output_dir": str(tmp_path / "small")})
+    one, other = train(big), train(small)
+    assert len(losses(big)) == 6
+    for (_, big_loss, _), (_, small_loss, _) in zip(losses(big), losses(small), strict=True):
+        assert small_loss == pytest.approx(big_loss, rel=1e-3)
+    for name, value in weights(one).items():
+        assert torch.allclose(weights(other)[name], value, atol=2e-3), name
+
+
+def test_the_logged_loss_is_the_mean_over_label_tokens(make_config: Config) -> None:
+    config = make_config({"model.graph_dropout": 0.0, "model.lora_dropout": 0.0, "train.epochs": 0.1})
+    trainer = trainer_of(config)
+    sampler = trainer._get_train_sampler()
+    rows = [trainer.train_dataset[index] for index in list(sampler)[:4]]
+    batch = trainer.data_collator(rows)
+    with torch.no_grad():
+        expected = trainer.model.eval()(**batch).loss.item()
+    trainer.train()
+    assert losses(config)[0][1] == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_learning_rate_counts_optimiser_steps(make_config: Config) -> None:
+    # Six steps of two micro-batches; a schedule over twelve would hardly have passed its peak.
+    config = make_config({"train.epochs": 2, "train.gradient_accumulation": 2, "train.warmup_ratio": 0.34})
+    trainer = train(config)
+    rates = [line["learning_rate"] for line in trainer.state.log_history if "learning_rate" in line]
+    assert len(rates) == 6
+    assert trainer.state.max_steps == 6
+    # transformers logs the rate a step was done with; the one after the last step is zero.
+    assert trainer.lr_scheduler.get_last_lr()[0] == pytest.approx(0.0, abs=1e-9)
+    peak = config.train.learning_rate
+    assert rates == pytest.approx([0, peak / 3, peak * 2 / 3, peak, peak * 0.75, peak * 0.25])
+
+
+def test_training_learns(make_config: Config) -> None:
+    config = make_config({"train.epochs": 12, "model.graph_dropout": 0.0, "model.lora_dropout": 0.0})
+    train(config)
+    found = [loss for _, loss, _ in losses(config)]
+    assert sum(found[-3:]) < 0.7 * sum(found[:3])
+
+
+def test_a_checkpoint_holds_what_is_trained_and_loads_by_itself(make_config: Config, records: list[Any]) -> None:
+    from models.local_generator import LocalGenerator, load_generator
+
+    config = make_config({"train.save_steps": 3})
+    trainer = train(config)
+    folder = Path(config.output_dir) / "checkpoint-3"
+    names = {path.name for path in folder.iterdir()}
+    assert "training_args.bin" not in names
+    assert {"adapter_model.safetensors", "adapter_config.json", "config.json", "processor_config.json"} <= names
+    assert {"tokenizer.json", "trainer_state.json", "optimizer.pt", "scheduler.pt", "rng_state.pth"} <= names
+    stored = load_file(folder / "adapter_model.safetensors")
+    assert sum(tensor.numel() for tensor in stored.values()) == sum(
+        value.numel() for value in weights(trainer).values()
+    )
+    inputs = [record.input for record in records[:4]]
+    expected = LocalGenerator(trainer.model, trainer.processor).generate_many(inputs, 5)
+    found = load_generator(folder).generate_many(inputs, 5)
+    assert [reply.text for reply in found] == [reply.text for reply in expected]
+
+
+def test_old_checkpoints_are_removed(make_config: Config) -> None:
+    config = make_config({"train.epochs": 2, "train.save_steps": 1, "train.save_total_limit": 2})
+    train(config)
+    assert sorted(path.name for path in Path(config.output_dir).glob("checkpoint-*")) == [
+        "checkpoint-5",
+        "checkpoint-6",
+    ]
+
+
+def test_a_checkpoint_without_its_end_is_passed_over(tmp_path: Path) -> None:
+    assert newest_checkpoint(tmp_path) is None
+    assert newest_checkpoint(tmp_path / "nowhere") is None
+    for step in (9, 10, 100):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-100"
+    (tmp_path / "checkpoint-100" / "trainer_state.json").write_text('{"global_st')
+    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
+    (tmp_path / "checkpoint-10" / "trainer_state.json").unlink()
+    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-9"
+
+
+def test_evaluation_gives_loss_and_scores_of_replies(make_config: Config) -> None:
+    config = make_config()
+    metrics = trainer_of(config).evaluate()
+    assert metrics["eval_loss"] > 0
+    assert 0 <= metrics["eval_planning/action_accuracy"] <= 1
+    assert 0 <= metrics["eval_answering/exact_match"] <= 1
+    config.train.eval_generate = False
+    assert not any("action_accuracy" in name for name in trainer_of(config).evaluate())
+
+
+@pytest.mark.parametrize(
+    "change", [{"model.lora": False}, {"model.use_graph": False}, {"model.graph_pooling": "union"}]
+)
+def test_the_ablations_train(make_config: Config, change: dict[str, Any]) -> None:
+    config = make_config({**change, "train.epochs": 3})
+    before = weights(trainer_of(config))
+    after = weights(train(config))
+    assert before.keys() == after.keys()
+    assert all(torch.isfinite(value).all() for value in after.values())
+    # A's gradient is zero at the first step, because B is zero; after nine steps everything has moved.
+    still = [name for name in after if torch.equal(before[name], after[name])]
+    assert not [name for name in still if not name.endswith("lin_key.bias")]
+
+
+@pytest.mark.parametrize("family", ["smollm2", "gemma2"])
+def test_gradient_checkpointing_trains_to_the_same_weights(make_config: Config, tmp_path: Path, family: str) -> None:
+    quiet = {"model.graph_dropout": 0.0, "model.lora_dropout": 0.0}
+    plain = make_config({**quiet, "output_dir": str(tmp_path / "plain")}, family)
+    saving = make_config(
+        {**quiet, "output_dir": str(tmp_path / "saving"), "train.gradient_checkpointing": True}, family
+    )
+    expected, trainer = weights(train(plain)), train(saving)
+    assert trainer.model.get_base_model().is_gradient_checkpointing
+    for name, value in weights(trainer).items():
+        assert torch.allclose(value, expected[name], atol=1e-4), name
+
+
+def test_without_graph_checkpointing_still_reaches_the_adapter(make_config: Config, tmp_path: Path) -> None:
+    # Here nothing before the first layer is trained, and a checkpointed layer drops gradients unless its input asks.
+    config = make_config({"model.use_graph": False, "train.gradient_checkpointing": True, "train.epochs": 2})
+    before = weights(trainer_of(config))
+    after = weights(train(config))
+    assert any("lora_B" in name and not torch.equal(before[name], after[name]) for name in after)
+
+
+def test_bfloat16_autocast_trains(make_config: Config) -> None:
+    config = make_config({"train.bf16": "true", "model.dtype": "bfloat16", "train.epochs": 4})
+    trainer = train(config)
+    assert all(value.dtype is torch.float32 for value in weights(trainer).values())
+    found = [loss for _, loss, _ in losses(config)]
+    assert found[-1] < found[0]
+
+
+def test_arguments(make_config: Config) -> None:
+    config = make_config({"train.warmup_ratio": 1.0, "train.max_steps": 7, "run_name": "mine"})
+    arguments = training_arguments(config)
+    assert arguments.max_steps == 7
+    assert arguments.get_warmup_steps(7) == 7
+    assert arguments.run_name == "mine"
+    assert arguments.report_to == []
+    assert training_arguments(make_config()).run_name == "run"
+    assert use_bf16("true")
+    assert not use_bf16("false")
