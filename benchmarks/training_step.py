@@ -37,6 +37,7 @@ class Variant:
         full_logits: Compute logits at every position instead of label positions alone.
         grouped: Batches of similar length instead of random ones.
         bf16: bfloat16 weights and autocast instead of float32.
+        attention: Attention kernel of transformers.
         seconds: Of each pass over the records.
         memory: Of the pass with the highest peak.
     """
@@ -45,6 +46,7 @@ class Variant:
     full_logits: bool = False
     grouped: bool = True
     bf16: bool = True
+    attention: str = "eager"
     seconds: list[float] = field(default_factory=list)
     memory: PeakMemory | None = None
 
@@ -100,6 +102,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         Variant("as trained", bf16=bf16),
         Variant("logits everywhere", full_logits=True, bf16=bf16),
         Variant("random batches", grouped=False, bf16=bf16),
+        Variant("sdpa attention", bf16=bf16, attention="sdpa"),
     ]
     if bf16:
         variants.append(Variant("float32", bf16=False))
@@ -151,7 +154,7 @@ def show(result: dict[str, Any]) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=120)
     console.print(table)
     console.print(
-        "“As trained”: logits at label positions alone, batches of similar length"
+        "“As trained”: logits at label positions alone, batches of similar length, eager attention"
         + (", bfloat16. " if result["native_bf16"] else ". This CPU has no native bfloat16: all in float32. ")
         + "Each other row changes one thing. Tokens are those of the records, padding not counted."
     )
@@ -181,7 +184,7 @@ def _prepare(args: argparse.Namespace, scratch: Path) -> Bench:
         base, processor = build_graph_llm(
             args.model, encoder=args.encoder, dtype=dtype, graph_hidden_width=384, projector_width=768
         )
-        adapted = add_adapter(base, rank=16, alpha=32, dropout=0.0, targets=("all-linear",))
+        adapted = add_adapter(base, rank=16, alpha=32, dropout=0.0, targets=("q_proj", "v_proj", "o_proj", "down_proj"))
         models[dtype is torch.bfloat16] = adapted
     selection = RecordSource(str(scratch / "records"), "train", limit=records)
     table = build_table([selection], processor, args.encoder, scratch)
@@ -211,6 +214,7 @@ def _step(bench: Bench, variant: Variant, numbers: list[int]) -> None:
     from peft.helpers import disable_input_dtype_casting
 
     model, optimizer = bench.models[variant.bf16].train(), bench.optimizers[variant.bf16]
+    model.get_base_model().language_model.set_attn_implementation(variant.attention)
     batch = bench.collate([bench.rows[n] for n in numbers])
     with contextlib.ExitStack() as stack:
         if variant.bf16:
@@ -243,6 +247,7 @@ def _row(bench: Bench, variant: Variant) -> dict[str, Any]:
         "full_logits": variant.full_logits,
         "grouped": variant.grouped,
         "bf16": variant.bf16,
+        "attention": variant.attention,
         "records": len(bench.rows),
         "tokens": tokens,
         "padding_share": round(1 - tokens / padded, 4),

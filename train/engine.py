@@ -177,6 +177,8 @@ class GraphLLMTrainer(Trainer):
         if self.args.should_save:
             # A pickle that nothing here reads; the run's own YAML holds the settings.
             (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+            # PEFT's empty model card; `python -m checkpoints export` writes a full one.
+            (folder / "README.md").unlink(missing_ok=True)
             model = self.accelerator.unwrap_model(self.model)
             base = model.get_base_model() if hasattr(model, "get_base_model") else model
             base.config.save_pretrained(folder)

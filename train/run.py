@@ -76,6 +76,7 @@ def load_model(config: RunConfig) -> tuple[Any, GraphLLMProcessor]:
         encoder=model.encoder,
         dtype=parse_dtype(model.dtype),
         revision=model.revision,
+        attention=None if model.attention == "auto" else model.attention,
         processor_settings={
             "planning_instruction": instructions.planning,
             "answering_instruction": instructions.answering,

@@ -222,6 +222,12 @@ def test_arguments(make_config: Config) -> None:
     assert arguments.max_steps == 7
     assert arguments.get_warmup_steps(7) == 7
     assert arguments.run_name == "mine"
+    train = config.train
+    assert (arguments.adam_beta1, arguments.adam_beta2) == (train.adam_beta1, train.adam_beta2) == (0.9, 0.95)
+    assert (arguments.weight_decay, arguments.max_grad_norm) == (train.weight_decay, train.max_grad_norm) == (0.01, 0.5)
+    assert arguments.seed == arguments.data_seed == config.seed
+    assert arguments.lr_scheduler_type == "cosine"
+    assert not arguments.remove_unused_columns
     assert arguments.report_to == []
     assert training_arguments(make_config()).run_name == "run"
     assert use_bf16("true")
