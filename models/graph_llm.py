@@ -234,6 +234,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         graphs: Batch | None = None,
         graph_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
+        label_weights: torch.Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         full_logits: bool = False,
@@ -251,6 +252,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             graphs: PyG batch of B sample graphs.
             graph_embeds: (B, W) graph tokens, when they were computed before.
             labels: (B, T), -100 where nothing is learned; they are shifted here.
+            label_weights: (B, T), factors of the label tokens' losses; all 1 when left out.
             use_cache: Return a cache.
             logits_to_keep: As in transformers, for generation.
             full_logits: With labels: also compute logits where nothing is learned (for tests and analysis).
@@ -283,14 +285,16 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             loss = None
             if labels is not None:
                 keep = labels[:, 1:] != -100
-                loss = _label_loss(output.logits[:, :-1][keep], labels[:, 1:][keep], num_items_in_batch)
+                weights = None if label_weights is None else label_weights[:, 1:][keep]
+                loss = _label_loss(output.logits[:, :-1][keep], labels[:, 1:][keep], weights, num_items_in_batch)
             return GraphLLMOutput(loss, output.logits, output.past_key_values)
         hidden = self.get_decoder()(**inputs, use_cache=False).last_hidden_state
         # Prompts are some 300 tokens and labels about 13: pay for logits where something is learned alone.
         keep = labels[:, 1:] != -100
         logits = self.get_output_embeddings()(hidden[:, :-1][keep])
         logits = _scaled_logits(logits, self.config.text_config)
-        return GraphLLMOutput(_label_loss(logits, labels[:, 1:][keep], num_items_in_batch), logits)
+        weights = None if label_weights is None else label_weights[:, 1:][keep]
+        return GraphLLMOutput(_label_loss(logits, labels[:, 1:][keep], weights, num_items_in_batch), logits)
 
     def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **kwargs: Any) -> dict[str, Any]:
         """Pass the graph token on the first step, and on later ones only where no cache holds it."""
@@ -318,9 +322,13 @@ def _scaled_logits(logits: torch.Tensor, config: PretrainedConfig) -> torch.Tens
 
 
 def _label_loss(
-    logits: torch.Tensor, targets: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    weights: torch.Tensor | None,
+    num_items_in_batch: torch.Tensor | int | None,
 ) -> torch.Tensor:
-    total = nn.functional.cross_entropy(logits.float(), targets, reduction="sum")
+    losses = nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+    total = (losses if weights is None else losses * weights).sum()
     return total / (num_items_in_batch if num_items_in_batch is not None else max(targets.numel(), 1))
 
 

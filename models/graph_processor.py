@@ -147,6 +147,13 @@ class GraphLLMProcessor:
             )
         return [*ids, int(self.tokenizer.eos_token_id)]
 
+    def marker_length(self, record: Record) -> int:
+        """How many leading label tokens spell the action marker of a planning record; 0 for an answering record."""
+        if record.task != "planning":
+            return 0
+        marker, label = self._plain_ids(record.action.value), self._plain_ids(record.label)
+        return next((n for n, (a, b) in enumerate(zip(marker, label)) if a != b), len(marker))
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of generated tokens, up to the first end-of-sequence token."""
         ids = list(ids)

@@ -53,7 +53,7 @@ def steps() -> list[tuple[str, list[object], Path]]:
     return [
         (
             "Invent a world to train in: articles, questions whose answers are known, distractors",
-            invent("world", "--train", "270", "--validation", "0", "--test", "0", "--common-knowledge", "0.25"),
+            invent("world", "--train", "240", "--validation", "0", "--test", "0", "--common-knowledge", "0.25"),
             world / "world.json",
         ),
         (
@@ -67,7 +67,7 @@ def steps() -> list[tuple[str, list[object], Path]]:
         ("Before: the untrained model in the RAS loop", loop("ras", "before", BASE, "--untrained"),
          HOME / "before/metrics.json"),
         ("Before: the untrained model on held-out records", [*PY, "eval", "records", "--model", BASE, "--untrained",
-         *RECORDS, "--output", HOME / "before-records"], HOME / "before-records/metrics.json"),
+         *RECORDS, "--limit", "64", "--output", HOME / "before-records"], HOME / "before-records/metrics.json"),
         ("Train the Graph-LLM on planning and answering together",
          [*PY, "accelerate.commands.launch", "--config_file", "recipes/accelerate/cpu.yaml",
           "recipes/ras_multitask.py", "--config", CONFIG], MODEL / "training.json"),

@@ -27,9 +27,17 @@ class Collator:
         pad_token_id: Padding token.
         table: Embedding table; None for models without graph.
         pad_to_multiple_of: Round T up, which keeps the number of shapes small for compiled models.
+        action_weight: Weight of the action marker's tokens in the loss.
     """
 
-    def __init__(self, pad_token_id: int, table: EmbeddingTable | None, pad_to_multiple_of: int = 8) -> None:
+    def __init__(
+        self,
+        pad_token_id: int,
+        table: EmbeddingTable | None,
+        pad_to_multiple_of: int = 8,
+        action_weight: float = 1.0,
+    ) -> None:
+        self.action_weight = action_weight
         self.pad_token_id = pad_token_id
         self.table = table
         self.pad_to_multiple_of = pad_to_multiple_of
@@ -41,7 +49,8 @@ class Collator:
             rows: B rows of `train.dataset.tokenize`.
 
         Returns:
-            `input_ids` (B, T), `labels` (B, T) with -100 where nothing is learned, and `graphs`, a PyG batch.
+            `input_ids` (B, T), `labels` (B, T) with -100 where nothing is learned, `graphs`, a PyG batch, and
+            `label_weights` (B, T) where markers weigh more or less than other tokens.
         """
         sequences = [[*row["input_ids"], *row["label_ids"]] for row in rows]
         input_ids, _ = pad_batch(sequences, self.pad_token_id, "right", self.pad_to_multiple_of)
@@ -50,6 +59,12 @@ class Collator:
             start, end = len(row["input_ids"]), len(sequences[number])
             labels[number, start:end] = input_ids[number, start:end]
         batch: dict[str, Any] = {"input_ids": input_ids, "labels": labels}
+        if self.action_weight != 1.0:
+            weights = torch.ones(input_ids.shape)
+            for number, row in enumerate(rows):
+                start = len(row["input_ids"])
+                weights[number, start : start + row["marker"]] = self.action_weight
+            batch["label_weights"] = weights
         if self.table is not None:
             graphs = [
                 GraphRows(row["node_rows"], row["edge_rows"], row["sources"], row["targets"], row["subgraph"])

@@ -70,7 +70,8 @@ def build_table(
 def tokenize(source: RecordSource, processor: GraphLLMProcessor, table: EmbeddingTable | None, cache: Path) -> Any:
     """Write the tokenised records of a source once and open them memory-mapped.
 
-    Columns: `input_ids`, `label_ids`, `length` and, with graphs, those of `models.graphs.GraphRows`.
+    Columns: `input_ids`, `label_ids`, `marker` (label tokens of the action marker), `length` and, with graphs, those
+    of `models.graphs.GraphRows`.
 
     Returns:
         A `datasets.Dataset`; `meta.json` beside it counts what was truncated.
@@ -82,9 +83,16 @@ def tokenize(source: RecordSource, processor: GraphLLMProcessor, table: Embeddin
     from datasets.arrow_writer import ArrowWriter
     from tqdm.auto import tqdm
 
+    columns: dict[str, Any] = {name: Sequence(Value("int32")) for name in ("input_ids", "label_ids")}
+    if table is not None:
+        columns |= {name: Sequence(Value("int64")) for name in ("node_rows", "edge_rows")}
+        columns |= {name: Sequence(Value("int32")) for name in ("sources", "targets", "subgraph")}
+    columns["marker"] = Value("int32")
+    columns["length"] = Value("int32")
     # An empty prompt shows template and tokenizer, which may change while their folder keeps its name.
     empty = [processor.encode_input(ModelInput(task, "?")).input_ids for task in TASKS]
     settings = [
+        sorted(columns),
         dataclasses.asdict(processor.settings),
         processor.tokenizer.name_or_path,
         len(processor.tokenizer),
@@ -94,11 +102,6 @@ def tokenize(source: RecordSource, processor: GraphLLMProcessor, table: Embeddin
     if (folder / "meta.json").exists():
         return Dataset.from_file(str(folder / "records.arrow"))
     folder.mkdir(parents=True, exist_ok=True)
-    columns: dict[str, Any] = {name: Sequence(Value("int32")) for name in ("input_ids", "label_ids")}
-    if table is not None:
-        columns |= {name: Sequence(Value("int64")) for name in ("node_rows", "edge_rows")}
-        columns |= {name: Sequence(Value("int32")) for name in ("sources", "targets", "subgraph")}
-    columns["length"] = Value("int32")
     meta = {
         "records": 0,
         "tokens": 0,
@@ -138,6 +141,7 @@ def encode_row(record: Record, processor: GraphLLMProcessor, table: EmbeddingTab
     if table is not None:
         rows = table.rows(text for graph in encoded.graphs for text in graph.strings)
         row |= graph_rows(encoded.graphs, rows).to_json()
+    row["marker"] = processor.marker_length(record)
     row["length"] = len(encoded.input_ids) + len(label)
     row["lost"] = (encoded.truncated_triples, encoded.truncated_words)
     return row

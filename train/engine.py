@@ -111,7 +111,7 @@ class GraphLLMTrainer(Trainer):
         super().__init__(
             model=model,
             args=training_arguments(config),
-            data_collator=Collator(processor.tokenizer.pad_token_id, table),
+            data_collator=Collator(processor.tokenizer.pad_token_id, table, action_weight=config.train.action_weight),
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
         )

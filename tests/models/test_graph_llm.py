@@ -261,3 +261,19 @@ def test_the_language_model_keeps_its_attention(make_graph_llm: Make) -> None:
 def test_an_unknown_pooling_is_refused() -> None:
     with pytest.raises(ValueError, match="not one of subgraphs, union"):
         GraphLLMConfig(graph_pooling="mean")
+
+
+def test_label_weights_multiply_the_losses_of_single_tokens(make_graph_llm: Any) -> None:
+    model, _ = make_graph_llm(use_graph=False)
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10]])
+    labels = torch.tensor([[-100, -100, -100, 8, 9, 10]])
+
+    def loss(weights: list[float] | None, **options: Any) -> float:
+        given = None if weights is None else torch.tensor([weights])
+        return float(model(input_ids=ids, labels=labels, label_weights=given, **options).loss)
+
+    one = [loss([0, 0, 0, *(1.0 if n == place else 0.0 for n in range(3))]) for place in range(3)]
+    assert sum(one) == pytest.approx(loss(None), rel=1e-5)
+    expected = (4 * one[0] + one[1] + one[2]) * 3 / 6
+    assert loss([9, 9, 9, 4, 1, 1], num_items_in_batch=6) == pytest.approx(expected, rel=1e-5)
+    assert loss([9, 9, 9, 4, 1, 1], num_items_in_batch=6, full_logits=True) == pytest.approx(expected, rel=1e-5)

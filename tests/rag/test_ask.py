@@ -52,7 +52,9 @@ def test_ask_shows_every_step_and_the_answer(model, world, monkeypatch, capsys):
 
 def test_ask_runs_a_real_model_from_a_run_folder(model, world, capsys):
     assert rag_main.main(["ask", "Who?", "--model", str(model), "--max-rounds", "1", *world]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith("Answer:")
+    out = capsys.readouterr().out
+    assert out.startswith("Question: Who?\n")
+    assert "\nAnswer: " in out
 
 
 @pytest.mark.parametrize(

@@ -52,3 +52,13 @@ def test_graphs_are_those_of_the_records(
     assert torch.equal(graphs.x, table.vectors([rows[name] for name in names]))
     assert [int((graphs.batch == number).sum()) for number in range(3)] == [5, 0, 3]
     assert graphs.subgraph_of.tolist() == [0] * 3 + [1] * 2 + [2] * 3
+
+
+def test_action_weight_reaches_the_marker_tokens_alone(records: list[Record], processor: GraphLLMProcessor) -> None:
+    rows = [encode_row(record, processor, None) for record in records]
+    batch = Collator(3, None, action_weight=4.0)(rows)
+    for record, ids, weights in zip(records, batch["input_ids"], batch["label_weights"]):
+        heavy = processor.tokenizer.decode(ids[weights == 4.0])
+        assert heavy == (record.action.value if record.task == "planning" else "")
+        assert set(weights.tolist()) <= {1.0, 4.0}
+    assert "label_weights" not in Collator(3, None)(rows)
