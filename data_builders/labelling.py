@@ -29,7 +29,7 @@ class LabelOptions:
             generated sub-query, as in the authors' code.
         distractors: Unrelated passages of the question whose triples join those of each kept document, as a
             retriever with k > 1 would bring them. The paper has none; a small model trained without them takes any
-            longer list for sufficient (docs/data.md has the measurement).
+            longer list for sufficient (docs/data.md).
         triple_file: Triples of those passages.
         seed: Seed of their choice.
     """

@@ -53,7 +53,7 @@ def steps() -> list[tuple[str, list[object], Path]]:
     return [
         (
             "Invent a world to train in: articles, questions whose answers are known, distractors",
-            invent("world", "--train", "240", "--validation", "0", "--test", "0", "--common-knowledge", "0.25"),
+            invent("world", "--train", "270", "--validation", "0", "--test", "0", "--common-knowledge", "0.25"),
             world / "world.json",
         ),
         (
