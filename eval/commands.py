@@ -196,6 +196,8 @@ def _tools(args: argparse.Namespace, system: System, task: Task, options: LoopOp
 
 
 def _load(spec: str, args: argparse.Namespace) -> LocalGenerator:
+    if not args.untrained:
+        check_model_folder(spec)
     from models.local_generator import load_generator
 
     if not sys.stderr.isatty():
@@ -223,5 +225,4 @@ def _model_spec(spec: str, untrained: bool) -> str:
             f"model {spec} is not a folder with a trained Graph-LLM: give a run or export folder, or pass --untrained "
             "to evaluate a base model as it is"
         )
-    check_model_folder(folder)
     return str(folder)

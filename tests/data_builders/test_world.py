@@ -171,9 +171,9 @@ def test_the_command_line_writes_a_world(tmp_path):
 def test_the_command_line_says_what_is_wrong(tmp_path, caplog):
     file = tmp_path / "file"
     file.write_text("mine")
-    assert main(["--output", str(file)]) == 1
+    assert main(["--output", str(file)]) == 2
     assert "is a file" in caplog.text
-    assert main(["--output", str(tmp_path / "world"), "--noise", "3"]) == 1
+    assert main(["--output", str(tmp_path / "world"), "--noise", "3"]) == 2
     assert "noise = 3.0 must lie between 0 and 1" in caplog.text
     assert file.read_text() == "mine"
     assert not (tmp_path / "world").exists()

@@ -76,19 +76,24 @@ def losses(config: Any) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[str]], str]]:
-    """Runs the recipe's command line in this process and returns what it exits with ("" for success)."""
+def in_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[[list[str]], str]]:
+    """Runs the recipe's command line in this process and returns its error message ("" for success)."""
     import logging
 
     handlers, level = logging.root.handlers[:], logging.root.level
 
     def call(argv: list[str]) -> str:
         monkeypatch.setattr(sys, "argv", argv)
+        code = 0
         try:
             runpy.run_path(argv[0], run_name="__main__")
         except SystemExit as stop:
-            return str(stop.code or "")
-        return ""
+            code = int(stop.code or 0)
+        errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        assert (code, len(errors)) in ((0, 0), (2, 1))
+        return errors[0] if errors else ""
 
     yield call
     logging.root.handlers[:], logging.root.level = handlers, level
@@ -294,7 +299,7 @@ def test_bad_input_is_one_clear_message(
 )
 def test_a_bad_command_line_ends_at_once(arguments: list[str], message: str) -> None:
     done = run([str(RECIPE), *arguments])
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.startswith("error: ")
     assert "Traceback" not in done.stderr
@@ -305,7 +310,7 @@ def test_bad_input_shows_no_traceback(make_config: Config, tmp_path: Path) -> No
     config = make_config()
     break_data(config, [])
     done = run(command_line(config, tmp_path))
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert done.stderr.count("not valid JSON") == 1
     assert done.stderr.rstrip().splitlines()[-1].startswith("error: ")

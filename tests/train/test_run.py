@@ -100,7 +100,7 @@ def test_without_graph_nothing_is_embedded(make_config: Config) -> None:
     _, processor = load_model(config)
     data = load_data(config, processor)
     assert data.table is None
-    assert set(data.train.column_names) == {"input_ids", "label_ids", "length"}
+    assert set(data.train.column_names) == {"input_ids", "label_ids", "marker", "length"}
     assert len(data.validation_records) == 4
     assert not list((Path(config.output_dir) / "cache").glob("embeddings-*"))
 
