@@ -91,9 +91,11 @@ def in_process(
             runpy.run_path(argv[0], run_name="__main__")
         except SystemExit as stop:
             code = int(stop.code or 0)
+        if code == 0:
+            return ""
         errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-        assert (code, len(errors)) in ((0, 0), (2, 1))
-        return errors[0] if errors else ""
+        assert (code, len(errors)) == (2, 1)
+        return errors[0]
 
     yield call
     logging.root.handlers[:], logging.root.level = handlers, level
