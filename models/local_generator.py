@@ -176,7 +176,7 @@ def load_generator(folder: str | Path, batch_size: int = 16, dtype: str = "float
     """
     model, processor = load_graph_llm(folder, parse_dtype(dtype))
     if isinstance(model, PeftModel):
-        # Adapter layers run beside every linear layer, in float32: merged, generation is several times faster.
+        # Adapter layers run beside every linear layer, in float32; merged, they cost nothing.
         model = model.merge_and_unload().eval()
     if torch.cuda.is_available():
         model = model.to("cuda")
