@@ -26,6 +26,7 @@ from data_builders.world_common import common_questions
 from data_builders.world_facts import MINIMUM_ARTICLES, Entity, build_entities
 from data_builders.world_names import SPLITS, Namer
 from data_builders.world_questions import COMMON, KINDS, Program, Question, QuestionMaker, pick_context
+from data_builders.world_relations import RELATIONS, Relation
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,8 @@ class WorldOptions:
     noise: float = _option(0.03, "share of names with commas, brackets, quotes, accents or another script")
     articles_per_question: float = _option(1.0, f"articles for each question (a split has at least {MINIMUM_ARTICLES})")
     context_paragraphs: int = _option(10, "paragraphs in the context of each question, distractors included")
+    about: str = _option("", "predicates that questions are about, separated by commas (empty: all)")
+    wordings: int = _option(0, "wordings of each relation in questions (0: all); few need few examples")
 
     def __post_init__(self) -> None:
         problems = [f"{split} = {self.questions(split)} is negative" for split in SPLITS if self.questions(split) < 0]
@@ -79,8 +82,22 @@ class WorldOptions:
                 f"context_paragraphs = {self.context_paragraphs} must lie between 4 (a four-hop question's documents) "
                 f"and {MINIMUM_ARTICLES} (the smallest world)"
             )
+        unknown = sorted(self._predicates() - {relation.predicate for relation in RELATIONS})
+        if unknown:
+            known = ", ".join(sorted({relation.predicate for relation in RELATIONS}))
+            problems.append(f"about names {', '.join(unknown)}, which no relation is called: choose among {known}")
+        if self.wordings < 0:
+            problems.append(f"wordings = {self.wordings} is negative")
         if problems:
             raise ValueError("world options: " + "; ".join(problems))
+
+    def _predicates(self) -> set[str]:
+        return {name.strip() for name in self.about.split(",") if name.strip()}
+
+    def relations(self) -> tuple[Relation, ...]:
+        """The relations that questions are about."""
+        chosen = self._predicates()
+        return tuple(relation for relation in RELATIONS if not chosen or relation.predicate in chosen)
 
     def questions(self, split: str) -> int:
         """How many questions a split has."""
@@ -192,7 +209,7 @@ def generate_world(options: WorldOptions, split: str) -> World:
     size = round(options.articles_per_question * options.questions(split))
     entities = build_entities(facts, Namer(names, split, options.noise), size)
     articles = {title: write_article(words, entity, entities) for title, entity in entities.items()}
-    maker = QuestionMaker(draws, entities)
+    maker = QuestionMaker(draws, entities, options.relations(), options.wordings)
     questions = []
     for kind, count in options.counts(split).items():
         if kind == COMMON:

@@ -81,22 +81,32 @@ class QuestionMaker:
     Args:
         rng: Source of chance.
         world: Entities by title.
+        relations: What questions may ask about.
+        wordings: How many wordings of each relation are used; 0: all.
     """
 
-    def __init__(self, rng: random.Random, world: Mapping[str, Entity]) -> None:
+    def __init__(
+        self,
+        rng: random.Random,
+        world: Mapping[str, Entity],
+        relations: Sequence[Relation] = RELATIONS,
+        wordings: int = 0,
+    ) -> None:
         self._rng = rng
         self._world = world
+        self._wordings = wordings or None
         self._of = {kind: [e for e in world.values() if e.kind == kind] for kind in RELATIONS_OF_KIND}
         self._subjects: dict[tuple[str, str], list[tuple[Relation, Entity]]] = {}
         for entity in world.values():
             for predicate, object_ in entity.facts.items():
                 relation = RELATION_OF[entity.kind, predicate]
-                self._subjects.setdefault((relation.target, object_), []).append((relation, entity))
+                if relation in relations:
+                    self._subjects.setdefault((relation.target, object_), []).append((relation, entity))
         self._decks: dict[str, Iterator[tuple[Relation, ...]]] = {
-            kind: self._deal(list(_paths(hops))) for hops, kind in enumerate(CHAIN_KINDS, 1)
+            kind: self._deal(list(_paths(hops, relations))) for hops, kind in enumerate(CHAIN_KINDS, 1)
         }
-        self._decks["order"] = self._deal([(r,) for r in RELATIONS if r.less or r.more])
-        self._decks["same"] = self._deal([(r,) for r in RELATIONS if r.same])
+        self._decks["order"] = self._deal([(r,) for r in relations if r.less or r.more])
+        self._decks["same"] = self._deal([(r,) for r in relations if r.same])
         self._shared = [
             key
             for key, pairs in self._subjects.items()
@@ -121,8 +131,8 @@ class QuestionMaker:
                 self._drawn.add(key)
                 return question
         raise ValueError(
-            f"a world of {len(self._world)} articles holds no further {kind} question: "
-            "raise articles_per_question, lower the share of this kind, or ask for fewer questions"
+            f"a world of {len(self._world)} articles holds no further {kind} question: raise articles_per_question, "
+            "lower the share of this kind, ask for fewer questions, or let them be about more relations"
         )
 
     def _attempt(self, kind: str) -> Callable[[], Question | None]:
@@ -134,14 +144,19 @@ class QuestionMaker:
             return self._intersection
         return partial(self._same, self._rng.random() < 0.5) if self._rng.random() < _YES_NO else self._order
 
+    def _word(self, forms: Sequence[str]) -> str:
+        return self._rng.choice(forms[: self._wordings])
+
     def _deal(self, paths: list[tuple[Relation, ...]]) -> Iterator[tuple[Relation, ...]]:
         # Like a deck of cards: every pattern comes up once before any comes up again.
-        while True:
+        while paths:
             self._rng.shuffle(paths)
             yield from paths
 
     def _chain(self, kind: str) -> Question | None:
-        path = next(self._decks[kind])
+        path = next(self._decks[kind], None)
+        if path is None:
+            return None
         seed = self._rng.choice(self._of[path[0].kind])
         hops = [seed]
         for relation in path[:-1]:
@@ -161,7 +176,7 @@ class QuestionMaker:
             phrase = self._refer(relation, phrase, nested=relation is not path[0])
         return Question(
             Program(kind, (seed.title,), tuple(r.predicate for r in path)),
-            _sentence(self._rng.choice(path[-1].ask).format(x=phrase)),
+            _sentence(self._word(path[-1].ask).format(x=phrase)),
             answer,
             tuple(titles),
             tuple(_subquery(r, hop) for r, hop in zip(path, hops)),
@@ -171,7 +186,7 @@ class QuestionMaker:
     def _refer(self, relation: Relation, phrase: str, nested: bool) -> str:
         # "the town where the director of X was born" reads well once; deeper, the inner phrase has to stand last.
         forms = [form for form in relation.refer if form.endswith("{x}")] if nested else relation.refer
-        return self._rng.choice(forms).format(x=phrase)
+        return self._word(forms).format(x=phrase)
 
     def _named(self, entity: Entity) -> str:
         # "the company Rolira Company" says it twice.
@@ -181,6 +196,8 @@ class QuestionMaker:
         return entity.mention
 
     def _intersection(self) -> Question | None:
+        if not self._shared:
+            return None
         key = self._rng.choice(self._shared)
         pairs = [pair for pair in self._subjects[key] if pair[0].act]
         (first, one), (second, other) = self._rng.sample(pairs, 2)
@@ -203,7 +220,9 @@ class QuestionMaker:
         )
 
     def _order(self) -> Question | None:
-        (relation,) = next(self._decks["order"])
+        (relation,) = next(self._decks["order"], (None,))
+        if relation is None:
+            return None
         one, other = self._rng.sample(self._of[relation.kind], 2)
         values = [entity.facts.get(relation.predicate) for entity in (one, other)]
         if values[0] is None or values[1] is None or not _far_apart(values[0], values[1]):
@@ -214,7 +233,9 @@ class QuestionMaker:
         return self._compare(relation, test, one, other, winner.title)
 
     def _same(self, equal: bool) -> Question | None:
-        (relation,) = next(self._decks["same"])
+        (relation,) = next(self._decks["same"], (None,))
+        if relation is None:
+            return None
         with_fact = [e for e in self._rng.sample(self._of[relation.kind], 3) if relation.predicate in e.facts]
         if not with_fact:
             return None
@@ -229,7 +250,7 @@ class QuestionMaker:
         return self._compare(relation, "same", one, self._rng.choice(others), "yes" if equal else "no")
 
     def _compare(self, relation: Relation, test: str, one: Entity, other: Entity, answer: str) -> Question:
-        text = self._rng.choice(getattr(relation, test)).format(a=one.mention, b=other.mention)
+        text = self._word(getattr(relation, test)).format(a=one.mention, b=other.mention)
         return Question(
             Program(COMPARISON, (one.title, other.title), (relation.predicate,), test),
             _sentence(text),
@@ -281,7 +302,7 @@ def number_in(text: str) -> int:
     return int("".join(character for character in text if character.isdigit()))
 
 
-def _paths(hops: int) -> Iterator[tuple[Relation, ...]]:
+def _paths(hops: int, relations: Sequence[Relation]) -> Iterator[tuple[Relation, ...]]:
     def extend(path: tuple[Relation, ...]) -> Iterator[tuple[Relation, ...]]:
         if len(path) == hops:
             yield path
@@ -290,13 +311,14 @@ def _paths(hops: int) -> Iterator[tuple[Relation, ...]]:
             kinds = [step.kind for step in path]
             repeated = any(step.predicate == relation.predicate for step in path)
             if (
-                not repeated
+                relation in relations
+                and not repeated
                 and kinds.count(relation.kind) < _MOST_OF_A_KIND
                 and (relation.target or len(path) + 1 == hops)
             ):
                 yield from extend((*path, relation))
 
-    for relation in RELATIONS:
+    for relation in relations:
         if relation.target or hops == 1:
             yield from extend((relation,))
 

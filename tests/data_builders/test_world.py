@@ -156,6 +156,10 @@ def test_all_bad_options_are_named_at_once():
         WorldOptions(train=0, validation=0, test=0)
     with pytest.raises(ValueError, match="weights"):
         WorldOptions(one_hop=-1)
+    with pytest.raises(ValueError, match=r"about names Hobby, which no relation is called: choose among .*Director"):
+        WorldOptions(about="Director,Hobby")
+    with pytest.raises(ValueError, match="wordings = -1 is negative"):
+        WorldOptions(wordings=-1)
     with pytest.raises(ValueError, match="not one of train"):
         generate_world(OPTIONS, "dev")
 

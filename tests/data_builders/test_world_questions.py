@@ -216,3 +216,28 @@ def test_no_chain_comes_back_to_where_it_was():
     assert maker_of(town, mayor, country).draw("3-hop").helpful == ("Anna Talovo", "Talaby", "Talordia")
     with pytest.raises(ValueError, match="no further 4-hop"):
         maker_of(town, mayor, country).draw("4-hop")
+
+
+def test_questions_are_about_the_chosen_relations_in_the_chosen_wordings():
+    options = WorldOptions(
+        train=80, validation=0, test=0, about="Director, Birthplace,Birth year,Country,River", wordings=1, four_hop=0
+    )
+    world = generate_world(options, "train")
+    chosen = options.relations()
+    assert {relation.predicate for relation in chosen} == {"Director", "Birthplace", "Birth year", "Country", "River"}
+    asked = {predicate for question in world.questions for predicate in question.program.path}
+    assert asked == {relation.predicate for relation in chosen}
+    firsts = [pattern(relation.ask[0]) for relation in chosen]
+    chains = [question.text for question in world.questions if question.kind in CHAIN_KINDS]
+    assert chains
+    assert all(any(first.fullmatch(text) for first in firsts) for text in chains)
+    solver = Solver(world)
+    assert all(solver.answers(q.text) == {q.answer} for q in world.questions if q.program.seeds)
+
+
+@pytest.mark.parametrize("kind", [*CHAIN_KINDS[1:], COMPARISON, INTERSECTION])
+def test_relations_that_make_no_such_question_are_named_as_the_cause(kind):
+    weights = {name: 0.0 for name in ("one_hop", "two_hop", "three_hop", "four_hop", "comparison", "intersection")}
+    weights[{"2-hop": "two_hop", "3-hop": "three_hop", "4-hop": "four_hop"}.get(kind, kind)] = 1.0
+    with pytest.raises(ValueError, match="about more relations"):
+        generate_world(WorldOptions(train=5, about="Language", **weights), "train")
