@@ -9,15 +9,18 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from checkpoints.folders import check_model_folder, trained_folder
-from rag.systems import SYSTEMS, LoopOptions, System, Tools, load_system
+from rag.systems import SYSTEMS, FirstQuery, LoopOptions, System, Tools, load_system
 from rag.trace import Trace
 
 
 def ask(args: argparse.Namespace) -> None:
     """Answer the question and show every step on the way."""
-    options = LoopOptions(max_rounds=args.max_rounds, top_k=args.top_k, evidence=args.evidence)
+    options = LoopOptions(
+        max_rounds=args.max_rounds, top_k=args.top_k, evidence=args.evidence, first_query=args.first_query
+    )
     system = load_system(args.system)
     if system.needs_corpus(options) and not args.corpus:
         raise ValueError(f"system {args.system!r} retrieves: name a --corpus of JSON lines with title and text")
@@ -73,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     one.add_argument("--evidence", default="triples", choices=("triples", "text"))
     one.add_argument("--max-rounds", type=int, default=5)
     one.add_argument("--top-k", type=int, default=5)
+    one.add_argument("--first-query", default="main_question", choices=get_args(FirstQuery), help="what q_0 is")
     one.add_argument("--dtype", default="float32", help="float32, bfloat16, float16 or auto")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
