@@ -19,6 +19,8 @@ class Completion:
         seconds: Wall-clock seconds of the batch the call was part of, divided by the calls in it.
         truncated_triples: Triples left out so that the prompt fits.
         finish_reason: "stop" when the model ended its reply, "length" when it was cut off.
+        retries: Attempts that failed before this one.
+        cached: Whether it came from the ledger, so that nothing was paid for it now.
     """
 
     text: str
@@ -27,6 +29,8 @@ class Completion:
     seconds: float = 0.0
     truncated_triples: int = 0
     finish_reason: str = "stop"
+    retries: int = 0
+    cached: bool = False
 
 
 class Generator(Protocol):

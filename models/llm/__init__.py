@@ -1,0 +1,1 @@
+"""Language models behind one asynchronous call: clients, the call ledger, retries and limits."""

@@ -1,0 +1,287 @@
+"""What the backends over HTTP share: a server's address without its secrets, one attempt, an SDK's errors as ours.
+
+Requests go through an SDK's documented `client.post`, which signs them and raises its own errors, and replies are
+decoded here: the typed methods check every field against a schema, cost twice the processor time a call, and are
+no help with servers that leave fields out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import email.utils
+import importlib
+import json
+import logging
+import math
+import re
+import time
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from models.llm.client import CallError, Message, Sampling, TransientError
+
+logger = logging.getLogger(__name__)
+
+# 425: the server asks for the same request later. 5xx (Anthropic's 529 too) are always worth another attempt.
+TRANSIENT = frozenset({408, 409, 425, 429})
+# Codes of 429 that no waiting cures: the account has no credit.
+NO_CREDIT = ("insufficient_quota", "billing_hard_limit_reached", "credit balance is too low")
+TRANSPORTS = frozenset({"aiohttp", "httpx", "httpx2", "httpcore", "httpcore2", "anyio"})
+PLACEHOLDER_KEY = "none"
+KEY_SHAPE = re.compile(r"\bsk-[A-Za-z0-9_*.-]{4,}|(?<=[Bb]earer )[^\s\"']+|(?<=//)[^\s/@]+(?=@)")
+LONGEST_QUOTE = 500
+
+
+def import_sdk(name: str) -> ModuleType:
+    """Import a provider's SDK.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ValueError(
+            f"the {name} backend needs the package {name}; run: pip install 'tripletune[teachers]'"
+        ) from None
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server is.
+
+    Attributes:
+        url: Base URL without user and password.
+        host: Host and port, for messages.
+        headers: The header that a user and password in the URL become.
+        secrets: Texts that must never be shown.
+    """
+
+    url: str
+    host: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Read a base URL; `user:password@` becomes a header, so that no log line of an HTTP library shows it.
+
+        Raises:
+            ValueError: it is not an http(s) URL.
+        """
+        try:
+            parts = urllib.parse.urlsplit(url.strip())
+            host = parts.hostname or ""
+            port = parts.port
+        except ValueError:
+            parts, host, port = urllib.parse.SplitResult("", "", "", "", ""), "", None
+        if parts.scheme not in ("http", "https") or not host:
+            # The URL itself may hold a password, so it is not quoted.
+            raise ValueError("url: it must look like http://127.0.0.1:8000/v1 or https://host/v1")
+        if ":" in host:
+            host = f"[{host}]"
+        place = f"{host}:{port}" if port else host
+        clean = urllib.parse.urlunsplit((parts.scheme, place, parts.path, parts.query, ""))
+        if parts.username is None and parts.password is None:
+            return cls(clean, place)
+        user, password = (urllib.parse.unquote(text or "") for text in (parts.username, parts.password))
+        token = base64.b64encode(f"{user}:{password}".encode()).decode()
+        return cls(clean, place, {"Authorization": f"Basic {token}"}, (password or user, token))
+
+
+def redact(text: str, secrets: Sequence[str] = ()) -> str:
+    """A text with keys and passwords replaced by `***`: the given ones, and whatever looks like one."""
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return KEY_SHAPE.sub("***", text)
+
+
+def retry_after(headers: Mapping[str, str], now: float | None = None) -> float | None:
+    """Seconds that a response asks to wait: `retry-after-ms`, or `retry-after` in seconds or as a date.
+
+    Args:
+        headers: The response's headers, found in any case by the SDKs' own mappings.
+        now: Seconds since 1970, for the date form; `None` means the clock.
+
+    Returns:
+        `None` when nothing usable is there.
+    """
+    for name, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
+        text = headers.get(name)
+        if not text:
+            continue
+        try:
+            seconds = float(text) / scale
+        except ValueError:
+            try:
+                date = email.utils.parsedate_to_datetime(text).timestamp()
+            except (ValueError, TypeError, OverflowError, OSError):
+                continue
+            seconds = max(date - (time.time() if now is None else now), 0.0)
+        if math.isfinite(seconds) and seconds >= 0:
+            return seconds
+    return None
+
+
+def sampling_fields(sampling: Sampling, send: bool, option: str) -> dict[str, float]:
+    """The temperature and top_p of a request body.
+
+    Args:
+        sampling: What is asked for.
+        send: Whether this model takes them. If not, only the default (0, which stands for "not asked for" here) and
+            1, the provider's own setting, can be met.
+        option: Name of the backend's option, for the message.
+
+    Raises:
+        CallError: a setting was asked for that is not sent.
+    """
+    if send:
+        return {"temperature": sampling.temperature, "top_p": sampling.top_p}
+    if sampling.temperature in (0, 1) and sampling.top_p == 1:
+        return {}
+    raise CallError(
+        f"temperature {sampling.temperature} and top_p {sampling.top_p} can't be had: {option} is false, so that none "
+        f"is sent. Set {option}=True if this model takes them, else ask for temperature 1 and top_p 1"
+    )
+
+
+def ledger_name(kind: str, model: str, extra: Mapping[str, Any] | None) -> str:
+    """What the ledger calls a model: kind, name, and request fields that change its replies.
+
+    The host is not part of it: a model that moves to another port or machine is still the same model, and its
+    replies are still paid for.
+    """
+    settings = json.dumps(dict(extra), sort_keys=True, ensure_ascii=False, separators=(",", ":")) if extra else ""
+    return f"{kind}:{model}{' ' + settings if settings else ''}"
+
+
+def check_timeout(timeout: float) -> float:
+    """The time-out, if it is one.
+
+    Raises:
+        ValueError: it is not above 0.
+    """
+    if not timeout > 0 or not math.isfinite(timeout):
+        raise ValueError(f"timeout {timeout}: it must be a number of seconds above 0")
+    return timeout
+
+
+class Connection:
+    """One provider's SDK client, made anew for each event loop, and its errors translated.
+
+    Args:
+        sdk: The SDK's module.
+        make: Makes its asynchronous client from the arguments that both SDKs share.
+        address: The server.
+        timeout: Seconds for one attempt, from the call to the last byte.
+        secrets: Keys that must never be shown.
+        hints: What to do about a status code, or about a word in the message of a malformed request; the first counts.
+    """
+
+    def __init__(
+        self,
+        sdk: ModuleType,
+        make: Callable[..., Any],
+        address: Address,
+        timeout: float,
+        secrets: Sequence[str],
+        hints: Mapping[int | str, str],
+    ) -> None:
+        self.sdk, self.address, self.timeout, self.hints = sdk, address, timeout, hints
+        self._make = make
+        self._secrets = (*(secret for secret in secrets if secret != PLACEHOLDER_KEY), *address.secrets)
+        self._client: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Send one request, once, and decode the reply.
+
+        Raises:
+            TransientError: worth another attempt.
+            CallError: no attempt will do better.
+        """
+        try:
+            async with asyncio.timeout(self.timeout):
+                text = await self._open().post(path, body=dict(body), cast_to=str)
+        except TimeoutError:
+            raise TransientError(f"{self.address.host} gave no reply within {self.timeout:g} seconds") from None
+        except self.sdk.APIError as error:
+            # Without the cause: what an SDK puts into its own exceptions, request headers for one, ends here.
+            raise self._translate(error) from None
+        except Exception as error:
+            # A few failures of the transport (a response that is no HTTP) reach us without the SDK's wrapping.
+            if not isinstance(error, OSError) and type(error).__module__.split(".")[0] not in TRANSPORTS:
+                raise
+            raise TransientError(f"no connection to {self.address.host}: {self.quote(error)}") from None
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise TransientError(f"{self.address.host} sent a reply that is no JSON object: {self.quote(text)}")
+        return found
+
+    async def close(self) -> None:
+        """Close the client's connections; the next call opens new ones."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    def _open(self) -> Any:
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._loop is not loop:
+            self._client, self._loop = self._make(self._http_client()), loop
+        return self._client
+
+    def _http_client(self) -> Any:
+        # The default transport walks through all its connections at every request, which at 64 calls in flight is
+        # most of a call's processor time; aiohttp's does not. Both SDKs offer it if aiohttp is installed.
+        try:
+            return self.sdk.DefaultAioHttpClient(timeout=self.timeout)
+        except (AttributeError, RuntimeError, ImportError):
+            return None
+
+    def quote(self, text: object) -> str:
+        """A text in one line, shortened, without secrets."""
+        found = redact(" ".join(str(text).split()), self._secrets)
+        return found if len(found) <= LONGEST_QUOTE else found[:LONGEST_QUOTE] + " …"
+
+    def _translate(self, error: Any) -> CallError | TransientError:
+        host = self.address.host
+        if isinstance(error, self.sdk.APIConnectionError):
+            cause = error.__cause__
+            return TransientError(
+                f"no connection to {host}, or it broke off: {self.quote(cause if cause and str(cause) else error)}"
+            )
+        if not isinstance(error, self.sdk.APIStatusError):
+            return TransientError(f"{host} sent a reply that can't be read: {self.quote(error)}")
+        status, text = error.status_code, self.quote(error)
+        headers = error.response.headers
+        wish = headers.get("x-should-retry")
+        no_credit = any(code in f"{getattr(error, 'code', '')} {text}" for code in NO_CREDIT)
+        if wish != "false" and not no_credit and (status in TRANSIENT or status >= 500 or wish == "true"):
+            return TransientError(f"{host}: {text}", retry_after(headers))
+        if no_credit:
+            advice = "the account has no credit left: add some, then start again; what was answered is not asked again"
+        else:
+            words = [word for word in self.hints if isinstance(word, str)] if status in (400, 422) else []
+            named = [self.hints[word] for word in words if word in text]
+            advice = named[0] if named else self.hints.get(status, "the request was refused: see the server's words")
+        return CallError(f"{host}: {text}. What to do: {advice}")
+
+
+def split_system(messages: Sequence[Message]) -> tuple[str, list[dict[str, str]]]:
+    """A chat's system text (several are joined by a blank line) and its other turns."""
+    system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
+    turns = [{"role": str(m["role"]), "content": m["content"]} for m in messages if m["role"] != "system"]
+    return system, turns
+
+
+def count(usage: Mapping[str, Any], *names: str) -> int:
+    """Sum of token counts; one that a server leaves out or fills with something else is 0."""
+    values = (usage.get(name) for name in names)
+    return sum(value for value in values if isinstance(value, int) and not isinstance(value, bool) and value > 0)

@@ -1,0 +1,123 @@
+"""The two seams of an LLM call: `Backend` talks to one model, `LLMClient` is what loops and builders call.
+
+Between them stands `models.llm.ledger_client`: cache, limits, retries. A loop or a builder never sees a backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypedDict
+
+from models.generation import Completion
+
+
+class Message(TypedDict):
+    """One turn of a chat."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a reply is drawn; part of the ledger's key.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_p: Nucleus sampling; 1 keeps every token.
+        max_tokens: Longest reply, in tokens.
+        stop: The reply ends before any of these texts.
+        seed: For servers that take one. Replies to the same messages under two seeds are two calls.
+
+    Raises:
+        ValueError: a value makes no sense.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    max_tokens: int = 512
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"temperature {self.temperature}: it must be 0 (greedy) or more")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p {self.top_p}: it must be above 0 and at most 1")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens {self.max_tokens}: it must be at least 1")
+
+
+class Backend(Protocol):
+    """One model, one attempt: no cache, no retry, no limit.
+
+    Attributes:
+        model: What the ledger's key calls it, for example "openai:gpt-4o-mini". Never holds a key or a password.
+    """
+
+    model: str
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        """Reply to a chat.
+
+        Raises:
+            TransientError: worth another attempt (429, 5xx, time-out, cut-off response).
+            CallError: no attempt will do better (refused key, unknown model, prompt too long).
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections and threads."""
+        ...
+
+
+class LLMClient(Protocol):
+    """What loops and builders call.
+
+    Attributes:
+        model: As in `Backend`.
+    """
+
+    model: str
+
+    async def chat(
+        self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
+    ) -> Completion:
+        """Reply to a chat, from the ledger if the same call was answered before.
+
+        Args:
+            messages: The chat; its last turn is the user's.
+            role: What the call is for, for example "subq.filter"; accounting and trajectories group by it.
+            sampling: `None`: greedy, at most 512 tokens.
+            question_id: The question it belongs to, for trajectories.
+
+        Raises:
+            CallError: it can't be answered; the message says why and what to do.
+            RepliesPending: it waits in a request file of the `batch` backend.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Wait for what is being written, then let go."""
+        ...
+
+
+class CallError(RuntimeError):
+    """A call that no further attempt will answer."""
+
+
+class TransientError(RuntimeError):
+    """A call that failed for now.
+
+    Attributes:
+        retry_after: Seconds that the server asked to wait, or `None`.
+    """
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class RepliesPending(RuntimeError):
+    """A call that waits for a batch file to be answered."""

@@ -1,0 +1,337 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.generation import Completion
+from models.llm.client import CallError, Message, RepliesPending, Sampling, TransientError
+from models.llm.ledger import Ledger
+from models.llm.ledger_client import LedgerClient, RetriesExhausted, Retry
+from models.llm.limits import Limits
+from tests.models.llm.virtual_time import now
+from tests.models.llm.virtual_time import run as run_virtually
+
+QUICK = Retry(first_wait=0, longest_wait=0)
+
+
+def chat(text: str = "hi") -> list[Message]:
+    return [{"role": "user", "content": text}]
+
+
+class Fake:
+    """A backend that follows a script, then echoes; it counts what it was asked."""
+
+    model = "fake:echo"
+
+    def __init__(self, *script: Any, delay: float = 0.0) -> None:
+        self.script, self.delay = list(script), delay
+        self.asked: list[str] = []
+        self.times: list[float] = []
+        self.cancelled = 0
+        self.closed = False
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        self.asked.append(messages[-1]["content"])
+        self.times.append(now())
+        try:
+            await asyncio.sleep(self.delay)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        step = self.script.pop(0) if self.script else f"re: {messages[-1]['content']}"
+        if isinstance(step, BaseException):
+            raise step
+        return Completion(step, 10, 2)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def run(main: Callable[[LedgerClient], Any], backend: Any, path: Path | None = None, **options: Any) -> Any:
+    async def whole() -> Any:
+        ledger = Ledger(path) if path else None
+        async with LedgerClient(backend, ledger, **{"retry": QUICK, **options}) as client:
+            return await main(client)
+
+    return asyncio.run(whole())
+
+
+def rows(path: Path, query: str) -> list[tuple]:
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute(query).fetchall()
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.sqlite"
+
+
+def test_a_call_is_made_once_and_then_comes_from_the_ledger(path):
+    async def twice(client):
+        first = await client.chat(chat(), role="one", question_id="q1")
+        return first, await client.chat(chat(), role="two", question_id="q2")
+
+    backend = Fake()
+    first, second = run(twice, backend, path)
+    assert (first.text, first.cached, first.prompt_tokens) == ("re: hi", False, 10)
+    assert second.cached
+    assert (second.text, second.prompt_tokens, second.completion_tokens) == ("re: hi", 10, 2)
+    assert backend.asked == ["hi"]
+    assert backend.closed
+    assert rows(path, "SELECT role, question_id FROM uses") == [("one", "q1"), ("two", "q2")]
+    later = Fake()
+    assert run(lambda client: client.chat(chat(), role="one"), later, path).cached
+    assert later.asked == []
+
+
+def test_another_sampling_is_another_call(path):
+    async def both(client):
+        await client.chat(chat(), role="r")
+        await client.chat(chat(), role="r", sampling=Sampling(seed=1))
+
+    backend = Fake()
+    run(both, backend, path)
+    assert backend.asked == ["hi", "hi"]
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_equal_calls_under_way_are_sent_once(path, stored):
+    async def many(client):
+        calls = (client.chat(chat(), role="r", question_id=str(n)) for n in range(5))
+        return await asyncio.gather(*calls)
+
+    backend = Fake(delay=0.01)
+    replies = run(many, backend, path if stored else None)
+    assert backend.asked == ["hi"]
+    assert [reply.cached for reply in replies] == [False, True, True, True, True]
+    assert {reply.text for reply in replies} == {"re: hi"}
+    if stored:
+        assert len(rows(path, "SELECT question_id FROM uses")) == 5
+
+
+def test_one_waiter_that_is_cancelled_does_not_end_the_call(path):
+    async def main(client):
+        first = asyncio.create_task(client.chat(chat(), role="r"))
+        second = asyncio.create_task(client.chat(chat(), role="r"))
+        await asyncio.sleep(0.005)
+        first.cancel()
+        return await second
+
+    assert run(main, Fake(delay=0.02), path).text == "re: hi"
+
+
+def test_a_call_that_nobody_waits_for_is_cancelled(path):
+    async def main(client):
+        task = asyncio.create_task(client.chat(chat(), role="r"))
+        await asyncio.sleep(0.005)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        # The same call right after is a new one.
+        return await client.chat(chat(), role="r")
+
+    backend = Fake(delay=0.02)
+    assert run(main, backend, path).text == "re: hi"
+    assert backend.cancelled == 1
+    assert backend.asked == ["hi", "hi"]
+
+
+def test_ctrl_c_keeps_what_was_received(path):
+    backend = Fake()
+
+    async def main(client):
+        await client.chat(chat("a"), role="r")
+        backend.delay = 10
+        waiting = [asyncio.create_task(client.chat(chat(text), role="r")) for text in "bc"]
+        await asyncio.sleep(0.005)
+        # What asyncio.run does on SIGINT: the main task is cancelled.
+        asyncio.current_task().cancel()
+        await asyncio.gather(*waiting)
+
+    with pytest.raises(asyncio.CancelledError):
+        run(main, backend, path)
+    assert backend.cancelled == 2
+    assert backend.closed
+    assert rows(path, "SELECT text FROM calls") == [("re: a",)]
+
+
+def test_close_ends_calls_under_way(path):
+    async def main():
+        backend = Fake(delay=10)
+        client = LedgerClient(backend, Ledger(path))
+        task = asyncio.create_task(client.chat(chat(), role="r"))
+        await asyncio.sleep(0.005)
+        await client.close()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return backend.cancelled
+
+    assert asyncio.run(main()) == 1
+
+
+# Retries.
+
+
+def test_passing_failures_are_tried_again(path):
+    backend = Fake(TransientError("429"), TransientError("500"), "yes")
+    found = run(lambda client: client.chat(chat(), role="r"), backend, path)
+    assert (found.text, found.retries) == ("yes", 2)
+    assert rows(path, "SELECT text, retries, status FROM calls") == [("yes", 2, "ok")]
+
+
+def test_a_call_that_keeps_failing_says_that_a_new_run_goes_on(path):
+    backend = Fake(*[TransientError("server is busy")] * 9)
+    with pytest.raises(RetriesExhausted) as caught:
+        run(lambda client: client.chat(chat(), role="filter"), backend, path, retry=Retry(3, 0, 0))
+    text = str(caught.value)
+    assert "fake:echo, filter: no reply after 3 attempts: server is busy" in text
+    assert f"kept in {path}: run the same command again" in text
+    assert len(backend.asked) == 3
+    assert rows(path, "SELECT status, retries FROM calls") == [("failed", 2)]
+    assert run(lambda client: client.chat(chat(), role="filter"), Fake(), path).text == "re: hi"
+    assert rows(path, "SELECT status, text FROM calls") == [("ok", "re: hi")]
+
+
+def test_a_refused_call_is_not_tried_again(path):
+    class Refused(CallError):
+        pass
+
+    backend = Fake(Refused("no such model"))
+    with pytest.raises(Refused, match=r"^no such model$"):
+        run(lambda client: client.chat(chat(), role="r"), backend, path)
+    assert len(backend.asked) == 1
+    assert rows(path, "SELECT status, detail FROM calls") == [("failed", "no such model")]
+
+
+def test_other_errors_are_left_alone(path):
+    with pytest.raises(KeyError):
+        run(lambda client: client.chat(chat(), role="r"), Fake(KeyError("bug")), path)
+
+
+def virtual_times(retry: Retry, *script: Any, **limits: Any) -> list[float]:
+    backend = Fake(*script, delay=limits.pop("delay", 0.0))
+
+    async def main() -> None:
+        client = LedgerClient(backend, None, Limits(**limits), retry)
+        await client.chat(chat(), role="r")
+
+    run_virtually(main())
+    return [time - backend.times[0] for time in backend.times]
+
+
+def test_waits_grow_and_are_drawn_at_random():
+    failures = [TransientError("503")] * 7
+    waits = []
+    for _ in range(3):
+        times = virtual_times(Retry(first_wait=1, longest_wait=20), *failures)
+        waits.append([after - before for before, after in pairwise(times)])
+    for one in waits:
+        assert all(wait <= min(2**number, 20) + 0.1 for number, wait in enumerate(one))
+    assert waits[0] != waits[1] != waits[2]
+    assert max(max(one) for one in waits) > 2
+
+
+def test_the_servers_wait_is_kept():
+    times = virtual_times(Retry(first_wait=0.5), TransientError("429", retry_after=30.0))
+    assert 30 <= times[1] <= 30.6
+
+
+def test_a_wait_beyond_patience_ends_the_call():
+    with pytest.raises(RetriesExhausted, match="the server asks to wait 86400 seconds"):
+        virtual_times(Retry(patience=600), TransientError("429", retry_after=86400.0))
+
+
+def test_a_call_that_hangs_is_tried_again():
+    with pytest.raises(RetriesExhausted, match="no reply within 5 seconds"):
+        virtual_times(Retry(attempts=2), delay=60.0, timeout=5)
+
+
+def test_a_waiting_call_leaves_its_place_to_others():
+    backend = Fake(TransientError("429", retry_after=100.0))
+
+    async def main() -> None:
+        client = LedgerClient(backend, None, Limits(concurrency=1))
+        await asyncio.gather(*(client.chat(chat(text), role="r") for text in "abc"))
+
+    run_virtually(main())
+    assert backend.asked == ["a", "b", "c", "a"]
+
+
+def test_an_empty_reply_is_asked_for_again(path):
+    found = run(lambda client: client.chat(chat(), role="r"), Fake("", " \n", "yes"), path)
+    assert (found.text, found.retries) == ("yes", 2)
+
+
+def test_a_model_that_stays_silent_is_believed(path):
+    backend = Fake(TransientError("500"), *[""] * 9)
+    found = run(lambda client: client.chat(chat(), role="r"), backend, path, retry=Retry(8, 0, 0, empty_attempts=3))
+    assert found.text == ""
+    assert len(backend.asked) == 4
+    assert rows(path, "SELECT text, status FROM calls") == [("", "ok")]
+
+
+def test_half_characters_are_replaced_before_anyone_sees_them(path):
+    assert run(lambda client: client.chat(chat(), role="r"), Fake("a\ud83db"), path).text == "a?b"
+
+
+def test_messages_that_cannot_be_sent_fail_as_a_call(path):
+    with pytest.raises(CallError, match="r: this call can't be sent: the messages hold half a character"):
+        run(lambda client: client.chat(chat("\ud83d"), role="r"), Fake(), path)
+
+
+def test_a_pending_call_is_not_a_failure(path):
+    backend = Fake(RepliesPending("later"))
+    with pytest.raises(RepliesPending):
+        run(lambda client: client.chat(chat(), role="r"), backend, path)
+    assert len(backend.asked) == 1
+    assert rows(path, "SELECT * FROM calls") == []
+
+
+def test_without_a_ledger_nothing_is_cached():
+    async def twice(client):
+        assert client.pending_message() is None
+        return [await client.chat(chat(), role="r") for _ in range(2)]
+
+    backend = Fake()
+    assert [one.cached for one in run(twice, backend)] == [False, False]
+    assert backend.asked == ["hi", "hi"]
+
+
+# Keys.
+
+
+@pytest.mark.parametrize("kind", [CallError, TransientError])
+def test_a_key_that_a_server_echoes_reaches_nothing(path, caplog, kind):
+    secret = "hunter2-0123456789"
+    backend = Fake(*[kind(f"bad key {secret}")] * 2)
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(CallError) as caught:
+        run(lambda c: c.chat(chat(), role="r"), backend, path, retry=Retry(2, 0, 0), secrets=[secret])
+    assert secret not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+    assert "bad key" in str(caught.value)
+    assert secret not in caplog.text
+    assert not [file for file in path.parent.iterdir() if secret.encode() in file.read_bytes()]
+
+
+def test_the_representation_shows_no_secret(path):
+    with Ledger(path) as ledger:
+        client = LedgerClient(Fake(), ledger, secrets=["hunter2"])
+        assert repr(client) == f"LedgerClient(model='fake:echo', ledger='{path}')"
+
+
+@pytest.mark.parametrize("values", [{"attempts": 0}, {"empty_attempts": 0}, {"first_wait": -1}, {"patience": -1}])
+def test_retry_options_are_checked(values):
+    with pytest.raises(ValueError, match="must be"):
+        Retry(**values)

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import argparse
+import ast
+import asyncio
+import logging
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from models.llm.batch import BatchBackend
+from models.llm.client import CallError, Sampling
+from models.llm.options import LLMOptions, add_arguments, from_arguments, open_client
+
+ROOT = Path(__file__).parents[3]
+SECRET = "sk-hunter2-0123456789"
+
+
+def parsed(*arguments: str, prefix: str = "teacher", **defaults: object) -> LLMOptions:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser, prefix, **defaults)
+    return from_arguments(parser.parse_args(arguments), prefix)
+
+
+def test_every_field_is_an_option():
+    found = parsed(
+        *("--teacher-backend", "anthropic", "--teacher-model", "m", "--teacher-url", "http://127.0.0.1:1/v1"),
+        *("--teacher-api-key-env", "MY_KEY", "--teacher-ledger", "l.sqlite", "--teacher-concurrency", "3"),
+        *("--teacher-requests-per-minute", "60", "--teacher-tokens-per-minute", "1e5", "--teacher-timeout", "7.5"),
+        *("--teacher-attempts", "2", "--teacher-temperature", "0.5", "--teacher-top-p", "0.9", "--teacher-seed", "4"),
+        *("--teacher-send-temperature", "yes", "--teacher-token-field", "max_tokens", "--teacher-extra", '{"a": 1}'),
+        *("--teacher-batch-layout", "anthropic", "--teacher-batch-folder", "out", "--teacher-batch-size", "8"),
+        *("--teacher-dtype", "float32"),
+    )
+    assert found == LLMOptions(
+        *("anthropic", "m", "http://127.0.0.1:1/v1", "MY_KEY", "l.sqlite", 3, 60.0, 1e5, 7.5, 2, 0.5, 0.9, 4, "yes"),
+        *("max_tokens", '{"a": 1}', "anthropic", "out", 8, "float32"),
+    )
+    assert found.sampling(64, ("x",)) == Sampling(0.5, 0.9, 64, ("x",), 4)
+
+
+def test_defaults_and_prefix_can_be_others():
+    found = parsed("--base-lm-model", "m", prefix="base-lm", backend="hf")
+    assert found == LLMOptions(backend="hf", model="m")
+
+
+@pytest.mark.parametrize("formatter", [argparse.HelpFormatter, argparse.ArgumentDefaultsHelpFormatter])
+def test_the_help_shows_each_default_once(formatter):
+    parser = argparse.ArgumentParser(formatter_class=formatter)
+    add_arguments(parser, "teacher")
+    output = " ".join(parser.format_help().split())
+    assert "most calls under way (default: 64) --teacher" in output
+    assert "(default: the provider's) --teacher" in output
+    assert "(default: None)" not in output.partition("teacher model:")[2]
+
+
+def test_all_problems_are_told_at_once():
+    with pytest.raises(ValueError, match="backend 'x' is not one of") as caught:
+        LLMOptions("x", concurrency=0, requests_per_minute=-1, top_p=2, extra="[1]", token_field="y")
+    text = str(caught.value)
+    for word in ("model is not set", "concurrency 0", "requests_per_minute -1", "top_p 2", "extra must", "token_field"):
+        assert word in text
+
+
+@pytest.mark.parametrize("name", [SECRET, "lower_case", "A B", ""])
+def test_a_key_in_place_of_its_name_is_not_shown(name):
+    with pytest.raises(ValueError, match="must be the NAME of an environment variable") as caught:
+        LLMOptions(model="m", api_key_env=name)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", [f"https://user:{SECRET}@host/v1", f"https://host/v1?key={SECRET}", "host/v1", "http://[", ""]
+)
+def test_an_address_with_secrets_is_refused_and_not_shown(url):
+    with pytest.raises(ValueError, match="url must look like") as caught:
+        LLMOptions(model="m", url=url)
+    assert SECRET not in str(caught.value)
+
+
+def test_batch_needs_a_ledger():
+    with pytest.raises(ValueError, match="backend batch needs a ledger"):
+        LLMOptions("batch", "m")
+
+
+def test_a_named_variable_must_be_set(tmp_path):
+    ledger = tmp_path / "l.sqlite"
+    with pytest.raises(ValueError, match="the environment variable MY_KEY, named by api_key_env, is not set"):
+        open_client(LLMOptions(model="m", api_key_env="MY_KEY", ledger=str(ledger)), {})
+    assert not ledger.exists()
+
+
+def test_the_batch_backend_is_opened(tmp_path):
+    ledger = tmp_path / "l.sqlite"
+    options = LLMOptions("batch", "m", ledger=str(ledger), batch_layout="anthropic", extra='{"a": 1}')
+    client = open_client(options, {})
+    assert isinstance(client.backend, BatchBackend)
+    assert client.model == 'anthropic:m {"a":1}'
+    assert client.backend.folder == Path(f"{ledger}.batch")
+    asyncio.run(client.close())
+
+
+def test_a_ledger_that_cannot_be_opened_is_told(tmp_path):
+    with pytest.raises(ValueError, match="is a folder"):
+        open_client(LLMOptions(model="m", url="http://127.0.0.1:1/v1", ledger=str(tmp_path)), {})
+
+
+@pytest.mark.parametrize(("name", "made"), [("hf", "HFBackend"), ("vllm", "VLLMBackend")])
+def test_local_backends_get_their_options(monkeypatch, name, made):
+    class Local:
+        model = "local:m"
+
+        def __init__(self, *arguments: object, **options: object) -> None:
+            self.given = arguments, options
+
+        async def close(self) -> None: ...
+
+    # The real ones import torch; only what they are given is looked at here.
+    module = types.ModuleType(f"models.llm.{name}")
+    setattr(module, made, Local)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    client = open_client(LLMOptions(name, "m", batch_size=4, dtype="float32", extra='{"a": false}'), {})
+    expected = ("m", 4, "float32") if name == "hf" else ("m",)
+    assert client.backend.given == (expected, {"template_options": {"a": False}})
+    asyncio.run(client.close())
+
+
+def test_local_backends_take_these_options():
+    for name, parameters in (("hf", ["model", "batch_size", "dtype"]), ("vllm", ["model"])):
+        tree = ast.parse((ROOT / "models" / "llm" / f"{name}.py").read_text(encoding="utf-8"))
+        (made,) = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name.endswith("Backend"))
+        (start,) = (node for node in made.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+        names = [argument.arg for argument in start.args.args][1:]
+        assert names[: len(parameters)] == parameters
+        assert "template_options" in names
+
+
+@pytest.mark.parametrize("backend", ["openai", "anthropic"])
+def test_backends_over_the_network_are_opened(monkeypatch, backend):
+    pytest.importorskip(backend)
+    for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    options = LLMOptions(backend, "m", send_temperature="no")
+    client = open_client(options, {f"{backend.upper()}_API_KEY": SECRET})
+    assert client.model == f"{backend}:m"
+    assert not client.backend.send_temperature
+    assert SECRET not in repr(client) + repr(client.backend) + repr(options)
+    asyncio.run(client.close())
+    with pytest.raises(ValueError, match=f"{backend.upper()}_API_KEY"):
+        open_client(LLMOptions(backend, "m"), {})
+
+
+def test_the_providers_key_does_not_go_to_another_server(monkeypatch):
+    pytest.importorskip("openai")
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    from tests.models.llm.server import MockServer
+
+    async def main(url: str) -> None:
+        async with open_client(LLMOptions(model="m", url=url)) as client:
+            await client.chat([{"role": "user", "content": "hi"}], role="r")
+
+    with MockServer() as server:
+        asyncio.run(main(server.url))
+        assert not [text for text in server.authorizations if SECRET in text]
+
+
+@pytest.mark.parametrize("status", [200, 401])
+def test_a_key_reaches_no_file_no_log_line_and_no_error(tmp_path, monkeypatch, caplog, capfd, status):
+    pytest.importorskip("openai")
+    from tests.models.llm.server import MockServer, Reply
+
+    monkeypatch.setenv("MY_KEY", SECRET)
+    caplog.set_level(logging.DEBUG)
+    ledger = tmp_path / "l.sqlite"
+    shown = []
+
+    async def main(url: str) -> None:
+        options = LLMOptions(model="m", url=url, api_key_env="MY_KEY", ledger=str(ledger))
+        client = open_client(options)
+        shown.extend([repr(options), repr(client), repr(client.backend), repr(vars(client.backend))])
+        try:
+            await client.chat([{"role": "user", "content": "hi"}], role="r")
+        except CallError as error:
+            shown.append(str(error))
+        # Read while the WAL is there: closing moves it into the file.
+        shown.extend(file.read_bytes().decode("latin-1") for file in tmp_path.iterdir())
+        await client.close()
+
+    with MockServer(reply=lambda body: Reply("yes", status=status, message=f"wrong key {SECRET}")) as server:
+        asyncio.run(main(server.url))
+        assert [text for text in server.authorizations if SECRET in text]
+    shown.extend(file.read_bytes().decode("latin-1") for file in tmp_path.iterdir())
+    shown.extend([caplog.text, *capfd.readouterr()])
+    assert len(shown) > 6
+    assert not [text for text in shown if SECRET in text]
+    assert any(("yes" if status == 200 else "wrong key") in text for text in shown)

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.generation import Completion
+from models.llm.client import Message
+from models.llm.replies import UnusableReply, ask, find_json, repair_turns
+
+QUESTION: list[Message] = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "A number?"}]
+
+
+class Script:
+    """A client that gives scripted replies and keeps what it was asked."""
+
+    model = "script"
+
+    def __init__(self, *replies: str) -> None:
+        self.replies, self.asked = list(replies), []
+
+    async def chat(self, messages, *, role, sampling=None, question_id=""):
+        self.asked.append((list(messages), role, question_id))
+        return Completion(self.replies.pop(0))
+
+    async def close(self) -> None: ...
+
+
+def number(text: str) -> int:
+    if not text.strip().isdigit():
+        raise UnusableReply("no_number", "it is not a number.")
+    return int(text)
+
+
+def test_a_good_reply_is_parsed_at_once():
+    client, repaired = Script("7"), Counter()
+    assert asyncio.run(ask(client, QUESTION, number, role="r", question_id="q", repaired=repaired)) == 7
+    assert client.asked == [(QUESTION, "r", "q")]
+    assert not repaired
+
+
+def test_a_bad_reply_is_sent_back_with_what_is_wrong():
+    client, repaired = Script("seven", "7"), Counter()
+    assert asyncio.run(ask(client, QUESTION, number, role="r", question_id="q", repaired=repaired)) == 7
+    turns, role, question = client.asked[1]
+    assert turns[:2] == QUESTION
+    assert turns[2] == {"role": "assistant", "content": "seven"}
+    assert turns[3]["role"] == "user"
+    assert "it is not a number." in turns[3]["content"]
+    assert "{" not in turns[3]["content"]
+    assert (role, question) == ("r.repair", "q")
+    assert repaired == {"no_number": 1}
+
+
+@pytest.mark.parametrize("repairs", [0, 1, 3])
+def test_the_last_bad_reply_goes_to_the_caller(repairs):
+    client = Script(*["x"] * 9)
+    with pytest.raises(UnusableReply) as caught:
+        asyncio.run(ask(client, QUESTION, number, role="r", repairs=repairs))
+    assert caught.value.reason == "no_number"
+    assert caught.value.repairs == repairs
+    assert len(client.asked) == repairs + 1
+
+
+def test_an_empty_reply_leaves_no_empty_turn():
+    turns = repair_turns(QUESTION, " \n", "it is empty.")
+    assert [turn["role"] for turn in turns] == ["system", "user"]
+    assert turns[1]["content"].startswith("A number?\n\n")
+    assert "it is empty." in turns[1]["content"]
+    assert QUESTION[1]["content"] == "A number?"
+
+
+def test_repairs_below_zero_are_refused():
+    with pytest.raises(ValueError, match="repairs -1"):
+        asyncio.run(ask(Script("1"), QUESTION, number, role="r", repairs=-1))
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds", "value"),
+    [
+        ('{"a": 1}', (dict,), {"a": 1}),
+        ('Sure! Here it is:\n```json\n{"a": [1, 2]}\n```\nAnything else?', (dict,), {"a": [1, 2]}),
+        ("```\n[1]\n``` and later [2]", (list,), [1]),
+        ('First {"a": 1}, no: {"a": 2}', (dict,), {"a": 2}),
+        ('As [1] says: {"a": 1}', (dict,), {"a": 1}),
+        ('{"a": {"b": 2}}', (dict,), {"a": {"b": 2}}),
+        ('<think>maybe {"a": 1}</think>{"a": 2}', (dict,), {"a": 2}),
+        ('{"a": 2}<think>never ended {"a": 3}', (dict,), {"a": 2}),
+        ('{"text": "two\nlines"}', (dict,), {"text": "two\nlines"}),
+        ("~~~json\n[3]\n~~~", (list,), [3]),
+        ('```json\n{"a": 1}', (dict,), {"a": 1}),
+        ("it {may} be [4]", (), [4]),
+    ],
+)
+def test_json_is_found(text, kinds, value):
+    assert find_json(text, *kinds) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds", "reason"),
+    [
+        ("no JSON here", (dict,), "no_json"),
+        ("", (), "no_json"),
+        ("[1]", (dict,), "no_json"),
+        ('{"a": [1, 2', (dict,), "bad_json"),
+        ('{"a": NaN}', (dict,), "bad_json"),
+        ("[" * 5000, (list,), "bad_json"),
+        ("[" + "1" * 6000, (list,), "bad_json"),
+    ],
+)
+def test_what_is_no_json_has_a_reason(text, kinds, reason):
+    with pytest.raises(UnusableReply) as caught:
+        find_json(text, *kinds)
+    assert caught.value.reason == reason
+
+
+plain = st.text(st.characters(exclude_characters="[]{}`~<>", exclude_categories=["Cs"]), max_size=30)
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4), max_leaves=12
+).filter(lambda value: isinstance(value, (dict, list)))
+indents: Any = st.sampled_from([None, 2])
+
+
+@given(values, plain, plain, indents)
+def test_any_value_in_prose_is_found(value, before, after, indent):
+    # Tags of thought would be struck out of strings too.
+    text = json.dumps(value, indent=indent)
+    if "<think" not in text and "```" not in text and "~~~" not in text:
+        assert find_json(before + text + after, type(value)) == value
+
+
+@given(values, plain, plain, indents)
+def test_any_value_in_a_fence_is_found(value, before, after, indent):
+    text = json.dumps(value, indent=indent)
+    if "<think" not in text and "```" not in text and "~~~" not in text:
+        assert find_json(f"{before}\n```json\n{text}\n```\n{after}") == value
+
+
+@given(st.text(max_size=200) | st.text(st.sampled_from('{}[]",:1a`\n <think>'), max_size=80))
+def test_any_text_gives_a_value_or_a_reason(text):
+    outcome: Any
+    try:
+        outcome = find_json(text)
+    except UnusableReply as error:
+        outcome = error.reason
+    assert isinstance(outcome, (dict, list)) or outcome in ("no_json", "bad_json")
