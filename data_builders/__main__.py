@@ -1,32 +1,43 @@
-"""Small jobs on record data sets: `python -m data_builders {stats,validate,explagraphs}`."""
+"""Small jobs on record data sets: `python -m data_builders {stats,validate,peek,merge,released,explagraphs}`."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
 
-from data_builders.card import BuildFacts, Statistics, file_digest, table_rows, write_card
+from data_builders.card import BuildFacts, Statistics, file_digest, table_rows
+from data_builders.dataset_folder import FolderOptions, add_folder_arguments, write_dataset
+from data_builders.merge import merge as merge_shards
+from data_builders.peek import LABELS, find_records, shown
 from data_builders.readers.explagraphs import read_explagraphs, split_names
-from data_builders.shards import FORMATS, ShardWriter, check_output, check_shard_options, dataset_files, replaced_folder
-from data_builders.validation import troubles
+from data_builders.released_records import HUB_ID, Rejected, read_released
+from data_builders.shards import SPLIT_NAME, STATISTICS, dataset_files, split_of
+from data_builders.validation import SplitCheck, troubles
 from models.normalize import normalize_answer
-from models.records import read_records
+from models.records import Record, read_records
 
 _MOST_TROUBLES = 20
 
 
 def stats(arguments: argparse.Namespace) -> int:
-    """Print table 4 of a data set."""
+    """Print table 4 of a data set, its splits, and what its card says of the build."""
     from rich.console import Console
     from rich.table import Table
 
     statistics = Statistics(arguments.tokenizer)
-    for split, files in dataset_files(arguments.folder).items():
-        for file in files:
-            for record in read_records(file):
-                statistics.add(record, split)
+    with SplitCheck() as leakage:
+        for split, files in dataset_files(arguments.folder).items():
+            for file in files:
+                for record in read_records(file):
+                    statistics.add(record, split)
+                    for _ in leakage.add(record, split):
+                        pass
     numbers = statistics.to_json()
     table = Table(title=f"{arguments.folder}, lengths in {numbers['unit']}")
     for heading in ("", "planning", "paper", "answering", "paper"):
@@ -35,7 +46,10 @@ def stats(arguments: argparse.Namespace) -> int:
         table.add_row(*(cell.replace("[", r"\[") for cell in row))
     console = Console() if sys.stdout.isatty() else Console(width=120)
     console.print(table)
-    console.print("splits: " + ", ".join(f"{name} {count:,}" for name, count in numbers["splits"].items()))
+    print("splits: " + ", ".join(f"{name} {count:,}" for name, count in numbers["splits"].items()))
+    print("leakage: " + (_listed(leakage.found) or "no question stands in two splits"))
+    for line in _build_lines(Path(arguments.folder) / STATISTICS):
+        print(line)
     return 0
 
 
@@ -51,66 +65,168 @@ def validate(arguments: argparse.Namespace) -> int:
     return 1 if count else 0
 
 
+def peek(arguments: argparse.Namespace) -> int:
+    """Print a record as the model sees it, and draw its graph with --picture."""
+    found = find_records(arguments.folder, arguments.id, arguments.number, arguments.label, arguments.split)
+    print(f"\n\n{'-' * 80}\n\n".join(shown(record, split) for split, record in found))
+    if arguments.picture:
+        from data_builders.picture import draw_record
+
+        record = max((record for _, record in found), key=lambda record: len(record.steps))
+        draw_record(record, arguments.picture)
+        print(f"\ngraph of {record.id} drawn in {arguments.picture}")
+    return 0
+
+
+def merge(arguments: argparse.Namespace) -> int:
+    """Merge the outputs of a sharded build into the data set that one process would have written."""
+    numbers = merge_shards(arguments.shards, arguments.output, arguments.overwrite)
+    print(f"{arguments.output}: {_listed(numbers['splits'])}")
+    return 0
+
+
+def released(arguments: argparse.Namespace) -> int:
+    """Turn the training data the RAS authors released into records."""
+    if not 0 <= arguments.validation_fraction < 1:
+        raise ValueError(f"--validation-fraction {arguments.validation_fraction}: it must be at least 0 and below 1")
+    if arguments.limit is not None and arguments.limit < 1:
+        raise ValueError(f"--limit {arguments.limit}: it must be at least 1")
+    if arguments.split_name is not None and not SPLIT_NAME.fullmatch(arguments.split_name):
+        raise ValueError(f"--split-name {arguments.split_name!r}: use letters, digits, underscores and single dots")
+    rejected, issues = Rejected(), Counter[str]()
+
+    def records() -> Iterator[tuple[Record, str]]:
+        for record in islice(read_released(arguments.input, rejected, issues), arguments.limit):
+            split = arguments.split_name or split_of(record.question, arguments.seed, arguments.validation_fraction)
+            yield record, split
+
+    def facts(statistics: Statistics) -> BuildFacts:
+        if not statistics.records:
+            raise ValueError(f"{arguments.input}: no row could be read. {' '.join(rejected.sentences())}".strip())
+        return BuildFacts(
+            title="Released RAS records",
+            summary="The training data that the authors of RAS released, read back from their prompts into records.",
+            drops={"ras_released": dict(rejected.counts)} if rejected.counts else {},
+            issues=dict(+issues),
+            files=_digests(arguments.input),
+            options=_options(arguments, "input", "validation_fraction", "split_name", "seed", "limit"),
+            notes=rejected.sentences(),
+        )
+
+    numbers = write_dataset(records(), facts, FolderOptions.from_arguments(arguments))
+    for sentence in rejected.sentences():
+        print(sentence)
+    print(f"{arguments.output}: {_listed(numbers['splits'])}")
+    return 0
+
+
 def explagraphs(arguments: argparse.Namespace) -> int:
     """Turn an ExplaGraphs file into answering records, split 60/20/20 at random with a seed."""
-    check_shard_options(arguments.format, arguments.shard_size)
-    check_output(arguments.output, arguments.overwrite)
+    options = FolderOptions.from_arguments(arguments)
     # A first reading counts the rows, so that the split needs no row in memory.
     total = sum(1 for _ in read_explagraphs(arguments.input))
     if not total:
         raise ValueError(f"{arguments.input}: the file holds no rows")
     issues: Counter[str] = Counter()
-    statistics = Statistics(arguments.tokenizer)
-    with replaced_folder(arguments.output, arguments.overwrite) as folder:
-        with ExitStack() as stack:
-            writers: dict[str, ShardWriter] = {}
-            split_of: dict[str, str] = {}
-            for record, drawn in zip(read_explagraphs(arguments.input, issues), split_names(total, arguments.seed)):
-                # A pair of arguments that occurs again stays with its first occurrence.
-                split = split_of.setdefault(normalize_answer(record.question), drawn)
-                if split not in writers:
-                    writer = ShardWriter(folder, split, arguments.format, arguments.shard_size)
-                    writers[split] = stack.enter_context(writer)
-                writers[split].write(record)
-                statistics.add(record, split)
-        facts = BuildFacts(
+
+    def records() -> Iterator[tuple[Record, str]]:
+        split: dict[str, str] = {}
+        for record, drawn in zip(read_explagraphs(arguments.input, issues), split_names(total, arguments.seed)):
+            # A pair of arguments that occurs again stays with its first occurrence.
+            yield record, split.setdefault(normalize_answer(record.question), drawn)
+
+    def facts(_: Statistics) -> BuildFacts:
+        return BuildFacts(
             title="ExplaGraphs records",
             summary="Stance prediction on commonsense graphs (Saha et al., 2021), split at random 60/20/20 as "
             "G-Retriever does, with a seed of our own: the test rows are not the ones of its paper.",
             issues=dict(+issues),
-            files={arguments.input: file_digest(arguments.input)},
-            options={"seed": arguments.seed, "format": arguments.format, "shard_size": arguments.shard_size},
+            files=_digests(arguments.input),
+            options=_options(arguments, "seed"),
         )
-        write_card(folder, facts, statistics, arguments.format)
-    sizes = ", ".join(f"{name} {count:,}" for name, count in statistics.to_json()["splits"].items())
-    print(f"{arguments.output}: {sizes}")
+
+    print(f"{arguments.output}: {_listed(write_dataset(records(), facts, options)['splits'])}")
     return 0
+
+
+def _build_lines(path: Path) -> list[str]:
+    """What `statistics.json` says of the build: teachers, prompts, mended replies, questions left out, oddities."""
+    if not path.is_file():
+        return [f"build: unknown, there is no {path.name}"]
+    try:
+        facts = BuildFacts(**json.loads(path.read_text(encoding="utf-8"))["build"])
+    except (ValueError, KeyError, TypeError) as error:
+        return [f"build: {path} can't be read ({error!r})"]
+    lines = [f"teacher of {source}: {name}" for source, name in facts.teachers.items()]
+    lines += [f"model for {role}: {name}" for role, name in facts.models.items()]
+    lines += [f"prompt {name}: SHA-256 {digest}" for name, digest in facts.prompts.items()]
+    lines += [f"calls, {stage}: {_listed(counts)}" for stage, counts in facts.calls.items()]
+    lines += [f"mended replies of {source}: {_listed(counts)}" for source, counts in facts.repairs.items()]
+    lines += [f"left out of {source}: {_listed(counts)}" for source, counts in facts.drops.items()]
+    lines += [f"oddities of the input: {_listed(facts.issues)}"] if facts.issues else []
+    return lines + facts.notes
+
+
+def _listed(counts: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
+
+
+def _digests(location: str) -> dict[str, str]:
+    return {location: file_digest(location)} if Path(location).is_file() else {}
+
+
+def _options(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    return {name: getattr(arguments, name) for name in (*names, "format", "shard_size", "tokenizer")}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m data_builders", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(function: Callable[[argparse.Namespace], int]) -> Callable[..., argparse.Action]:
+        added = commands.add_parser(
+            function.__name__, help=function.__doc__, description=function.__doc__,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        )  # fmt: skip
+        added.set_defaults(run=function)
+        if function in (released, explagraphs):
+            add_folder_arguments(added)
+        elif function is not merge:
+            added.add_argument("folder", help="folder of the data set")
+        return added.add_argument
+
+    add = command(stats)
+    add("--tokenizer", help="count tokens with this model's tokenizer instead of words")
+    command(validate)
+    add = command(peek)
+    add("--id", help="the record of this id, or all records of the question of this id")
+    add("--number", type=int, help="the how-manieth record, from 1, of those that fit the rest")
+    add("--label", choices=tuple(LABELS), help="only records of this label")
+    add("--split", help="only records of this split")
+    add("--picture", metavar="FILE", help="draw the graph into a .png or .svg file (needs the extra `plots`)")
+    add = command(merge)
+    add("shards", nargs="+", metavar="FOLDER", help="the outputs of all shards")
+    add("--output", required=True, help="folder of the merged data set")
+    add("--overwrite", action="store_true", help="replace a data set in the output folder")
+    add = command(released)
+    add("--input", default=HUB_ID, help="a .jsonl, .json or .parquet file, or a hub id")
+    add("--validation-fraction", type=float, default=0.05, help="share of the questions for validation")
+    add("--split-name", help="put everything into one split of this name instead")
+    add("--seed", type=int, default=0, help="seed of the split")
+    add("--limit", type=int, help="only the first records")
+    add = command(explagraphs)
+    add("--input", required=True, help="the tab-separated file")
+    add("--seed", type=int, default=0, help="seed of the split")
+    return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; bad input ends it with one line and exit code 2."""
-    parser = argparse.ArgumentParser(prog="python -m data_builders", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for function in (stats, validate, explagraphs):
-        command = commands.add_parser(
-            function.__name__, help=function.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-        )
-        command.set_defaults(run=function)
-        if function is explagraphs:
-            command.add_argument("--input", required=True, help="the tab-separated file")
-            command.add_argument("--output", required=True, help="folder of the data set")
-            command.add_argument("--seed", type=int, default=0, help="seed of the split")
-            command.add_argument("--format", choices=FORMATS, default="jsonl", help="format of the shards")
-            command.add_argument("--shard-size", type=int, default=50_000, help="records in a shard")
-            command.add_argument("--overwrite", action="store_true", help="replace a data set in the output folder")
-        else:
-            command.add_argument("folder", help="folder of the data set")
-        if function is not validate:
-            command.add_argument("--tokenizer", help="count tokens with this model's tokenizer instead of words")
+    parser = _parser()
     values = parser.parse_args(arguments)
     try:
         return values.run(values)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         parser.exit(2, f"error: {error}\n")
 
 

@@ -1,161 +1,22 @@
-"""Statistics of record data sets beside the paper's (RAS, table 4), and the data set card that shows them.
-
-All counts are kept as histograms, so medians are exact and memory does not grow with the number of records.
-"""
+"""The data set card: what was built from what and by whom, its numbers beside the paper's, and samples."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Callable
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from data_builders.shards import CARD, STATISTICS, Format, front_matter, write_text
-from data_builders.wording import mentions
-from models.records import TASKS, Action, Record
-from models.rendering import Instructions, render
+from data_builders.stats import YES_NO, Histogram, Statistics, table_rows
+from models.records import Action
 
-YES_NO = ("yes", "no")
-# Table 4; None stands for a cell the paper leaves empty.
-PAPER: dict[str, tuple[str | None, str | None]] = {
-    "Queries": ("129,902", "78,164"),
-    "Input tokens (mean, median, max)": ("338, 301, 1,910", "475, 466, 2,214"),
-    "Output tokens (mean, median, max)": ("13, 12, 62", "13, 4, 2,332"),
-    "Sub-queries (min, mean, max)": ("0, 0.8, 5", "0, 1.2, 6"),
-    "[SUFFICIENT]": ("45,722 (35.2%)", None),
-    "[SUBQ]": ("71,676 (55.2%)", None),
-    "[NO_RETRIEVAL]": ("12,504 (9.6%)", None),
-    "[SUBQ] tokens (min, mean, max)": ("6, 18.3, 62", None),
-    "Nodes of a graph (mean, median, max)": ("11.6, 11, 56", "11.7, 11, 84"),
-    "Edges of a graph (mean, median, max)": ("21.2, 20, 116", "21.3, 20, 160"),
-}
+__all__ = ["YES_NO", "BuildFacts", "Histogram", "Statistics", "card_body", "file_digest", "table_rows", "write_card"]
 
-
-class Histogram:
-    """How often each whole number occurs."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[int] = Counter()
-
-    def add(self, value: int) -> None:
-        """Count one value."""
-        self._counts[value] += 1
-
-    def summary(self) -> dict[str, float]:
-        """Count, min, mean, median and max; zeros when nothing was counted."""
-        total = self._counts.total()
-        if not total:
-            return {"count": 0, "min": 0, "mean": 0.0, "median": 0.0, "max": 0}
-        mean = sum(value * count for value, count in self._counts.items()) / total
-        median = (self._at((total - 1) // 2) + self._at(total // 2)) / 2
-        return {
-            "count": total,
-            "min": min(self._counts),
-            "mean": round(mean, 2),
-            "median": median,
-            "max": max(self._counts),
-        }
-
-    def _at(self, rank: int) -> int:
-        for value in sorted(self._counts):
-            rank -= self._counts[value]
-            if rank < 0:
-                return value
-        raise ValueError(f"rank {rank} lies beyond the values counted")
-
-
-class Statistics:
-    """Table 4 of any records, filled one record at a time.
-
-    Args:
-        tokenizer: A model spec whose tokenizer counts the tokens; None counts words between white space.
-    """
-
-    def __init__(self, tokenizer: str | None = None) -> None:
-        self.unit = f"tokens of {tokenizer}" if tokenizer else "white-space words, no tokenizer was given"
-        self._length = _token_counter(tokenizer) if tokenizer else _word_count
-        self._instructions = Instructions.load()
-        self._histograms: dict[str, dict[str, Histogram]] = {task: {} for task in TASKS}
-        self._actions: dict[str, Counter[str]] = {task: Counter() for task in TASKS}
-        self._splits: Counter[str] = Counter()
-        self._sources: dict[str, Counter[str]] = {}
-
-    def add(self, record: Record, split: str) -> None:
-        """Count one record of a split."""
-        self._splits[split] += 1
-        self._actions[record.task][record.action.value] += 1
-        source = self._sources.setdefault(record.source, Counter())
-        source[record.action.value if record.task == "planning" else "answering"] += 1
-        prompt = f"{self._instructions.of(record.task)}\n\n{render(record.input)}"
-        self._count(record.task, "input_tokens", self._length(prompt))
-        output = self._length(record.label)
-        self._count(record.task, "output_tokens", output)
-        if record.task == "planning" and record.action is Action.SUBQ:
-            self._count(record.task, "subq_tokens", output)
-        self._count(record.task, "subqueries", len(record.steps))
-        union = {triple for step in record.steps for triple in step.triples}
-        for prefix, graphs in (("graph", [set(step.triples) for step in record.steps]), ("record", [union])):
-            for triples in filter(None, graphs):
-                self._count(record.task, f"{prefix}_nodes", len({n for t in triples for n in (t.subject, t.object)}))
-                # Each triple is an edge and its reverse (RAS, section 3.2).
-                self._count(record.task, f"{prefix}_edges", 2 * len(triples))
-        if record.task == "answering" and record.steps:
-            source["answering with triples"] += 1
-            facts = " ; ".join(" ".join(triple.as_list()) for triple in union)
-            if record.answers[0].strip().lower() in YES_NO:
-                source["yes/no answer"] += 1
-            elif any(mentions(facts, answer) for answer in record.answers):
-                source["answer in triples"] += 1
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything that was counted, as plain numbers."""
-        return {
-            "unit": self.unit,
-            "records": self._splits.total(),
-            "splits": dict(self._splits),
-            "tasks": {
-                task: {
-                    "records": self._actions[task].total(),
-                    "actions": dict(self._actions[task]),
-                    **{name: histogram.summary() for name, histogram in self._histograms[task].items()},
-                }
-                for task in TASKS
-            },
-            "sources": {name: dict(counts) for name, counts in self._sources.items()},
-        }
-
-    def _count(self, task: str, name: str, value: int) -> None:
-        self._histograms[task].setdefault(name, Histogram()).add(value)
-
-
-def table_rows(statistics: dict[str, Any]) -> list[tuple[str, str, str, str, str]]:
-    """Rows of table 4: name, planning here and in the paper, answering here and in the paper."""
-    ours: dict[str, list[str]] = {name: [] for name in PAPER}
-    for task in TASKS:
-        numbers = statistics["tasks"][task]
-        total = numbers["records"]
-        ours["Queries"].append(f"{total:,}")
-        for name, key, parts in (
-            ("Input tokens (mean, median, max)", "input_tokens", ("mean", "median", "max")),
-            ("Output tokens (mean, median, max)", "output_tokens", ("mean", "median", "max")),
-            ("Sub-queries (min, mean, max)", "subqueries", ("min", "mean", "max")),
-            ("[SUBQ] tokens (min, mean, max)", "subq_tokens", ("min", "mean", "max")),
-            ("Nodes of a graph (mean, median, max)", "graph_nodes", ("mean", "median", "max")),
-            ("Edges of a graph (mean, median, max)", "graph_edges", ("mean", "median", "max")),
-        ):
-            values = numbers.get(key)
-            ours[name].append(", ".join(_number(values[part]) for part in parts) if values else "-")
-        for action in Action:
-            count = numbers["actions"].get(action.value, 0)
-            ours[action.value].append(f"{count:,} ({count / total:.1%})" if task == "planning" and total else "-")
-    return [
-        (name, planning, PAPER[name][0] or "-", answering, PAPER[name][1] or "-")
-        for name, (planning, answering) in ours.items()
-    ]
+_LONGEST_SAMPLE = 2000
 
 
 @dataclass
@@ -168,9 +29,13 @@ class BuildFacts:
         teachers: By source, who labelled it.
         drops: By source, questions left out by reason.
         questions: By source, questions that gave records.
+        repairs: By source, replies that were right only after a repair turn, by stage.
         issues: Oddities of the input that cost no question.
         files: Input files and their SHA-256.
         options: The options of the build.
+        prompts: Prompt files of the teacher and their SHA-256.
+        models: By role (teacher, text-to-triples, direct answers), the model that had it.
+        calls: By stage, numbers of calls and tokens. Nothing that differs between two runs of one build belongs here.
         notes: Sentences to be printed as they are.
     """
 
@@ -179,9 +44,13 @@ class BuildFacts:
     teachers: dict[str, str] = field(default_factory=dict)
     drops: dict[str, dict[str, int]] = field(default_factory=dict)
     questions: dict[str, int] = field(default_factory=dict)
+    repairs: dict[str, dict[str, int]] = field(default_factory=dict)
     issues: dict[str, int] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+    prompts: dict[str, str] = field(default_factory=dict)
+    models: dict[str, str] = field(default_factory=dict)
+    calls: dict[str, dict[str, float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -202,17 +71,32 @@ def card_body(facts: BuildFacts, statistics: dict[str, Any]) -> str:
             "(normalised, whole words); yes/no answers are left out of it."
         )
     for heading, counts in (
-        ("Questions left out", {f"{s}: {r}": n for s, drops in facts.drops.items() for r, n in drops.items()}),
+        ("Questions left out", _by_source(facts.drops)),
+        ("Replies mended in a second turn", _by_source(facts.repairs)),
         ("Oddities of the input", facts.issues),
     ):
         if counts:
             parts += [f"## {heading}", _table(["what", "count"], [[name, f"{n:,}"] for name, n in counts.items()])]
+    if facts.models:
+        parts += ["## Models", _table(["role", "model"], [[role, f"`{name}`"] for role, name in facts.models.items()])]
+    if facts.calls:
+        columns = list(dict.fromkeys(name for numbers in facts.calls.values() for name in numbers))
+        rows = [
+            [stage, *(f"{numbers[name]:,}" if name in numbers else "-" for name in columns)]
+            for stage, numbers in facts.calls.items()
+        ]
+        parts += ["## Calls of the teacher", _table(["stage", *(name.replace("_", " ") for name in columns)], rows)]
+    if facts.prompts:
+        rows = [[f"`{name}`", f"`{digest}`"] for name, digest in facts.prompts.items()]
+        parts += ["## Prompts", _table(["prompt", "SHA-256"], rows)]
     if facts.files:
         rows = [[f"`{name}`", f"`{digest}`"] for name, digest in facts.files.items()]
         parts += ["## Input files", _table(["file", "SHA-256"], rows)]
     if facts.options:
         rows = [[f"`{name}`", f"`{value}`"] for name, value in facts.options.items()]
         parts += ["## Options", _table(["option", "value"], rows)]
+    if statistics.get("samples"):
+        parts += ["## Samples", *_samples(statistics["samples"])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -245,21 +129,36 @@ def _source_table(facts: BuildFacts, sources: dict[str, dict[str, int]]) -> str:
     )
 
 
+def _samples(samples: dict[str, list[dict[str, str]]]) -> list[str]:
+    """Records of each label as a model sees them; long ones are cut, the whole record is what `peek` shows."""
+    parts = [
+        "Records picked by a hash of their ids, "
+        "as the model sees them below the instruction, and the label it learns. Whole ones, and their graphs: "
+        "`python -m data_builders peek FOLDER --id ID`."
+    ]
+    for label, records in samples.items():
+        parts.append(f"### {label}")
+        for record in records:
+            shown = _shortened(record["input"])
+            fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", shown + record["label"])), default=0))
+            label_text = _shortened(record["label"])
+            parts.append(f"`{record['id']}`\n\n{fence}text\n{shown}\n=> {label_text}\n{fence}")
+    return parts
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _LONGEST_SAMPLE:
+        return text
+    # The question stands last, so the middle is what can be spared.
+    tail = _LONGEST_SAMPLE // 3
+    left_out = len(text) - _LONGEST_SAMPLE
+    return f"{text[: _LONGEST_SAMPLE - tail]} [... {left_out:,} characters ...] {text[-tail:]}"
+
+
+def _by_source(counts: dict[str, dict[str, int]]) -> dict[str, int]:
+    return {f"{source}: {what}": n for source, numbers in counts.items() for what, n in numbers.items()}
+
+
 def _table(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def _number(value: float) -> str:
-    return f"{value:,.1f}".removesuffix(".0")
-
-
-def _word_count(text: str) -> int:
-    return len(text.split())
-
-
-def _token_counter(spec: str) -> Callable[[str], int]:
-    from models.sources import load_tokenizer
-
-    tokenizer = load_tokenizer(spec)
-    return lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])

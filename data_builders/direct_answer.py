@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from data_builders.jsonl_index import JsonlIndex, Row
+from data_builders.seen import SeenTable
 from models.normalize import normalize_answer
 from models.records import read_jsonl
 
@@ -95,8 +97,8 @@ def is_correct(answer: str, golds: Iterable[str]) -> bool:
     return normalize_answer(answer) in {normalize_answer(gold) for gold in golds}
 
 
-def read_answers(path: str | Path, model_spec: str | None = None) -> dict[str, str]:
-    """Read stored answers by question id.
+class StoredAnswers(Mapping[str, str]):
+    """Stored answers by question id, looked up in their file: memory does not grow with it.
 
     Args:
         path: JSON lines `{"question_id", "answer"}`, optionally with the `"model"` they are from.
@@ -106,16 +108,41 @@ def read_answers(path: str | Path, model_spec: str | None = None) -> dict[str, s
         FileNotFoundError: there is no such file.
         ValueError: a line is malformed, or is from another model.
     """
-    answers = {}
-    for where, row in read_jsonl(path):
-        identity, answer = row.get("question_id"), row.get("answer")
-        if not isinstance(identity, str) or not isinstance(answer, str):
-            raise ValueError(f"{where}: a direct answer needs question_id and answer; the line has {', '.join(row)}")
-        model = row.get("model")
-        if model is not None and model_spec is not None and model != model_spec:
-            raise ValueError(f"{where}: this answer is from model {model!r}, not {model_spec!r}; use another file")
-        answers[identity] = answer
-    return answers
+
+    def __init__(self, path: str | Path, model_spec: str | None = None) -> None:
+        def keys(where: str, row: Row) -> list[str]:
+            identity, answer = row.get("question_id"), row.get("answer")
+            if not isinstance(identity, str) or not isinstance(answer, str):
+                raise ValueError(
+                    f"{where}: a direct answer needs question_id and answer; the line has {', '.join(row)}"
+                )
+            model = row.get("model")
+            if model is not None and model_spec is not None and model != model_spec:
+                raise ValueError(f"{where}: this answer is from model {model!r}, not {model_spec!r}; use another file")
+            return [identity]
+
+        self._index = JsonlIndex(path, keys)
+
+    def __getitem__(self, identity: str) -> str:
+        found = self._index.get(identity)
+        if found is None:
+            raise KeyError(identity)
+        answer: str = found[1]["answer"]
+        return answer
+
+    def __iter__(self) -> Iterator[str]:
+        with SeenTable() as seen:
+            for _, row in read_jsonl(self._index.path):
+                if seen.first("question", row["question_id"]) is None:
+                    yield row["question_id"]
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+
+def read_answers(path: str | Path, model_spec: str | None = None) -> Mapping[str, str]:
+    """Stored answers by question id; see `StoredAnswers` for arguments and errors."""
+    return StoredAnswers(path, model_spec)
 
 
 def store_answers(questions: Iterable[tuple[str, str]], test: DirectAnswerTest, path: str | Path) -> int:
@@ -135,8 +162,14 @@ def store_answers(questions: Iterable[tuple[str, str]], test: DirectAnswerTest, 
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     _mend_last_line(path)
-    done = set(read_answers(path, test.model_spec)) if path.exists() else set()
-    missing = (pair for pair in questions if pair[0] not in done)
+    stored: Mapping[str, str] = read_answers(path, test.model_spec) if path.exists() else {}
+    with SeenTable() as asked:
+        # A question that comes twice is asked once.
+        missing = (pair for pair in questions if pair[0] not in stored and asked.first("question", pair[0]) is None)
+        return _ask(missing, test, path)
+
+
+def _ask(missing: Iterator[tuple[str, str]], test: DirectAnswerTest, path: Path) -> int:
     written = 0
     while batch := list(islice(missing, test.batch_size)):
         rows = [
@@ -146,7 +179,6 @@ def store_answers(questions: Iterable[tuple[str, str]], test: DirectAnswerTest, 
         with path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         written += len(batch)
-        done.update(identity for identity, _ in batch)
     return written
 
 

@@ -1,14 +1,25 @@
-"""Look up rows of a JSON-lines file by key, keeping 16-byte digests and byte offsets in memory instead of rows."""
+"""Look up rows of a JSON-lines file by key; memory does not grow with the file.
+
+Digests of the keys and byte offsets of the rows lie in a private temporary file of SQLite, which the system removes
+when the process ends in any way; a row is read from its file when it is asked for.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import sqlite3
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
+
+_CACHE_KIB = 32 * 1024
+_KEPT_ROWS = 256
+_MOST_LINES = 20
 
 
 class JsonlIndex:
@@ -19,7 +30,7 @@ class JsonlIndex:
         keys: Gives the keys a row is found under; it gets "file:line" and the row, and may raise `ValueError`.
 
     Attributes:
-        repeated_lines: Numbers of the lines with a key that an earlier line has too; the earlier one is found.
+        repeated_lines: Numbers of the first lines with a key that an earlier line has too; the earlier one is found.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -29,33 +40,55 @@ class JsonlIndex:
     def __init__(self, path: str | Path, keys: Callable[[str, Row], list[str]]) -> None:
         self.path = Path(path)
         self.repeated_lines: list[int] = []
-        self._repeated: set[bytes] = set()
-        self._places: dict[bytes, tuple[int, int]] = {}
-        for number, offset, row in self._scan():
+        self._count = 0
+        # The rows asked for last: a teacher asks for that of a question several times.
+        self._rows: OrderedDict[int, Row] = OrderedDict()
+        self._places = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        weakref.finalize(self, self._places.close)
+        for setting in (f"cache_size = -{_CACHE_KIB}", "journal_mode = OFF", "synchronous = OFF"):
+            self._places.execute(f"PRAGMA {setting}")
+        self._places.execute(
+            "CREATE TABLE places (digest BLOB PRIMARY KEY, start INTEGER, line INTEGER, repeated INTEGER) WITHOUT ROWID"
+        )
+        self._places.execute("BEGIN")
+        for number, start, row in self._scan():
             for key in keys(f"{self.path}:{number}", row):
-                digest = _digest(key)
-                if digest in self._places:
-                    self._repeated.add(digest)
-                    self.repeated_lines.append(number)
-                else:
-                    self._places[digest] = (offset, number)
+                self._add(_digest(key), start, number)
+        self._file = self.path.open("rb")
+        weakref.finalize(self, self._file.close)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return self._count
 
     def get(self, key: str) -> tuple[str, Row] | None:
         """The row stored under `key` with its "file:line", or None."""
-        place = self._places.get(_digest(key))
+        place = self._places.execute("SELECT start, line FROM places WHERE digest = ?", (_digest(key),)).fetchone()
         if place is None:
             return None
-        offset, number = place
-        with self.path.open("rb") as file:
-            file.seek(offset)
-            return f"{self.path}:{number}", json.loads(file.readline())
+        start, line = place
+        row = self._rows.get(start)
+        if row is None:
+            self._file.seek(start)
+            row = self._rows[start] = json.loads(self._file.readline())
+            if len(self._rows) > _KEPT_ROWS:
+                self._rows.popitem(last=False)
+        else:
+            self._rows.move_to_end(start)
+        return f"{self.path}:{line}", row
 
     def is_repeated(self, key: str) -> bool:
         """Whether more than one line has this key."""
-        return _digest(key) in self._repeated
+        found = self._places.execute("SELECT repeated FROM places WHERE digest = ?", (_digest(key),)).fetchone()
+        return bool(found and found[0])
+
+    def _add(self, digest: bytes, start: int, line: int) -> None:
+        values = (digest, start, line)
+        if self._places.execute("INSERT OR IGNORE INTO places VALUES (?, ?, ?, 0)", values).rowcount:
+            self._count += 1
+            return
+        self._places.execute("UPDATE places SET repeated = 1 WHERE digest = ?", (digest,))
+        if len(self.repeated_lines) < _MOST_LINES:
+            self.repeated_lines.append(line)
 
     def _scan(self) -> Iterator[tuple[int, int, Row]]:
         if not self.path.is_file():

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
 from data_builders.annotations import Teacher, TripleFile
 from data_builders.card import YES_NO
 from data_builders.questions import DropReason, Question, UnlabelledQuestion
 from data_builders.wording import mentions
+from models.llm.client import RepliesPending
 from models.normalize import normalize_answer
 from models.records import Action, Record, Step
 from models.triples import Triple
@@ -76,7 +78,7 @@ async def label_question(
     documents = await teacher.helpful_documents(question)
     if not documents:
         raise UnlabelledQuestion(DropReason.NO_HELPFUL)
-    subqueries = await teacher.subqueries(question, documents)
+    subqueries, facts = await _annotations(question, teacher, documents)
     if len(subqueries) != len(documents):
         raise UnlabelledQuestion(DropReason.NO_SUBQUERY, f"{len(subqueries)} for {len(documents)} documents")
     if options.first_subquery == "main_question":
@@ -87,15 +89,41 @@ async def label_question(
 
     records: list[Record] = []
     history: tuple[Step, ...] = ()
-    for document, subquery in zip(documents, subqueries):
+    for document, subquery, found in zip(documents, subqueries, facts):
         records.append(_planning_record(question, len(records), Action.SUBQ, history, subquery))
-        triples = tuple(dict.fromkeys(await teacher.triples(question, document)))
+        if isinstance(found, BaseException):
+            raise found
+        triples = tuple(dict.fromkeys(found))
         if not triples:
             raise UnlabelledQuestion(DropReason.NO_TRIPLES, question.passages[document].title)
         history = (*history, _step(question, subquery, document, triples, documents, options))
     records.append(_planning_record(question, len(records), Action.SUFFICIENT, history))
     records.append(_answering_record(question, Action.SUFFICIENT, history))
     return records
+
+
+async def _annotations(
+    question: Question, teacher: Teacher, documents: list[int]
+) -> tuple[list[str], list[list[Triple] | UnlabelledQuestion]]:
+    """Sub-queries and triples, asked for side by side: triples need the documents alone.
+
+    What the teacher can't say is raised in an order that does not depend on which reply came first, so that the
+    reasons in the card are the same in every build: first what ends the build or waits, then the sub-queries; the
+    triples' reasons are handed back.
+    """
+    calls: list[Coroutine[Any, Any, Any]] = [teacher.subqueries(question, documents)]
+    calls += [teacher.triples(question, number) for number in documents]
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, (UnlabelledQuestion, RepliesPending)):
+            raise result
+    for result in results:
+        if isinstance(result, RepliesPending):
+            raise result
+    subqueries, *facts = results
+    if isinstance(subqueries, BaseException):
+        raise subqueries
+    return cast(list[str], subqueries), cast(list[list[Triple] | UnlabelledQuestion], facts)
 
 
 def _step(

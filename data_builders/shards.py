@@ -6,6 +6,7 @@ when all of it is.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Literal
 
+from models.normalize import normalize_answer
 from models.records import Record
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ FORMATS: tuple[Format, ...] = ("jsonl", "parquet")
 SHARD_NAME = re.compile(r"(?P<split>.+?)-\d{5}\.(jsonl|parquet)")
 SPLIT_NAME = re.compile(r"\w+(\.\w+)*")
 CARD, STATISTICS = "README.md", "statistics.json"
+# What a sharded run leaves besides: for each labelled question its place in the input (`data_builders.merge`).
+ORDER = "order.tsv"
 _ROW_GROUP = 512
 
 
@@ -182,13 +186,23 @@ def dataset_files(folder: str | Path) -> dict[str, list[Path]]:
     return files
 
 
+def split_of(question: str, seed: int, validation_fraction: float) -> str:
+    """The split of a question: "train", or "validation" for a share of the questions.
+
+    It hangs on the normalised question text and the seed alone, so all records of a question, and questions with the
+    same words under different ids, are on one side, in every build.
+    """
+    digest = hashlib.blake2b(f"{seed}\n{normalize_answer(question)}".encode(), digest_size=8).digest()
+    return "validation" if int.from_bytes(digest) < validation_fraction * 2**64 else "train"
+
+
 def check_output(output: str | Path, overwrite: bool) -> None:
     """Raise `FileExistsError` when `output` can't become a data set folder; see `replaced_folder`."""
     output = Path(output)
     if output.is_file():
         raise FileExistsError(f"output {output} is a file; give a folder")
     found = sorted(path.name for path in output.iterdir()) if output.is_dir() else []
-    foreign = [name for name in found if not (SHARD_NAME.fullmatch(name) or name in (CARD, STATISTICS))]
+    foreign = [name for name in found if not (SHARD_NAME.fullmatch(name) or name in (CARD, STATISTICS, ORDER))]
     if foreign:
         raise FileExistsError(
             f"output folder {output} holds files that are not record shards ({', '.join(foreign[:3])}); "

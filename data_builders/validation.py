@@ -2,14 +2,54 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from data_builders.seen import SeenTable
 from data_builders.shards import STATISTICS, dataset_files
 from models.normalize import normalize_answer
 from models.records import Record, read_jsonl
+
+
+class SplitCheck:
+    """Looks for questions that stand on two sides of a split; a context manager.
+
+    A question is the same when its id is, or its normalised text. Memory does not grow with the records.
+
+    Attributes:
+        found: How many records belong to a question of another split, by what is the same.
+    """
+
+    def __init__(self) -> None:
+        self.found: Counter[str] = Counter()
+        self._seen = SeenTable()
+        self._latest = ("", "", "")
+
+    def __enter__(self) -> SplitCheck:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._seen.__exit__(None, None, None)
+
+    def add(self, record: Record, split: str) -> Iterator[str]:
+        """What is wrong with the split of a record, a line each."""
+        # The records of one question mostly come together.
+        if (record.question_id, record.question, split) == self._latest:
+            return
+        clean = True
+        for what, value in (
+            ("question id", record.question_id),
+            ("question text", normalize_answer(record.question)),
+        ):
+            other = self._seen.first(what, value, split)
+            if other not in (None, split):
+                self.found[what] += 1
+                clean = False
+                yield f"{what} {value!r} is in {split!r} and in {other!r}"
+        if clean:
+            self._latest = (record.question_id, record.question, split)
 
 
 def troubles(folder: str | Path) -> Iterator[str]:
@@ -24,28 +64,20 @@ def troubles(folder: str | Path) -> Iterator[str]:
     Raises:
         FileNotFoundError: there is no such folder, or it holds no shards.
     """
-    records: set[bytes] = set()
-    splits_of: dict[bytes, str] = {}
     counts: dict[str, int] = {}
-    for split, files in dataset_files(folder).items():
-        counts[split] = 0
-        for path in files:
-            for where, record in _records(path):
-                counts[split] += 1
-                if isinstance(record, str):
-                    yield record
-                    continue
-                identity = _digest("id", record.id)
-                if identity in records:
-                    yield f"{where}: record id {record.id!r} occurs a second time"
-                records.add(identity)
-                for what, value in (
-                    ("question id", record.question_id),
-                    ("question text", normalize_answer(record.question)),
-                ):
-                    other = splits_of.setdefault(_digest(what, value), split)
-                    if other != split:
-                        yield f"{where}: {what} {value!r} is in {split!r} and in {other!r}"
+    with SeenTable() as seen, SplitCheck() as splits:
+        for split, files in dataset_files(folder).items():
+            counts[split] = 0
+            for path in files:
+                for where, record in _records(path):
+                    counts[split] += 1
+                    if isinstance(record, str):
+                        yield record
+                        continue
+                    if seen.first("record id", record.id) is not None:
+                        yield f"{where}: record id {record.id!r} occurs a second time"
+                    for trouble in splits.add(record, split):
+                        yield f"{where}: {trouble}"
     yield from _count_troubles(Path(folder) / STATISTICS, counts)
 
 
@@ -86,7 +118,3 @@ def _count_troubles(path: Path, counts: dict[str, int]) -> Iterator[str]:
     for split in sorted({*counts, *expected}):
         if counts.get(split, 0) != expected.get(split, 0):
             yield f"{path}: split {split!r} has {counts.get(split, 0)} records, the file says {expected.get(split, 0)}"
-
-
-def _digest(kind: str, value: str) -> bytes:
-    return hashlib.blake2b(f"{kind}\n{value}".encode(), digest_size=12).digest()

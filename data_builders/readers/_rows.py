@@ -34,7 +34,7 @@ def read_rows(location: str) -> Iterator[tuple[str, Row]]:
     if path.is_file():
         if path.suffix == ".parquet":
             yield from _parquet_rows(path)
-        elif _first_character(path) == "[":
+        elif first_character(path) == "[":
             yield from _array_rows(path)
         else:
             yield from read_jsonl(path)
@@ -42,6 +42,12 @@ def read_rows(location: str) -> Iterator[tuple[str, Row]]:
         yield from _dataset_rows(location)
     else:
         raise FileNotFoundError(f"no such file: {location}")
+
+
+def first_character(path: Path) -> str:
+    """The first character of a text file that is not white space; empty for an empty file."""
+    with path.open("rb") as file:
+        return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1].decode("ascii", "replace")
 
 
 def required_text(row: Row, keys: tuple[str, ...], where: str) -> str:
@@ -189,11 +195,6 @@ def _decoded(value: object) -> object:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _first_character(path: Path) -> str:
-    with path.open("rb") as file:
-        return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1].decode("ascii", "replace")
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:

@@ -20,13 +20,22 @@ def read_questions(
 ) -> Iterator[Question | Dropped]:
     """Stream the questions; see `data_builders.readers.Reader` for arguments and errors."""
     for where, row in read_rows(location):
-        stem = required_text(row, ("question",), where)
-        texts, labels = _choices(row, where)
-        key = _letter(required_text(row, ("answerKey",), where))
-        if key not in labels:
-            raise ValueError(f"{where}: answerKey {row['answerKey']!r} is not one of the labels {', '.join(labels)}")
-        choices = " ".join(f"{label}: {text}" for label, text in zip(labels, texts))
-        yield Question(required_text(row, ("id",), where), f"{stem} {choices}", (key,), (), (), "", source)
+        yield choice_question(row, where, source)
+
+
+def choice_question(row: Row, where: str, source: str) -> Question:
+    """One row as a question with its choices behind it; the answer is the letter of the right one.
+
+    Raises:
+        ValueError: the row has another layout; `where` opens the message.
+    """
+    stem = required_text(row, ("question",), where)
+    texts, labels = _choices(row, where)
+    key = _letter(required_text(row, ("answerKey",), where))
+    if key not in labels:
+        raise ValueError(f"{where}: answerKey {row['answerKey']!r} is not one of the labels {', '.join(labels)}")
+    choices = " ".join(f"{label}: {text}" for label, text in zip(labels, texts))
+    return Question(required_text(row, ("id",), where), f"{stem} {choices}", (key,), (), (), "", source)
 
 
 def _choices(row: Row, where: str) -> tuple[list[str], list[str]]:

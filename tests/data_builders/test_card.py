@@ -1,11 +1,8 @@
 import hashlib
-import statistics as reference
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from data_builders.card import BuildFacts, Histogram, Statistics, card_body, file_digest, table_rows
+from data_builders.card import BuildFacts, Statistics, card_body, file_digest, write_card
 from models.records import Action, Record, Step
 from models.triples import Triple
 
@@ -31,49 +28,6 @@ def counted() -> dict:
     return counts.to_json()
 
 
-def test_graphs_are_counted_by_distinct_names_and_doubled_distinct_triples(counted):
-    planning = counted["tasks"]["planning"]
-    assert planning["graph_nodes"] == {"count": 2, "min": 2, "mean": 2.5, "median": 2.5, "max": 3}
-    assert planning["graph_edges"] == {"count": 2, "min": 2, "mean": 3.0, "median": 3.0, "max": 4}
-    assert planning["record_nodes"]["max"] == 4
-    assert planning["record_edges"]["max"] == 6
-
-
-def test_labels_lengths_and_splits(counted):
-    planning, answering = counted["tasks"]["planning"], counted["tasks"]["answering"]
-    assert planning["actions"] == {"[SUBQ]": 1, "[SUFFICIENT]": 1}
-    assert planning["subqueries"]["mean"] == 1.0
-    assert planning["subq_tokens"] == {"count": 1, "min": 4, "mean": 4.0, "median": 4.0, "max": 4}
-    assert answering["output_tokens"]["max"] == 3
-    assert counted["splits"] == {"train": 4, "validation": 1}
-    assert counted["records"] == 5
-
-
-def test_answer_in_triples_leaves_yes_and_no_out(counted):
-    assert counted["sources"]["x"]["answering with triples"] == 2
-    assert counted["sources"]["x"]["yes/no answer"] == 1
-    assert counted["sources"]["x"]["answer in triples"] == 1
-    assert "answering with triples" not in counted["sources"]["y"]
-
-
-def test_input_length_covers_instruction_and_history():
-    bare, full = Statistics(), Statistics()
-    first, second = records()[:2]
-    bare.add(first, "train")
-    full.add(second, "train")
-    shortest = bare.to_json()["tasks"]["planning"]["input_tokens"]["min"]
-    assert shortest > 12
-    # Two steps: "[SUBQ] q", "Retrieved Graph Information:" and the triples, eight words a triple and its comma.
-    assert full.to_json()["tasks"]["planning"]["input_tokens"]["min"] > shortest + 20
-
-
-def test_table_stands_beside_the_paper(counted):
-    rows = {row[0]: row[1:] for row in table_rows(counted)}
-    assert rows["Queries"] == ("2", "129,902", "3", "78,164")
-    assert rows["[SUBQ]"] == ("1 (50.0%)", "71,676 (55.2%)", "-", "-")
-    assert rows["[SUBQ] tokens (min, mean, max)"][2] == "-"
-
-
 def test_card_says_what_was_left_out_and_with_what(counted):
     facts = BuildFacts(
         "T", "S.", teachers={"x": "me | you"}, drops={"x": {"no reason": 7}}, files={"f": "0" * 64}, options={"seed": 3}
@@ -85,19 +39,57 @@ def test_card_says_what_was_left_out_and_with_what(counted):
     assert "white-space words, no tokenizer was given" in body
 
 
-@given(st.lists(st.integers(0, 50), min_size=1))
-def test_histogram_agrees_with_the_standard_library(values):
-    histogram = Histogram()
-    for value in values:
-        histogram.add(value)
-    summary = histogram.summary()
-    assert summary["median"] == reference.median(values)
-    assert summary["mean"] == pytest.approx(reference.mean(values), abs=0.006)
-    assert (summary["min"], summary["max"], summary["count"]) == (min(values), max(values), len(values))
+def test_card_says_what_the_teacher_did(counted):
+    facts = BuildFacts(
+        "T",
+        "S.",
+        repairs={"x": {"filter": 3}},
+        prompts={"filter.md": "a" * 64},
+        models={"teacher": "big-model"},
+        calls={"filter": {"calls": 12_000, "input_tokens": 7}, "query": {"calls": 1}},
+    )
+    body = card_body(facts, counted)
+    for line in (
+        "| x: filter | 3 |",
+        f"| `filter.md` | `{'a' * 64}` |",
+        "| teacher | `big-model` |",
+        "| stage | calls | input tokens |",
+        "| filter | 12,000 | 7 |",
+        "| query | 1 | - |",
+    ):
+        assert line in body
 
 
-def test_empty_statistics_have_a_table():
-    assert {row[1] for row in table_rows(Statistics().to_json())} == {"0", "-"}
+def test_card_shows_samples_of_every_label(counted):
+    body = card_body(BuildFacts("T", "S."), counted)
+    for heading in ("### [SUBQ]", "### [SUFFICIENT]", "### answer after retrieval", "### answer without retrieval"):
+        assert heading in body
+    assert "### [NO_RETRIEVAL]" not in body
+    assert "[NO_RETRIEVAL]\nQuestion: Why?\n=> a b c" in body
+    assert "(S> a| P> r| O> b)" in body
+
+
+def test_samples_stay_inside_their_fence_and_are_cut_in_the_middle():
+    statistics = Statistics()
+    triples = tuple(Triple("x" * 50, "r", str(n)) for n in range(100))
+    statistics.add(Record("1", "q", "planning", "End ``` here?", Action.SUFFICIENT, (Step("q", triples),)), "train")
+    body = card_body(BuildFacts("T", "S."), statistics.to_json())
+    shown = body.split("````text\n")[1].split("\n````")[0]
+    assert shown.endswith("Question: End ``` here?\n=> [SUFFICIENT]")
+    assert " characters ...]" in shown
+    assert len(shown) < 2200
+
+
+def test_facts_come_back_from_the_file(tmp_path):
+    import json
+
+    statistics = Statistics()
+    statistics.add(records()[0], "train")
+    facts = BuildFacts("T", "S.", repairs={"x": {"filter": 3}}, prompts={"p": "0"}, calls={"a": {"calls": 1}})
+    write_card(tmp_path, facts, statistics, "jsonl")
+    content = json.loads((tmp_path / "statistics.json").read_text())
+    assert BuildFacts(**content["build"]) == facts
+    assert content["statistics"] == statistics.to_json()
 
 
 def test_file_digest(tmp_path):

@@ -110,3 +110,15 @@ def test_answers_do_not_depend_on_the_batch(tiny_model, monkeypatch):
     one = DirectAnswerTest(tiny_model, batch_size=1, max_new_tokens=5).answer(questions)
     assert DirectAnswerTest(tiny_model, batch_size=3, max_new_tokens=5).answer(questions) == one
     assert all(one)
+
+
+def test_answers_are_looked_up_in_their_file(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    assert store_answers([*QUESTIONS[:2], QUESTIONS[0]], FakeTest(), path) == 2
+    answers = read_answers(path, FakeTest().model_spec)
+    assert len(answers) == 2
+    assert list(answers) == ["id0", "id1"]
+    assert "id1" in answers
+    assert "id2" not in answers
+    with pytest.raises(KeyError):
+        answers["id2"]

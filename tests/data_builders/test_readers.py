@@ -3,7 +3,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_builders.questions import Dropped, DropReason, Question
@@ -158,6 +158,7 @@ def test_bad_row_is_named_by_file_and_line(tmp_path, reader, change, message):
     assert str(caught.value).startswith(f"{location}:2: ")
 
 
+@settings(deadline=None)
 @given(
     rows=st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=30), max_size=3), max_size=6),
     indent=st.sampled_from([None, 1]),

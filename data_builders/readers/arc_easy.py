@@ -1,0 +1,36 @@
+"""ARC-Easy (Clark et al., 2018) as a training part of RAS: ARC's own rows, or those of Self-RAG's training data.
+
+ARC's rows are read as `multiple_choice` reads them; of Self-RAG's file only the rows of data set `arc_easy` are taken.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from data_builders.questions import Dropped, Question
+from data_builders.readers._rows import read_rows
+from data_builders.readers._self_rag import NO_ANSWER, is_self_rag, self_rag_question
+from data_builders.readers.multiple_choice import choice_question
+
+NOT_TRAIN = "rows that say of themselves that they are not of the train split"
+
+
+def read_questions(
+    location: str, issues: Counter[str] | None = None, source: str = "arc_easy"
+) -> Iterator[Question | Dropped]:
+    """Stream the questions; see `data_builders.readers.Reader` for arguments and errors.
+
+    Rows with a `split` other than train are read like the others and counted in `issues`: to train on test questions
+    is the caller's to decide.
+    """
+    issues = Counter() if issues is None else issues
+    for where, row in read_rows(location):
+        if not is_self_rag(row):
+            issues[NOT_TRAIN] += str(row.get("split") or "train") != "train"
+            yield choice_question(row, where, source)
+        elif row.get("dataset_name", "arc_easy") == "arc_easy":
+            question = self_rag_question(row, where, source)
+            issues[NO_ANSWER] += question is None
+            if question is not None:
+                yield question

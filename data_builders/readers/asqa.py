@@ -1,0 +1,93 @@
+"""ASQA (Stelmakh et al., 2022), ambiguous questions with long answers: its own rows, or Self-RAG's training data.
+
+On the hub a row is `{"sample_id", "ambiguous_question", "qa_pairs", "annotations": [{"long_answer", "knowledge":
+[{"content", "wikipage"}]}]}`; the official `ASQA.json` is one object `{"train": {id: row}, "dev": {id: row}}`, of which
+`train` is read where there is one. Of Self-RAG's file only the rows of data set `asqa` are taken.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from data_builders.questions import Dropped, Question
+from data_builders.readers._rows import Row, first_character, read_rows, required_text
+from data_builders.readers._self_rag import NO_ANSWER, is_self_rag, self_rag_question
+from rag.corpus import Passage
+
+_NO_CONTEXT = "No context provided"
+
+
+def read_questions(
+    location: str, issues: Counter[str] | None = None, source: str = "asqa"
+) -> Iterator[Question | Dropped]:
+    """Stream the questions; see `data_builders.readers.Reader` for arguments and errors.
+
+    The gold answer is the long answer of the first annotation, the others are its aliases. The passages are the
+    knowledge that annotation was written from and the contexts of the disambiguated questions.
+    """
+    issues = Counter() if issues is None else issues
+    for where, row in _rows(location):
+        if not is_self_rag(row):
+            question = _question(row, where, source)
+        elif row.get("dataset_name", "asqa") == "asqa":
+            question = self_rag_question(row, where, source)
+        else:
+            continue
+        issues[NO_ANSWER] += question is None
+        if question is not None:
+            yield question
+
+
+def _rows(location: str) -> Iterator[tuple[str, Row]]:
+    rows = _official_rows(Path(location))
+    if rows is None:
+        yield from read_rows(location)
+        return
+    for identity, row in rows.items():
+        where = f"{location}: question {identity}"
+        if not isinstance(row, dict):
+            raise ValueError(f"{where}: it is not an object but {type(row).__name__}")
+        yield where, {"sample_id": identity} | row
+
+
+def _official_rows(path: Path) -> dict[str, object] | None:
+    """Questions by id of the official file, which is small enough to be read at once; None for any other file."""
+    if path.suffix != ".json" or not path.is_file() or first_character(path) != "{":
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except ValueError:
+        return None
+    rows = content.get("train") or content.get("dev")
+    return rows if isinstance(rows, dict) else None
+
+
+def _question(row: Row, where: str, source: str) -> Question | None:
+    identity = required_text(row, ("sample_id", "id"), where)
+    text = required_text(row, ("ambiguous_question", "question"), where)
+    annotations = [entry for entry in row.get("annotations") or () if isinstance(entry, dict)]
+    written = [entry for entry in annotations if str(entry.get("long_answer") or "").strip()]
+    if not written:
+        return None
+    answers = dict.fromkeys(" ".join(str(entry["long_answer"]).split()) for entry in written)
+    passages = dict.fromkeys([*_knowledge(written[0], where), *_contexts(row)])
+    return Question(identity, text, tuple(answers), tuple(passages), tuple(range(len(passages))), "", source)
+
+
+def _knowledge(annotation: Row, where: str) -> Iterator[Passage]:
+    entries = annotation.get("knowledge") or ()
+    if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, dict) for entry in entries):
+        raise ValueError(f"{where}: 'knowledge' must be a list of {{'content', 'wikipage'}}; it is {entries!r}")
+    for entry in entries:
+        if str(entry.get("content") or "").strip():
+            yield Passage(str(entry.get("wikipage") or ""), str(entry["content"]).strip())
+
+
+def _contexts(row: Row) -> Iterator[Passage]:
+    for pair in row.get("qa_pairs") or ():
+        context = str(pair.get("context") or "").strip() if isinstance(pair, dict) else ""
+        if context and context != _NO_CONTEXT:
+            yield Passage(str(pair.get("wikipage") or ""), context)

@@ -1,0 +1,118 @@
+import asyncio
+
+import pytest
+
+from data_builders.dry_run import Estimate, Speed, Stage, rehearse
+from data_builders.llm_teacher import FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE, LLMTeacher, Prompts, filter_text
+from data_builders.prices import Price
+from data_builders.questions import Question
+from data_builders.readers.hotpotqa import read_questions
+from data_builders.sources import Source
+from data_builders.subq_options import BuildOptions
+from models.generation import Completion
+from models.llm.ledger import Ledger
+from models.llm.ledger_client import LedgerClient
+from rag.corpus import Passage
+from tests.data_builders.test_hotpotqa_subq import hotpot_row, write
+
+
+@pytest.fixture
+def source(tmp_path):
+    rows = [hotpot_row(n) | {"supporting_facts": [["A", 0], ["B", 0]][: 1 + n % 2]} for n in range(10)]
+    return Source("hotpotqa", "hotpotqa", write(tmp_path / "q.jsonl", [*rows, hotpot_row(0)]))
+
+
+def estimate(source, tmp_path, options=None, **more):
+    options = options or {}
+    return rehearse([source], BuildOptions(str(tmp_path / "out"), **options), Estimate("openai:m", "as said"), **more)
+
+
+def counts(found):
+    return [found.stages[role].calls for role in (FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE)]
+
+
+def test_calls_follow_from_the_supporting_passages(source, tmp_path):
+    found = estimate(source, tmp_path)
+    assert found.questions == 10
+    # Ten documents A, each of its own text, and one document B that five questions share; a single document needs no
+    # sub-query.
+    assert counts(found) == [10, 10, 11]
+    assert counts(estimate(source, tmp_path, {"first_subquery": "generated"})) == [10, 15, 11]
+    assert counts(estimate(source, tmp_path, {"limit": 4})) == [4, 4, 5]
+    assert counts(estimate(source, tmp_path, {"shard": "1/2"})) == [5, 10, 6]
+
+
+def test_triples_from_a_file_are_no_calls(source, tmp_path):
+    triples = write(tmp_path / "t.jsonl", [{"title": "B", "text": "Other.", "triples": [["B", "is", "x"]]}])
+    assert counts(estimate(source, tmp_path, {"triples_from": triples})) == [10, 10, 0]
+
+
+def test_direct_answers_need_no_teacher(source, tmp_path):
+    answers = [{"question_id": f"id{n}", "answer": f"answer {n}" if n < 3 else "no"} for n in range(10)]
+    found = estimate(source, tmp_path, {"direct_answers": write(tmp_path / "a.jsonl", answers)})
+    assert (found.direct, found.questions) == (3, 7)
+
+
+def test_all_passages_make_longer_prompts_and_no_more_calls(source, tmp_path):
+    few, many = estimate(source, tmp_path), estimate(source, tmp_path, {"show_documents": "all"})
+    assert counts(few) == counts(many)
+    assert few.stages[FILTER_ROLE].input_characters < many.stages[FILTER_ROLE].input_characters
+
+
+def test_characters_are_those_of_the_real_prompts(source, tmp_path):
+    found = estimate(source, tmp_path, {"limit": 1})
+    question = Question("id0", "Question number 0?", ("x",), (Passage("A", "Text 0."),), (0,), "", "hotpotqa")
+    assert found.stages[FILTER_ROLE].input_characters == len(Prompts.load().filter) + len(filter_text(question, [0]))
+    assert found.stages[FILTER_ROLE].input_tokens == found.stages[FILTER_ROLE].input_characters / 4
+
+
+def test_a_tokenizer_is_asked_for_the_tokens_of_a_character(source, tmp_path):
+    found = estimate(source, tmp_path, count_tokens=lambda text: len(text) // 2)
+    assert found.stages[TRIPLES_ROLE].input_tokens == pytest.approx(
+        found.stages[TRIPLES_ROLE].input_characters / 2, rel=0.01
+    )
+
+
+def test_stored_calls_are_not_counted_and_their_replies_are_used(source, tmp_path):
+    ledger = Ledger(tmp_path / "l.sqlite")
+
+    class Backend:
+        model = "openai:m"
+
+        async def complete(self, messages, sampling):
+            return Completion('{"documents": [1]}', 100, 7)
+
+        async def close(self):
+            pass
+
+    async def fill():
+        client = LedgerClient(Backend(), ledger)
+        teacher = LLMTeacher(client)
+        for question in read_questions(source.location):
+            await teacher.helpful_documents(question)
+
+    # The answer stands in no document, so any supporting one will do.
+    asyncio.run(fill())
+    found = estimate(source, tmp_path, ledger=ledger)
+    ledger.close()
+    assert found.stages[FILTER_ROLE].stored == 10
+    # One document is kept everywhere, so there is nothing to ask for but triples.
+    assert counts(found) == [0, 0, 10]
+
+
+def test_the_length_of_stored_replies_is_taken_when_there_are_enough():
+    few = Stage(calls=10, stored=19, stored_tokens=19 * 50, output_characters=400.0)
+    enough = Stage(calls=10, stored=20, stored_tokens=20 * 50, output_characters=400.0)
+    assert (few.output_tokens, enough.output_tokens) == (100.0, 500.0)
+
+
+def test_cost_and_the_limit_that_binds():
+    found = Estimate("m", "", Price(2.0, 10.0, "here"))
+    found.stages[QUERY_ROLE] = Stage(calls=1000, input_characters=4_000_000, output_characters=400_000.0)
+    assert found.tokens == (1_000_000, 100_000)
+    assert found.dollars == 3.0
+    assert Estimate("m", "").dollars is None
+    assert Speed(100, None, 10, 2.0).minutes(1000, 1_100_000) == (10.0, "100 requests a minute")
+    assert Speed(None, 10_000, 10, 2.0).minutes(1000, 1_100_000) == (110.0, "10,000 tokens a minute")
+    assert Speed(None, None, 10, 6.0).minutes(1000, 1) == (10.0, "10 calls at a time of 6 s each (assumed)")
+    assert Speed().minutes(1000, 1) == (0.0, "no limit was given")

@@ -1,0 +1,152 @@
+"""A build with a teacher LLM against a server that fails in every way, killed again and again (issue: acceptance 1)."""
+
+import json
+import random
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("openai")
+pytest.importorskip("aiohttp")
+
+from data_builders.world import WorldOptions, generate_world
+from tests.models.llm.server import Faults, body_key, read_log, server_process
+
+QUESTIONS, KILLS, CONCURRENCY = 40, 5, 8
+FAULTS = Faults(
+    rate_limit=0.05,
+    server_error=0.04,
+    hang=0.01,
+    cut_off=0.03,
+    broken_off=0.03,
+    drop=0.03,
+    empty=0.03,
+    seed=11,
+    at_most=2,
+    hang_seconds=20.0,
+)
+KEY = "sk-secret-key-of-the-fault-test"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("faults")
+    world = generate_world(WorldOptions(train=QUESTIONS, validation=0, test=0, common_knowledge=0.0), "train")
+    for name, lines in (("questions", world.question_rows()), ("teacher", world.teacher_rows())):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines), encoding="utf-8")
+    return folder
+
+
+def command(files: Path, url: str, output: Path) -> list[str]:
+    return [
+        *(sys.executable, "-m", "data_builders.hotpotqa_subq", "--source", f"hotpotqa:{files / 'questions.jsonl'}"),
+        *("--output", str(output), "--teacher", "openai", "--teacher-model", "m", "--teacher-url", url),
+        *("--teacher-api-key-env", "SUBQ_KEY", "--teacher-concurrency", str(CONCURRENCY), "--teacher-timeout", "2"),
+        *("--concurrency", str(CONCURRENCY), "--shard-size", "50", "--validation-fraction", "0.3"),
+    ]
+
+
+def shards(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.jsonl"))}
+
+
+def stored_calls(ledger: Path) -> set[str]:
+    """The messages of every call that the ledger has a reply to."""
+    if not ledger.exists():
+        return set()
+    connection = sqlite3.connect(ledger)
+    try:
+        rows = connection.execute("SELECT messages FROM calls WHERE status = 'ok'").fetchall()
+    except sqlite3.OperationalError:
+        # Killed before the table was made.
+        return set()
+    finally:
+        connection.close()
+    return {canonical(json.loads(text)) for (text,) in rows}
+
+
+def canonical(messages: object) -> str:
+    return json.dumps(messages, sort_keys=True)
+
+
+def calls_by_key(path: Path) -> dict[str, str]:
+    """The messages behind the keys of the server's log."""
+    bodies = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return {body_key(body): canonical(body["messages"]) for body in bodies}
+
+
+def kill_after(process: "subprocess.Popen[bytes]", log: Path, answers: int, pause: float) -> None:
+    """Kill a build once the server has given so many answers more, or let it end."""
+    goal = sum(event["event"] == "answered" for event in read_log(log)) + answers
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
+        if sum(event["event"] == "answered" for event in read_log(log)) >= goal:
+            time.sleep(pause)
+            break
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+
+
+def test_killed_builds_end_with_the_bytes_of_an_undisturbed_one(files, tmp_path, monkeypatch):
+    for name, value in (
+        ("SUBQ_TEACHER", files / "teacher.jsonl"),
+        ("SUBQ_QUESTIONS", files / "questions.jsonl"),
+        ("SUBQ_KEY", KEY),
+    ):
+        monkeypatch.setenv(name, str(value))
+    reply = "tests.data_builders.subq_replies:reply"
+    with server_process(reply=reply) as url:
+        calm = tmp_path / "calm"
+        subprocess.run(command(files, url, calm), check=True, capture_output=True)
+    assert shards(calm)
+
+    monkeypatch.setenv("SUBQ_WRONG", "0.25")
+    bodies = tmp_path / "bodies.jsonl"
+    monkeypatch.setenv("SUBQ_BODIES", str(bodies))
+    log, output, chance = tmp_path / "server.log", tmp_path / "rough", random.Random(3)
+    ledger = Path(f"{output}.ledger.sqlite")
+    stored: list[tuple[int, set[str]]] = []
+    kills = 0
+    with server_process(reply=reply, delay=0.02, faults=FAULTS, log=log) as url:
+        for _ in range(KILLS):
+            process = subprocess.Popen(
+                command(files, url, output), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+            kill_after(process, log, chance.randint(5, 30), chance.uniform(0, 0.1))
+            kills += process.returncode == -9
+            # Requests that were on their way at the kill arrive by now.
+            time.sleep(0.1)
+            stored.append((len(read_log(log)), stored_calls(ledger)))
+            assert not output.exists()
+        last = subprocess.run(command(files, url, output), capture_output=True, text=True, check=False)
+        assert last.returncode == 0, last.stderr
+    assert kills == KILLS
+    assert shards(output) == shards(calm)
+
+    events, calls = read_log(log), calls_by_key(bodies)
+    assert {event["fault"] for event in events if event["event"] == "fault"} == set(Faults.KINDS)
+    for end, known in stored:
+        again = [event for event in events[end:] if event["event"] == "request" and calls.get(event["key"]) in known]
+        assert not again, "a stored reply was asked for again"
+    answered = Counter(event["key"] for event in events if event["event"] == "answered")
+    lost = Counter(
+        event["key"]
+        for (end, known), start in zip(stored, (0, *(end for end, _ in stored)))
+        for event in events[start:end]
+        if event["event"] == "answered" and calls[event["key"]] not in known
+    )
+    assert all(count - 1 <= lost[key] for key, count in answered.items())
+    assert sum(lost.values()) <= KILLS * CONCURRENCY
+
+    build = json.loads((output / "statistics.json").read_text(encoding="utf-8"))["build"]
+    assert build["repairs"]["hotpotqa"]
+    assert not build["drops"]
+    written = [path for path in (tmp_path).rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+    assert not written
+    assert KEY not in last.stderr
