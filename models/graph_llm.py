@@ -164,6 +164,11 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         # Every part initialises itself when it is made; the default would overwrite a loaded language model.
         return
 
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        """As in transformers, without its notice that the name is old: PEFT asks under it."""
+        return any(getattr(module, "gradient_checkpointing", False) for module in self.modules())
+
     def get_input_embeddings(self) -> nn.Module:
         """The language model's token embeddings."""
         return self.language_model.get_input_embeddings()

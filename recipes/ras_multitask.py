@@ -22,7 +22,7 @@ from train.config import ConfigError, RunConfig, parse_command_line
 
 def main(config: RunConfig, dry_run: bool = False) -> None:
     """Data, model, trainer, save."""
-    from accelerate import PartialState
+    from accelerate import DistributedType, PartialState
     from transformers.utils import logging as transformers_logging
 
     from train.dry_run import report
@@ -35,7 +35,8 @@ def main(config: RunConfig, dry_run: bool = False) -> None:
     for name in ("httpx", "sentence_transformers", "datasets", "accelerate"):
         logging.getLogger(name).setLevel(logging.WARNING)
     transformers_logging.disable_progress_bar()
-    logging.info("%d process(es) on %s, %s", state.num_processes, state.device, state.distributed_type.value)
+    how = "" if state.distributed_type is DistributedType.NO else f", {state.distributed_type.value}"
+    logging.info("%d process(es) on %s%s", state.num_processes, state.device, how)
 
     check_inputs(config)
     model, processor = load_model(config)

@@ -20,6 +20,7 @@ import torch
 from peft.helpers import disable_input_dtype_casting
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer import TRAINING_ARGS_NAME
+from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from models.graph_processor import GraphLLMProcessor
@@ -121,7 +122,10 @@ class GraphLLMTrainer(Trainer):
         self.eval_records = eval_records
         self.losses = LossLog(Path(config.output_dir) / LOSS_FILE, config.train.logging_steps)
         self.add_callback(self.losses)
-        self.add_callback(PlainProgress())
+        if self.args.disable_tqdm:
+            # Where there is no terminal, one readable line in the place of transformers' printed dictionary.
+            self.remove_callback(PrinterCallback)
+            self.add_callback(PlainProgress())
 
     def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
         dataset = train_dataset if train_dataset is not None else self.train_dataset

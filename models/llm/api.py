@@ -22,12 +22,17 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from models.llm.client import CallError, Message, Sampling, TransientError
+from models.llm.client import CallError, Message, Sampling, SetupError, TransientError
 
 logger = logging.getLogger(__name__)
 
 # 425: the server asks for the same request later. 5xx (Anthropic's 529 too) are always worth another attempt.
 TRANSIENT = frozenset({408, 409, 425, 429})
+# What is wrong with the key, the account, the model's name or a setting is wrong for every call, not for this one.
+ACCESS = frozenset({401, 402, 403, 404})
+SETTINGS = ("max_tokens", "max_completion_tokens", "temperature", "top_p")
+# Gateways answer 403 to a text that they don't let through, too.
+MODERATED = ("moderation", "flagged")
 # Codes of 429 that no waiting cures: the account has no credit.
 NO_CREDIT = ("insufficient_quota", "billing_hard_limit_reached", "credit balance is too low")
 TRANSPORTS = frozenset({"aiohttp", "httpx", "httpx2", "httpcore", "httpcore2", "anyio"})
@@ -137,13 +142,13 @@ def sampling_fields(sampling: Sampling, send: bool, option: str) -> dict[str, fl
         option: Name of the backend's option, for the message.
 
     Raises:
-        CallError: a setting was asked for that is not sent.
+        SetupError: a setting was asked for that is not sent.
     """
     if send:
         return {"temperature": sampling.temperature, "top_p": sampling.top_p}
     if sampling.temperature in (0, 1) and sampling.top_p == 1:
         return {}
-    raise CallError(
+    raise SetupError(
         f"temperature {sampling.temperature} and top_p {sampling.top_p} can't be had: {option} is false, so that none "
         f"is sent. Set {option}=True if this model takes them, else ask for temperature 1 and top_p 1"
     )
@@ -259,7 +264,7 @@ class Connection:
             )
         if not isinstance(error, self.sdk.APIStatusError):
             return TransientError(f"{host} sent a reply that can't be read: {self.quote(error)}")
-        status, text = error.status_code, self.quote(error)
+        status, text, word = error.status_code, self.quote(error), None
         headers = error.response.headers
         wish = headers.get("x-should-retry")
         no_credit = any(code in f"{getattr(error, 'code', '')} {text}" for code in NO_CREDIT)
@@ -269,9 +274,14 @@ class Connection:
             advice = "the account has no credit left: add some, then start again; what was answered is not asked again"
         else:
             words = [word for word in self.hints if isinstance(word, str)] if status in (400, 422) else []
-            named = [self.hints[word] for word in words if word in text]
-            advice = named[0] if named else self.hints.get(status, "the request was refused: see the server's words")
-        return CallError(f"{host}: {text}. What to do: {advice}")
+            word = next((word for word in words if word in text), None)
+            advice = self.hints.get(word or status, "the request was refused: see the server's words")
+        moderated = status == 403 and any(mark in text.lower() for mark in MODERATED)
+        # "max_tokens and the prompt exceed the context" is about this prompt.
+        setting = word in SETTINGS and "context" not in text
+        setup = no_credit or setting or (status in ACCESS and not moderated)
+        kind = SetupError if setup else CallError
+        return kind(f"{host}: {text}. What to do: {advice}")
 
 
 def split_system(messages: Sequence[Message]) -> tuple[str, list[dict[str, str]]]:

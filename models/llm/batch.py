@@ -103,7 +103,7 @@ class BatchBackend:
         self.name, self.layout, self.folder = model, layout, Path(folder)
         self._ledger, self._room = ledger, room or ROOMS[layout]
         self._token_field = "max_completion_tokens" if token_field == "auto" else token_field
-        self._send_temperature = layout == "openai" if send_temperature is None else send_temperature
+        self.send_temperature = layout == "openai" if send_temperature is None else send_temperature
         self._extra = dict(extra or {})
 
     def __repr__(self) -> str:
@@ -183,7 +183,7 @@ class BatchBackend:
         return json.dumps(request, ensure_ascii=False).encode("utf-8") + b"\n"
 
     def _body(self, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
-        fields = sampling_fields(sampling, self._send_temperature, "send_temperature")
+        fields = sampling_fields(sampling, self.send_temperature, "send_temperature")
         if self.layout == "openai":
             body = {"model": self.name, "messages": list(messages), self._token_field: sampling.max_tokens, **fields}
             if sampling.stop:

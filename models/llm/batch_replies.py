@@ -86,8 +86,10 @@ def import_replies(ledger: Ledger, path: str | Path) -> ImportCounts:
             return counts
         total = 0
         for reply in read_replies(path):
-            _store(connection, reply, counts)
+            _store(connection, reply, counts, ledger.path)
             total += 1
+        if not total:
+            raise ValueError(f"{path} holds no reply: the file is empty")
         if total == counts.unknown:
             raise ValueError(
                 f"{path}: none of its {total} replies belongs to a call of {ledger.path}; is it the right ledger?"
@@ -170,7 +172,7 @@ def _answered(key: str, text: Any, prompt_tokens: int, completion_tokens: int, f
     return BatchReply(key, Completion(clean, prompt_tokens, completion_tokens, finish_reason=finish_reason))
 
 
-def _store(connection: sqlite3.Connection, reply: BatchReply, counts: ImportCounts) -> None:
+def _store(connection: sqlite3.Connection, reply: BatchReply, counts: ImportCounts, ledger: Path) -> None:
     row = connection.execute(
         "SELECT model, sampling, messages, status FROM calls WHERE key = ?", (reply.key,)
     ).fetchone()
@@ -182,7 +184,7 @@ def _store(connection: sqlite3.Connection, reply: BatchReply, counts: ImportCoun
         connection.execute(PUT, row_of(Call(reply.key, *row[:3]), reply.completion))
         counts.stored += 1
     elif row[3] == PENDING and reply.refused:
-        advice = "`python -m models.llm.batch reset --refused` lets it be sent again"
+        advice = f"`python -m models.llm.batch reset --ledger {ledger} --refused` lets it be sent again"
         detail = f"{REFUSED}{reply.reason}; {advice}"
         connection.execute("UPDATE calls SET status = 'failed', detail = ? WHERE key = ?", (detail, reply.key))
         counts.refused += 1

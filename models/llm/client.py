@@ -107,6 +107,10 @@ class CallError(RuntimeError):
     """A call that no further attempt will answer."""
 
 
+class SetupError(CallError):
+    """Key, account, address, model name or a setting is at fault: every other call would fail in the same way."""
+
+
 class TransientError(RuntimeError):
     """A call that failed for now.
 

@@ -164,7 +164,14 @@ class Ledger:
         self._jobs: queue.Queue[_Job | None] = queue.Queue(_QUEUE)
         self._uses: list[tuple[str, str, str]] = []
         self._closed = False
-        self._writer = threading.Thread(target=self._write, name=f"ledger {self.path.name}", daemon=True)
+        # Opened here: in the thread, a failure would leave everyone waiting for a writer that is not there.
+        try:
+            connection = connect(self.path)
+        except sqlite3.Error as error:
+            self._reader.close()
+            raise self._trouble(error) from error
+        name = f"ledger {self.path.name}"
+        self._writer = threading.Thread(target=self._write, args=(connection,), name=name, daemon=True)
         self._writer.start()
 
     def __enter__(self) -> Ledger:
@@ -254,9 +261,8 @@ class Ledger:
             f"ledger {self.path}: {error}; `python -m models.llm.ledger verify {self.path}` looks closer"
         )
 
-    def _write(self) -> None:
+    def _write(self, connection: sqlite3.Connection) -> None:
         """The writer thread: takes all that waits, commits it together, then tells those who wait."""
-        connection = connect(self.path)
         open_ = True
         while open_:
             group = [self._jobs.get()]

@@ -41,7 +41,8 @@ class Retry:
         first_wait: Longest wait before the second attempt, in seconds.
         longest_wait: Longest wait that is drawn, in seconds.
         patience: A server that asks for a longer wait than this, in seconds, is not tried again (a day's quota).
-        empty_attempts: Most attempts on a call whose reply is empty; then the empty reply is kept.
+        empty_attempts: Most attempts on a call whose reply is empty; then the empty reply is kept. One that is empty
+            because it was cut off at its limit or refused is kept at once: another attempt pays for the same again.
 
     Raises:
         ValueError: a value makes no sense.
@@ -195,7 +196,7 @@ class LedgerClient:
             nonlocal attempts, empty
             attempts += 1
             completion = await self._attempt(messages, sampling)
-            if not completion.text.strip():
+            if not completion.text.strip() and completion.finish_reason == "stop":
                 empty += 1
                 if empty < self._retry.empty_attempts and attempts < self._retry.attempts:
                     raise TransientError("the reply is empty")
@@ -260,7 +261,7 @@ class LedgerClient:
     def _failure(self, error: CallError | TransientError, attempts: int, role: str) -> CallError:
         reason = self._clean(str(error))
         if isinstance(error, CallError):
-            return error if reason == str(error) else CallError(reason)
+            return error if reason == str(error) else type(error)(reason)
         tried = f"{attempts} attempt{'s' if attempts > 1 else ''}"
         if error.retry_after is not None and error.retry_after > self._retry.patience:
             reason += f"; the server asks to wait {error.retry_after:.0f} seconds"

@@ -147,7 +147,11 @@ def from_arguments(arguments: argparse.Namespace, prefix: str = "teacher") -> LL
         ValueError: see `LLMOptions`.
     """
     name = prefix.replace("-", "_")
-    return LLMOptions(**{item.name: getattr(arguments, f"{name}_{item.name}") for item in fields(LLMOptions)})
+    try:
+        return LLMOptions(**{item.name: getattr(arguments, f"{name}_{item.name}") for item in fields(LLMOptions)})
+    except ValueError as error:
+        # The fields' names alone would leave open whose they are: builders have a --concurrency of their own.
+        raise ValueError(f"options --{prefix}-...: {error}") from None
 
 
 def open_client(options: LLMOptions, environment: Mapping[str, str] = os.environ) -> LedgerClient:

@@ -22,7 +22,8 @@ REPAIR_ROLE = ".repair"
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n`]*\n(.*?)(?:^[ \t]*\1|\Z)", re.MULTILINE | re.DOTALL)
 _KINDS: dict[type[Any], tuple[str, str]] = {dict: ("object", "{"), list: ("array", "[")}
 _BRACKET = re.compile(r"[\[{]")
-_THOUGHT = re.compile(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.DOTALL)
+# Where a chat template writes the opening tag, the reply has the closing one alone.
+_THOUGHT = re.compile(r"\A(?:(?!<think).)*?</think(?:ing)?>|<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.DOTALL)
 
 
 class UnusableReply(ValueError):
@@ -107,6 +108,11 @@ def repair_turns(messages: Sequence[Message], reply: str, explanation: str) -> l
     return [*messages[:-1], {"role": last["role"], "content": f"{last['content']}\n\n{request}"}]
 
 
+def without_thoughts(text: str) -> str:
+    """A reply without what stands between `<think>` tags, or before a closing tag that was never opened."""
+    return _THOUGHT.sub("", text)
+
+
 def find_json(text: str, *kinds: type[Any]) -> Any:
     """The JSON object or array of a reply that may have code fences and prose around it.
 
@@ -125,7 +131,7 @@ def find_json(text: str, *kinds: type[Any]) -> Any:
         UnusableReply: there is none ("no_json"), or it is cut off or malformed ("bad_json").
     """
     wanted = kinds or (dict, list)
-    text = _THOUGHT.sub("", text)
+    text = without_thoughts(text)
     parts = [match.group(2) for match in _FENCE.finditer(text)]
     for part in (*reversed(parts), text):
         found = [value for value in _values(part) if isinstance(value, wanted)]

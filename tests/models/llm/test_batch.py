@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from models.generation import Completion
 from models.llm import batch_cli
 from models.llm.batch import BatchBackend, Room, waiting
-from models.llm.batch_replies import read_reply
+from models.llm.batch_replies import import_replies, read_reply
 from models.llm.client import CallError, Message, RepliesPending, Sampling
 from models.llm.ledger import Ledger, make_call
 from models.llm.ledger_client import LedgerClient
@@ -288,7 +288,7 @@ def test_refused_calls_fail_until_they_are_reset(tmp_path, capsys):
         assert isinstance(found, CallError)
         assert "refused in a batch: 400: bad word" in str(found)
         assert "sk-1234567890" not in str(found)
-        assert str(found).count("reset --refused") == 1
+        assert str(found).count(f"reset --ledger {build.ledger} --refused") == 1
     assert build.message is None
     assert batch_cli.main(["reset", "--ledger", str(build.ledger), "--refused"]) == 0
     assert "1 calls will be in the request file" in capsys.readouterr().out
@@ -359,6 +359,17 @@ def test_a_bad_file_changes_nothing(tmp_path, capsys, text, words):
     assert words in error
     assert "Nothing was imported" in error
     assert isinstance(build.run("a")[0], RepliesPending)
+
+
+def test_an_empty_file_of_replies_is_called_empty(tmp_path):
+    build = Build(tmp_path)
+    build.run("a")
+    (tmp_path / "errors.jsonl").write_text("\n")
+    with (
+        Ledger(build.ledger) as ledger,
+        pytest.raises(ValueError, match=r"errors\.jsonl holds no reply: the file is empty"),
+    ):
+        import_replies(ledger, tmp_path / "errors.jsonl")
 
 
 def test_replies_of_another_ledger_are_refused(tmp_path, capsys):

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.generation import Completion
+from models.llm import ledger as ledger_module
 from models.llm import ledger_cli
 from models.llm.client import Sampling
 from models.llm.ledger import Ledger, call_of_json, make_call, sampling_of
@@ -195,6 +196,15 @@ def test_uses_keep_role_question_and_order(path):
     found = rows(path, "SELECT key, role, question_id FROM uses JOIN calls ON calls.id = call_id ORDER BY uses.id")
     a, b = call("a").key, call("b").key
     assert found == [(a, "first", "q1"), (b, "first", "q1"), (a, "second", "q2"), (a, "third", "")]
+
+
+def test_a_writer_that_cannot_start_is_told_at_once(path, monkeypatch):
+    def refuse(_):
+        raise sqlite3.OperationalError("too many open files")
+
+    monkeypatch.setattr(ledger_module, "connect", refuse)
+    with pytest.raises(LedgerError, match="too many open files"):
+        Ledger(path)
 
 
 def test_a_closed_ledger_says_so(path):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from models.generation import Completion
-from models.llm.client import CallError, Message, RepliesPending, Sampling, TransientError
+from models.llm.client import CallError, Message, RepliesPending, Sampling, SetupError, TransientError
 from models.llm.ledger import Ledger
 from models.llm.ledger_client import LedgerClient, RetriesExhausted, Retry
 from models.llm.limits import Limits
@@ -48,7 +48,7 @@ class Fake:
         step = self.script.pop(0) if self.script else f"re: {messages[-1]['content']}"
         if isinstance(step, BaseException):
             raise step
-        return Completion(step, 10, 2)
+        return step if isinstance(step, Completion) else Completion(step, 10, 2)
 
     async def close(self) -> None:
         self.closed = True
@@ -278,6 +278,18 @@ def test_a_model_that_stays_silent_is_believed(path):
     assert found.text == ""
     assert len(backend.asked) == 4
     assert rows(path, "SELECT text, status FROM calls") == [("", "ok")]
+
+
+@pytest.mark.parametrize("reason", ["length", "refusal", "content_filter"])
+def test_an_empty_reply_that_would_come_again_is_paid_for_once(path, reason):
+    backend = Fake(Completion("", 10, 128, finish_reason=reason), "never asked for")
+    found = run(lambda client: client.chat(chat(), role="r"), backend, path)
+    assert (found.text, found.finish_reason, len(backend.asked)) == ("", reason, 1)
+
+
+def test_an_error_keeps_its_kind_when_a_key_is_struck_out(path):
+    with pytest.raises(SetupError, match=r"bad key \*\*\*"):
+        run(lambda c: c.chat(chat(), role="r"), Fake(SetupError("bad key abc")), path, secrets=["abc"])
 
 
 def test_half_characters_are_replaced_before_anyone_sees_them(path):

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("openai")
 
 from models.generation import Completion
-from models.llm.client import CallError, Message, Sampling, TransientError
+from models.llm.client import CallError, Message, Sampling, SetupError, TransientError
 from models.llm.openai import OpenAIBackend
 from tests.models.llm.server import Faults, MockServer, Reply
 
@@ -76,7 +76,7 @@ def test_a_reply_that_is_cut_off() -> None:
     [
         ("rate_limit", "slow down"),
         ("server_error", "the mock failed"),
-        ("hang", "no reply within 0.1 seconds"),
+        ("hang", "no reply within 1 seconds"),
         ("cut_off", "no JSON object"),
         ("broken_off", "no connection"),
         ("drop", "no connection"),
@@ -85,7 +85,7 @@ def test_a_reply_that_is_cut_off() -> None:
 def test_faults_are_transient(kind: str, words: str) -> None:
     with MockServer(faults=Faults(**{kind: 1.0}, at_most=1, retry_after=0.25)) as server:
         with pytest.raises(TransientError, match=words) as caught:
-            ask(server, timeout=0.1 if kind == "hang" else 5.0)
+            ask(server, timeout=1.0 if kind == "hang" else 30.0)
         assert caught.value.retry_after == (0.25 if kind == "rate_limit" else None)
         # One attempt, the SDK does not try again by itself; the next one is answered.
         assert sum(server.requests.values()) == 1
@@ -133,6 +133,27 @@ def test_what_is_worth_another_attempt(reply: Reply, words: str, seconds: float 
 def test_what_no_attempt_will_better(reply: Reply, advice: str) -> None:
     with answering(reply) as server, pytest.raises(CallError, match=advice):
         ask(server)
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "of_every_call"),
+    [
+        (401, "bad key", True),
+        (402, "pay", True),
+        (403, "not allowed", True),
+        (403, "your input was flagged", False),
+        (404, "no such model", True),
+        (400, "'temperature' does not support 0", True),
+        (400, "the maximum context length is 10, lower max_tokens", False),
+        (400, "input and max_tokens exceed the context limit", False),
+        (400, "odd", False),
+        (413, "too large", False),
+    ],
+)
+def test_errors_of_every_call_are_told_from_those_of_one(status: int, message: str, of_every_call: bool) -> None:
+    with answering(Reply(status=status, message=message)) as server, pytest.raises(CallError) as caught:
+        ask(server)
+    assert isinstance(caught.value, SetupError) is of_every_call
 
 
 def test_no_server_there() -> None:

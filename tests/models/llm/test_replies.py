@@ -91,6 +91,9 @@ def test_repairs_below_zero_are_refused():
         ('{"a": {"b": 2}}', (dict,), {"a": {"b": 2}}),
         ('<think>maybe {"a": 1}</think>{"a": 2}', (dict,), {"a": 2}),
         ('{"a": 2}<think>never ended {"a": 3}', (dict,), {"a": 2}),
+        # The chat template wrote the opening tag.
+        ('so {"a": 1}, or</think>{"b": 2}', (dict,), {"b": 2}),
+        ('{"b": 2} I mean: [1]</think>{"b": 3} or so', (dict,), {"b": 3}),
         ('{"text": "two\nlines"}', (dict,), {"text": "two\nlines"}),
         ("~~~json\n[3]\n~~~", (list,), [3]),
         ('```json\n{"a": 1}', (dict,), {"a": 1}),
