@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -225,7 +226,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
     values = parser.parse_args(arguments)
     try:
-        return values.run(values)
+        found: int = values.run(values)
+        # What a pipe refuses must show here, not when the interpreter closes it.
+        sys.stdout.flush()
+        return found
+    except BrokenPipeError:
+        # The reader of a pipe, `head` for one, has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, OSError, ImportError) as error:
         parser.exit(2, f"error: {error}\n")
 

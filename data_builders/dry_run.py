@@ -16,13 +16,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tqdm import tqdm
-
 from data_builders.direct_answer import read_answers
 from data_builders.hotpotqa_subq import answered_directly, answers_file, open_teachers, usable_questions
 from data_builders.labelling import LabelOptions, label_question
 from data_builders.llm_teacher import FILTER_ROLE, QUERY_ROLE, ROLES, TRIPLES_ROLE, LLMTeacher, Prompts
 from data_builders.prices import Price
+from data_builders.progress import progress
 from data_builders.questions import Question, UnlabelledQuestion
 from data_builders.seen import SeenTable
 from data_builders.sources import OpenSource, Source
@@ -267,8 +266,8 @@ async def _walk(
     for one in opened:
         if not isinstance(one.teacher, LLMTeacher):
             continue
-        rows = tqdm(one.questions(), one.source.name, unit=" questions", disable=None)
-        for _, question in usable_questions(iter(rows), one, ids, options):
+        rows = progress(one.questions(), one.source.name)
+        for _, question in usable_questions(rows, one, ids, options):
             if answered_directly(question, one, answers):
                 estimate.direct += 1
                 continue

@@ -21,32 +21,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, aclosing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from data_builders.annotations import KnowsDirectAnswers, TripleFile
 from data_builders.card import BuildFacts, Statistics, file_digest, write_card
 from data_builders.direct_answer import DirectAnswerTest, is_correct, read_answers, store_answers
 from data_builders.in_order import in_order
 from data_builders.labelling import LabelOptions, label_question
-from data_builders.llm_teacher import LLMTeacher, Prompts, StoredTriples
+from data_builders.llm_teacher import TRIPLES_ROLE, LLMTeacher, Prompts, StoredTriples
 from data_builders.mixing import PartTeacher, shortages
+from data_builders.progress import progress
 from data_builders.questions import Dropped, DropReason, Question, UnlabelledQuestion
 from data_builders.seen import SeenTable
-from data_builders.shards import (
-    ORDER,
-    ShardWriter,
-    check_output,
-    replaced_folder,
-)
+from data_builders.shards import ORDER, ShardWriter, check_output, replaced_folder
 from data_builders.sources import OpenSource, Source, open_sources
 from data_builders.subq_options import BuildOptions, OnCallError
-from models.llm.client import CallError, LLMClient, RepliesPending, Sampling
+from models.llm.client import CallError, LLMClient, RepliesPending, Sampling, SetupError
 from models.llm.ledger_client import RetriesExhausted
 from models.records import Record
 
@@ -93,7 +89,7 @@ async def _build(
     client = open_client() if open_client and any(source.needs_teacher for source in sources) else None
     try:
         opened = open_teachers(sources, options, client, prompts, sampling)
-        answers = _direct_answers(opened, options)
+        answers = await _direct_answers(opened, options)
         with replaced_folder(options.output, options.overwrite) as folder:
             statistics = Statistics(options.tokenizer)
             try:
@@ -131,17 +127,22 @@ def open_teachers(
         FileNotFoundError: an annotation or triple file is missing.
         ValueError: see `data_builders.sources.open_sources`.
     """
-    stored = None if options.triples_from == "teacher" else StoredTriples(options.triples_from)
+    issues: Counter[str] = Counter()
+    stored = None if options.triples_from == "teacher" else StoredTriples(options.triples_from, issues)
 
     def make_teacher(_: Source) -> LLMTeacher:
         if client is None:
             raise ValueError("a source without annotations needs a teacher LLM, and there is no client for one")
         return LLMTeacher(client, prompts, stored, options.show_documents, options.first_subquery, sampling)
 
-    return open_sources(sources, options.limit, options.part_counts(), make_teacher if client is not None else None)
+    opened = open_sources(sources, options.limit, options.part_counts(), make_teacher if client is not None else None)
+    # One file for all sources: what is wrong with it is told once, with the first source that reads it.
+    for one in [one for one in opened if isinstance(one.teacher, LLMTeacher)][:1]:
+        one.issues.update(issues)
+    return opened
 
 
-def _direct_answers(opened: list[OpenSource], options: BuildOptions) -> Mapping[str, str] | None:
+async def _direct_answers(opened: list[OpenSource], options: BuildOptions) -> Mapping[str, str] | None:
     """Stored answers of the base model by question id, completed by a pass over the questions; None without a test."""
     path = answers_file(options)
     if path is None:
@@ -149,16 +150,29 @@ def _direct_answers(opened: list[OpenSource], options: BuildOptions) -> Mapping[
     if options.direct_answer_model is None:
         return read_answers(path)
     test = DirectAnswerTest(options.direct_answer_model, options.batch_size, options.max_new_tokens)
-    questions = (
-        (question.id, question.question)
-        for one in opened
-        if not one.is_part
-        for position, question in enumerate(one.questions())
-        if isinstance(question, Question) and options.is_mine(position)
-    )
-    written = store_answers(tqdm(questions, "direct answers", unit=" questions", disable=None), test, path)
+    stop = threading.Event()
+    questions = _asked_directly(opened, options, stop)
+    # In a thread: this pass takes long and never waits, so that Ctrl-C would only be heard at its end.
+    try:
+        written = await asyncio.to_thread(store_answers, progress(questions, "direct answers"), test, path)
+    finally:
+        stop.set()
     logger.info("%d new direct answers in %s", written, path)
     return read_answers(path, options.direct_answer_model)
+
+
+def _asked_directly(
+    opened: list[OpenSource], options: BuildOptions, stop: threading.Event
+) -> Iterator[tuple[str, str]]:
+    """Ids and texts of the questions for the direct-answer test, until `stop` is set."""
+    for one in opened:
+        if one.is_part:
+            continue
+        for position, question in enumerate(one.questions()):
+            if stop.is_set():
+                return
+            if isinstance(question, Question) and options.is_mine(position):
+                yield question.id, question.question
 
 
 def answers_file(options: BuildOptions) -> str | None:
@@ -182,8 +196,8 @@ async def _write_records(
         seen = stack.enter_context(SeenTable())
         output = stack.enter_context(_Output(folder, options, statistics))
         for number, one in enumerate(opened):
-            rows = tqdm(one.questions(one.issues), one.source.name, unit=" questions", disable=None)
-            questions = usable_questions(iter(rows), one, seen, options)
+            rows = progress(one.questions(one.issues), one.source.name)
+            questions = usable_questions(rows, one, seen, options)
 
             async def label(item: tuple[int, Question], one: OpenSource = one) -> _Labelled:
                 return await _label(item[1], one, answers, label_options, options.on_call_error)
@@ -270,10 +284,14 @@ async def _label(
     except RepliesPending as error:
         return error
     except CallError as error:
-        if on_call_error == "drop" and not isinstance(error, RetriesExhausted):
-            logger.warning("%s %s left out: %s", question.source, question.id, error)
+        where = f"{question.source} {question.id}"
+        # These would meet every other question too: to leave them all out would not be what was meant.
+        if isinstance(error, (SetupError, RetriesExhausted)):
+            raise CallError(f"{where}: {error}") from error
+        if on_call_error == "drop":
+            logger.warning("%s left out: %s", where, error)
             return DropReason.CALL_REFUSED
-        raise CallError(f"{question.source} {question.id}: {error}") from error
+        raise CallError(f"{where}: {error}. To leave such questions out, add --on-call-error drop") from error
 
 
 def answered_directly(question: Question, one: OpenSource, answers: Mapping[str, str] | None) -> bool:
@@ -308,7 +326,9 @@ def _facts(
     }
     # One process of several sees only its share; merging looks at the whole.
     parts = [one for one in opened if one.is_part and options.shard is None]
-    notes = shortages({one.source.name: (one.source.reader, one.count or 0, one.labelled) for one in parts})
+    notes = shortages(
+        {one.source.name: (one.source.reader, one.count or 0, one.labelled, one.drops.total()) for one in parts}
+    )
     for note in notes:
         logger.warning("%s", note)
     if options.direct_answer_model is None and options.direct_answers is None:
@@ -318,8 +338,7 @@ def _facts(
         )
     models = {}
     if client is not None:
-        drawn = f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, seed {sampling.seed}"
-        models["teacher"] = f"{client.model} ({drawn})"
+        models["teacher"] = f"{client.model}{_drawn(client, sampling)}"
     if options.direct_answer_model is not None:
         models["direct answers"] = options.direct_answer_model
     llm = {one.source.name: one.teacher for one in opened if isinstance(one.teacher, LLMTeacher)}
@@ -340,15 +359,24 @@ def _facts(
     )
 
 
+def _drawn(client: LLMClient, sampling: Sampling) -> str:
+    """How the replies were drawn; nothing for recorded ones, which were not."""
+    backend = getattr(client, "backend", None)
+    if backend is None:
+        return ""
+    if not getattr(backend, "send_temperature", True):
+        return " (temperature and top_p are the provider's own: none was sent)"
+    return f" (temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, seed {sampling.seed})"
+
+
 def _calls(teachers: list[LLMTeacher]) -> dict[str, dict[str, float]]:
     stages = sorted({stage for teacher in teachers for stage in teacher.calls})
-    return {
-        stage: {
-            "calls": sum(teacher.calls[stage] for teacher in teachers),
-            "malformed_triples": sum(teacher.malformed for teacher in teachers) if stage.endswith("triples") else 0,
-        }
-        for stage in stages
+    calls: dict[str, dict[str, float]] = {
+        stage: {"calls": sum(teacher.calls[stage] for teacher in teachers)} for stage in stages
     }
+    if TRIPLES_ROLE in calls:
+        calls[TRIPLES_ROLE]["malformed_triples"] = sum(teacher.malformed for teacher in teachers)
+    return calls
 
 
 def main(arguments: list[str] | None = None) -> None:

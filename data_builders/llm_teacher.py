@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
-from data_builders.annotations import TripleFile
+from data_builders.annotations import KnowsDirectAnswers, TripleFile
 from data_builders.labelling import FirstSubquery
 from data_builders.questions import DropReason, Question, UnlabelledQuestion
 from data_builders.reply_checks import (
@@ -208,6 +208,10 @@ class LLMTeacher:
         found = await self._ask(TRIPLES_ROLE, messages, read_triples, question)
         self.malformed += found.malformed
         return list(found.triples)
+
+    def answers_directly(self, question: Question) -> bool:
+        """Whether the client marks the question as answered without retrieval; only recorded replies do."""
+        return isinstance(self._client, KnowsDirectAnswers) and self._client.answers_directly(question)
 
     async def _ask(self, role: str, messages: list[Message], parse: Callable[[str], T], question: Question) -> T:
         attempts = 0

@@ -151,7 +151,7 @@ def merged_facts(shards: Sequence[ShardFolder], output: str, overwrite: bool) ->
         },
         files=dict(sorted({name: digest for facts in every for name, digest in facts.files.items()}.items())),
         options=first.options | {"output": output, "overwrite": overwrite, "shard": None},
-        notes=[*shortages(_parts(first.options, questions)), *first.notes],
+        notes=[*shortages(_parts(first.options, questions, drops)), *first.notes],
     )
 
 
@@ -196,14 +196,17 @@ def _readers(sources: list[str]) -> list[str]:
     return [f"{source.name}={source.reader}" for source in map(Source.parse, sources)]
 
 
-def _parts(options: dict[str, Any], questions: dict[str, int]) -> dict[str, tuple[str, int, int]]:
-    """The sources that are parts of the mix: reader, questions asked for and questions that gave records."""
+def _parts(
+    options: dict[str, Any], questions: dict[str, int], drops: dict[str, dict[str, int]]
+) -> dict[str, tuple[str, int, int, int]]:
+    """The sources that are parts of the mix: reader, questions asked for, that gave records and that were left out."""
     found = {}
     for source in map(Source.parse, options.get("sources") or []):
         if source.reader in PARTS:
             limits = (options.get("limit"), options.get(f"{source.reader}_count"))
             wanted = min((limit for limit in limits if limit is not None), default=0)
-            found[source.name] = (source.reader, wanted, questions.get(source.name, 0))
+            left_out = sum(drops.get(source.name, {}).values())
+            found[source.name] = (source.reader, wanted, questions.get(source.name, 0), left_out)
     return found
 
 

@@ -114,14 +114,17 @@ def open_part(reader: str, annotations: str | None, issues: Counter[str] | None 
     return PartTeacher(reader, annotations, issues)
 
 
-def shortages(parts: Mapping[str, tuple[str, int, int]]) -> list[str]:
+def shortages(parts: Mapping[str, tuple[str, int, int, int]]) -> list[str]:
     """Sentences for the card on parts that hold fewer questions than were asked for.
 
     Args:
-        parts: By source: its reader, the number asked for and the number that gave records.
+        parts: By source: its reader, the number asked for, the number that gave records and the number left out.
     """
-    return [
-        f"Source {source} ({reader}) gave {labelled:,} of the {wanted:,} questions asked for; its file has no more."
-        for source, (reader, wanted, labelled) in parts.items()
-        if labelled < wanted
-    ]
+    sentences = []
+    for source, (reader, wanted, labelled, left_out) in parts.items():
+        reasons = [f"{left_out:,} were left out"] if left_out else []
+        reasons += ["its file has no more"] if labelled + left_out < wanted else []
+        if labelled < wanted:
+            gave = f"Source {source} ({reader}) gave {labelled:,} of the {wanted:,} questions asked for"
+            sentences.append(f"{gave}; {' and '.join(reasons)}.")
+    return sentences

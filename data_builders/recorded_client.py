@@ -15,6 +15,7 @@ from typing import Any
 from data_builders.annotations import RecordedTeacher
 from data_builders.jsonl_index import JsonlIndex
 from data_builders.llm_teacher import FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE
+from data_builders.questions import Question
 from data_builders.readers._rows import title_key
 from models.generation import Completion
 from models.llm.client import CallError, Message, Sampling
@@ -43,7 +44,8 @@ class RecordedClient:
 
     def __init__(self, path: str | Path) -> None:
         self.model = f"annotations:{Path(path).name}"
-        RecordedTeacher(path)  # it checks every line
+        # It checks every line.
+        self._teacher = RecordedTeacher(path)
         self._index = JsonlIndex(path, lambda _, row: [str(row.get("_id", row.get("id")))])
 
     async def chat(
@@ -57,6 +59,10 @@ class RecordedClient:
         found = self._index.get(question_id)
         row: dict[str, Any] = found[1] if found else {}
         return Completion(recorded_reply(row, role, [message["content"] for message in messages]))
+
+    def answers_directly(self, question: Question) -> bool:
+        """Whether the recorded row has `"direct": true`."""
+        return self._teacher.answers_directly(question)
 
     async def close(self) -> None:
         """Nothing is held open."""

@@ -17,11 +17,10 @@ from data_builders.card import YES_NO
 from data_builders.labelling import gives_away_answer
 from data_builders.questions import DropReason, Question
 from data_builders.wording import mentions
-from models.llm.replies import UnusableReply, find_json
+from models.llm.replies import UnusableReply, find_json, without_thoughts
 from models.normalize import normalize_answer
 from models.triples import Triple, parse_triples
 
-_THOUGHT = re.compile(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.DOTALL)
 _NUMBERS = re.compile(r"\d{1,4}(\s*,\s*\d{1,4})*\s*\.?")
 _DOCUMENTS = 'write one JSON object {"documents": [numbers], "answerable": true or false} and nothing else'
 _QUESTION = 'write one JSON object {"question": "the sub-query"} and nothing else'
@@ -59,7 +58,7 @@ def read_documents(text: str, shown: int) -> KeptDocuments:
     Raises:
         UnusableReply: it can't be read, or a number is out of range or occurs twice.
     """
-    plain = _THOUGHT.sub("", text).strip()
+    plain = without_thoughts(text).strip()
     if _NUMBERS.fullmatch(plain):
         value: Any = re.findall(r"\d+", plain)
     else:
@@ -118,8 +117,8 @@ def read_subquery(text: str, title: str = "") -> str:
     Raises:
         UnusableReply: it can't be read, or is not exactly one question.
     """
-    value: Any = _THOUGHT.sub("", text).strip().strip("\"'“”").strip()
-    if "{" in text:
+    value: Any = without_thoughts(text).strip().strip("\"'“”").strip()
+    if "{" in value:
         found = _json(text, _QUESTION)
         value = found.get("question") if isinstance(found, dict) else None
     if not isinstance(value, str) or not value.strip():
@@ -165,7 +164,7 @@ def read_triples(text: str) -> ReadTriples:
     Raises:
         UnusableReply: it can't be read, or holds no well-formed triple.
     """
-    if "S>" in text and (marked := parse_triples(_THOUGHT.sub("", text))).triples:
+    if "S>" in text and (marked := parse_triples(without_thoughts(text))).triples:
         return ReadTriples(marked.triples, marked.malformed)
     value = _json(text, _TRIPLES)
     if isinstance(value, dict):

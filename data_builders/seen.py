@@ -40,8 +40,17 @@ class SeenTable:
             value: The value.
             note: What is kept when the value is new.
         """
-        digest = hashlib.blake2b(f"{kind}\n{value}".encode(errors="surrogatepass"), digest_size=16).digest()
+        digest = _digest(kind, value)
         if self._database.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", (digest, note)).rowcount:
             return None
         found: str = self._database.execute("SELECT note FROM seen WHERE digest = ?", (digest,)).fetchone()[0]
         return found
+
+    def has(self, kind: str, value: str) -> bool:
+        """Whether a value was there before; it is not remembered."""
+        query = "SELECT 1 FROM seen WHERE digest = ?"
+        return self._database.execute(query, (_digest(kind, value),)).fetchone() is not None
+
+
+def _digest(kind: str, value: str) -> bytes:
+    return hashlib.blake2b(f"{kind}\n{value}".encode(errors="surrogatepass"), digest_size=16).digest()

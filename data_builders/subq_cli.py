@@ -23,7 +23,7 @@ from data_builders.recorded_client import RecordedClient
 from data_builders.shards import FORMATS
 from data_builders.sources import Source
 from data_builders.subq_options import ON_CALL_ERROR, BuildOptions
-from models.llm.api import ledger_name
+from models.llm.api import TRANSPORTS, ledger_name
 from models.llm.client import CallError, LLMClient
 from models.llm.ledger import Ledger
 from models.llm.options import BACKENDS, LLMOptions, add_arguments, from_arguments, open_client
@@ -31,6 +31,10 @@ from models.llm.options import BACKENDS, LLMOptions, add_arguments, from_argumen
 # No model: recorded replies and gold annotations, as they are (`annotations`) or through the path of a teacher LLM.
 ANNOTATIONS, RECORDED = "annotations", "recorded"
 _OWN = ("source", "teacher", "dry_run", "prices", "assumed_latency")
+# What only a teacher LLM takes notice of, besides `--teacher-...`.
+_LLM_ALONE = ("prompts", "on_call_error", "prices", "assumed_latency")
+# The dry run's table has its costs in the last column, which a narrow console would cut.
+_WIDTH = 110
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -43,11 +47,13 @@ def run(arguments: list[str] | None = None) -> int:
         The exit code.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    for noisy in ("httpx", "httpcore", "openai", "anthropic"):
+    # A line for every request they send; under whatever name the SDKs of today bring their transport.
+    for noisy in (*sorted(TRANSPORTS), "openai", "anthropic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     parser = _parser()
     parsed = parser.parse_args(arguments)
     try:
+        _refuse_idle_options(parser, parsed)
         return _run(parsed)
     except (ValueError, OSError) as error:
         parser.exit(2, f"error: {error}\n")
@@ -89,12 +95,32 @@ def _run(parsed: argparse.Namespace) -> int:
 def _llm_options(parsed: argparse.Namespace) -> LLMOptions | None:
     """The teacher LLM's options; None without one. Its ledger stands beside the output unless it is named."""
     if parsed.teacher in BACKENDS:
+        if parsed.teacher_backend not in (None, parsed.teacher):
+            raise ValueError(f"--teacher {parsed.teacher} and --teacher-backend {parsed.teacher_backend}: name one")
         parsed.teacher_backend = parsed.teacher
     if parsed.teacher_backend is None:
         return None
     if parsed.teacher_ledger is None:
         parsed.teacher_ledger = f"{parsed.output.rstrip('/')}.ledger.sqlite"
     return from_arguments(parsed, "teacher")
+
+
+def _refuse_idle_options(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> None:
+    """An option that would change nothing is a mistake, most often a forgotten `--teacher`.
+
+    Raises:
+        ValueError: options of a teacher LLM are given and no such teacher is.
+    """
+    if parsed.teacher in BACKENDS or parsed.teacher_backend is not None:
+        return
+    names = [name for name in vars(parsed) if name.startswith("teacher_") or name in _LLM_ALONE]
+    names += [] if parsed.teacher == RECORDED else ["triples_from", "show_documents"]
+    idle = [f"--{name.replace('_', '-')}" for name in names if getattr(parsed, name) != parser.get_default(name)]
+    if idle:
+        raise ValueError(
+            f"{', '.join(idle)}: without effect, since --teacher {parsed.teacher} asks no model; name a backend, for "
+            "example --teacher openai, or leave it out"
+        )
 
 
 def _recorded(sources: list[Source]) -> tuple[list[Source], Callable[[], LLMClient]]:
@@ -123,7 +149,7 @@ def _dry_run(sources: list[Source], options: BuildOptions, llm: LLMOptions, pars
     finally:
         if ledger is not None:
             ledger.close()
-    _show(estimate, llm)
+    _show(estimate, llm, options.direct_answer_model)
 
 
 def _model_name(llm: LLMOptions) -> str:
@@ -139,7 +165,7 @@ def _token_counter(spec: str) -> Callable[[str], int]:
     return lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _show(estimate: Estimate, llm: LLMOptions) -> None:
+def _show(estimate: Estimate, llm: LLMOptions, direct_answer_model: str | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -156,13 +182,20 @@ def _show(estimate: Estimate, llm: LLMOptions) -> None:
     total = "-" if estimate.dollars is None else f"${estimate.dollars:,.2f}"
     table.add_section()
     table.add_row("all", *(f"{number:,}" for number in (estimate.calls, stored, round(read), round(written))), total)
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, width=max(Console().width, _WIDTH))
     console.print(table)
     lines = [f"Tokens are counted {estimate.counted}. Replies that have to be mended are not foreseen."]
-    lines.append("All supporting passages are taken to be kept; a teacher keeps fewer in about one question of six.")
+    lines.append("All supporting passages are taken to be kept; a teacher keeps fewer in about one question of eight.")
+    if direct_answer_model is not None:
+        lines.append(f"What {direct_answer_model} will answer directly is not known yet: those questions cost nothing.")
     if estimate.direct:
         lines.append(f"{estimate.direct:,} questions are answered directly and need no teacher.")
-    lines.append(f"Price: {price.source}." if price else f"No price known for {llm.model}: give a table with --prices.")
+    if price:
+        lines.append(f"Price: {price.source}.")
+    elif llm.backend in ("hf", "vllm"):
+        lines.append("Price: none, the model runs here.")
+    else:
+        lines.append(f"No price known for {llm.model}: give a table with --prices.")
     if llm.backend == "batch":
         lines.append("Time: a batch is answered within a day; one round for each stage, one more for mended replies.")
     else:

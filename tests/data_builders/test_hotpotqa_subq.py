@@ -1,11 +1,16 @@
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from data_builders import hotpotqa_subq
 from data_builders.hotpotqa_subq import BuildOptions, build, main
 from data_builders.labelling import LabelOptions, gives_away_answer, label_question
 from data_builders.questions import DropReason, Question, UnlabelledQuestion
@@ -199,6 +204,28 @@ def test_stored_direct_answers_decide_by_normalised_match(tmp_path, source):
     with pytest.raises(ValueError, match="have none for question 'id4'"):
         build([source], BuildOptions(str(tmp_path / "b"), limit=5, direct_answers=file))
     assert not (tmp_path / "b").exists()
+
+
+def test_ctrl_c_ends_the_direct_answer_pass_after_its_batch(tmp_path, source, monkeypatch):
+    stopped, answered = threading.Event(), []
+
+    class Model:
+        def __init__(self, model_spec, *_):
+            self.model_spec, self.batch_size = model_spec, 8
+
+        def answer(self, questions):
+            os.kill(os.getpid(), signal.SIGINT)
+            # The pass is told to stop while this batch is at work, not after the last one.
+            assert stopped.wait(60)
+            answered.extend(questions)
+            return questions
+
+    monkeypatch.setattr(hotpotqa_subq, "DirectAnswerTest", Model)
+    monkeypatch.setattr(hotpotqa_subq, "threading", SimpleNamespace(Event=lambda: stopped))
+    with pytest.raises(KeyboardInterrupt):
+        build([source], BuildOptions(str(tmp_path / "out"), direct_answer_model="m"))
+    assert len(answered) == 8
+    assert len((tmp_path / "out.direct_answers.jsonl").read_text().splitlines()) == 8
 
 
 def test_failed_build_leaves_the_old_data_set(tmp_path, source):

@@ -143,9 +143,12 @@ def test_only_parts_have_a_part_teacher():
 
 
 def test_shortages_are_said():
-    assert shortages({"a": ("asqa", 3897, 3897)}) == []
-    (sentence,) = shortages({"a": ("asqa", 3897, 150)})
-    assert "a (asqa) gave 150 of the 3,897" in sentence
+    assert shortages({"a": ("asqa", 3897, 3897, 0)}) == []
+    assert shortages({"a": ("asqa", 3897, 150, 0), "b": ("asqa", 5, 3, 2), "c": ("asqa", 5, 3, 1)}) == [
+        "Source a (asqa) gave 150 of the 3,897 questions asked for; its file has no more.",
+        "Source b (asqa) gave 3 of the 5 questions asked for; 2 were left out.",
+        "Source c (asqa) gave 3 of the 5 questions asked for; 1 were left out and its file has no more.",
+    ]
 
 
 def test_parts_join_a_build_as_sources(tmp_path):

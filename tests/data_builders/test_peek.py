@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import pytest
 
 from data_builders.__main__ import main
@@ -82,3 +86,12 @@ def test_command_prints_and_draws(folder, capsys):
         main(["peek", str(folder), "--label", "direct_answer", "--picture", str(picture)])
     assert caught.value.code == 2
     assert "has no triples to draw" in capsys.readouterr().err
+
+
+def test_a_pipe_that_is_closed_early_is_no_error(folder):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "data_builders", "peek", str(folder)]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -46,6 +46,18 @@ def test_the_llm_path_gives_the_records_of_the_recorded_teacher(tmp_path, first_
     assert drops == {"no helpful document": 1, "a helpful document has no triples": 1}
 
 
+def test_questions_marked_as_direct_are_so_both_ways(tmp_path):
+    options = WorldOptions(train=12, validation=0, test=0, common_knowledge=0.5, one_hop=0.0)
+    world = generate_world(options, "train")
+    questions, replies = (
+        write(tmp_path / "q.jsonl", world.question_rows()),
+        write(tmp_path / "t.jsonl", world.teacher_rows()),
+    )
+    recorded, through = both_ways(tmp_path, questions, replies, split_name="train")
+    assert recorded == through
+    assert sum(r.action.value == "[NO_RETRIEVAL]" for r in read_records(tmp_path / "b") if r.task == "planning") == 6
+
+
 @pytest.mark.parametrize("split", ["train", "dev"])
 def test_real_questions_give_the_same_records_both_ways(tmp_path, split):
     questions, replies = SHARED / f"hotpotqa_{split}.jsonl", SHARED / "teacher" / f"hotpotqa_{split}.jsonl"

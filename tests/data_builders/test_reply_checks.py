@@ -90,6 +90,7 @@ def test_where_no_document_names_the_answer_any_supporting_one_will_do():
         ('{"question": "Who wrote\\n Dune?"}', "Dune", "Who wrote Dune?"),
         ('"Who wrote Dune?"\n', "Dune", "Who wrote Dune?"),
         ("<think>Dune? Herbert?</think>Who wrote Dune?", "Dune", "Who wrote Dune?"),
+        ("{Dune}? Herbert?</think>Who wrote Dune?", "Dune", "Who wrote Dune?"),
         ('{"question": "Who sang \\"Why?\\" first?"}', "Why?", 'Who sang "Why?" first?'),
         ('{"question": "Who sang Why?"}', "Why?", "Who sang Why?"),
     ],

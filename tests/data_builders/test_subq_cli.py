@@ -13,7 +13,7 @@ from data_builders.world import WorldOptions, generate_world
 from models.generation import Completion
 from models.llm import options
 from models.llm.batch_replies import import_replies
-from models.llm.client import CallError, TransientError
+from models.llm.client import CallError, SetupError, TransientError
 from models.llm.ledger import Ledger
 from models.llm.ledger_client import LedgerClient, Retry
 from models.records import read_records
@@ -129,8 +129,14 @@ def distinct_documents(files):
 
 
 def test_a_refused_call_stops_or_drops_the_question(files, backend, capsys):
-    backend.fail_after, backend.error = 0, CallError("the key is refused")
+    backend.fail_after, backend.error = 0, CallError("the prompt is too long")
     error = ends_with(1, capsys, arguments(files, files / "out"))
+    assert (
+        "too long. To leave such questions out, add --on-call-error drop. What was answered is in the ledger" in error
+    )
+    # What would meet every question drops none.
+    backend.error = SetupError("the key is refused")
+    error = ends_with(1, capsys, arguments(files, files / "out", "--on-call-error", "drop"))
     assert "the key is refused. What was answered is in the ledger: run the same command again to go on" in error
     original = backend.complete
 
@@ -144,6 +150,26 @@ def test_a_refused_call_stops_or_drops_the_question(files, backend, capsys):
     backend.asked.clear()
     assert run(arguments(files, files / "out", "--on-call-error", "drop", "--concurrency", "1")) == 0
     assert facts(files / "out")["drops"] == {"hotpotqa": {"a call to the teacher can't be answered": 1}}
+
+
+def test_malformed_triples_of_a_file_are_counted(files, backend):
+    rows = [row for row in subq_replies.rows(files / "questions.jsonl")]
+    lines = [
+        {"title": title, "text": " ".join(sentences), "triples": [[title, "is", "here"], [title, "is"]]}
+        for row in rows
+        for title, sentences in row["context"]
+    ]
+    (files / "triples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    assert run(arguments(files, files / "out", "--triples-from", str(files / "triples.jsonl"))) == 0
+    assert facts(files / "out")["issues"] == {"hotpotqa: malformed triples in the triple file": len(lines)}
+
+
+def test_the_card_does_not_claim_a_temperature_that_was_not_sent(files, backend):
+    backend.send_temperature = False
+    assert run(arguments(files, files / "out", "--limit", "1")) == 0
+    assert facts(files / "out")["models"] == {
+        "teacher": "openai:m (temperature and top_p are the provider's own: none was sent)"
+    }
 
 
 def test_ctrl_c_ends_cleanly_and_keeps_what_was_answered(files, backend, capsys):
@@ -231,6 +257,7 @@ def test_recorded_replies_through_the_llm_path(files):
     assert run(["--source", source, "--output", str(files / "b"), "--teacher", "recorded"]) == 0
     assert shards(files / "a") == shards(files / "b")
     assert facts(files / "b")["teachers"] == {"hotpotqa": "annotations:teacher.jsonl"}
+    assert facts(files / "b")["models"] == {"teacher": "annotations:teacher.jsonl"}
 
 
 def test_parts_of_the_mix_are_cut_to_their_count_and_give_answers_alone(files, backend):
@@ -271,7 +298,11 @@ def test_bad_options_are_one_line_and_exit_code_2(files, backend, capsys, more, 
         (["two_wiki:q.json", "--teacher", "openai", "--teacher-model", "m"], "every source has annotations"),
         (["two_wiki:q.json", "--dry-run"], "--dry-run estimates the calls of a teacher LLM"),
         (["hotpotqa:q.jsonl", "--teacher", "recorded"], "answers from one file of recorded replies"),
-        (["hotpotqa:q.jsonl", "--teacher", "openai"], "model is not set"),
+        (["hotpotqa:q.jsonl", "--teacher", "openai"], "options --teacher-...: model is not set"),
+        (["hotpotqa:q:t", "--teacher-model", "m"], "--teacher-model: without effect, since --teacher annotations asks"),
+        (["hotpotqa:q:t", "--teacher", "recorded", "--prompts", "p"], "--prompts: without effect"),
+        (["hotpotqa:q:t", "--show-documents", "all", "--triples-from", "f"], "--triples-from, --show-documents: with"),
+        (["hotpotqa:q", "--teacher", "openai", "--teacher-backend", "hf", "--teacher-model", "m"], "name one"),
     ],
 )
 def test_teachers_that_cannot_be(tmp_path, capsys, given, message):
@@ -288,6 +319,8 @@ def test_dry_run_sends_nothing_and_counts_what_the_ledger_has(files, backend, ca
     assert sorted(path.name for path in files.iterdir()) == ["p.yaml", "questions.jsonl", "teacher.jsonl"]
     documents = len(distinct_documents(files))
     rows = {line.split("│")[1].strip(): line.split("│")[2:-1] for line in shown.splitlines() if "│" in line}
+    assert "…" not in shown
+    assert all(row[-1].strip().startswith("$") for row in rows.values())
     assert [int(cell.replace(",", "")) for cell in rows["document filter"][:2]] == [12, 0]
     assert [int(cell.replace(",", "")) for cell in rows["sub-queries"][:2]] == [24, 0]
     assert [int(cell.replace(",", "")) for cell in rows["triples"][:2]] == [documents, 0]
@@ -300,3 +333,9 @@ def test_dry_run_sends_nothing_and_counts_what_the_ledger_has(files, backend, ca
     assert [int(cell.replace(",", "")) for cell in rows[0].split("│")[2:4]] == [0, 36 + documents]
     assert run(arguments(files, files / "out", "--dry-run")) == 0
     assert "No price known for m" in capsys.readouterr().out
+    local = ["--teacher", "hf", "--teacher-model", "m", "--direct-answer-model", "base"]
+    source = f"hotpotqa:{files / 'questions.jsonl'}"
+    assert run(["--source", source, "--output", str(files / "local"), "--dry-run", *local]) == 0
+    shown = capsys.readouterr().out
+    assert "Price: none, the model runs here." in shown
+    assert "What base will answer directly is not known yet" in shown

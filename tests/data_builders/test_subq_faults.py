@@ -150,3 +150,4 @@ def test_killed_builds_end_with_the_bytes_of_an_undisturbed_one(files, tmp_path,
     written = [path for path in (tmp_path).rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
     assert not written
     assert KEY not in last.stderr
+    assert "HTTP Request" not in last.stderr
