@@ -57,12 +57,12 @@ class BuildFacts:
 def card_body(facts: BuildFacts, statistics: dict[str, Any]) -> str:
     """The card's text below the YAML head, in Markdown."""
     parts = [f"# {facts.title}", facts.summary, *facts.notes, "## Records"]
-    parts.append(_table(["split", "records"], [[name, f"{n:,}"] for name, n in statistics["splits"].items()]))
+    parts.append(table(["split", "records"], [[name, f"{n:,}"] for name, n in statistics["splits"].items()]))
     head = ["", "planning", "planning, paper", "answering", "answering, paper"]
     parts += [
         f"Beside table 4 of RAS. Lengths here are {statistics['unit']}; the paper counts LLaMA-2 tokens. A graph is "
         "that of one step: nodes are its distinct subjects and objects, and each triple is an edge and its reverse.",
-        _table(head, [list(row) for row in table_rows(statistics)]),
+        table(head, [list(row) for row in table_rows(statistics)]),
     ]
     if statistics["sources"]:
         parts += ["## Sources", _source_table(facts, statistics["sources"])]
@@ -76,25 +76,25 @@ def card_body(facts: BuildFacts, statistics: dict[str, Any]) -> str:
         ("Oddities of the input", facts.issues),
     ):
         if counts:
-            parts += [f"## {heading}", _table(["what", "count"], [[name, f"{n:,}"] for name, n in counts.items()])]
+            parts += [f"## {heading}", table(["what", "count"], [[name, f"{n:,}"] for name, n in counts.items()])]
     if facts.models:
-        parts += ["## Models", _table(["role", "model"], [[role, f"`{name}`"] for role, name in facts.models.items()])]
+        parts += ["## Models", table(["role", "model"], [[role, f"`{name}`"] for role, name in facts.models.items()])]
     if facts.calls:
         columns = list(dict.fromkeys(name for numbers in facts.calls.values() for name in numbers))
         rows = [
             [stage, *(f"{numbers[name]:,}" if name in numbers else "-" for name in columns)]
             for stage, numbers in facts.calls.items()
         ]
-        parts += ["## Calls of the teacher", _table(["stage", *(name.replace("_", " ") for name in columns)], rows)]
+        parts += ["## Calls of the teacher", table(["stage", *(name.replace("_", " ") for name in columns)], rows)]
     if facts.prompts:
         rows = [[f"`{name}`", f"`{digest}`"] for name, digest in facts.prompts.items()]
-        parts += ["## Prompts", _table(["prompt", "SHA-256"], rows)]
+        parts += ["## Prompts", table(["prompt", "SHA-256"], rows)]
     if facts.files:
         rows = [[f"`{name}`", f"`{digest}`"] for name, digest in facts.files.items()]
-        parts += ["## Input files", _table(["file", "SHA-256"], rows)]
+        parts += ["## Input files", table(["file", "SHA-256"], rows)]
     if facts.options:
         rows = [[f"`{name}`", f"`{value}`"] for name, value in facts.options.items()]
-        parts += ["## Options", _table(["option", "value"], rows)]
+        parts += ["## Options", table(["option", "value"], rows)]
     if statistics.get("samples"):
         parts += ["## Samples", *_samples(statistics["samples"])]
     return "\n\n".join(parts) + "\n"
@@ -119,7 +119,7 @@ def _source_table(facts: BuildFacts, sources: dict[str, dict[str, int]]) -> str:
     actions = [action.value for action in Action]
     head = ["source", "teacher", "questions", *actions, "answering", "with triples", "yes/no", "answer in triples"]
     keys = [*actions, "answering", "answering with triples", "yes/no answer", "answer in triples"]
-    return _table(
+    return table(
         head,
         [
             [name, facts.teachers.get(name, "-"), f"{facts.questions.get(name, 0):,}"]
@@ -159,6 +159,7 @@ def _by_source(counts: dict[str, dict[str, int]]) -> dict[str, int]:
     return {f"{source}: {what}": n for source, numbers in counts.items() for what, n in numbers.items()}
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

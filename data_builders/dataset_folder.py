@@ -5,13 +5,29 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from data_builders.card import BuildFacts, write_card
-from data_builders.shards import FORMATS, Format, ShardWriter, check_output, check_shard_options, replaced_folder
+from data_builders.shards import (
+    FORMATS,
+    Format,
+    ShardWriter,
+    Storable,
+    check_output,
+    check_shard_options,
+    record_schema,
+    replaced_folder,
+)
 from data_builders.stats import Statistics
 from models.records import Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+R = TypeVar("R", bound=Storable)
+R_in = TypeVar("R_in", contravariant=True)
 
 
 @dataclass(frozen=True)
@@ -53,6 +69,38 @@ def add_folder_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokenizer", help="count the card's tokens with this model's tokenizer instead of counting words")
 
 
+class Counting(Protocol[R_in]):
+    """What counts the rows of a data set: `data_builders.stats.Statistics`, or that of another kind of row."""
+
+    @property
+    def records(self) -> int:
+        """How many rows were counted."""
+        ...
+
+    def add(self, record: R_in, split: str) -> None:
+        """Count one row of a split."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything that was counted."""
+        ...
+
+
+@dataclass
+class Layout(Generic[R]):
+    """What a data set of another kind of row than records has of its own.
+
+    Attributes:
+        statistics: Counts its rows.
+        card: Writes card and statistics into the folder: folder, facts, statistics, format.
+        schema: Gives the Arrow schema of a row.
+    """
+
+    statistics: Counting[R]
+    card: Callable[[Path, BuildFacts, Any, Format], None]
+    schema: Callable[[], pa.Schema] = field(default=record_schema)
+
+
 def write_dataset(
     records: Iterable[tuple[Record, str]], facts: Callable[[Statistics], BuildFacts], options: FolderOptions
 ) -> dict[str, Any]:
@@ -70,18 +118,35 @@ def write_dataset(
         FileExistsError: the output folder is taken.
         ValueError: there is not a single record, or `facts` or the records say so.
     """
-    statistics = Statistics(options.tokenizer)
+    return write_rows(records, facts, options, Layout(Statistics(options.tokenizer), write_card))
+
+
+def write_rows(
+    records: Iterable[tuple[R, str]],
+    facts: Callable[[Any], BuildFacts],
+    options: FolderOptions,
+    layout: Layout[R],
+) -> dict[str, Any]:
+    """As `write_dataset`, for any kind of row.
+
+    Args:
+        records: Rows and their splits, written in this order.
+        facts: As in `write_dataset`; it gets the statistics of the layout.
+        options: Where and how.
+        layout: What is counted and what the card shows.
+    """
+    statistics = layout.statistics
     with replaced_folder(options.output, options.overwrite) as folder:
         with ExitStack() as stack:
             writers: dict[str, ShardWriter] = {}
             for record, split in records:
                 if split not in writers:
-                    writer = ShardWriter(folder, split, options.format, options.shard_size)
+                    writer = ShardWriter(folder, split, options.format, options.shard_size, layout.schema)
                     writers[split] = stack.enter_context(writer)
                 writers[split].write(record)
                 statistics.add(record, split)
         found = facts(statistics)
         if not statistics.records:
             raise ValueError(f"there is no record to write to {options.output}")
-        write_card(folder, found, statistics, options.format)
+        layout.card(folder, found, statistics, options.format)
     return statistics.to_json()

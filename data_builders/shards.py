@@ -11,14 +11,13 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal, Protocol
 
 from models.normalize import normalize_answer
-from models.records import Record
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,6 +30,14 @@ CARD, STATISTICS = "README.md", "statistics.json"
 # What a sharded run leaves besides: for each labelled question its place in the input (`data_builders.merge`).
 ORDER = "order.tsv"
 _ROW_GROUP = 512
+
+
+class Storable(Protocol):
+    """What can be written into a shard: a record, or a text-to-triples pair."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as it is stored."""
+        ...
 
 
 def record_schema() -> pa.Schema:
@@ -54,27 +61,40 @@ def record_schema() -> pa.Schema:
     )
 
 
-def front_matter(splits: list[str], format: Format, title: str) -> str:
-    """The YAML head of the data set card: where the splits are, and the features of a record.
+def record_features() -> list[dict[str, Any]]:
+    """The features of a record as the YAML head of a data set card names them."""
+    text = {"dtype": "string"}
+    step = [{"name": "query", **text}, {"name": "triples", "list": {"list": "string"}}, {"name": "text", **text}]
+    kinds: dict[str, dict[str, Any]] = {"steps": {"list": step}, "answers": {"list": "string"}}
+    return [{"name": name, **kinds.get(name, text)} for name in record_schema().names]
+
+
+def front_matter(
+    splits: list[str],
+    format: Format,
+    title: str,
+    features: list[dict[str, Any]] | None = None,
+    task: str = "question-answering",
+) -> str:
+    """The YAML head of the data set card: where the splits are, and the features of a row.
 
     Args:
         splits: The splits that have shards.
         format: The shards' format.
         title: The data set's name.
+        features: The features of a row; None: those of a record.
+        task: The hub's name of the task.
 
     Returns:
         YAML between two `---` lines.
     """
     import yaml
 
-    text = {"dtype": "string"}
-    step = [{"name": "query", **text}, {"name": "triples", "list": {"list": "string"}}, {"name": "text", **text}]
-    kinds: dict[str, dict[str, Any]] = {"steps": {"list": step}, "answers": {"list": "string"}}
-    features = [{"name": name, **kinds.get(name, text)} for name in record_schema().names]
+    features = record_features() if features is None else features
     files = [{"split": split, "path": f"{split}-*.{format}"} for split in splits]
     head = {
         "pretty_name": title,
-        "task_categories": ["question-answering"],
+        "task_categories": [task],
         "tags": ["retrieval-augmented-generation", "knowledge-graph"],
         "configs": [{"config_name": "default", "data_files": files}],
         "dataset_info": {"config_name": "default", "features": features},
@@ -90,18 +110,26 @@ class ShardWriter:
         split: The split's name, the beginning of the file names.
         format: "jsonl" or "parquet".
         shard_size: Records in a shard.
+        schema: Gives the Arrow schema of a row.
 
     Raises:
         ValueError: the split's name, the format or the shard size can't be used.
     """
 
-    def __init__(self, folder: str | Path, split: str, format: Format = "jsonl", shard_size: int = 50_000) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        split: str,
+        format: Format = "jsonl",
+        shard_size: int = 50_000,
+        schema: Callable[[], pa.Schema] = record_schema,
+    ) -> None:
         check_shard_options(format, shard_size)
         if not SPLIT_NAME.fullmatch(split):
             raise ValueError(f"split name {split!r}: use letters, digits, underscores and single dots")
         self.count = 0
         self._folder, self._split, self._format, self._shard_size = Path(folder), split, format, shard_size
-        self._shard = 0
+        self._shard, self._schema = 0, schema
         self._sink: _JsonlSink | _ParquetSink | None = None
 
     def __enter__(self) -> ShardWriter:
@@ -113,12 +141,11 @@ class ShardWriter:
         if self._sink is not None:
             self._finish(keep=kind is None)
 
-    def write(self, record: Record) -> None:
+    def write(self, record: Storable) -> None:
         """Append one record."""
         if self._sink is None:
-            name = f"{self._split}-{self._shard:05d}.{self._format}"
-            sink = _JsonlSink if self._format == "jsonl" else _ParquetSink
-            self._sink = sink(self._folder / name)
+            path = self._folder / f"{self._split}-{self._shard:05d}.{self._format}"
+            self._sink = _JsonlSink(path) if self._format == "jsonl" else _ParquetSink(path, self._schema())
         self._sink.write(record.to_json())
         self.count += 1
         if self.count % self._shard_size == 0:
@@ -240,11 +267,11 @@ class _JsonlSink:
 
 
 class _ParquetSink:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
         import pyarrow.parquet as pq
 
         self.path, self.partial = path, path.with_name(f"{path.name}.tmp")
-        self._schema = record_schema()
+        self._schema = schema
         self._writer = pq.ParquetWriter(self.partial, self._schema, compression="zstd")
         self._rows: list[dict[str, Any]] = []
 

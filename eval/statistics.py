@@ -70,6 +70,33 @@ def bootstrap_mean(
     return Interval(float(sums.sum() / counts.sum()), float(low), float(high), len(values))
 
 
+def bootstrap_ratio(
+    numerators: Sequence[float], denominators: Sequence[float], resamples: int = RESAMPLES, seed: int = 0
+) -> Interval:
+    """A ratio of sums, such as a micro-averaged precision, and its 95 % percentile interval.
+
+    What is drawn is the text with both its counts, so that numerator and denominator move together. A sample whose
+    denominators add up to 0 counts as 0.
+
+    Args:
+        numerators: One value a text.
+        denominators: One value a text, none negative; all 0 gives an interval without values.
+        resamples: Bootstrap samples.
+        seed: Seed of the draws.
+
+    Raises:
+        ValueError: the lengths differ.
+    """
+    if len(numerators) != len(denominators):
+        raise ValueError(f"{len(numerators)} numerators and {len(denominators)} denominators: each needs its other")
+    above, below = np.asarray(numerators, dtype=np.float64), np.asarray(denominators, dtype=np.float64)
+    if not below.sum():
+        return Interval(None, None, None, 0)
+    ratios = _resampled_means(above, below, resamples, seed)
+    low, high = np.percentile(ratios, [2.5, 97.5])
+    return Interval(float(above.sum() / below.sum()), float(low), float(high), len(numerators))
+
+
 def paired_difference(
     first: Sequence[float], second: Sequence[float], resamples: int = RESAMPLES, seed: int = 0
 ) -> Difference:
@@ -113,5 +140,6 @@ def _resampled_means(sums: np.ndarray, counts: np.ndarray, resamples: int, seed:
     means = []
     for start in range(0, resamples, rows):
         drawn = random.integers(0, size, size=(min(rows, resamples - start), size))
-        means.append(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1))
+        total = counts[drawn].sum(axis=1)
+        means.append(np.divide(sums[drawn].sum(axis=1), total, out=np.zeros_like(total), where=total > 0))
     return np.concatenate(means)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sqlite3
 import unicodedata
 from dataclasses import asdict, dataclass
@@ -24,6 +25,7 @@ from rag.index_folder import sha256_of
 logger = logging.getLogger(__name__)
 
 _FORMAT = "1"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class TripleSource(Protocol):
@@ -83,7 +85,9 @@ class TripleStore:
 
     def get(self, passage: Passage) -> tuple[Triple, ...] | None:
         """The triples of a passage in the order of the source; None (and one more miss) when it has no row."""
-        row = self._connection.execute("SELECT triples FROM triples WHERE passage = ?", (_key(passage),)).fetchone()
+        row = self._connection.execute(
+            "SELECT triples FROM triples WHERE passage = ?", (passage_key(passage.title, passage.text),)
+        ).fetchone()
         if row is None:
             self.misses += 1
             return None
@@ -94,10 +98,19 @@ class TripleStore:
         self._connection.close()
 
 
-def _key(passage: Passage) -> str:
-    # A corpus may name its passages itself, so Passage.id can't be the key.
-    title, text = ("".join(unicodedata.normalize("NFKC", part).split()) for part in (passage.title, passage.text))
-    return passage_id(title, text)
+def passage_key(title: str, text: str) -> str:
+    """What names a passage in stores of triples: its content after NFKC without white space.
+
+    A corpus may name its passages itself, so `Passage.id` can't be the key.
+    """
+    return passage_id(_bare(title), _bare(text))
+
+
+def _bare(text: str) -> str:
+    if not text.isascii():
+        # Half characters, which JSON can spell and no encoding can hold, are one unknown character.
+        text = _SURROGATE.sub("\ufffd", unicodedata.normalize("NFKC", text))
+    return "".join(text.split())
 
 
 def _read_meta(database: Path) -> dict[str, str]:
@@ -150,7 +163,7 @@ def _fill(connection: sqlite3.Connection, source: Path) -> StoreCounts:
             except ValueError as error:
                 malformed_triples += 1
                 logger.debug("%s", error)
-        key = _key(Passage(str(row.get("title") or ""), text))
+        key = passage_key(str(row.get("title") or ""), text)
         packed = json.dumps([triple.as_list() for triple in good], ensure_ascii=False)
         added = connection.execute("INSERT OR IGNORE INTO triples VALUES (?, ?)", (key, packed)).rowcount
         duplicates += not added

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from eval.statistics import Interval, bootstrap_mean, paired_difference
+from eval.statistics import Interval, bootstrap_mean, bootstrap_ratio, paired_difference
 
 
 def test_interval_agrees_with_the_normal_approximation():
@@ -70,3 +70,22 @@ def test_no_difference_has_p_value_one():
         paired_difference([1.0], [1.0, 0.0])
     with pytest.raises(ValueError, match="at least one"):
         paired_difference([], [])
+
+
+def test_a_ratio_of_sums_by_hand():
+    interval = bootstrap_ratio([1, 0, 3], [2, 0, 4], resamples=200)
+    assert interval.mean == pytest.approx(4 / 6)
+    assert interval.low <= interval.mean <= interval.high
+    assert interval.n == 3
+
+
+def test_a_ratio_with_equal_denominators_is_a_mean():
+    values = [0.0, 1.0, 1.0, 0.0, 1.0]
+    assert bootstrap_ratio(values, [1.0] * 5) == bootstrap_mean(values)
+
+
+def test_a_ratio_of_nothing_has_no_values():
+    assert bootstrap_ratio([0, 0], [0, 0]).mean is None
+    assert bootstrap_ratio([], []).n == 0
+    with pytest.raises(ValueError, match="1 numerators and 2 denominators"):
+        bootstrap_ratio([1], [1, 2])

@@ -1,0 +1,33 @@
+"""GenWiki (Jin et al., 2020), texts of Wikipedia with DBpedia's predicates; its test set was annotated by people.
+
+Read are the official JSON (`{"text", "entities", "graph": [[s, p, o]]}`, where `<ENT_0>` in the text stands for the
+first entity), the form in which WikiOFGraph's authors publish the test set (`{"triplet", "text"}`), and
+`{"text", "triples"}`. Its texts are tokenised: a space stands before every comma and full stop.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from data_builders.readers._pair_rows import PairRow, pair_rows
+from data_builders.readers._rows import Row
+
+_PLACEHOLDER = re.compile(r"<ENT_(\d+)>")
+
+
+def read_pairs(location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
+    """Stream the rows; see `data_builders.readers._pair_rows.PairReader`."""
+    return pair_rows(location, drops, issues, ("graph", "triples", "triplet"), _with_entities)
+
+
+def _with_entities(row: Row, text: str) -> str | None:
+    """The text with its entities in the places of their numbers; None when one is missing."""
+    entities = row.get("entities") or ()
+    numbers = [int(number) for number in _PLACEHOLDER.findall(text)]
+    if not numbers:
+        return text
+    if not isinstance(entities, (list, tuple)) or max(numbers) >= len(entities):
+        return None
+    return _PLACEHOLDER.sub(lambda match: str(entities[int(match[1])]), text)

@@ -1,0 +1,13 @@
+"""Any file or hub data set of `{"text", "triples"}`, optionally with `title` and `id`: ours, a teacher's, yours."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from data_builders.readers._pair_rows import PairRow, pair_rows
+
+
+def read_pairs(location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
+    """Stream the rows; see `data_builders.readers._pair_rows.PairReader`."""
+    return pair_rows(location, drops, issues, ("triples", "triplets", "triplet"))

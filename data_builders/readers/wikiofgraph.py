@@ -1,0 +1,21 @@
+"""WikiOFGraph (Kim et al., 2024), on which RAS trains its extractor (section D.1): 5.85 million sentences of Wikipedia.
+
+The authors' files and the hub data set `andreaKIM/WikiOFGraph` hold
+`{"triplet": "(<S> s| <P> p| <O> o), ...", "text": "..."}`; copies with a list `triples` are read too. In the released
+data entities and predicates are lower-cased after their first letter ("Bobby timmons"): `--entity-case text` gives
+entities the spelling of the text.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from data_builders.readers._pair_rows import PairRow, pair_rows
+
+HUB_ID = "andreaKIM/WikiOFGraph"
+
+
+def read_pairs(location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
+    """Stream the rows; see `data_builders.readers._pair_rows.PairReader`."""
+    return pair_rows(location, drops, issues, ("triplet", "triples"))

@@ -1,0 +1,398 @@
+"""Triples of a whole corpus, extracted beforehand (RAS, section 3.2: "precomputed offline"; F.2).
+
+Passages stream through: those the store knows are passed over, long ones are cut into pieces of whole sentences, and
+pieces wait in batches of similar length for an extractor. The replies of a passage's pieces are merged and stored
+together, so a run that is killed loses what was under way and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from typing import Protocol
+
+from models.extraction_pairs import (
+    ExtractionReply,
+    entity_triple,
+    extraction_chat,
+    is_only_a_name,
+    read_reply,
+    render_source,
+)
+from models.llm.client import CallError, LLMClient, RepliesPending, Sampling, SetupError
+from models.llm.ledger_client import RetriesExhausted
+from models.triples import Triple
+from rag.corpus import Passage
+from rag.extraction_store import Extraction, ExtractionStore
+from rag.pieces import PIECE_LIMIT, split_passage
+from rag.triple_store import passage_key
+
+logger = logging.getLogger(__name__)
+
+ROLE = "extract.triples"
+MAX_TOKENS = 1536
+_WINDOW = 1024
+# Passages that are stored in one transaction, and how long a finished one waits for it, in seconds.
+_STORED_TOGETHER, _LONGEST_WAIT = 64, 2.0
+_FAILURES_IN_A_ROW = 20
+_SAY_EVERY = 30.0
+
+
+class TextExtractor(Protocol):
+    """A text-to-triples model: a teacher behind an LLM client, or a local model.
+
+    Attributes:
+        model: Its name, part of the store's key. A local model's name changes with its weights.
+        settings: Everything else that its replies depend on, as text: prompt, sampling.
+        batch_size: Texts that it wants at once; they come sorted by length.
+        concurrency: Batches that it wants under way.
+    """
+
+    model: str
+    settings: str
+    batch_size: int
+    concurrency: int
+
+    async def extract(self, texts: Sequence[str]) -> list[str]:
+        """Reply to each text, made by `models.extraction_pairs.render_source`; `read_reply` reads the replies.
+
+        Raises:
+            CallError: a text can't be answered. The batch is then tried one text at a time.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections and memory."""
+        ...
+
+
+class ChatExtractor:
+    """A chat model behind an `LLMClient`; one call a text.
+
+    Args:
+        client: The model, with cache, limits and retries.
+        instruction: The system's turn.
+        sampling: How replies are drawn; None: greedy, at most `MAX_TOKENS` tokens.
+        concurrency: Calls under way; a client has its own limit besides.
+        name: The model's name in the store; None: the client's.
+    """
+
+    batch_size = 1
+
+    def __init__(
+        self,
+        client: LLMClient,
+        instruction: str,
+        sampling: Sampling | None = None,
+        concurrency: int = 64,
+        name: str | None = None,
+    ) -> None:
+        if concurrency < 1:
+            raise ValueError(f"concurrency {concurrency}: it must be at least 1")
+        self.model, self.concurrency = name or client.model, concurrency
+        self._client, self._instruction = client, instruction
+        self._sampling = sampling or Sampling(max_tokens=MAX_TOKENS)
+        self.settings = json.dumps({"instruction": instruction, **asdict(self._sampling)}, ensure_ascii=False)
+
+    async def extract(self, texts: Sequence[str]) -> list[str]:
+        """See `TextExtractor`."""
+        calls = (
+            self._client.chat(extraction_chat(text, self._instruction), role=ROLE, sampling=self._sampling)
+            for text in texts
+        )
+        return [completion.text for completion in await asyncio.gather(*calls)]
+
+    async def close(self) -> None:
+        """Close the client."""
+        await self._client.close()
+
+
+@dataclass
+class ExtractionCounts:
+    """What happened to the passages of a run.
+
+    Attributes:
+        passages: Passages of the corpus, or of the shard.
+        stored: Read in an earlier run.
+        repeated: The same passage as one under way.
+        empty: Passages without a text, passed over.
+        extracted: Read now; the next three are parts of it.
+        without_facts: No triple was found in them.
+        only_names: No more than a name: by the paper's rule, without a call.
+        split: Cut into pieces.
+        pieces: Texts that the extractor read.
+        triples: Triples found, repeated ones once a passage.
+        malformed_triples: Triples that could not be read.
+        malformed_replies: Replies with such a triple, or without any that could be read.
+        recovered_replies: Those of them whose other triples were kept.
+        failed: Passages that the extractor could not read; not stored, so a next run tries again.
+        pending: Passages that wait for a batch's replies.
+        seconds: Wall-clock time.
+    """
+
+    passages: int = 0
+    stored: int = 0
+    repeated: int = 0
+    empty: int = 0
+    extracted: int = 0
+    without_facts: int = 0
+    only_names: int = 0
+    split: int = 0
+    pieces: int = 0
+    triples: int = 0
+    malformed_triples: int = 0
+    malformed_replies: int = 0
+    recovered_replies: int = 0
+    failed: int = 0
+    pending: int = 0
+    seconds: float = 0.0
+
+    def line(self) -> str:
+        """All that is not 0, on one line."""
+        shown = [f"{name.replace('_', ' ')} {n:,}" for name, n in vars(self).items() if n and name != "seconds"]
+        speed = self.passages / self.seconds if self.seconds else 0.0
+        return ", ".join([*shown, f"{self.seconds:,.1f} s, {speed:,.1f} passages/s"])
+
+
+@dataclass(slots=True)
+class _Job:
+    """A passage under way: its pieces' replies as they come."""
+
+    key: str
+    title: str
+    replies: list[ExtractionReply | None]
+    problem: BaseException | None = None
+
+
+@dataclass(slots=True)
+class _Piece:
+    """A text that waits for the extractor, and where its reply goes."""
+
+    text: str
+    job: _Job
+    place: int
+
+
+@dataclass
+class CorpusExtraction:
+    """One run over a corpus.
+
+    Args:
+        extractor: The model.
+        store: Where its triples are kept.
+        piece_limit: Longest text that the extractor gets, title included.
+        length: Measures a text: characters, or tokens of a model.
+        window: Pieces that are sorted by length together.
+
+    Attributes:
+        counts: What happened so far.
+    """
+
+    extractor: TextExtractor
+    store: ExtractionStore
+    piece_limit: int = PIECE_LIMIT
+    length: Callable[[str], int] = len
+    window: int = _WINDOW
+    counts: ExtractionCounts = field(default_factory=ExtractionCounts)
+
+    def __post_init__(self) -> None:
+        if self.piece_limit < 1 or self.window < 1:
+            raise ValueError(f"piece limit {self.piece_limit}, window {self.window}: both must be at least 1")
+        settings = f"pieces of {self.piece_limit}; {self.extractor.settings}"
+        digest = hashlib.sha256(settings.encode(errors="replace")).hexdigest()[:16]
+        self.id = self.store.extractor(self.extractor.model, digest, settings)
+        self._under_way: set[str] = set()
+        self._finished: list[Extraction] = []
+        self._flushed = self._said = time.monotonic()
+        self._failures = 0
+
+    async def run(self, passages: Iterable[Passage]) -> ExtractionCounts:
+        """Extract what the store does not hold yet.
+
+        Args:
+            passages: The corpus, streamed.
+
+        Returns:
+            The counts.
+
+        Raises:
+            SetupError: no call can succeed.
+            RetriesExhausted: the server stays away.
+            RuntimeError: twenty passages in a row failed.
+        """
+        start, running = time.monotonic(), set[asyncio.Task[None]]()
+        try:
+            for batch in self._batches(iter(passages)):
+                while len(running) >= self.extractor.concurrency:
+                    running = await _some_done(running)
+                running.add(asyncio.create_task(self._work(batch)))
+                await asyncio.sleep(0)
+            while running:
+                running = await _some_done(running)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            self._flush()
+            self.counts.seconds = time.monotonic() - start
+        return self.counts
+
+    def _batches(self, passages: Iterator[Passage]) -> Iterator[list[_Piece]]:
+        size = self.extractor.batch_size
+        waiting: list[_Piece] = []
+        for piece in self._pieces(passages):
+            waiting.append(piece)
+            if size == 1 or len(waiting) >= max(self.window, size):
+                yield from _of_similar_length(waiting, size)
+                waiting = []
+        yield from _of_similar_length(waiting, size)
+
+    def _pieces(self, passages: Iterator[Passage]) -> Iterator[_Piece]:
+        while block := list(islice(passages, self.window)):
+            self.counts.passages += len(block)
+            keyed = [(passage_key(passage.title, passage.text), passage) for passage in block]
+            known = self.store.known(self.id, [key for key, _ in keyed])
+            self.counts.stored += sum(key in known for key, _ in keyed)
+            self._say()
+            for key, passage in keyed:
+                if key not in known:
+                    yield from self._pieces_of(key, passage)
+
+    def _pieces_of(self, key: str, passage: Passage) -> Iterator[_Piece]:
+        if key in self._under_way:
+            self.counts.repeated += 1
+        elif is_only_a_name(passage.title, passage.text):
+            self.counts.only_names += 1
+            self._under_way.add(key)
+            self._finish(key, (entity_triple(passage.title),), 0)
+        elif not passage.text.strip():
+            self.counts.empty += 1
+        else:
+            # A title must leave room for the text, however long it is.
+            title = next(iter(split_passage(passage.title, self.piece_limit, self.length)), "")
+            room = max(self.piece_limit - self.length(title) - 2, self.piece_limit // 2, 1)
+            texts = split_passage(passage.text, room, self.length)
+            job = _Job(key, title, [None] * len(texts))
+            self._under_way.add(key)
+            self.counts.split += len(texts) > 1
+            self.counts.pieces += len(texts)
+            for place, text in enumerate(texts):
+                yield _Piece(render_source(title, text), job, place)
+
+    async def _work(self, batch: list[_Piece]) -> None:
+        try:
+            replies = await self.extractor.extract([piece.text for piece in batch])
+            if len(replies) != len(batch):
+                raise RuntimeError(f"{self.extractor.model} gave {len(replies)} replies to {len(batch)} texts")
+        except (SetupError, RetriesExhausted):
+            raise
+        except Exception as error:
+            if len(batch) > 1:
+                # One bad text must not fail its neighbours: find it by itself.
+                for piece in batch:
+                    await self._work([piece])
+            else:
+                self._receive(batch[0], None, error)
+            return
+        for piece, reply in zip(batch, replies):
+            self._receive(piece, read_reply(reply), None)
+
+    def _receive(self, piece: _Piece, reply: ExtractionReply | None, problem: Exception | None) -> None:
+        job = piece.job
+        if reply is None:
+            job.problem = job.problem or problem
+            # Marks the piece as answered; the passage is not stored.
+            reply = ExtractionReply(())
+        elif reply.is_malformed:
+            self.counts.malformed_replies += 1
+            self.counts.recovered_replies += bool(reply.triples)
+        job.replies[piece.place] = reply
+        if all(one is not None for one in job.replies):
+            self._complete(job)
+
+    def _complete(self, job: _Job) -> None:
+        if job.problem is not None:
+            self._under_way.discard(job.key)
+            self._count_problem(job.problem, job.title)
+            return
+        replies = [reply for reply in job.replies if reply is not None]
+        triples = tuple(dict.fromkeys(triple for reply in replies for triple in reply.triples))
+        malformed = sum(reply.malformed for reply in replies)
+        self._failures = 0
+        self._finish(job.key, triples, malformed)
+
+    def _finish(self, key: str, triples: tuple[Triple, ...], malformed: int) -> None:
+        self.counts.extracted += 1
+        self.counts.without_facts += not triples
+        self.counts.triples += len(triples)
+        self.counts.malformed_triples += malformed
+        self._finished.append(Extraction(key, triples, malformed))
+        if len(self._finished) >= _STORED_TOGETHER or time.monotonic() - self._flushed > _LONGEST_WAIT:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._flushed = time.monotonic()
+        if self._finished:
+            self.store.put(self.id, self._finished)
+            # Stored now, so the store itself will know them.
+            self._under_way.difference_update(one.key for one in self._finished)
+            self._finished = []
+
+    def _count_problem(self, problem: BaseException, title: str) -> None:
+        if isinstance(problem, RepliesPending):
+            self.counts.pending += 1
+            return
+        self.counts.failed += 1
+        self._failures += 1
+        logger.warning("passage %r failed: %s", title, problem)
+        if self._failures >= _FAILURES_IN_A_ROW:
+            raise RuntimeError(
+                f"{self._failures} passages in a row failed, the last one with: {problem}. What was read is kept in "
+                f"{self.store.path}: mend the cause and run the same command again"
+            ) from (None if isinstance(problem, CallError) else problem)
+
+    def _say(self) -> None:
+        now = time.monotonic()
+        if now - self._said > _SAY_EVERY:
+            self._said = now
+            logger.info("%s passages, %s read now", f"{self.counts.passages:,}", f"{self.counts.extracted:,}")
+
+
+async def extract_passages(
+    passages: Sequence[Passage], extractor: TextExtractor, store: ExtractionStore, piece_limit: int = PIECE_LIMIT
+) -> list[tuple[Triple, ...] | None]:
+    """The triples of some passages, from the store or else from the extractor; None for one that failed.
+
+    Args:
+        passages: The passages.
+        extractor: The model.
+        store: Where its triples are kept.
+        piece_limit: Longest text that the extractor gets.
+    """
+    run = CorpusExtraction(extractor, store, piece_limit)
+    await run.run(passages)
+    return [store.get(run.id, passage_key(passage.title, passage.text)) for passage in passages]
+
+
+def _of_similar_length(pieces: list[_Piece], size: int) -> Iterator[list[_Piece]]:
+    # The longest first: if memory does not suffice, it shows at once.
+    ordered = sorted(pieces, key=lambda piece: -len(piece.text)) if size > 1 else pieces
+    for start in range(0, len(ordered), size):
+        yield ordered[start : start + size]
+
+
+async def _some_done(running: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+    done, rest = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    failures = [task.exception() for task in done]
+    for failure in failures:
+        if failure is not None:
+            # The others are cancelled by the caller.
+            running.difference_update(done)
+            raise failure
+    return rest
