@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from eval.task import task_names
+from models.llm.options import add_arguments
 from rag.retrieval import RetrieverKind
 from rag.systems import SYSTEMS, Evidence, FirstQuery
 
@@ -28,7 +29,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; bad input gives one line on stderr and exit code 2."""
+    """Run a command; bad input gives one line on stderr.
+
+    Returns:
+        0; 1 when every question failed, or a server does not answer; 2 for bad input; 3 when questions wait for the
+        replies of a batch; 130 when it was interrupted.
+    """
     args = parser().parse_args(argv)
     logging.basicConfig(
         level=logging.DEBUG if args.verbose else logging.INFO,
@@ -36,11 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         stream=sys.stderr,
     )
     # Third parties log each HTTP request and index build at these levels.
-    for noisy in ("bm25s", "faiss", "httpx", "sentence_transformers", "urllib3"):
+    for noisy in ("anthropic", "bm25s", "faiss", "httpcore", "httpx", "openai", "sentence_transformers", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     from rich.console import Console
 
     from eval import commands
+    from eval.harness import QuestionsPending
+    from models.llm.client import CallError
 
     command = {"run": commands.run, "compare": commands.compare_runs, "records": commands.records}[args.command]
     # A table in a log file must not be cut at the 80 columns a file is taken to have.
@@ -52,6 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             logging.getLogger(__name__).exception("traceback")
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except CallError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except QuestionsPending as pending:
+        print(pending, file=sys.stderr)
+        return 3
     except KeyboardInterrupt:
         print("stopped; run the same command again to go on", file=sys.stderr)
         return 130
@@ -61,22 +75,40 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--system", required=True, choices=list(SYSTEMS), help="the system")
     run.add_argument("--task", required=True, help=f"{', '.join(task_names())}, or a YAML file of your own")
     run.add_argument("--data", required=True, help="the task's question file (or hub id)")
-    _add_model(run)
+    _add_model(run, required=False)
     run.add_argument("--planner-model", metavar="MODEL", help="plan with this model and answer with --model")
+    run.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE",
+        help="an option of the system's own, for example candidates=50 or granularities=triples,passages; repeatable",
+    )  # fmt: skip
     run.add_argument("--corpus", metavar="FILE", help="passages to retrieve from (default: all contexts in --data)")
+    run.add_argument("--gold", metavar="FILE", help="gold links of --corpus, from data_builders.corpus, for recall")
     run.add_argument("--triples", metavar="FILE", help='JSON lines of {"title", "text", "triples"} for the passages')
     run.add_argument("--retriever", choices=get_args(RetrieverKind), default="bm25", help="default: %(default)s")
-    run.add_argument("--encoder", metavar="SPEC", help="sentence encoder: hub id, folder or pypi:<package>")
+    run.add_argument(
+        "--encoder", metavar="SPEC",
+        help="sentence encoder of dense retrieval and of reranking: hub id, folder or pypi:<package>",
+    )  # fmt: skip
     run.add_argument("--index", metavar="DIR", help="where indexes are kept (default: OUTPUT/index)")
     run.add_argument("--concurrency", type=int, default=64, help="questions under way at once (default: %(default)s)")
-    run.add_argument("--max-rounds", type=int, default=5, help="most rounds of retrieval (default: %(default)s)")
-    run.add_argument("--top-k", type=int, default=5, help="passages a round (default: %(default)s)")
+    run.add_argument("--max-rounds", type=int, help="most rounds of retrieval (default: the system's paper's)")
+    run.add_argument("--top-k", type=int, help="passages a round (default: the system's paper's)")
     run.add_argument("--no-planning", action="store_true", help="retrieve once with the question, then answer")
     run.add_argument("--no-retrieval", action="store_true", help="answer directly")
-    run.add_argument("--evidence", choices=get_args(Evidence), default="triples", help="what is read of a step")
-    run.add_argument("--first-query", choices=get_args(FirstQuery), default="main_question", help="what q_0 is")
+    run.add_argument("--evidence", choices=get_args(Evidence), help="what is read of a step (default: triples)")
+    run.add_argument("--first-query", choices=get_args(FirstQuery), help="what q_0 is (default: main_question)")
     run.add_argument("--triples-per-step", type=int, metavar="N", help="most triples a step (default: all)")
     run.add_argument("--retry-errors", action="store_true", help="run questions again that failed in an earlier call")
+    run.add_argument(
+        "--integrator",
+        metavar="SPEC",
+        help="cirag: this local model in the place of the teacher in the integration phase",
+    )
+    run.add_argument(
+        "--oracle", metavar="DIR/SPLIT",
+        help="a teacher that knows the facts of a world made by data_builders.world, in the place of a language model",
+    )  # fmt: skip
+    add_arguments(run, "teacher")
 
 
 def _add_records(records: argparse.ArgumentParser) -> None:
@@ -86,15 +118,15 @@ def _add_records(records: argparse.ArgumentParser) -> None:
     records.add_argument("--evidence", choices=get_args(Evidence), help="default: as the model was trained")
 
 
-def _add_model(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--model", required=True, help="run, checkpoint or export folder of a Graph-LLM")
+def _add_model(command: argparse.ArgumentParser, required: bool = True) -> None:
+    command.add_argument("--model", required=required, help="run, checkpoint or export folder of a Graph-LLM")
     command.add_argument("--untrained", action="store_true", help="the base model as it is, as a reference point")
     command.add_argument("--output", required=True, metavar="DIR", help="results go here; the same call goes on here")
     command.add_argument("--overwrite", action="store_true", help="forget the results of an earlier run in --output")
     command.add_argument("--limit", type=int, metavar="N", help="only the first N")
     command.add_argument("--batch-size", type=int, default=16, help="inputs a forward pass (default: %(default)s)")
     command.add_argument("--dtype", default="float32", help="float32 (default), bfloat16, float16 or auto")
-    command.add_argument("--max-plan-tokens", type=int, default=64, help="longest plan (default: %(default)s)")
+    command.add_argument("--max-plan-tokens", type=int, help="longest plan (default: 64)")
     command.add_argument("--max-answer-tokens", type=int, help="longest answer (default: the task's, or 100)")
 
 

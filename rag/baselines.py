@@ -7,7 +7,7 @@ import time
 from models.generation import Generator
 from models.records import ModelInput, Step
 from rag.retrieval import Retriever
-from rag.systems import LoopOptions, System, Tools, need_retriever
+from rag.systems import LoopOptions, System, Tools, need_models, need_retriever
 from rag.trace import Trace
 
 
@@ -59,11 +59,12 @@ async def _answer(
 
 
 async def _run_no_retrieval(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:
-    return await no_retrieval(question, tools.answerer, options)
+    return await no_retrieval(question, need_models(tools, "no_retrieval")[1], options)
 
 
 async def _run_standard(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:
-    return await standard(question, tools.answerer, need_retriever(tools, "standard"), options, search)
+    answerer, retriever = need_models(tools, "standard")[1], need_retriever(tools, "standard")
+    return await standard(question, answerer, retriever, options, search)
 
 
 NO_RETRIEVAL = System(

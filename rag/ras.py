@@ -18,7 +18,7 @@ from models.records import Action, ModelInput, Step
 from models.rendering import Plan, parse_plan
 from models.triples import Triple
 from rag.retrieval import Retrieved, Retriever
-from rag.systems import LoopOptions, System, Tools, need_retriever
+from rag.systems import LoopOptions, System, Tools, need_models, need_retriever
 from rag.trace import StopReason, Trace
 from rag.triple_store import TripleSource
 
@@ -138,7 +138,8 @@ def _structure(
 
 async def _run(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:
     retriever = need_retriever(tools, "ras") if _retrieves(options) else None
-    return await ras(question, tools.planner, tools.answerer, retriever, tools.store, options, search)
+    planner, answerer = need_models(tools, "ras")
+    return await ras(question, planner, answerer, retriever, tools.store, options, search)
 
 
 def _retrieves(options: LoopOptions) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice
@@ -201,6 +201,10 @@ class DenseRetriever(CorpusRetriever):
         # One query at a time: FAISS picks another summation order for many, and a ranking must not depend on company.
         return [self._rank_one(vectors[i : i + 1], k) for i in range(len(queries))]
 
+    def embed(self, texts: list[str]) -> np.ndarray:
+        """The vectors of any texts, of shape (texts, width) and of length one; for rerankers."""
+        return _encode(self._encoder, 64, texts)
+
     def _rank_one(self, vector: np.ndarray, k: int) -> list[tuple[int, float]]:
         total = self._index.ntotal
         depth = min(k + 8, total)
@@ -223,11 +227,27 @@ class HybridRetriever(CorpusRetriever):
         self._retrievers = retrievers
         self._constant = constant
         self._depth = depth
+        # Rerankers borrow the embedder of the dense part.
+        self.embed = next((found for part in retrievers if (found := getattr(part, "embed", None))), None)
 
     def rank(self, queries: Sequence[str], k: int) -> list[list[tuple[int, float]]]:
         """Fuse the first `depth` (at least `k`) hits of each retriever."""
         lists = [retriever.rank(queries, max(k, self._depth)) for retriever in self._retrievers]
         return [reciprocal_rank_fusion([hits[i] for hits in lists], self._constant)[:k] for i in range(len(queries))]
+
+
+def load_embedder(encoder: str, batch_size: int = 64) -> Callable[[list[str]], np.ndarray]:
+    """Texts to vectors of length one, with a sentence encoder.
+
+    Args:
+        encoder: A hub id, a folder or "pypi:package".
+        batch_size: Texts a forward pass.
+    """
+    from sentence_transformers import SentenceTransformer
+
+    from models.sources import resolve
+
+    return partial(_encode, SentenceTransformer(resolve(encoder), trust_remote_code=False), batch_size)
 
 
 def reciprocal_rank_fusion(

@@ -6,11 +6,13 @@ A new system is one file that defines a `System`, and one line in `SYSTEMS`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from models.generation import Generator
+from models.llm.client import LLMClient, Sampling
+from rag.rerank import Reranker
 from rag.retrieval import Retriever
 from rag.trace import Trace
 from rag.triple_store import TripleSource
@@ -22,17 +24,40 @@ SYSTEMS: dict[str, str] = {
     "no_retrieval": "rag.baselines:NO_RETRIEVAL",
     "standard": "rag.baselines:STANDARD",
     "ras": "rag.ras:RAS",
+    "cirag": "rag.cirag:CIRAG",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What a system works with; planner and answerer are usually one model (figure 3 of the RAS paper swaps them)."""
+    """What a system works with; a system says in `System.model` which kind of model it needs.
 
-    planner: Generator
-    answerer: Generator
+    Attributes:
+        planner: Plans; usually the same Graph-LLM as `answerer` (figure 3 of the RAS paper swaps them).
+        answerer: Answers.
+        retriever: Searches the corpus.
+        store: Triples extracted before, by passage.
+        llm: Answers the prompts of a prompt-based system.
+        integrator: Takes the place of `llm` in CIRAG's integration phase, for example a distilled student.
+        sampling: How the replies of `llm` and `integrator` are drawn; None is greedy.
+        reranker: Ranks triples by a query.
+        question_id: The question under way, for the ledger; the harness sets it.
+    """
+
+    planner: Generator | None = None
+    answerer: Generator | None = None
     retriever: Retriever | None = None
     store: TripleSource | None = None
+    llm: LLMClient | None = None
+    integrator: LLMClient | None = None
+    sampling: Sampling | None = None
+    reranker: Reranker | None = None
+    question_id: str = ""
+
+    async def close(self) -> None:
+        """Close the LLM clients: what they have received is written."""
+        for client in {id(one): one for one in (self.llm, self.integrator) if one is not None}.values():
+            await client.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +121,22 @@ class System:
         run: `(question, search, tools, options) -> Trace`; `search` is the question as it is searched, without the
             instruction or the choices a task may add to it.
         needs_corpus: Whether it retrieves under these options.
-        needs_triples: Whether it reads triples under these options.
+        needs_triples: Whether it reads triples from a store under these options.
+        needs_reranker: Whether it ranks triples by a query under these options.
+        options: The class of its options; the fields' defaults are its paper's.
+        model: What it works with: a "graph_llm" (planner and answerer), or an "llm" that it prompts.
+        files: Digests of the files that its results depend on under these options, by name.
     """
 
     name: str
     summary: str
-    run: Callable[[str, str, Tools, LoopOptions], Awaitable[Trace]]
-    needs_corpus: Callable[[LoopOptions], bool]
-    needs_triples: Callable[[LoopOptions], bool]
+    run: Callable[[str, str, Tools, Any], Awaitable[Trace]]
+    needs_corpus: Callable[[Any], bool]
+    needs_triples: Callable[[Any], bool]
+    needs_reranker: Callable[[Any], bool] = lambda options: False
+    options: type[Any] = LoopOptions
+    model: Literal["graph_llm", "llm"] = "graph_llm"
+    files: Callable[[Any], Mapping[str, str]] = lambda options: {}
 
 
 def load_system(name: str) -> System:
@@ -127,3 +160,25 @@ def need_retriever(tools: Tools, system: str) -> Retriever:
     if tools.retriever is None:
         raise ValueError(f"system {system!r} retrieves passages, and no retriever was given: name a corpus")
     return tools.retriever
+
+
+def need_models(tools: Tools, system: str) -> tuple[Generator, Generator]:
+    """Planner and answerer of `tools`.
+
+    Raises:
+        ValueError: one of them is missing.
+    """
+    if tools.planner is None or tools.answerer is None:
+        raise ValueError(f"system {system!r} works with a Graph-LLM, and none was given: name a model")
+    return tools.planner, tools.answerer
+
+
+def need_llm(tools: Tools, system: str) -> LLMClient:
+    """The LLM client of `tools`.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if tools.llm is None:
+        raise ValueError(f"system {system!r} prompts a language model, and none was given: name a teacher")
+    return tools.llm

@@ -14,6 +14,7 @@ from rag.retrieval import Retrieved
 StopReason = Literal[
     "",
     "sufficient",
+    "no_question",
     "no_retrieval",
     "max_rounds",
     "repeated_subquery",
@@ -70,7 +71,7 @@ class Trace:
         answer: The final answer.
         stop_reason: Why planning ended: the planner's own decision ("sufficient", "no_retrieval"), a limit
             ("max_rounds", "repeated_subquery", "malformed"), or a system that does not plan ("single_pass",
-            "retrieval_off").
+            "retrieval_off"). CIRAG's planner says "no_question".
         malformed: Planning replies without a readable action.
         unexpected: Planning replies with an action that does not belong there.
         calls: Model calls, answering included.
@@ -79,6 +80,8 @@ class Trace:
         truncated_triples: Triples left out of prompts so that they fit, summed over the calls.
         seconds: Wall-clock seconds, waiting for other questions included.
         error: The message of the exception that ended the run, else empty.
+        tallies: Counts of a system's own, such as recovered replies by kind; a run's metrics add them up.
+        details: What else a system notes, as JSON values.
     """
 
     question: str
@@ -95,6 +98,12 @@ class Trace:
     truncated_triples: int = 0
     seconds: float = 0.0
     error: str = ""
+    tallies: dict[str, int] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def tally(self, name: str, count: int = 1) -> None:
+        """Count something of the system's own."""
+        self.tallies[name] = self.tallies.get(name, 0) + count
 
     def count(self, completion: Completion) -> None:
         """Add the cost of one model call."""

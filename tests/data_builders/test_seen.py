@@ -12,3 +12,11 @@ def test_first_notes_are_kept_like_a_dictionary_keeps_them(calls):
         for kind, value, note in calls:
             assert seen.first(kind, value, note) == kept.get((kind, value))
             kept.setdefault((kind, value), note)
+
+
+def test_asking_remembers_nothing():
+    with SeenTable() as seen:
+        assert not seen.has("kind", "a")
+        assert seen.first("kind", "a") is None
+        assert seen.has("kind", "a")
+        assert not seen.has("other", "a")

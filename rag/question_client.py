@@ -1,0 +1,52 @@
+"""LLM calls of one question: each stands in the ledger under the question's id and is counted in its trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from models.generation import Completion
+from models.llm.client import LLMClient, Message, Sampling
+from rag.trace import Trace
+
+
+class QuestionClient:
+    """An `LLMClient` for one question.
+
+    Args:
+        client: Answers the calls.
+        trace: Calls and tokens are added to it, and to its tallies the calls of each role (`calls.<role>`) and the
+            replies that were cut off at their limit (`cut_off.<role>`).
+        question_id: The question, for the ledger.
+        sampling: How replies are drawn; their length is each call's own.
+
+    Attributes:
+        model: As in `LLMClient`.
+    """
+
+    def __init__(
+        self, client: LLMClient, trace: Trace, question_id: str = "", sampling: Sampling | None = None
+    ) -> None:
+        self.model = client.model
+        self._client, self._trace, self._question_id = client, trace, question_id
+        self._sampling = sampling or Sampling()
+
+    def up_to(self, max_tokens: int) -> Sampling:
+        """The sampling of a call whose reply has at most `max_tokens` tokens."""
+        return replace(self._sampling, max_tokens=max_tokens)
+
+    async def chat(
+        self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
+    ) -> Completion:
+        """Reply to a chat; see `LLMClient.chat`. The question's own id counts where none is given."""
+        completion = await self._client.chat(
+            messages, role=role, sampling=sampling or self._sampling, question_id=question_id or self._question_id
+        )
+        self._trace.count(completion)
+        self._trace.tally(f"calls.{role}")
+        if completion.finish_reason == "length":
+            self._trace.tally(f"cut_off.{role}")
+        return completion
+
+    async def close(self) -> None:
+        """Nothing: the client belongs to the run, not to the question."""

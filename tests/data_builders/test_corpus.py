@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from data_builders.corpus import CorpusOptions, build_corpus, main
+from data_builders.readers import get_reader
+from rag.corpus import read_corpus
+from rag.gold import read_gold
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+
+
+def row(number, supporting=True, **more):
+    return {
+        "_id": f"q{number}",
+        "question": f"Where is town {number}?",
+        "answer": "here",
+        "type": "bridge",
+        "supporting_facts": [[f"Town {number}", 0], ["Shared", 0]] if supporting else [],
+        "context": [
+            [f"Town {number}", [f"Town {number} is here."]],
+            # The same paragraph with other spaces and another spelling of é.
+            ["Shared", ["A café  for all." if number % 2 else "A cafe\u0301 for all."]],
+            ["Empty", [" "]],
+        ],
+    } | more
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    return str(path)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def file(tmp_path):
+    return write(tmp_path / "train.jsonl", [row(n) for n in range(20)] + [row(20, supporting=False), row(3)])
+
+
+def build(file, output, **options):
+    options = {"train": file, "train_count": 5} | options
+    return build_corpus(CorpusOptions("hotpotqa", **options), output)
+
+
+def test_all_paragraphs_of_the_drawn_questions_stand_in_the_corpus_once(file, tmp_path):
+    manifest = build(file, tmp_path / "out")
+    questions, gold = lines(tmp_path / "out" / "train.jsonl"), read_gold(tmp_path / "out" / "train.gold.jsonl")
+    corpus = {passage.title: passage for passage in read_corpus(tmp_path / "out" / "train.corpus.jsonl")}
+    numbers = [question["_id"][1:] for question in questions]
+    assert len(questions) == 5
+    assert numbers == sorted(numbers, key=int)
+    assert set(corpus) == {"Shared", *(f"Town {number}" for number in numbers)}
+    for number in numbers:
+        assert gold[f"q{number}"] == {corpus["Shared"].id, corpus[f"Town {number}"].id}
+    assert manifest["splits"]["train"] | {"sha256": ""} == {
+        "file": file, "sha256": "", "usable": 20,
+        "left_out": {"no supporting document": 1, "question id seen before": 1},
+        "questions": 5, "passages": 6, "copies": 4, "without_text": 5, "supporting": 10,
+    }  # fmt: skip
+    assert questions[0] == next(one for one in (row(n) for n in range(20)) if one["_id"] == questions[0]["_id"])
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_one_another_draw(file, tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        build(file, tmp_path / name, seed=seed)
+    read = lambda name: [(tmp_path / name / f).read_bytes() for f in ("train.jsonl", "train.corpus.jsonl")]  # noqa: E731
+    assert read("a") == read("b") != read("c")
+
+
+def test_ids_do_not_depend_on_the_draw(file, tmp_path):
+    build(file, tmp_path / "few")
+    build(file, tmp_path / "all", train_count=0)
+    few, every = (
+        {p.title: p.id for p in read_corpus(tmp_path / name / "train.corpus.jsonl")} for name in ("few", "all")
+    )
+    assert len(every) == 21
+    assert few.items() <= every.items()
+
+
+def test_two_splits_draw_apart(file, tmp_path):
+    build(file, tmp_path / "one")
+    build(file, tmp_path / "two", evaluation=file, evaluation_count=4)
+    assert lines(tmp_path / "one" / "train.jsonl") == lines(tmp_path / "two" / "train.jsonl")
+    assert len(lines(tmp_path / "two" / "evaluation.jsonl")) == 4
+
+
+def test_a_folder_without_manifest_is_not_complete(file, tmp_path):
+    build(file, tmp_path / "out")
+    with Path(file).open("a") as more:
+        more.write("{oops\n")
+    with pytest.raises(ValueError, match=r"train\.jsonl:23: not valid JSON"):
+        build(file, tmp_path / "out")
+    assert (tmp_path / "out" / "corpus.json").is_file(), "nothing was touched"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--train", "/nowhere.jsonl"], "no such file: /nowhere.jsonl"),
+        ([], "there is no file to draw from"),
+        (["--train", "FILE"], "1000 questions are to be drawn and 20 can be used (no supporting document: 1"),
+        (["--train", "FILE", "--train-count", "-1"], "train_count is -1"),
+        (["--train", "EMPTY", "--train-count", "0"], "some questions are to be drawn and 0 can be used"),
+        (["--train", "FILE", "--train-count", "2", "--output", "FILE"], "is a file: name another folder"),
+    ],
+)
+def test_bad_input_gives_one_line_and_exit_code_2(file, tmp_path, capsys, arguments, message):
+    (tmp_path / "empty.jsonl").write_text("")
+    paths = {"FILE": file, "EMPTY": str(tmp_path / "empty.jsonl")}
+    given = ["--reader", "hotpotqa", "--output", str(tmp_path / "out"), *(paths.get(a, a) for a in arguments)]
+    with pytest.raises(SystemExit) as stopped:
+        main(given)
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+
+
+@pytest.mark.parametrize(
+    ("reader", "name"),
+    [("hotpotqa", "hotpotqa_train"), ("two_wiki", "2wikimultihopqa_train"), ("musique", "musique_ans_train")],
+)
+def test_real_benchmarks(reader, name, tmp_path):
+    source = SHARED / f"{name}.jsonl"
+    if not source.is_file():
+        pytest.skip(f"{source} is not on this machine")
+    assert main(["--reader", reader, "--train", str(source), "--train-count", "20", "--output", str(tmp_path)]) == 0
+    corpus = {passage.id: passage for passage in read_corpus(tmp_path / "train.corpus.jsonl")}
+    gold = read_gold(tmp_path / "train.gold.jsonl")
+    questions = list(get_reader(reader)(str(tmp_path / "train.jsonl")))
+    assert len(questions) == len(gold) == 20
+    for question in questions:
+        wanted = {" ".join(question.passages[index].text.split()) for index in question.supporting}
+        assert {" ".join(corpus[name].text.split()) for name in gold[question.id]} == wanted

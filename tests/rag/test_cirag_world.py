@@ -1,0 +1,150 @@
+"""Acceptance of CIRAG on the fictional world: a teacher that knows the facts, BM25, and a reranker of common words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import Counter
+
+import pytest
+
+from data_builders.world import WorldOptions, generate_world
+from data_builders.world_oracle import WorldOracle
+from models.llm.ledger import Ledger
+from models.llm.ledger_cli import statistics
+from models.llm.ledger_client import LedgerClient
+from models.normalize import normalize_answer
+from rag.cirag import CIRAG
+from rag.cirag_options import CiragOptions
+from rag.retrieval import open_retriever
+from rag.systems import Tools
+
+OPTIONS = WorldOptions(
+    seed=3, train=0, validation=0, test=60, common_knowledge=0, one_hop=0, two_hop=3, three_hop=2, four_hop=1,
+    comparison=1, intersection=1,
+)  # fmt: skip
+CHAINS = ("2-hop", "3-hop", "4-hop")
+
+
+class Words:
+    """A reranker that counts the words a text shares with the query."""
+
+    def scores(self, query, texts):
+        words = lambda text: set(re.findall(r"\w+", text.lower()))  # noqa: E731
+        return [len(words(query) & words(text)) / (1 + len(words(text))) for text in texts]
+
+
+@pytest.fixture(scope="module")
+def world():
+    return generate_world(OPTIONS, "test")
+
+
+@pytest.fixture(scope="module")
+def retriever(world, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("index")
+    rows = "".join(json.dumps(row) + "\n" for row in world.corpus_rows())
+    (folder / "corpus.jsonl").write_text(rows)
+    return open_retriever("bm25", folder / "corpus.jsonl", folder / "index")
+
+
+def answer_all(world, retriever, ledger, options=None, at_once=True):
+    """Answer every question; the traces in order."""
+
+    async def run():
+        client = LedgerClient(WorldOracle(world), Ledger(ledger))
+        tools = [
+            Tools(llm=client, retriever=retriever, reranker=Words(), question_id=f"q{number}")
+            for number in range(len(world.questions))
+        ]
+        pairs = [(question.text, one) for question, one in zip(world.questions, tools)]
+        calls = [CIRAG.run(text, text, one, options or CiragOptions()) for text, one in pairs]
+        traces = await asyncio.gather(*calls) if at_once else [await call for call in calls]
+        await client.close()
+        return traces
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def traces(world, retriever, tmp_path_factory):
+    return answer_all(world, retriever, tmp_path_factory.mktemp("ledger") / "a.sqlite")
+
+
+def right(question, trace):
+    return normalize_answer(trace.answer) == normalize_answer(question.answer)
+
+
+def test_95_percent_of_multi_hop_questions_are_answered(world, traces):
+    found = {kind: [] for kind in CHAINS}
+    for question, trace in zip(world.questions, traces):
+        found.setdefault(question.kind, []).append(right(question, trace))
+    hits = [hit for kind in CHAINS for hit in found[kind]]
+    assert len(hits) >= 40
+    assert sum(hits) / len(hits) >= 0.95, found
+
+
+def test_rounds_and_calls_are_those_of_the_algorithm(world, traces):
+    for question, trace in zip(world.questions, traces):
+        rounds = len(trace.steps)
+        assert 1 <= rounds <= 4
+        assert len(trace.actions) == rounds == len(trace.details["rounds"])
+        passages = {passage["id"] for step in trace.steps for passage in step.passages}
+        answers = len(trace.details["answers"])
+        assert trace.tallies["calls.cirag.entities"] == trace.tallies["calls.cirag.triples"] == len(passages)
+        assert trace.tallies["calls.cirag.integrate"] == rounds
+        assert trace.calls == 2 * len(passages) + rounds + answers
+        assert all(len(step.passages) <= 10 and len(step.triples) <= 30 for step in trace.steps)
+        if trace.stop_reason == "no_question":
+            # A perfect integrator never needs more rounds than hops, and one answer from triples is enough.
+            assert rounds <= len(question.helpful)
+            assert (trace.details["granularity"], answers) == ("triples", 1)
+            assert right(question, trace)
+
+
+def test_queries_follow_the_gold_chain(world, traces):
+    for question, trace in zip(world.questions, traces):
+        if question.kind in CHAINS and trace.stop_reason == "no_question":
+            assert trace.steps[0].query == question.text
+            assert {step.query for step in trace.steps[1:]} <= set(question.subqueries)
+            core = [tuple(row) for one in trace.details["rounds"] for row in one["core_triples"]]
+            assert {(title, predicate) for title, predicate, _ in core} == set(
+                zip(question.helpful, question.predicates)
+            )
+
+
+def test_no_reply_of_a_perfect_teacher_is_at_fault(traces):
+    tallies = Counter()
+    for trace in traces:
+        tallies.update(trace.tallies)
+    assert not [name for name in tallies if name.startswith(("integration.", "answer.", "unreadable", "cut_off"))]
+    assert sum(tallies[f"answered.{name}"] for name in ("triples", "sentences", "passages", "default")) == len(traces)
+
+
+def test_all_at_once_equals_one_by_one(world, retriever, traces, tmp_path):
+    def without_times(found):
+        rows = [trace.to_json() for trace in found]
+        for row in rows:
+            row.pop("seconds")
+        return rows
+
+    alone = answer_all(world, retriever, tmp_path / "b.sqlite", at_once=False)
+    assert without_times(alone) == without_times(traces)
+
+
+def test_the_ledger_reads_a_passage_once(world, retriever, tmp_path):
+    answer_all(world, retriever, tmp_path / "c.sqlite")
+    calls = {row["role"]: row["calls"] for row in statistics(tmp_path / "c.sqlite")}
+    assert calls["cirag.triples"] <= len(world.articles)
+    uses = {row["role"]: row["uses"] for row in statistics(tmp_path / "c.sqlite")}
+    assert uses["cirag.triples"] > calls["cirag.triples"]
+
+
+def test_one_round_and_single_granularities(world, retriever, tmp_path):
+    few = CiragOptions(max_rounds=1, granularities=("passages",), extraction="joint", rerank=False)
+    traces = answer_all(world, retriever, tmp_path / "d.sqlite", few)
+    assert {len(trace.steps) for trace in traces} == {1}
+    assert {trace.details["granularity"] for trace in traces} <= {"passages", "default"}
+    assert "max_rounds" in {trace.stop_reason for trace in traces}
+    assert any(len(step.triples) > 30 for trace in traces for step in trace.steps)
+    assert all("calls.cirag.entities" not in trace.tallies for trace in traces)
