@@ -40,6 +40,7 @@ from models.llm.client import LLMClient, Message, Sampling
 from models.llm.replies import UnusableReply, ask
 from models.triples import Triple
 from rag.corpus import Passage
+from rag.prompt_files import load_prompts
 
 PROMPT_FOLDER = Path(__file__).parent / "prompts"
 PROMPT_NAMES = ("subq_filter", "subq_query", "subq_triples")
@@ -76,21 +77,8 @@ class Prompts:
             FileNotFoundError: there is no such folder.
             ValueError: a file in it is not one of the prompts, or is empty.
         """
-        chosen = {name: PROMPT_FOLDER / f"{name}.md" for name in PROMPT_NAMES}
-        files = {name: f"data_builders/prompts/{name}.md" for name in PROMPT_NAMES}
-        if folder is not None:
-            folder = Path(folder)
-            if not folder.is_dir():
-                raise FileNotFoundError(f"no such folder of prompts: {folder}")
-            for path in sorted(folder.glob("*.md")):
-                if path.stem not in chosen:
-                    names = ", ".join(f"{name}.md" for name in PROMPT_NAMES)
-                    raise ValueError(f"{path}: there is no prompt of this name; the prompts are {names}")
-                chosen[path.stem], files[path.stem] = path, str(path)
-        texts = {name: path.read_text(encoding="utf-8").strip() for name, path in chosen.items()}
-        for name, text in texts.items():
-            if not text:
-                raise ValueError(f"{files[name]}: the prompt is empty")
+        read = load_prompts(PROMPT_NAMES, folder, PROMPT_FOLDER)
+        texts, files = read.texts, dict(read.files)
         return cls(texts["subq_filter"], texts["subq_query"], texts["subq_triples"], files)
 
     def digests(self) -> dict[str, str]:

@@ -33,19 +33,20 @@ class PromptSet:
         return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.texts.items()}
 
 
-def load_prompts(names: Sequence[str], folder: str | Path | None = None) -> PromptSet:
+def load_prompts(names: Sequence[str], folder: str | Path | None = None, ours: Path = PROMPT_FOLDER) -> PromptSet:
     """Read prompt files; those that `folder` does not hold are ours.
 
     Args:
         names: Names of the prompts, which are the files' names without `.md`.
         folder: A folder with prompts of one's own.
+        ours: The folder `prompts` of the package that asks.
 
     Raises:
         FileNotFoundError: there is no such folder.
         ValueError: a file in it is none of the prompts, or is empty.
     """
-    paths = {name: PROMPT_FOLDER / f"{name}.md" for name in names}
-    files = {name: f"rag/prompts/{name}.md" for name in names}
+    paths = {name: ours / f"{name}.md" for name in names}
+    files = {name: f"{ours.parent.name}/prompts/{name}.md" for name in names}
     if folder is not None:
         folder = Path(folder)
         if not folder.is_dir():
