@@ -101,11 +101,14 @@ def test_a_cancelled_call_gives_its_place_back():
         await asyncio.sleep(0)
         for task in waiting:
             task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        ended = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(one, asyncio.CancelledError) for one in ended)
         async with limits.permit(CHAT, SAMPLING):
-            pass
+            entered.append(True)
 
+    entered: list[bool] = []
     run(asyncio.wait_for(main(), 10_000))
+    assert entered == [True]
 
 
 @pytest.mark.parametrize("name", ["concurrency", "requests_per_minute", "tokens_per_minute", "timeout"])
