@@ -8,27 +8,12 @@ from hypothesis import strategies as st
 from data_builders.stats import SAMPLES, Histogram, Samples, Statistics, sample_label, sample_labels, table_rows
 from models.records import Action, Record, Step
 from models.triples import Triple
-
-STEP = Step("q", (Triple("a", "r", "b"), Triple("a", "s", "c"), Triple("a", "r", "b")))
-OTHER = Step("p", (Triple("b", "r", "the Answer"),))
-
-
-def records() -> list[Record]:
-    return [
-        Record("1", "q", "planning", "Why?", Action.SUBQ, (), "Who is it?", source="x"),
-        Record("2", "q", "planning", "Why?", Action.SUFFICIENT, (STEP, OTHER), source="x"),
-        Record("3", "q", "answering", "Why?", Action.SUFFICIENT, (STEP, OTHER), answers=("answer",), source="x"),
-        Record("4", "p", "answering", "Why?", Action.SUFFICIENT, (STEP,), answers=("Yes",), source="x"),
-        Record("5", "o", "answering", "Why?", Action.NO_RETRIEVAL, (), answers=("a b c",), source="y"),
-    ]
+from tests.data_builders.table_records import counted_records, records
 
 
 @pytest.fixture
 def counted() -> dict:
-    counts = Statistics()
-    for record in records():
-        counts.add(record, "validation" if record.question_id == "o" else "train")
-    return counts.to_json()
+    return counted_records()
 
 
 def test_graphs_are_counted_by_distinct_names_and_doubled_distinct_triples(counted):
