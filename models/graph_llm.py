@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, Pret
 from transformers.utils import ModelOutput
 
 from models.graph_encoder import GraphEncoder
+from models.label_loss import label_loss, scaled_logits
 
 
 class GraphLLMConfig(PretrainedConfig):
@@ -291,15 +292,15 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             if labels is not None:
                 keep = labels[:, 1:] != -100
                 weights = None if label_weights is None else label_weights[:, 1:][keep]
-                loss = _label_loss(output.logits[:, :-1][keep], labels[:, 1:][keep], weights, num_items_in_batch)
+                loss = label_loss(output.logits[:, :-1][keep], labels[:, 1:][keep], weights, num_items_in_batch)
             return GraphLLMOutput(loss, output.logits, output.past_key_values)
         hidden = self.get_decoder()(**inputs, use_cache=False).last_hidden_state
         # Prompts are some 300 tokens and labels about 13: pay for logits where something is learned alone.
         keep = labels[:, 1:] != -100
         logits = self.get_output_embeddings()(hidden[:, :-1][keep])
-        logits = _scaled_logits(logits, self.config.text_config)
+        logits = scaled_logits(logits, self.config.text_config)
         weights = None if label_weights is None else label_weights[:, 1:][keep]
-        return GraphLLMOutput(_label_loss(logits, labels[:, 1:][keep], weights, num_items_in_batch), logits)
+        return GraphLLMOutput(label_loss(logits, labels[:, 1:][keep], weights, num_items_in_batch), logits)
 
     def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **kwargs: Any) -> dict[str, Any]:
         """Pass the graph token on the first step, and on later ones only where no cache holds it."""
@@ -316,25 +317,6 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         if graphs is not None and self.config.use_graph:
             kwargs["graph_embeds"] = self.embed_graphs(graphs)
         return super().generate(*args, **kwargs)
-
-
-def _scaled_logits(logits: torch.Tensor, config: PretrainedConfig) -> torch.Tensor:
-    # What families do between output layer and loss: Gemma caps, Granite divides, Cohere multiplies.
-    softcap = getattr(config, "final_logit_softcapping", None)
-    if softcap is not None:
-        logits = torch.tanh(logits / softcap) * softcap
-    return logits * (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
-
-
-def _label_loss(
-    logits: torch.Tensor,
-    targets: torch.Tensor,
-    weights: torch.Tensor | None,
-    num_items_in_batch: torch.Tensor | int | None,
-) -> torch.Tensor:
-    losses = nn.functional.cross_entropy(logits.float(), targets, reduction="none")
-    total = (losses if weights is None else losses * weights).sum()
-    return total / (num_items_in_batch if num_items_in_batch is not None else max(targets.numel(), 1))
 
 
 AutoConfig.register(GraphLLMConfig.model_type, GraphLLMConfig)

@@ -10,6 +10,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import PreTrainedModel
 
+from models.adapters import chosen_layers
 from models.graph_llm import GraphLLM, GraphLLMConfig
 from models.graph_processor import GraphLLMProcessor
 from models.sources import load_causal_lm
@@ -93,17 +94,7 @@ def add_adapter(
     use_graph = model.config.use_graph
     if not lora and not use_graph:
         raise ValueError("lora is off and use_graph is off: nothing is left to train")
-    names = {
-        name.rsplit(".", 1)[-1]
-        for name, module in model.language_model.named_modules()
-        if isinstance(module, torch.nn.Linear)
-    } - {"lm_head"}
-    chosen = names if tuple(targets) == ("all-linear",) else set(targets)
-    if lora and not chosen <= names:
-        raise ValueError(
-            f"LoRA targets {sorted(chosen - names)} do not exist in {model.config.base_model}; "
-            f"its linear layers are {', '.join(sorted(names))}"
-        )
+    chosen = chosen_layers(model.language_model, targets, model.config.base_model) if lora else set()
     # A pattern, because the graph encoder's own linear layers must not be adapted on top of being trained.
     pattern = rf"(?:.*\.)?language_model\..*\.({'|'.join(sorted(chosen))})"
     config = LoraConfig(

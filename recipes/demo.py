@@ -72,7 +72,7 @@ def steps() -> list[tuple[str, list[object], Path]]:
         ("Before: the untrained model on held-out records", [*PY, "eval", "records", "--model", BASE, "--untrained",
          *RECORDS, "--limit", "64", "--output", HOME / "before-records"], HOME / "before-records/metrics.json"),
         ("Train the Graph-LLM on planning and answering together",
-         [*PY, "accelerate.commands.launch", "--config_file", "recipes/accelerate/cpu.yaml",
+         [*PY, "accelerate.commands.launch", "--quiet", "--config_file", "recipes/accelerate/cpu.yaml",
           "recipes/ras_multitask.py", "--config", CONFIG], MODEL / "training.json"),
         ("After: the trained model on held-out records", [*PY, "eval", "records", "--model", MODEL, *RECORDS,
          "--output", HOME / "after-records"], HOME / "after-records/metrics.json"),

@@ -27,7 +27,9 @@ def main(config: RunConfig, dry_run: bool = False) -> None:
 
     from train.dry_run import report
     from train.engine import GraphLLMTrainer, newest_checkpoint
-    from train.run import check_inputs, load_data, load_model, save_result, save_run_settings
+    from train.run import check_inputs, load_data, load_model, save_result, save_run_settings, sources
+    from train.same_run import check_same_run, forget_checkpoints
+    from train.tracking import check_tracking
 
     state = PartialState(cpu=not _has_gpu())
     quiet = logging.WARNING if not state.is_main_process else logging.INFO
@@ -39,6 +41,13 @@ def main(config: RunConfig, dry_run: bool = False) -> None:
     logging.info("%d process(es) on %s%s", state.num_processes, state.device, how)
 
     check_inputs(config)
+    if state.is_main_process and not dry_run:
+        check_tracking(config.report_to)
+    data_digest = sources(config)[0].digest()
+    checkpoint = newest_checkpoint(config.output_dir) if config.resume else None
+    if checkpoint is not None and not dry_run:
+        # Before the model is loaded, and before anything of the earlier start is written over.
+        check_same_run(config, data_digest)
     model, processor = load_model(config)
     # The first process tokenises and embeds; the others find the files when it is done.
     with state.main_process_first():
@@ -51,11 +60,12 @@ def main(config: RunConfig, dry_run: bool = False) -> None:
     trainer = GraphLLMTrainer(
         model, config, processor, data.table, data.train, data.validation, data.validation_records
     )
-    checkpoint = newest_checkpoint(config.output_dir) if config.resume else None
     if checkpoint is not None:
         logging.info("going on from %s", checkpoint)
     if state.is_main_process:
-        save_run_settings(config)
+        if not config.resume:
+            forget_checkpoints(config.output_dir)
+        save_run_settings(config, data_digest)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     logging.info("training %s parameters on %d records", f"{trained:,}", len(data.train))
 
@@ -82,3 +92,6 @@ if __name__ == "__main__":
         logging.debug("details", exc_info=True)
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from the newest checkpoint", file=sys.stderr)
+        sys.exit(130)

@@ -314,3 +314,98 @@ def make_config(
         return load_config(RunConfig, None, values)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def tiny_t5(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
+    """Folder of a tiny encoder-decoder and its tokenizer."""
+    import torch
+    from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
+
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    folder = tmp_path_factory.mktemp("model_t5")
+    torch.manual_seed(7)
+    config = T5Config(
+        vocab_size=len(tokenizer),
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_heads=4,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+        dropout_rate=0.0,
+        decoder_start_token_id=3,
+        eos_token_id=2,
+        pad_token_id=3,
+        initializer_factor=0.3,
+    )
+    T5ForConditionalGeneration(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def extraction_pairs() -> list[Any]:
+    """Twelve text-to-triples pairs: of different lengths, with titles, without facts, in several scripts."""
+    from models.extraction_pairs import ExtractionPair
+
+    names = [("Ada Lovelace", "London"), ("René Descartes", "La Haye"), ("紫式部", "京都"), ("Zeno (of Elea)", "Elea")]
+    found = []
+    for number in range(12):
+        name, place = names[number % 4]
+        facts = [Triple(name, "born in", place), Triple(name, "known for", f"work {number}")][: 1 + number % 2]
+        text = f"{name} was born in {place}." + f" {name} is known for work {number}." * (number % 2)
+        found.append(ExtractionPair(f"p{number}", text, name if number % 3 == 0 else "", tuple(facts), "made"))
+    found[5] = ExtractionPair("p5", "Nothing is said here at all.", "", (), "made")
+    return found
+
+
+@pytest.fixture
+def write_pairs(tmp_path: Path) -> Callable[..., Path]:
+    """Writes pairs as `<split>-00000.jsonl` in a folder and returns the folder."""
+
+    def write(pairs: list[Any], split: str = "train", folder: Path | None = None) -> Path:
+        target = folder or tmp_path / "pairs"
+        target.mkdir(parents=True, exist_ok=True)
+        lines = (json.dumps(pair.to_json(), ensure_ascii=False) + "\n" for pair in pairs)
+        (target / f"{split}-00000.jsonl").write_text("".join(lines), encoding="utf-8")
+        return target
+
+    return write
+
+
+@pytest.fixture
+def make_extraction_config(
+    tmp_path: Path, tiny_llama: Path, tiny_t5: Path, extraction_pairs: list[Any], write_pairs: Callable[..., Path]
+) -> Callable[..., Any]:
+    """A text-to-triples run on tiny models that takes a second: `make_extraction_config({...}, seq2seq=True)`."""
+
+    def make(overrides: dict[str, Any] | None = None, seq2seq: bool = False) -> Any:
+        from train.config import load_config
+        from train.extraction_config import ExtractionConfig
+
+        data = write_pairs(extraction_pairs, "train")
+        write_pairs(extraction_pairs[:5], "validation", data)
+        values = {
+            "output_dir": str(tmp_path / "run"),
+            "model.base": str(tiny_t5 if seq2seq else tiny_llama),
+            "model.dtype": "float32",
+            "model.lora_rank": 4,
+            "model.lora_dropout": 0.1,
+            "data.train": str(data),
+            "train.epochs": 1,
+            "train.batch_size": 2,
+            "train.gradient_accumulation": 2,
+            "train.learning_rate": 0.01,
+            "train.bf16": "false",
+            "train.logging_steps": 1,
+            "train.eval_steps": None,
+            "train.eval_generate_records": 2,
+            "train.eval_max_new_tokens": 4,
+            "train.save_steps": 1000,
+            **(overrides or {}),
+        }
+        return load_config(ExtractionConfig, None, values)
+
+    return make

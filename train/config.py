@@ -124,25 +124,21 @@ class RunConfig:
 
     def check(self) -> list[str]:
         """Problems that can be seen without loading anything."""
-        problems = []
+        problems: list[str] = []
         model, data, train = self.model, self.data, self.train
 
-        def one_of(name: str, value: str, known: Sequence[str]) -> None:
-            if value not in known:
-                problems.append(f"{name}: {value!r} is not one of {', '.join(known)}{_nearest(value, known)}")
-
-        one_of("model.graph_architecture", model.graph_architecture, ("graph_transformer", "gat", "gcn"))
-        one_of("model.graph_pooling", model.graph_pooling, ("subgraphs", "union"))
-        one_of("model.dtype", model.dtype, ("auto", "bfloat16", "float16", "float32"))
-        one_of("model.attention", model.attention, ATTENTION)
-        one_of("data.evidence", data.evidence, ("triples", "text"))
-        one_of("data.prompt_format", data.prompt_format, ("auto", "chat", "plain", "llama2"))
-        one_of("train.bf16", str(train.bf16).lower(), ("auto", "true", "false"))
-        one_of("train.scheduler", train.scheduler, SCHEDULERS)
+        one_of(problems, "model.graph_architecture", model.graph_architecture, ("graph_transformer", "gat", "gcn"))
+        one_of(problems, "model.graph_pooling", model.graph_pooling, ("subgraphs", "union"))
+        one_of(problems, "model.dtype", model.dtype, ("auto", "bfloat16", "float16", "float32"))
+        one_of(problems, "model.attention", model.attention, ATTENTION)
+        one_of(problems, "data.evidence", data.evidence, ("triples", "text"))
+        one_of(problems, "data.prompt_format", data.prompt_format, ("auto", "chat", "plain", "llama2"))
+        one_of(problems, "train.bf16", str(train.bf16).lower(), ("auto", "true", "false"))
+        one_of(problems, "train.scheduler", train.scheduler, SCHEDULERS)
         for task in data.tasks:
-            one_of("data.tasks", task, ("planning", "answering"))
+            one_of(problems, "data.tasks", task, ("planning", "answering"))
         for target in self.report_to:
-            one_of("report_to", target, ("wandb", "tensorboard", "none"))
+            one_of(problems, "report_to", target, ("wandb", "tensorboard", "none"))
         if model.graph_heads < 1 or model.graph_hidden_width % max(model.graph_heads, 1):
             problems.append(
                 f"model.graph_hidden_width: {model.graph_hidden_width} is not a multiple of model.graph_heads "
@@ -196,6 +192,12 @@ class RunConfig:
             if file is not None and not Path(file).is_file():
                 problems.append(f"{name}: there is no file {file}")
         return problems
+
+
+def one_of(problems: list[str], name: str, value: str, known: Sequence[str]) -> None:
+    """Add a problem when a value is not among those known, with the nearest of them."""
+    if value not in known:
+        problems.append(f"{name}: {value!r} is not one of {', '.join(known)}{_nearest(value, known)}")
 
 
 def load_config(kind: type[T], path: str | Path | None, overrides: dict[str, Any] | None = None) -> T:

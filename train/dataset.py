@@ -70,8 +70,8 @@ def build_table(
 def tokenize(source: RecordSource, processor: GraphLLMProcessor, table: EmbeddingTable | None, cache: Path) -> Any:
     """Write the tokenised records of a source once and open them memory-mapped.
 
-    Columns: `input_ids`, `label_ids`, `marker` (label tokens of the action marker), `length` and, with graphs, those
-    of `models.graphs.GraphRows`.
+    Columns: `input_ids`, `label_ids`, `marker` (label tokens of the action marker), `length`
+    and, with graphs, those of `models.graphs.GraphRows`.
 
     Returns:
         A `datasets.Dataset`; `meta.json` beside it counts what was truncated.

@@ -1,92 +1,43 @@
-"""The one training engine: transformers' Trainer with what these models need and nothing else.
+"""The training engine of the Graph-LLM: transformers' Trainer with what this model needs and nothing else.
 
-What it adds: data order that depends on seed and epoch alone, checkpoints that hold only what is trained and say when
-they are complete, one exact loss line per optimiser step, evaluation by generation. The loss is summed over label
-tokens and divided by their number in the whole optimiser step, across devices and micro-batches.
+`train.run_trainer` holds what every run needs. What is added here: graphs in the batches and evaluation
+by generation. The loss is summed over label tokens and divided by their number in the
+whole optimiser step, across devices and micro-batches.
 """
 
 from __future__ import annotations
 
-import json
-import logging
-import math
-import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from peft.helpers import disable_input_dtype_casting
-from transformers import Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer import TRAINING_ARGS_NAME
-from transformers.trainer_callback import PrinterCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers import Trainer, TrainingArguments
 
 from models.graph_processor import GraphLLMProcessor
 from models.records import Record
-from models.sources import best_dtype
 from models.text_embeddings import EmbeddingTable
 from train.collate import Collator
 from train.config import RunConfig
 from train.evaluation import generate_and_score
-from train.sampling import EpochSampler
+from train.run_trainer import LOSS_FILE, LossLog, PlainProgress, RunMixin, newest_checkpoint, shared_arguments, use_bf16
 
-logger = logging.getLogger(__name__)
-LOSS_FILE = "losses.jsonl"
+__all__ = [
+    "LOSS_FILE",
+    "GraphLLMTrainer",
+    "LossLog",
+    "PlainProgress",
+    "newest_checkpoint",
+    "training_arguments",
+    "use_bf16",
+]
 
 
 def training_arguments(config: RunConfig) -> TrainingArguments:
     """Translate a run configuration into transformers' arguments."""
-    train = config.train
-    use_cpu = not torch.cuda.is_available()
-    name = config.run_name or Path(config.output_dir).name
-    return TrainingArguments(
-        output_dir=config.output_dir,
-        run_name=name,
-        seed=config.seed,
-        data_seed=config.seed,
-        num_train_epochs=train.epochs,
-        max_steps=train.max_steps or -1,
-        per_device_train_batch_size=train.batch_size,
-        per_device_eval_batch_size=train.eval_batch_size,
-        gradient_accumulation_steps=train.gradient_accumulation,
-        learning_rate=train.learning_rate,
-        # A share below 1 counts optimiser steps, not micro-batches.
-        warmup_steps=train.warmup_ratio if train.warmup_ratio < 1 else 0.999,
-        lr_scheduler_type=train.scheduler,
-        adam_beta1=train.adam_beta1,
-        adam_beta2=train.adam_beta2,
-        weight_decay=train.weight_decay,
-        max_grad_norm=train.max_grad_norm,
-        bf16=use_bf16(train.bf16),
-        activation_checkpointing=train.gradient_checkpointing,
-        torch_compile=train.torch_compile,
-        logging_steps=train.logging_steps,
-        logging_first_step=True,
-        eval_strategy="steps" if train.eval_steps else "no",
-        eval_steps=train.eval_steps,
-        prediction_loss_only=True,
-        save_steps=train.save_steps,
-        save_total_limit=train.save_total_limit,
-        dataloader_num_workers=train.workers,
-        dataloader_pin_memory=not use_cpu,
-        use_cpu=use_cpu,
-        report_to=config.report_to,
-        remove_unused_columns=False,
-        label_names=["labels"],
-        deepspeed=train.deepspeed,
-        disable_tqdm=None if os.isatty(2) else True,
-        log_level="warning",
-    )
+    return TrainingArguments(**shared_arguments(config))
 
 
-def use_bf16(choice: str) -> bool:
-    """Whether to run in bfloat16 autocast: "auto" asks the hardware."""
-    return best_dtype() is torch.bfloat16 if choice == "auto" else choice == "true"
-
-
-class GraphLLMTrainer(Trainer):
+class GraphLLMTrainer(RunMixin, Trainer):
     """Trains a (PEFT-wrapped) `GraphLLM` on tokenised records.
 
     Args:
@@ -116,45 +67,10 @@ class GraphLLMTrainer(Trainer):
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
         )
-        self.config = config
         self.processor = processor
         self.table = table
         self.eval_records = eval_records
-        self.losses = LossLog(Path(config.output_dir) / LOSS_FILE, config.train.logging_steps)
-        self.add_callback(self.losses)
-        if self.args.disable_tqdm:
-            # Where there is no terminal, one readable line in the place of transformers' printed dictionary.
-            self.remove_callback(PrinterCallback)
-            self.add_callback(PlainProgress())
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
-        dataset = train_dataset if train_dataset is not None else self.train_dataset
-        per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-        self._sampler = EpochSampler(
-            dataset.with_format("numpy")["length"][:],
-            per_step,
-            self.config.seed,
-            self.config.train.group_by_length,
-        )
-        return self._sampler
-
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        if self.state.global_step >= self.state.max_steps:
-            return  # a finished run that is started again, which would do one step more
-        # Said here, because the epoch does not reach a sampler that is sharded and then skipped into by a resume.
-        self._sampler.set_epoch(kwargs["epoch"])
-        super()._run_epoch(*args, **kwargs)
-
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """One micro-batch; its share of the step's loss goes to the loss log."""
-        if self.args.bf16:
-            # Adapter layers would copy their input to float32 and autocast would copy it back.
-            with disable_input_dtype_casting(model):
-                loss = super().training_step(model, inputs, num_items_in_batch)
-        else:
-            loss = super().training_step(model, inputs, num_items_in_batch)
-        self.losses.add(loss, int(inputs["input_ids"].numel()))
-        return loss
+        self.begin_run(config)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Loss on the validation records and, unless switched off, scores of generated replies."""
@@ -175,118 +91,9 @@ class GraphLLMTrainer(Trainer):
             metrics |= scores
         return metrics
 
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        super()._save(output_dir, state_dict)
-        folder = Path(output_dir or self.args.output_dir)
-        if self.args.should_save:
-            # A pickle that nothing here reads; the run's own YAML holds the settings.
-            (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
-            # PEFT's empty model card; `python -m checkpoints export` writes a full one.
-            (folder / "README.md").unlink(missing_ok=True)
-            model = self.accelerator.unwrap_model(self.model)
-            base = model.get_base_model() if hasattr(model, "get_base_model") else model
-            base.config.save_pretrained(folder)
-            self.processor.save_pretrained(folder)
-
-
-class LossLog(TrainerCallback):
-    """`losses.jsonl`: loss, tokens and seconds of every optimiser step, exact and without gaps after a resume."""
-
-    def __init__(self, path: Path, flush_every: int) -> None:
-        self.path = path
-        self.flush_every = flush_every
-        self._step: list[torch.Tensor] = []
-        self._tokens = 0
-        self._lines: list[tuple[int, torch.Tensor, int, float]] = []
-        self._time = time.perf_counter()
-
-    def add(self, loss: torch.Tensor, tokens: int) -> None:
-        """Record one micro-batch."""
-        self._step.append(loss.detach())
-        self._tokens += tokens
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Forget lines of steps that will be done again."""
-        self._time = time.perf_counter()
-        if state.is_world_process_zero and self.path.exists():
-            kept = [line for line in self.path.read_text().splitlines() if _step_of(line, state.global_step)]
-            scratch = self.path.with_suffix(".tmp")
-            scratch.write_text("".join(line + "\n" for line in kept))
-            os.replace(scratch, self.path)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Close the line of a step."""
-        now = time.perf_counter()
-        loss, tokens = torch.stack(self._step).sum(), self._tokens
-        if args.world_size > 1:
-            # Each process has seen its own records; its loss is already multiplied by the number of processes.
-            both = torch.stack([loss.double() / args.world_size, loss.new_tensor(tokens, dtype=torch.double)])
-            torch.distributed.all_reduce(both)
-            loss, tokens = both[0], int(both[1])
-        self._lines.append((state.global_step, loss, tokens, now - self._time))
-        self._time, self._step, self._tokens = now, [], 0
-        if len(self._lines) >= self.flush_every:
-            self._flush(state)
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Everything up to a checkpoint is on disk with it."""
-        self._flush(state)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write what is left."""
-        self._flush(state)
-
-    def _flush(self, state: Any) -> None:
-        if state.is_world_process_zero and self._lines:
-            with self.path.open("a") as out:
-                for step, loss, tokens, seconds in self._lines:
-                    line = {"step": step, "loss": loss.item(), "tokens": tokens, "seconds": round(seconds, 3)}
-                    out.write(json.dumps(line) + "\n")
-        self._lines = []
-
-
-def _step_of(line: str, last: int) -> bool:
-    try:
-        return bool(json.loads(line)["step"] <= last)
-    except (ValueError, KeyError, TypeError):
-        return False  # cut off by a kill; the step is done again
-
-
-class PlainProgress(TrainerCallback):
-    """One line per log event where there is no terminal for a progress bar."""
-
-    def __init__(self) -> None:
-        self._start: tuple[float, int] | None = None
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start the clock at the step training begins or resumes at."""
-        self._start = (time.perf_counter(), state.global_step)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """Write the line."""
-        if not state.is_world_process_zero or logs is None or "loss" not in logs or self._start is None:
-            return
-        began, first = self._start
-        done = max(state.global_step - first, 1)
-        left = (time.perf_counter() - began) / done * (state.max_steps - state.global_step)
-        logger.info(
-            "step %d/%d  loss %.3f  learning rate %.2e  about %d min %02d s left",
-            state.global_step,
-            state.max_steps,
-            logs["loss"],
-            logs.get("learning_rate", math.nan),
-            left // 60,
-            left % 60,
-        )
-
-
-def newest_checkpoint(output_dir: str | Path) -> Path | None:
-    """The newest checkpoint that was written to its end; its trainer state is written last."""
-    found = []
-    for folder in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-        try:
-            state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
-            found.append((int(state["global_step"]), folder))
-        except (OSError, ValueError, KeyError):
-            logger.warning("%s was not written to its end and is passed over", folder)
-    return max(found)[1] if found else None
+    def save_beside(self, folder: Path) -> None:
+        """The base's configuration and the processor, so that a checkpoint loads by itself."""
+        model = self.accelerator.unwrap_model(self.model)
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        base.config.save_pretrained(folder)
+        self.processor.save_pretrained(folder)

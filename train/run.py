@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import json
 import logging
-import platform
-import subprocess
-import sys
-import time
+import os
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from checkpoints.card import seconds_until
 from models.graph_processor import GraphLLMProcessor
 from models.loading import add_adapter, build_graph_llm
 from models.records import Record
 from models.rendering import Instructions
 from models.sources import parse_dtype
 from models.text_embeddings import EmbeddingTable
-from train.config import RunConfig, to_yaml
+from train.config import RunConfig
 from train.dataset import RecordSource, build_table, tokenize
+from train.run_folder import RESULT, save_run_settings
+from train.run_trainer import LOSS_FILE
+from train.same_run import write_text
 
 logger = logging.getLogger(__name__)
-RESULT = "final"
+__all__ = [
+    "RESULT",
+    "RunData",
+    "check_inputs",
+    "load_data",
+    "load_model",
+    "save_result",
+    "save_run_settings",
+    "sources",
+]
 
 
 @dataclass
@@ -56,12 +65,24 @@ def sources(config: RunConfig) -> tuple[RecordSource, RecordSource | None]:
 
 
 def check_inputs(config: RunConfig) -> None:
-    """Fail now, not after the model is loaded: the record files must exist and their first record must be readable."""
+    """Fail now, not after the model is loaded: records that can't be read, a run folder that can't be written.
+
+    Raises:
+        FileNotFoundError: record files are missing.
+        OSError: the run folder can't be made or written.
+        ValueError: a source holds no record, or its first one can't be read.
+    """
     for source in sources(config):
         if source is not None and next(iter(source), None) is None:
             raise ValueError(
                 f"{source.path} (split {source.split!r}, tasks {', '.join(source.tasks)}) holds no records"
             )
+    folder = Path(config.output_dir)
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"output_dir {folder} is a file: name a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"output_dir {folder} can't be written: name another folder")
 
 
 def load_model(config: RunConfig) -> tuple[Any, GraphLLMProcessor]:
@@ -120,32 +141,26 @@ def load_data(config: RunConfig, processor: GraphLLMProcessor) -> RunData:
     )
 
 
-def save_run_settings(config: RunConfig) -> None:
-    """Write the resolved configuration, git revision and versions into the run folder."""
-    folder = Path(config.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
-    packages = ("torch", "transformers", "peft", "accelerate", "torch-geometric", "datasets", "sentence-transformers")
-    about = {
-        "command": sys.argv,
-        "git_revision": _git_revision(),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "versions": {name: metadata.version(name) for name in packages},
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-    }
-    (folder / "environment.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-
-
 def save_result(trainer: Any, config: RunConfig, data: RunData, metrics: dict[str, float], seconds: float) -> Path:
-    """Write the trained adapter to `<output_dir>/final` and what training measured beside it."""
+    """Write the trained adapter to `<output_dir>/final` and what training measured beside it.
+
+    Args:
+        trainer: The trainer, at its end.
+        config: The run.
+        data: What it was trained on.
+        metrics: The last evaluation.
+        seconds: Of this process; what it took before a kill is added from the loss log.
+
+    Returns:
+        The folder written.
+    """
     folder = Path(config.output_dir) / RESULT
     trainer.save_model(str(folder))
     train, validation = sources(config)
     result = {
         "records": len(data.train),
         "steps": trainer.state.global_step,
-        "seconds": round(seconds, 1),
+        "seconds": round(max(seconds, seconds_until(folder.parent / LOSS_FILE, trainer.state.global_step)), 1),
         "data": {
             "train": {"path": train.path, "sha256": train.digest()},
             "validation": {"path": validation.path, "sha256": validation.digest()} if validation else None,
@@ -153,16 +168,5 @@ def save_result(trainer: Any, config: RunConfig, data: RunData, metrics: dict[st
         "evaluation": metrics,
     }
     if trainer.is_world_process_zero():
-        (folder / "training.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        write_text(folder / "training.json", json.dumps(result, indent=2) + "\n")
     return folder
-
-
-def _git_revision() -> str | None:
-    try:
-        root = Path(__file__).parent
-        done = subprocess.run(
-            ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None

@@ -197,6 +197,24 @@ def test_two_processes_are_as_one(make_config: Config, tmp_path: Path, in_proces
     assert log("two") == pytest.approx(log("one"), rel=1e-4)
 
 
+def test_a_run_goes_on_with_its_own_settings_or_starts_anew(
+    make_config: Config, tmp_path: Path, in_process: Callable[[list[str]], str]
+) -> None:
+    config = make_config({"train.max_steps": 4, "train.save_steps": 2})
+    arguments = command_line(config, tmp_path)
+    assert in_process(arguments) == ""
+    first = losses(config)
+    said = in_process([*arguments, "--train.learning_rate", "0.02", "--train.max_steps", "3"])
+    assert "train.max_steps was 4 and is 3; train.learning_rate was 0.01 and is 0.02" in said
+    assert losses(config) == first
+    shorter = ["--resume", "false", "--train.max_steps", "3", "--train.save_steps", "1"]
+    assert in_process([*arguments, *shorter]) == ""
+    # Of the two checkpoints that are kept none is of the earlier run.
+    found = sorted(path.name for path in Path(config.output_dir).glob("checkpoint-*"))
+    assert found == ["checkpoint-2", "checkpoint-3"]
+    assert [line["step"] for line in losses(config)] == [1, 2, 3]
+
+
 def test_a_dry_run_trains_nothing(
     make_config: Config, tmp_path: Path, in_process: Callable[[list[str]], str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,7 @@ from train.config import ConfigError, RunConfig, load_config, parse_command_line
 
 ROOT = Path(__file__).resolve().parents[2]
 # The other recipes have configurations of their own kind, which their tests read.
-OTHER_RECIPES = ("text_to_triples", "cirag")
+OTHER_RECIPES = ("t2t", "cirag")
 CONFIGS = [
     path
     for path in sorted((ROOT / "recipes" / "configs").rglob("*.yaml"))

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from models.records import Action, Record
@@ -30,11 +31,16 @@ def test_the_report(make_config: Config) -> None:
     assert f"for 2 x {max(data.train['length'])} tokens" in text
 
 
-def test_steps_are_those_of_the_trainer(make_config: Config) -> None:
+def test_steps_are_those_of_the_trainer(make_config: Config, tmp_path: Path) -> None:
     from train.engine import GraphLLMTrainer
 
-    for change in ({"train.epochs": 1.5}, {"train.max_steps": 7}, {"train.batch_size": 5}):
-        config = make_config({**change, "train.eval_generate": False})
+    changes: list[dict[str, Any]] = [
+        {"train.epochs": 1.5},
+        {"train.max_steps": 7},
+        {"train.batch_size": 5},
+    ]
+    for number, change in enumerate(changes):
+        config = make_config({**change, "train.eval_generate": False, "output_dir": str(tmp_path / f"run{number}")})
         model, processor = load_model(config)
         data = load_data(config, processor)
         shown = report(config, model, processor, data)

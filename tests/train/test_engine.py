@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from train.config import RunConfig
 from train.engine import GraphLLMTrainer, newest_checkpoint, training_arguments, use_bf16
@@ -163,6 +163,23 @@ def test_a_checkpoint_without_its_end_is_passed_over(tmp_path: Path) -> None:
     assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-9"
 
 
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "optimizer.pt", "rng_state.pth"])
+def test_a_checkpoint_with_a_cut_off_file_is_passed_over(name: str, tmp_path: Path, caplog: Any) -> None:
+    for step in (1, 2):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        save_file({"weight": torch.zeros(64)}, folder / "adapter_model.safetensors")
+        torch.save({"state": torch.zeros(64)}, folder / "optimizer.pt")
+        torch.save({"state": torch.zeros(64)}, folder / "rng_state.pth")
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
+    file = tmp_path / "checkpoint-2" / name
+    file.write_bytes(file.read_bytes()[:-40])
+    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-1"
+    assert f"{tmp_path / 'checkpoint-2'} is passed over" in caplog.text
+    assert name in caplog.text
+
+
 def test_evaluation_gives_loss_and_scores_of_replies(make_config: Config) -> None:
     config = make_config()
     metrics = trainer_of(config).evaluate()
@@ -231,4 +248,5 @@ def test_arguments(make_config: Config) -> None:
     assert arguments.report_to == []
     assert training_arguments(make_config()).run_name == "run"
     assert use_bf16("true")
+    assert use_bf16("True")
     assert not use_bf16("false")

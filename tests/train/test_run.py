@@ -54,6 +54,14 @@ def test_inputs_are_checked_before_anything_is_loaded(make_config: Config, write
         check_inputs(config)
 
 
+def test_a_run_folder_that_cannot_be_is_told_before_anything_is_loaded(make_config: Config, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(NotADirectoryError, match=r"output_dir .*file is a file"):
+        check_inputs(make_config({"output_dir": str(tmp_path / "file")}))
+    with pytest.raises(OSError, match="file"):
+        check_inputs(make_config({"output_dir": str(tmp_path / "file" / "run")}))
+
+
 def test_settings_reach_model_and_processor(make_config: Config, tmp_path: Path) -> None:
     plan = tmp_path / "plan.md"
     plan.write_text("Plan it my way.\n")
@@ -129,7 +137,7 @@ def test_the_result_names_its_data(make_config: Config) -> None:
         state = State()
 
         def save_model(self, folder: str) -> None:
-            Path(folder).mkdir(parents=True)
+            Path(folder).mkdir(parents=True, exist_ok=True)
 
         def is_world_process_zero(self) -> bool:
             return True
@@ -141,4 +149,9 @@ def test_the_result_names_its_data(make_config: Config) -> None:
     result = json.loads((folder / "training.json").read_text())
     assert (result["records"], result["steps"], result["seconds"]) == (12, 7, 12.3)
     assert result["evaluation"] == {"eval_loss": 1.5}
+    # What it took before a kill counts too.
+    lines = [json.dumps({"step": step, "seconds": 10.0}) for step in range(1, 9)]
+    (Path(config.output_dir) / "losses.jsonl").write_text("\n".join(lines))
+    save_result(Trainer(), config, load_data(config, processor), {}, 12.34)
+    assert json.loads((folder / "training.json").read_text())["seconds"] == 70.0
     assert result["data"]["train"] == {"path": config.data.train, "sha256": sources(config)[0].digest()}

@@ -1,0 +1,120 @@
+"""Logits and loss where something is learned, and nowhere else.
+
+Prompts have hundreds of tokens and labels some tens, so the output layer, the widest of a small model, is run at label
+positions alone. The loss is the cross-entropy summed over label tokens and divided by their number.
+
+Shapes: B rows, T tokens, N label tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig
+from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.modeling_outputs import CausalLMOutput
+
+logger = logging.getLogger(__name__)
+IGNORED = -100
+_NOT_FOR_THE_DECODER = ("logits_to_keep", "return_dict", "use_cache")
+
+
+def scaled_logits(logits: torch.Tensor, config: PretrainedConfig) -> torch.Tensor:
+    """What families do between output layer and loss: Gemma caps, Granite divides, Cohere multiplies.
+
+    Args:
+        logits: (..., V), as the output layer gives them.
+        config: The language model's own configuration.
+    """
+    softcap = getattr(config, "final_logit_softcapping", None)
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap) * softcap
+    return logits * (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+
+
+def label_loss(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    weights: torch.Tensor | None = None,
+    num_items_in_batch: torch.Tensor | int | None = None,
+) -> torch.Tensor:
+    """Cross-entropy summed over label tokens and divided by their number.
+
+    Args:
+        logits: (N, V).
+        targets: (N,) token ids.
+        weights: (N,) factors of the tokens' losses; all 1 when left out.
+        num_items_in_batch: What the sum is divided by in the place of N: the label tokens of the whole optimiser step.
+    """
+    losses = nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+    total = (losses if weights is None else losses * weights).sum()
+    return total / (num_items_in_batch if num_items_in_batch is not None else max(targets.numel(), 1))
+
+
+def learn_labels_only(model: Any) -> bool:
+    """Make a causal language model compute logits at label positions alone when it is called with labels.
+
+    Its `forward` is replaced, and not the trainer's loss, because DDP, FSDP and PEFT act on calls of `forward`. Without
+    labels, as in generation, and with `full_logits=True` it does what it did before.
+
+    Args:
+        model: A causal language model, before PEFT or anything else is put around it.
+
+    Returns:
+        Whether it does so now. A mixture of experts keeps its own loss, which has a term for the balance of experts;
+        so does a family that does something unknown between output layer and loss, which a tiny input shows.
+    """
+    text_config = model.config.get_text_config()
+    if hasattr(text_config, "output_router_logits"):
+        logger.info("%s balances its experts in its own loss: logits are computed everywhere", type(model).__name__)
+        return False
+    if not is_deepspeed_zero3_enabled() and not _agrees(model, text_config):
+        logger.warning("%s scales its logits in a way of its own: they are computed everywhere", type(model).__name__)
+        return False
+    original = model.forward
+
+    # PEFT and `generate` look at the signature of the class.
+    @functools.wraps(type(model).forward)
+    def forward(
+        *args: Any,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        full_logits: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        if labels is None:
+            return original(*args, **kwargs)
+        if full_logits:
+            return original(*args, labels=labels, num_items_in_batch=num_items_in_batch, **kwargs)
+        inputs = {name: value for name, value in kwargs.items() if name not in _NOT_FOR_THE_DECODER}
+        # With a cache a packed row would be taken for one sequence.
+        hidden = model.get_decoder()(*args, **inputs, use_cache=False).last_hidden_state
+        keep = labels[:, 1:] != IGNORED
+        logits = scaled_logits(model.get_output_embeddings()(hidden[:, :-1][keep]), text_config)
+        loss = label_loss(logits, labels[:, 1:][keep], None, num_items_in_batch)
+        return CausalLMOutput(loss=loss, logits=logits)
+
+    model.forward = forward
+    # The trainer asks for it before it passes the number of label tokens.
+    model.accepts_loss_kwargs = True
+    return True
+
+
+@torch.no_grad()
+def _agrees(model: Any, text_config: PretrainedConfig) -> bool:
+    ids = torch.arange(1, 5, device=model.device)[None] % text_config.vocab_size
+    was_training = model.training
+    model.eval()
+    try:
+        expected = model(input_ids=ids, use_cache=False).logits.float()
+        hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        found = scaled_logits(model.get_output_embeddings()(hidden), text_config).float()
+    except (AttributeError, TypeError):
+        return False
+    finally:
+        model.train(was_training)
+    return expected.shape == found.shape and torch.allclose(found, expected, rtol=1e-2, atol=1e-3)

@@ -1,0 +1,114 @@
+"""A run goes on with what it was begun with, and says what differs."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from train.config import RunConfig, load_config, to_yaml
+from train.run_folder import save_run_settings
+from train.same_run import check_same_run, forget_checkpoints, only_run_in
+
+
+def begun(tmp_path: Path, **changes: Any) -> RunConfig:
+    return load_config(RunConfig, None, {"output_dir": str(tmp_path), **changes})
+
+
+def test_the_same_run_goes_on(tmp_path: Path) -> None:
+    check_same_run(begun(tmp_path), "aa")  # the folder says nothing
+    save_run_settings(begun(tmp_path), "aa")
+    check_same_run(begun(tmp_path), "aa")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"report_to": "wandb"},
+        {"train.eval_steps": 7},
+        {"train.save_total_limit": 9},
+        {"train.gradient_checkpointing": True},
+        {"data.train": "elsewhere/the/same"},
+        {"train.batch_size": 1, "train.gradient_accumulation": 4},
+    ],
+)
+def test_how_it_is_watched_kept_and_computed_may_change(change: dict[str, Any], tmp_path: Path) -> None:
+    save_run_settings(begun(tmp_path), "aa")
+    check_same_run(begun(tmp_path, **change), "aa")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train.learning_rate": 0.5}, "train.learning_rate was 1e-05 and is 0.5"),
+        (
+            {"model.lora_targets": "all-linear"},
+            r"model.lora_targets was \['q_proj', 'v_proj'\] and is \['all-linear'\]",
+        ),
+        ({"data.tasks": "planning"}, "data.tasks was"),
+        ({"seed": 1}, "seed was 42 and is 1"),
+        ({"train.batch_size": 4}, "records a step and device were 4 and are 8"),
+    ],
+)
+def test_what_is_learned_may_not(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    save_run_settings(begun(tmp_path), "aa")
+    with pytest.raises(ValueError, match=message) as error:
+        check_same_run(begun(tmp_path, **change), "aa")
+    assert "--resume false" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_other_data_under_the_same_name_are_noticed(tmp_path: Path) -> None:
+    save_run_settings(begun(tmp_path), "aa")
+    with pytest.raises(ValueError, match="the training data have another content"):
+        check_same_run(begun(tmp_path), "bb")
+    save_run_settings(begun(tmp_path))  # by an earlier version, which kept no digest
+    check_same_run(begun(tmp_path), "bb")
+
+
+def test_settings_that_a_later_version_added_do_not_count(tmp_path: Path) -> None:
+    lines = to_yaml(begun(tmp_path)).splitlines()
+    (tmp_path / "config.yaml").write_text("\n".join(line for line in lines if "action_weight" not in line))
+    check_same_run(begun(tmp_path), "aa")
+    (tmp_path / "config.yaml").write_text("{cut off")
+    check_same_run(begun(tmp_path), "aa")
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
+    with only_run_in(tmp_path / "run"):
+        for start in (only_run_in(tmp_path / "run").__enter__, lambda: forget_checkpoints(tmp_path / "run")):
+            with pytest.raises(ValueError, match=r"another process trains in .*run: wait"):
+                start()
+        with only_run_in(tmp_path / "another"):
+            pass
+    with only_run_in(tmp_path / "run"):
+        pass
+
+
+def test_the_folder_of_a_killed_process_is_free(tmp_path: Path) -> None:
+    hold = (
+        "import os, signal, sys\nfrom train.same_run import only_run_in\n"
+        "with only_run_in(sys.argv[1]):\n    print('held', flush=True)\n    sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(ValueError, match="another process"), only_run_in(tmp_path):
+            pass
+        other.kill()
+    with only_run_in(tmp_path):
+        pass
+
+
+def test_a_run_that_starts_anew_forgets_checkpoints_alone(tmp_path: Path) -> None:
+    for name in ("checkpoint-500", "checkpoint-1000", "final", "cache"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("x")
+    forget_checkpoints(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["cache", "final"]

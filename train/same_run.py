@@ -1,0 +1,148 @@
+"""A run folder holds one run: what it was started with is compared before training goes on in it.
+
+Weights that go on under another learning rate, or on other records, are no run that anybody could describe, and
+`training.json` would name settings and data that the first steps never saw.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+logger = logging.getLogger(__name__)
+
+SETTINGS, ENVIRONMENT, LOCK = "config.yaml", "environment.json", ".lock"
+# The key of the training data's digest in `environment.json`.
+TRAIN_DIGEST = "train_sha256"
+# What may change between two starts: how a run is watched, kept and computed, not what is learned.
+_FREE = {
+    "output_dir", "run_name", "report_to", "resume",
+    "data.train", "data.validation", "data.validation_split", "data.max_validation_records",
+    "train.gradient_checkpointing", "train.torch_compile", "train.logging_steps", "train.workers", "train.deepspeed",
+    "model.attention",
+}  # fmt: skip
+_FREE_BEGINNINGS = ("train.eval_", "train.save_")
+# Less memory for the same step: only their product counts.
+_PER_STEP = ("train.batch_size", "train.gradient_accumulation")
+
+
+def check_same_run(config: Any, train_digest: str) -> None:
+    """Make sure that the checkpoints in the run folder are of the run that is to go on.
+
+    Args:
+        config: The run, a dataclass with `output_dir`.
+        train_digest: Fingerprint of the training data; its path may change, its content may not.
+
+    Raises:
+        ValueError: the folder was begun with other settings or other data.
+    """
+    folder = Path(config.output_dir)
+    before, now = _stored_settings(folder / SETTINGS), dict(_flat(dataclasses.asdict(config)))
+    if before is None:
+        return
+    changed = [
+        f"{name} was {before[name]!r} and is {now[name]!r}"
+        for name in now
+        if name in before and before[name] != now[name] and not _is_free(name)
+    ]
+    if _per_step(before) != _per_step(now):
+        changed.append(f"records a step and device were {_per_step(before)} and are {_per_step(now)}")
+    if _stored_digest(folder / ENVIRONMENT) not in (None, train_digest):
+        changed.append("the training data have another content")
+    if changed:
+        raise ValueError(
+            f"{folder} holds checkpoints of another run: {'; '.join(changed)}. Give another --output_dir, "
+            "--resume false to start anew here, or what the run was begun with to go on"
+        )
+
+
+def forget_checkpoints(output_dir: str | Path) -> None:
+    """Remove the checkpoints of an earlier run, which a new one in their folder would be mixed up with.
+
+    Trainers delete the checkpoints with the smallest steps first: those of the new run.
+
+    Raises:
+        ValueError: another process trains in the folder.
+    """
+    with only_run_in(output_dir):
+        for folder in sorted(Path(output_dir).glob("checkpoint-*")):
+            if folder.is_dir():
+                logger.info("removing %s: the run starts anew", folder)
+                shutil.rmtree(folder)
+
+
+@contextmanager
+def only_run_in(output_dir: str | Path) -> Iterator[None]:
+    """Hold a run folder, in which two processes would mix their checkpoints and loss logs.
+
+    The system lets go of it when the process ends in any way. Where there are no such locks nothing is held.
+
+    Raises:
+        ValueError: another process holds it.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    folder = Path(output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another process trains in {folder}: wait for it or stop it, or give another --output_dir"
+            ) from None
+        except OSError as error:
+            logger.warning("%s can't be locked (%s): start no second run in it", folder, error)
+        yield
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file in one step."""
+    scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    scratch.write_text(text, encoding="utf-8")
+    os.replace(scratch, path)
+
+
+def _is_free(name: str) -> bool:
+    return name in _FREE or name in _PER_STEP or name.startswith(_FREE_BEGINNINGS)
+
+
+def _stored_settings(path: Path) -> dict[str, Any] | None:
+    try:
+        stored = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return dict(_flat(stored)) if isinstance(stored, dict) else None
+
+
+def _stored_digest(path: Path) -> str | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")).get(TRAIN_DIGEST)
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _per_step(settings: dict[str, Any]) -> int | None:
+    sizes = [settings.get(name) for name in _PER_STEP]
+    return sizes[0] * sizes[1] if all(isinstance(size, int) for size in sizes) else None  # type: ignore[operator]
