@@ -14,11 +14,13 @@ from typing import Any, Literal
 
 import yaml
 
-from checkpoints.folders import public, read_json
+from checkpoints.folders import is_text_model, public, read_json
 
 CARD = "README.md"
 PROVENANCE = "provenance.json"
 Kind = Literal["adapter", "merged", "language_model"]
+# Of models trained on plain text: `checkpoints.text_card`.
+TextKind = Literal["text_adapter", "text_merged"]
 
 _TITLES = {
     "adapter": "Graph-LLM adapter",
@@ -123,13 +125,17 @@ def collect(source: Path, scores: Sequence[str | Path] = (), licence: str | None
 
 
 def _collect_from_run(source: Path) -> Provenance:
-    config = read_json(source / "config.json")
-    provenance = Provenance(
-        base_model=str(config.get("base_model") or "unknown"),
-        base_revision=config.get("base_revision"),
-        encoder=str(config.get("encoder") or ""),
-        use_graph=bool(config.get("use_graph", True)),
-    )
+    if is_text_model(source):
+        # Whoever exports it names the base model.
+        provenance = Provenance(base_model="unknown", use_graph=False)
+    else:
+        config = read_json(source / "config.json")
+        provenance = Provenance(
+            base_model=str(config.get("base_model") or "unknown"),
+            base_revision=config.get("base_revision"),
+            encoder=str(config.get("encoder") or ""),
+            use_graph=bool(config.get("use_graph", True)),
+        )
     run = source.resolve().parent
     if (run / "config.yaml").is_file():
         try:
@@ -147,13 +153,14 @@ def _collect_from_run(source: Path) -> Provenance:
     elif (source / "trainer_state.json").is_file():
         step = int(read_json(source / "trainer_state.json").get("global_step", 0))
         provenance.training = {"steps": step, "note": "an intermediate checkpoint"}
-        seconds = _seconds_until(run / "losses.jsonl", step)
+        seconds = seconds_until(run / "losses.jsonl", step)
         if seconds:
             provenance.training["seconds"] = round(seconds, 1)
     return provenance
 
 
-def _seconds_until(losses: Path, step: int) -> float:
+def seconds_until(losses: Path, step: int) -> float:
+    """Seconds of the optimiser steps up to `step`, of all starts of a run, by its loss log; 0 without one."""
     if not losses.is_file():
         return 0.0
     total = 0.0
@@ -195,31 +202,37 @@ def render_card(provenance: Provenance, kind: Kind, name: str) -> str:
         "## How to load it",
         f"{needs}```python\n{example.format(folder=name)}\n```",
         "## How it was trained",
-        *_training(provenance),
+        *training_section(provenance),
         "## Scores",
-        *_scores(provenance),
+        *scores_section(provenance),
     ]
     if kind != "language_model":
-        sections += ["## Is it intact?", _VERIFY.format(folder=name)]
-    sections += ["## Licence", _licence_note(provenance, base)]
-    return "\n\n".join([_front_matter(provenance, kind, base), *sections]) + "\n"
+        sections += ["## Is it intact?", VERIFY.format(folder=name)]
+    sections += ["## Licence", licence_note(provenance, base)]
+    return "\n\n".join([front_matter(provenance, kind, base), *sections]) + "\n"
 
 
-_VERIFY = """\
+VERIFY = """\
 `verify.json` holds what the trained model said in float32 to a few made-up inputs. This loads the folder in a new
 process and compares prompts, logits and greedy replies:
 
     python -m checkpoints verify {folder}"""
 
 
-def _front_matter(provenance: Provenance, kind: Kind, base: str) -> str:
-    tags = ["tripletune", "ras", "retrieval-augmented-generation", "knowledge-graph"]
-    tags += ["graph-llm"] if kind != "language_model" else []
-    tags += ["lora"] if kind == "adapter" else []
+def front_matter(provenance: Provenance, kind: Kind | TextKind, base: str, task: str = "") -> str:
+    """The YAML head of a card."""
+    is_adapter = kind in ("adapter", "text_adapter")
+    tags = ["tripletune", "retrieval-augmented-generation", "knowledge-graph"]
+    if kind in ("text_adapter", "text_merged"):
+        tags += [task.replace("_", "-")]
+    else:
+        tags.insert(1, "ras")
+        tags += ["graph-llm"] if kind != "language_model" else []
+    tags += ["lora"] if is_adapter else []
     head: dict[str, Any] = {
         "base_model": base,
-        "base_model_relation": "adapter" if kind == "adapter" else "finetune",
-        "library_name": "peft" if kind == "adapter" else "transformers",
+        "base_model_relation": "adapter" if is_adapter else "finetune",
+        "library_name": "peft" if is_adapter else "transformers",
         "pipeline_tag": "text-generation",
         "tags": tags,
     }
@@ -230,7 +243,8 @@ def _front_matter(provenance: Provenance, kind: Kind, base: str) -> str:
     return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---"
 
 
-def _licence_note(provenance: Provenance, base: str) -> str:
+def licence_note(provenance: Provenance, base: str) -> str:
+    """What is known of the licence."""
     own = f"This folder: {provenance.licence}." if provenance.licence else "No licence was named for this folder."
     return (
         f"{own} It is derived from `{base}` and from the training data above; the licences of both apply. Check them "
@@ -238,7 +252,8 @@ def _licence_note(provenance: Provenance, base: str) -> str:
     )
 
 
-def _training(provenance: Provenance) -> Iterator[str]:
+def training_section(provenance: Provenance) -> Iterator[str]:
+    """How the model was trained: a table and the resolved configuration."""
     training, environment = provenance.training, provenance.environment
     rows = [
         [name.replace("_", " "), _cell(value)]
@@ -260,7 +275,8 @@ def _training(provenance: Provenance) -> Iterator[str]:
         yield f"The resolved configuration:\n\n```yaml\n{text}\n```"
 
 
-def _scores(provenance: Provenance) -> Iterator[str]:
+def scores_section(provenance: Provenance) -> Iterator[str]:
+    """Tables of what was measured."""
     nothing = True
     if provenance.evaluation:
         nothing = False

@@ -24,6 +24,7 @@ from checkpoints.folders import (
     check_model_folder,
     check_output,
     is_adapter,
+    is_text_model,
     public,
     public_tokenizer_config,
     read_json,
@@ -31,6 +32,7 @@ from checkpoints.folders import (
     trained_folder,
     write_json,
 )
+from checkpoints.text_export import export_text_model
 from checkpoints.verify import REFERENCE, observe, weight_digests
 
 logger = logging.getLogger(__name__)
@@ -79,6 +81,8 @@ def export(run: str | Path, output: str | Path, options: ExportOptions | None = 
     check_model_folder(source)
     if not is_adapter(source):
         raise ValueError(f"{source} has no {ADAPTER_CONFIG}: it is a whole model and stands by itself already")
+    if is_text_model(source):
+        return export_text_model(source, output, options)
     config = _renamed_config(read_json(source / CONFIG), options)
     provenance = replace(
         collect(source, options.scores, options.licence),

@@ -25,6 +25,8 @@ CONFIG = "config.json"
 ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 PROCESSOR = "processor_config.json"
+# What a model on plain text was made for; a Graph-LLM has none of them.
+TASK_FILES = ("extractor.json", "student.json")
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -53,9 +55,9 @@ def trained_folder(folder: str | Path) -> Path:
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {folder}")
-    if (folder / CONFIG).exists():
+    if _holds_model(folder):
         return folder
-    if (folder / FINAL / CONFIG).exists():
+    if _holds_model(folder / FINAL):
         return folder / FINAL
     found = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
     if found:
@@ -65,27 +67,37 @@ def trained_folder(folder: str | Path) -> Path:
     raise FileNotFoundError(f"{folder} has no {CONFIG}: it is not a run, checkpoint, export or merged folder")
 
 
+def is_text_model(folder: str | Path) -> bool:
+    """Whether a folder holds a model trained on plain text, an extractor or a student, and not a Graph-LLM."""
+    return any((Path(folder) / name).is_file() for name in TASK_FILES)
+
+
 def check_model_folder(folder: str | Path) -> None:
-    """Make sure that a Graph-LLM folder can be loaded, without loading it.
+    """Make sure that a folder can be loaded, without loading it.
 
     Raises:
         FileNotFoundError: configuration, tokenizer, processor settings or weights are missing.
         ValueError: a JSON file is malformed, a weight file is cut off, or it is another kind of model.
     """
     folder = Path(folder)
-    config = read_json(folder / CONFIG)
-    if config.get("model_type") != "graph_llm":
-        raise ValueError(
-            f"{folder / CONFIG}: model_type is {config.get('model_type')!r} and not 'graph_llm': give the folder of a "
-            "trained Graph-LLM (run, checkpoint, export or merged)"
-        )
+    if is_text_model(folder):
+        base = read_json(folder / (ADAPTER_CONFIG if is_adapter(folder) else CONFIG)).get("base_model_name_or_path")
+        needed: tuple[str, ...] = ()
+    else:
+        config = read_json(folder / CONFIG)
+        if config.get("model_type") != "graph_llm":
+            raise ValueError(
+                f"{folder / CONFIG}: model_type is {config.get('model_type')!r} and not 'graph_llm': give the folder "
+                "of a trained Graph-LLM (run, checkpoint, export or merged)"
+            )
+        base, needed = config.get("base_model"), (PROCESSOR,)
     if not any((folder / name).exists() for name in _TOKENIZERS):
         raise FileNotFoundError(
             f"model folder {folder} has no tokenizer ({' or '.join(_TOKENIZERS)}): copy the tokenizer files of "
-            f"{config.get('base_model') or 'the base model'} into it"
+            f"{base or 'the base model'} into it"
         )
-    for name in (PROCESSOR, "tokenizer.json", "tokenizer_config.json"):
-        if name == PROCESSOR or (folder / name).exists():
+    for name in (*needed, "tokenizer.json", "tokenizer_config.json"):
+        if name in needed or (folder / name).exists():
             read_json(folder / name)
     if (folder / ADAPTER_CONFIG).exists():
         read_json(folder / ADAPTER_CONFIG)
@@ -252,7 +264,7 @@ def check_output(output: str | Path, overwrite: bool, sources: tuple[Path, ...] 
         return
     if not overwrite:
         raise FileExistsError(f"output folder {output} is not empty: give another folder, or --overwrite")
-    if not (output / CONFIG).exists():
+    if not _holds_model(output):
         raise FileExistsError(f"output folder {output} is not a model folder and is not replaced: give another folder")
 
 
@@ -281,3 +293,7 @@ def replaced_folder(output: str | Path, overwrite: bool) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _holds_model(folder: Path) -> bool:
+    return (folder / CONFIG).exists() or is_text_model(folder)

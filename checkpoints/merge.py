@@ -18,6 +18,7 @@ from checkpoints.folders import (
     check_model_folder,
     check_output,
     is_adapter,
+    is_text_model,
     load_model,
     public,
     public_tokenizer_config,
@@ -26,7 +27,18 @@ from checkpoints.folders import (
     trained_folder,
     write_json,
 )
-from checkpoints.verify import CASES, REFERENCE, TOLERANCE, Comparison, compare, observe, observe_model, weight_digests
+from checkpoints.text_export import merge_text_model
+from checkpoints.verify import (
+    CASES,
+    REFERENCE,
+    TOLERANCE,
+    Comparison,
+    compare,
+    insist,
+    observe,
+    observe_model,
+    weight_digests,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -92,6 +104,10 @@ def merge(
     check_model_folder(source)
     if not is_adapter(source):
         raise ValueError(f"{source} holds no adapter (no adapter_config.json): there is nothing to merge")
+    if is_text_model(source):
+        # It is a language model alone, so `language_model_only` changes nothing.
+        comparison = merge_text_model(source, output, dtype, overwrite)
+        return _report(output, comparison, uses_graph=False)
     provenance = collect(source)
     model, processor = load_model(source, torch.float32)
     target = parse_dtype(dtype)
@@ -119,17 +135,17 @@ def _write_graph_llm(model: Any, processor: Any, dtype: torch.dtype, scratch: Pa
     gc.collect()
     observed = observe(scratch)
     comparison = compare(reference, observed, against="the adapter")
-    report = MergeReport(
-        scratch,
-        max(case.logit_difference for case in comparison.cases),
-        sum(case.same_reply for case in comparison.cases),
-        len(comparison.cases),
-        uses_graph,
-    )
+    report = _report(scratch, comparison, uses_graph)
     if dtype is torch.float32:
-        _insist(comparison)
+        insist(comparison)
     write_json(scratch / REFERENCE, {**observed, "weights": weight_digests(scratch)})
     return report
+
+
+def _report(folder: Path, comparison: Comparison, uses_graph: bool) -> MergeReport:
+    cases = comparison.cases
+    difference = max(case.logit_difference for case in cases)
+    return MergeReport(folder, difference, sum(case.same_reply for case in cases), len(cases), uses_graph)
 
 
 def _write_language_model(model: Any, processor: Any, dtype: torch.dtype, scratch: Path) -> MergeReport:
@@ -182,16 +198,6 @@ def _merged(model: Any) -> Any:
         return model.merge_and_unload(safe_merge=True)
     except ValueError as error:
         raise ValueError(f"the adapter can't be merged: {error}") from None
-
-
-def _insist(comparison: Comparison) -> None:
-    failed = [case for case in comparison.cases if not case.passed]
-    if failed:
-        worst = max(case.logit_difference for case in failed)
-        raise ValueError(
-            f"the merged model does not say what the adapter says ({len(failed)} of {len(comparison.cases)} cases, "
-            f"first {failed[0].name!r}; logits differ by up to {worst:.1e}), so nothing was written"
-        )
 
 
 def _clean(folder: Path, keep: tuple[str, ...]) -> None:

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -21,20 +21,20 @@ from typing import Any
 from checkpoints.folders import (
     check_model_folder,
     file_digest,
+    is_text_model,
     load_model,
     read_json,
     trained_folder,
     weight_files,
     write_json,
 )
+from checkpoints.replies import FORMAT, observed_reply
+from checkpoints.text_models import TextCase, load_text_model, observe_text_model, text_cases
 from models.records import ModelInput, Step
 from models.triples import Triple, triples_from_json
 
 REFERENCE = "verify.json"
 TOLERANCE = 1e-3
-LOGIT_SAMPLE = 64
-MAX_NEW_TOKENS = 32
-_FORMAT = 1
 
 _HARBOUR = Step(
     "Who wrote The Glass Harbour?",
@@ -94,12 +94,12 @@ class Comparison:
         return bool(self.cases) and not self.other_files and all(case.passed for case in self.cases)
 
 
-def observe(folder: str | Path, cases: dict[str, ModelInput] | None = None) -> dict[str, Any]:
+def observe(folder: str | Path, cases: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Load a folder in float32 and write down what it says.
 
     Args:
         folder: Run, checkpoint, export or merged folder.
-        cases: Inputs by name; `CASES` unless given.
+        cases: Inputs by name, of `cases_of`; unless given `CASES`, or `text_cases` of a model on plain text.
 
     Returns:
         The content of `verify.json`.
@@ -110,11 +110,15 @@ def observe(folder: str | Path, cases: dict[str, ModelInput] | None = None) -> d
     """
     import torch
 
-    model, processor = load_model(trained_folder(folder), torch.float32)
+    source = trained_folder(folder)
+    if is_text_model(source):
+        check_model_folder(source)
+        return observe_text_model(load_text_model(source), text_cases(source) if cases is None else cases)
+    model, processor = load_model(source, torch.float32)
     return observe_model(model, processor, cases)
 
 
-def observe_model(model: Any, processor: Any, cases: dict[str, ModelInput] | None = None) -> dict[str, Any]:
+def observe_model(model: Any, processor: Any, cases: Mapping[str, ModelInput] | None = None) -> dict[str, Any]:
     """What a loaded float32 model says to each case; see `observe`."""
     from models.text_embeddings import LiveEmbeddings
 
@@ -122,7 +126,7 @@ def observe_model(model: Any, processor: Any, cases: dict[str, ModelInput] | Non
     embeddings = LiveEmbeddings(config.encoder, config.text_embedding_width)
     packages = ("torch", "transformers", "peft", "sentence-transformers")
     return {
-        "format": _FORMAT,
+        "format": FORMAT,
         "dtype": "float32",
         "device": str(model.device.type),
         "versions": {name: metadata.version(name) for name in packages},
@@ -134,8 +138,6 @@ def observe_model(model: Any, processor: Any, cases: dict[str, ModelInput] | Non
 
 
 def _observe_case(name: str, sample: ModelInput, model: Any, processor: Any, embeddings: Any) -> dict[str, Any]:
-    import torch
-
     from models.graphs import batch_graphs, graph_rows
 
     encoded = processor.encode_input(sample)
@@ -145,25 +147,8 @@ def _observe_case(name: str, sample: ModelInput, model: Any, processor: Any, emb
         table = embeddings.vectors(strings)
         rows = graph_rows(encoded.graphs, {text: row for row, text in enumerate(strings)})
         extra["graphs"] = batch_graphs([rows], table.__getitem__, embeddings.dimension).to(model.device)
-    ids = torch.tensor([encoded.input_ids], device=model.device)
-    with torch.inference_mode():
-        output = model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=MAX_NEW_TOKENS,
-            do_sample=False,
-            temperature=None,
-            top_p=None,
-            top_k=None,
-            eos_token_id=processor.tokenizer.eos_token_id,
-            pad_token_id=processor.tokenizer.pad_token_id,
-            return_dict_in_generate=True,
-            output_logits=True,
-            **extra,
-        )
-    logits = output.logits[0][0].float().cpu()
-    places = torch.linspace(0, logits.shape[0] - 1, min(LOGIT_SAMPLE, logits.shape[0])).round().long()
-    reply = output.sequences[0, ids.shape[1] :].tolist()
+    tokenizer = processor.tokenizer
+    reply = observed_reply(model, encoded.input_ids, [tokenizer.eos_token_id], tokenizer.pad_token_id, **extra)
     return {
         "name": name,
         "task": sample.task,
@@ -173,14 +158,8 @@ def _observe_case(name: str, sample: ModelInput, model: Any, processor: Any, emb
             for step in sample.steps
         ],
         "prompt_ids": encoded.input_ids,
-        "vocabulary": logits.shape[0],
-        "logit_ids": places.tolist(),
-        # Nine digits tell float32 values apart.
-        "logits": [float(f"{value:.9g}") for value in logits[places].tolist()],
-        "log_normaliser": float(f"{torch.logsumexp(logits, 0).item():.9g}"),
-        "argmax": int(logits.argmax()),
-        "reply_ids": reply,
-        "reply": processor.decode(reply),
+        **reply,
+        "reply": processor.decode(reply["reply_ids"]),
     }
 
 
@@ -203,35 +182,32 @@ def read_reference(folder: str | Path) -> dict[str, Any]:
             "verified"
         )
     reference = read_json(path)
-    if reference.get("format") != _FORMAT:
-        raise ValueError(f"{path}: format {reference.get('format')!r} is not {_FORMAT}: export the run again")
+    if reference.get("format") != FORMAT:
+        raise ValueError(f"{path}: format {reference.get('format')!r} is not {FORMAT}: export the run again")
     cases_of(reference, path)
     return reference
 
 
-def cases_of(reference: dict[str, Any], where: str | Path = REFERENCE) -> dict[str, ModelInput]:
+def cases_of(reference: dict[str, Any], where: str | Path = REFERENCE) -> dict[str, ModelInput | TextCase]:
     """The inputs a reference was made with.
 
     Raises:
         ValueError: there are none, or they do not have the expected layout.
     """
     try:
-        cases = {
-            case["name"]: ModelInput(
-                case["task"],
-                case["question"],
-                tuple(
-                    Step(step["query"], triples_from_json(step["triples"], str(where)), step["text"])
-                    for step in case["steps"]
-                ),
-            )
-            for case in reference["cases"]
-        }
+        cases = {case["name"]: _case_of(case, str(where)) for case in reference["cases"]}
     except (KeyError, TypeError) as error:
         raise ValueError(f"{where}: a case does not have the expected layout ({error!r})") from None
     if not cases:
         raise ValueError(f"{where} holds no cases: export the run again")
     return cases
+
+
+def _case_of(case: dict[str, Any], where: str) -> ModelInput | TextCase:
+    if "messages" in case or "text" in case:
+        return TextCase.from_json(case)
+    steps = (Step(step["query"], triples_from_json(step["triples"], where), step["text"]) for step in case["steps"])
+    return ModelInput(case["task"], case["question"], tuple(steps))
 
 
 def compare(
@@ -248,6 +224,21 @@ def compare(
     found = {case["name"]: case for case in observed["cases"]}
     results = [_compare_case(case, found.get(case["name"]), tolerance) for case in reference["cases"]]
     return Comparison(against, results, [])
+
+
+def insist(comparison: Comparison) -> None:
+    """Make sure that a merged model says what its adapter says.
+
+    Raises:
+        ValueError: it does not.
+    """
+    failed = [case for case in comparison.cases if not case.passed]
+    if failed:
+        worst = max(case.logit_difference for case in failed)
+        raise ValueError(
+            f"the merged model does not say what the adapter says ({len(failed)} of {len(comparison.cases)} cases, "
+            f"first {failed[0].name!r}; logits differ by up to {worst:.1e}), so nothing was written"
+        )
 
 
 def _compare_case(wanted: dict[str, Any], found: dict[str, Any] | None, tolerance: float) -> CaseResult:
@@ -312,7 +303,7 @@ def observe_in_new_process(folder: Path, reference: dict[str, Any]) -> dict[str,
     """
     with tempfile.TemporaryDirectory(prefix="tripletune-verify-") as scratch:
         cases, output = Path(scratch) / "cases.json", Path(scratch) / "observed.json"
-        write_json(cases, {"format": _FORMAT, "cases": reference["cases"]})
+        write_json(cases, {"format": FORMAT, "cases": reference["cases"]})
         command = [sys.executable, "-m", "checkpoints", "observe", str(folder)]
         # The packages need not be installed: the other process finds them where this one did.
         places = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]

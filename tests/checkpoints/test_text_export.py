@@ -1,0 +1,196 @@
+"""Extractors and students on their way out: exported, merged and verified, loaded by plain transformers and PEFT."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoints.export import ExportOptions, export
+from checkpoints.merge import merge
+
+Cli = Callable[..., tuple[int, str, str]]
+PROMPT = "Write down every fact.\n"
+
+
+def make_run(base: Path, run: Path, seq2seq: bool, task: str = "text_to_triples") -> Path:
+    """A finished run with an adapter that does something, as `train.text_run` saves it."""
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+
+    from models.adapters import add_lora
+
+    folder = run / "final"
+    torch.manual_seed(5)
+    kind = AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM
+    model = kind.from_pretrained(base, dtype=torch.float32)
+    adapted = add_lora(model, rank=4, alpha=8, dropout=0.1, targets=("all-linear",), base=str(base))
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.3)
+    adapted.save_pretrained(folder)
+    (folder / "README.md").unlink()
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+    about = {"task": task, "base_model": str(base), "base_revision": None, "encoder_decoder": seq2seq}
+    (folder / ("extractor.json" if task == "text_to_triples" else "student.json")).write_text(json.dumps(about))
+    if not seq2seq:
+        (folder / "prompt.md").write_text(PROMPT)
+    training = {"rows": 12, "steps": 3, "seconds": 7.25, "evaluation": {"eval_normalised/micro/f1": 0.5}}
+    (folder / "training.json").write_text(json.dumps(training))
+    (folder / "optimizer.pt").write_bytes(b"\x80pickle")
+    (run / "config.yaml").write_text(f"output_dir: /home/someone/secret/{run.name}\nmodel: {{base: {base}}}\n")
+    return run
+
+
+@pytest.fixture(params=["decoder", "encoder-decoder"])
+def seq2seq(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "encoder-decoder")
+
+
+@pytest.fixture
+def run(tmp_path: Path, tiny_llama: Path, tiny_t5: Path, seq2seq: bool) -> Path:
+    return make_run(tiny_t5 if seq2seq else tiny_llama, tmp_path / "runs" / "extractor", seq2seq)
+
+
+def inputs(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)("Ida Morn was born in Velsund.", return_tensors="pt")
+
+
+def logits(model: Any, seq2seq: bool, batch: Any) -> torch.Tensor:
+    extra = {"decoder_input_ids": torch.tensor([[3]])} if seq2seq else {}
+    with torch.no_grad():
+        return model.eval()(**batch, **extra).logits
+
+
+def reference_logits(run: Path, base: Path, seq2seq: bool) -> torch.Tensor:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    kind = AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM
+    return logits(PeftModel.from_pretrained(kind.from_pretrained(base), run / "final"), seq2seq, inputs(base))
+
+
+def test_an_export_loads_in_plain_peft(
+    run: Path, tmp_path: Path, seq2seq: bool, tiny_llama: Path, tiny_t5: Path
+) -> None:
+    from peft import AutoPeftModelForCausalLM, AutoPeftModelForSeq2SeqLM
+
+    folder = export(run, tmp_path / "out")
+    wanted = {"README.md", "adapter_config.json", "adapter_model.safetensors", "chat_template.jinja", "extractor.json"}
+    wanted |= {"provenance.json", "tokenizer.json", "tokenizer_config.json", "verify.json"}
+    assert {path.name for path in folder.iterdir()} == (wanted if seq2seq else wanted | {"prompt.md"})
+    auto = AutoPeftModelForSeq2SeqLM if seq2seq else AutoPeftModelForCausalLM
+    expected = reference_logits(run, tiny_t5 if seq2seq else tiny_llama, seq2seq)
+    assert torch.equal(logits(auto.from_pretrained(folder), seq2seq, inputs(folder)), expected)
+
+
+def test_a_merged_folder_loads_in_plain_transformers(
+    run: Path, tmp_path: Path, seq2seq: bool, tiny_llama: Path, tiny_t5: Path
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    report = merge(run, tmp_path / "merged")
+    assert (report.same_replies, report.replies, report.uses_graph) == (3, 3, False)
+    assert report.logit_difference < 1e-3
+    auto = AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM
+    expected = reference_logits(run, tiny_t5 if seq2seq else tiny_llama, seq2seq)
+    found = logits(auto.from_pretrained(report.folder), seq2seq, inputs(report.folder))
+    assert torch.allclose(found, expected, atol=1e-4)
+    assert not (report.folder / "adapter_config.json").exists()
+    assert (report.folder / "extractor.json").exists()
+
+
+def test_the_card_shows_scores_and_code_that_runs(
+    run: Path, tmp_path: Path, seq2seq: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = tmp_path / "genwiki" / "metrics.json"
+    scores.parent.mkdir()
+    scores.write_text(json.dumps({"normalised": {"micro": {"f1": {"mean": 0.42, "low": 0.4, "high": 0.44, "n": 9}}}}))
+    folder = export(run, tmp_path / "out", ExportOptions(scores=(scores,), licence="apache-2.0"))
+    card = (folder / "README.md").read_text()
+    assert "`eval_normalised/micro/f1` | 0.5" in card
+    assert "| `normalised.micro.f1` | 0.42 | 0.4 to 0.44 | 9 |" in card
+    assert "license: apache-2.0" in card
+    assert "/home/someone" not in card
+    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)
+    assert code
+    # A base model in a local folder is shown by its name alone.
+    base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+    monkeypatch.chdir(tmp_path)
+    shown = code[1].replace(f'from_pretrained("{Path(base).name}"', f'from_pretrained("{base}"')
+    exec(shown.replace("max_new_tokens=256", "max_new_tokens=4"), {})
+    assert capsys.readouterr().out
+
+
+def test_verify_knows_an_export_and_another_model(run: Path, tmp_path: Path, cli: Cli, same_process: None) -> None:
+    folder = export(run, tmp_path / "out")
+    code, out, err = cli("verify", folder, "--run", run)
+    assert code == 0, err
+    assert "is intact" in out
+    # Another weight in the same file.
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "adapter_model.safetensors")
+    name = sorted(weights)[0]
+    save_file({**weights, name: weights[name] + 1.0}, folder / "adapter_model.safetensors", {"format": "pt"})
+    code, _, err = cli("verify", folder)
+    assert code == 1
+    assert "adapter_model.safetensors" in err
+
+
+def test_a_base_model_gets_another_name(run: Path, tmp_path: Path) -> None:
+    options = ExportOptions(base_model="owner/name", base_revision="abc")
+    folder = export(run, tmp_path / "out", options)
+    adapter = json.loads((folder / "adapter_config.json").read_text())
+    assert (adapter["base_model_name_or_path"], adapter["revision"]) == ("owner/name", "abc")
+    about = json.loads((folder / "extractor.json").read_text())
+    assert (about["base_model"], about["base_revision"]) == ("owner/name", "abc")
+    assert 'from_pretrained("owner/name", revision="abc")' in (folder / "README.md").read_text()
+
+
+def test_a_student_of_cirag_is_exported_too(tmp_path: Path, tiny_llama: Path, cli: Cli, same_process: None) -> None:
+    run = make_run(tiny_llama, tmp_path / "runs" / "student", False, "cirag.integrate")
+    folder = export(run, tmp_path / "out")
+    assert "# Integrator of CIRAG: out" in (folder / "README.md").read_text()
+    assert cli("verify", folder)[0] == 0
+    # And the export can be merged, with what is known about it.
+    merged = merge(folder, tmp_path / "merged").folder
+    assert "`eval_normalised/micro/f1` | 0.5" in (merged / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "adapter_model.safetensors").unlink(), "adapter_model.safetensors"),
+        (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"short"), "cut off or damaged"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{"), "not valid JSON"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer"),
+        (lambda folder: (folder / "adapter_config.json").unlink(), "config.json"),
+    ],
+    ids=["no weights", "short weights", "bad adapter config", "no tokenizer", "no adapter config"],
+)
+def test_a_damaged_run_is_refused(
+    damage: Callable[[Path], None], message: str, tmp_path: Path, tiny_llama: Path, cli: Cli
+) -> None:
+    run = make_run(tiny_llama, tmp_path / "runs" / "extractor", False)
+    damage(run / "final")
+    code, _, err = cli("export", run, "--output", tmp_path / "out")
+    assert code == 2
+    assert message in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_whole_model_needs_no_export(tmp_path: Path, tiny_llama: Path, cli: Cli) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(tiny_llama, run / "final")
+    (run / "final" / "extractor.json").write_text(json.dumps({"task": "text_to_triples"}))
+    code, _, err = cli("export", run, "--output", tmp_path / "out")
+    assert code == 2
+    assert "it is a whole model and stands by itself already" in err

@@ -1,0 +1,313 @@
+"""The text-to-triples recipe as people run it: a whole run, a real kill, and one clear message for every bad input."""
+
+import json
+import logging
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from train.config import load_config, to_yaml
+from train.extraction_config import ExtractionConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = ROOT / "recipes" / "text_to_triples.py"
+Config = Callable[..., Any]
+Call = Callable[[list[str]], str]
+STEPS = {"train.max_steps": 8, "train.save_steps": 3, "train.eval_steps": 2}
+
+# Runs the recipe and kills this process, as `kill -9` does, after a step.
+KILLER = """
+import os, runpy, signal, sys
+step = int(sys.argv[1])
+sys.argv = sys.argv[2:]
+from train.run_trainer import LossLog
+original = LossLog.on_step_end
+def on_step_end(self, args, state, control, **kwargs):
+    original(self, args, state, control, **kwargs)
+    if state.global_step == step:
+        os.kill(os.getpid(), signal.SIGKILL)
+LossLog.on_step_end = on_step_end
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.fixture(params=["decoder", "encoder-decoder"])
+def seq2seq(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "encoder-decoder")
+
+
+def command_line(config: Any, tmp_path: Path) -> list[str]:
+    path = tmp_path / f"{Path(config.output_dir).name}.yaml"
+    path.write_text(to_yaml(config))
+    return [str(RECIPE), "--config", str(path)]
+
+
+def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        cwd=ROOT,
+        env=environment,
+    )
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Call]:
+    """Runs the recipe's command line in this process and returns its error message ("" for success)."""
+    handlers, level = logging.root.handlers[:], logging.root.level
+
+    def call(argv: list[str]) -> str:
+        monkeypatch.setattr(sys, "argv", argv)
+        code = 0
+        try:
+            runpy.run_path(argv[0], run_name="__main__")
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        if code == 0:
+            return ""
+        errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        assert (code, len(errors)) == (2, 1)
+        return errors[0]
+
+    yield call
+    logging.root.handlers[:], logging.root.level = handlers, level
+
+
+def lines(config: Any, name: str) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (Path(config.output_dir) / name).read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+
+
+def test_a_run_and_its_result(make_extraction_config: Config, tmp_path: Path, seq2seq: bool, in_process: Call) -> None:
+    config = make_extraction_config({**STEPS, "model.lora_dropout": 0.0}, seq2seq)
+    assert in_process(command_line(config, tmp_path)) == ""
+    found = lines(config, "losses.jsonl")
+    assert [line["step"] for line in found] == list(range(1, 9))
+    assert found[-1]["loss"] < found[0]["loss"]
+    evaluations = lines(config, "evaluations.jsonl")
+    assert [line["step"] for line in evaluations] == [2, 4, 6, 8]
+    folder = Path(config.output_dir) / "final"
+    result = json.loads((folder / "training.json").read_text())
+    assert (result["steps"], result["rows"]) == (8, 12)
+    assert result["tokenised"]["train"]["no_facts"] == 1
+    assert result["evaluation"]["eval_loss"] == pytest.approx(evaluations[-1]["loss"])
+    assert "eval_normalised/micro/f1" in result["evaluation"]
+    assert result["data"]["train"]["sha256"] != result["data"]["validation"]["sha256"]
+    assert {"config.yaml", "environment.json"} <= {path.name for path in Path(config.output_dir).iterdir()}
+
+    # The adapter loads in plain transformers and PEFT.
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    auto = AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM
+    PeftModel.from_pretrained(auto.from_pretrained(config.model.base), folder)
+
+
+@pytest.mark.slow
+def test_a_kill_leaves_no_trace(
+    make_extraction_config: Config, tmp_path: Path, seq2seq: bool, in_process: Call
+) -> None:
+    whole = make_extraction_config({**STEPS, "output_dir": str(tmp_path / "whole")}, seq2seq)
+    assert in_process(command_line(whole, tmp_path)) == ""
+    killed = make_extraction_config({**STEPS, "output_dir": str(tmp_path / "killed")}, seq2seq)
+    arguments = command_line(killed, tmp_path)
+    done = run(["-c", KILLER, "5", *arguments])
+    assert done.returncode == -9, done.stderr
+    assert [line["step"] for line in lines(killed, "losses.jsonl")] == [1, 2, 3, 4, 5]
+    assert in_process(arguments) == ""
+    for name in ("losses.jsonl", "evaluations.jsonl"):
+        assert lines(killed, name) == lines(whole, name)
+    one, other = (load_file(tmp_path / name / "final" / "adapter_model.safetensors") for name in ("whole", "killed"))
+    assert one.keys() == other.keys()
+    assert all(one[name].equal(other[name]) for name in one)
+    # And once more: there is nothing left to do, and nothing changes.
+    assert in_process(arguments) == ""
+    assert lines(killed, "losses.jsonl") == lines(whole, "losses.jsonl")
+
+
+@pytest.mark.slow
+def test_two_processes_are_as_one(
+    make_extraction_config: Config, tmp_path: Path, seq2seq: bool, in_process: Call
+) -> None:
+    quiet = {"model.lora_dropout": 0.0, "train.max_steps": 4}
+    one = make_extraction_config({**quiet, "output_dir": str(tmp_path / "one")}, seq2seq)
+    assert in_process(command_line(one, tmp_path)) == ""
+    two = make_extraction_config({**quiet, "output_dir": str(tmp_path / "two"), "train.batch_size": 1}, seq2seq)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    done = run([*launch, *command_line(two, tmp_path)])
+    assert done.returncode == 0, done.stderr
+    assert "2 process(es)" in done.stderr
+    losses = [[line["loss"] for line in lines(config, "losses.jsonl")] for config in (one, two)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    scores = [lines(config, "evaluations.jsonl")[-1] for config in (one, two)]
+    assert scores[1]["texts"] == scores[0]["texts"] == 2
+
+
+@pytest.mark.slow
+def test_tracking_offline(make_extraction_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    config = make_extraction_config({"report_to": ["wandb"], "train.max_steps": 2, "run_name": "named"})
+    done = run(command_line(config, tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.rglob("*.wandb"))
+
+
+@pytest.mark.parametrize("seq2seq", [False, True], ids=["decoder", "encoder-decoder"])
+def test_a_dry_run_trains_nothing(
+    make_extraction_config: Config,
+    tmp_path: Path,
+    seq2seq: bool,
+    in_process: Call,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = make_extraction_config({}, seq2seq)
+    assert in_process([*command_line(config, tmp_path), "--dry-run", "--train.epochs", "5"]) == ""
+    shown = capsys.readouterr().out
+    assert "epochs: 5.0" in shown
+    assert "15 optimiser steps of 4 rows" in shown
+    assert "pairs 12, no facts 1" in shown
+    assert shown.count("⟦") == 2
+    end = "<|im_end|>"
+    assert f"⟦(S> Ada Lovelace| P> born in| O> London){end}⟧" in shown
+    assert not (Path(config.output_dir) / "losses.jsonl").exists()
+    assert not (Path(config.output_dir) / "final").exists()
+
+
+def test_without_trl_a_decoder_is_refused_in_a_sentence(
+    make_extraction_config: Config, tmp_path: Path, in_process: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "trl", None)
+    said = in_process(command_line(make_extraction_config(), tmp_path))
+    assert "pip install trl" in said
+
+
+def break_data(config: Any) -> None:
+    path = Path(config.data.train) / "train-00000.jsonl"
+    path.write_text(path.read_text() + '{"id": "1", "te\n')
+
+
+def other_columns(config: Any) -> None:
+    (Path(config.data.train) / "train-00000.jsonl").write_text('{"id": "1", "question": "?"}\n')
+
+
+def binary_file(config: Any) -> None:
+    (Path(config.data.train) / "train-00000.jsonl").write_bytes(b"\x80\x81\x00\xff" * 100)
+
+
+def empty_text(config: Any) -> None:
+    (Path(config.data.train) / "train-00000.jsonl").write_text('{"id": "1", "text": " ", "triples": []}\n')
+
+
+def no_room(config: Any) -> None:
+    row = {"id": "1", "text": "x", "triples": [["a " * 200, "b", "c"]]}
+    (Path(config.data.train) / "train-00000.jsonl").write_text(json.dumps(row) + "\n")
+    config.data.max_target_tokens = 32
+
+
+def no_data(config: Any) -> None:
+    config.data.train = "/nowhere/pairs"
+
+
+def no_shards(config: Any) -> None:
+    config.data.train_split = "test"
+
+
+def no_pairs(config: Any) -> None:
+    (Path(config.data.train) / "train-00000.jsonl").write_text("")
+
+
+def no_such_model(config: Any) -> None:
+    config.model.base = "/nowhere/model"
+
+
+def wrong_targets(config: Any) -> None:
+    config.model.lora_targets = ["query_key_value"]
+
+
+def packed_encoder_decoder(config: Any) -> None:
+    config.train.packing = True
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (no_data, "no such file or folder: /nowhere/pairs"),
+        (no_shards, "no test*.jsonl"),
+        (no_pairs, "holds no text-to-triples pairs"),
+        (break_data, "train-00000.jsonl:13: not valid JSON"),
+        (binary_file, "train-00000.jsonl:1"),
+        (other_columns, "lacks text, triples"),
+        (empty_text, "the text is empty"),
+        (no_room, "there are no rows to learn from"),
+        (no_such_model, "'/nowhere/model': there is no such folder"),
+        (wrong_targets, "['query_key_value'] do not exist"),
+        (packed_encoder_decoder, "is an encoder-decoder"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_bad_input_is_one_clear_message(
+    damage: Callable[[Any], None], message: str, make_extraction_config: Config, tmp_path: Path, in_process: Call
+) -> None:
+    config = make_extraction_config({}, seq2seq=True)
+    damage(config)
+    said = in_process(command_line(config, tmp_path))
+    assert message in said
+    assert said.count("error: ") == 1
+    assert not (Path(config.output_dir) / "final").exists()
+
+
+def test_all_problems_of_a_configuration_come_at_once(tmp_path: Path, in_process: Call) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(
+        "model: {lora_rank: 0, dtype: float8, lora_targets: []}\n"
+        "data: {max_source_tokens: 1, prompt: /nowhere.md}\n"
+        "train: {epochs: 0, packing: true, pack_tokens: 8, warmup_ratio: 2, eval_generate_records: -1}\n"
+        "report_to: [wandbb]\n"
+    )
+    done = run([str(RECIPE), "--config", str(path)])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "10 problem(s)" in done.stderr
+    for said in ("did you mean wandb?", "model.lora_rank: 0", "data.prompt: there is no file", "train.pack_tokens: 8"):
+        assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_of_another_run_is_not_gone_on_with(
+    make_extraction_config: Config, tmp_path: Path, in_process: Call
+) -> None:
+    config = make_extraction_config({"train.save_steps": 2, "train.max_steps": 2}, seq2seq=True)
+    assert in_process(command_line(config, tmp_path)) == ""
+    said = in_process([*command_line(config, tmp_path), "--train.learning_rate", "0.5", "--train.max_steps", "4"])
+    assert "train.learning_rate was 0.01 and is 0.5" in said
+
+
+CONFIGS = sorted((ROOT / "recipes" / "configs").glob("*t2t*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_the_configurations_that_come_with_it(path: Path) -> None:
+    config = load_config(ExtractionConfig, path)
+    assert config.output_dir == f"runs/{path.stem}"
+    if "paper" in path.stem:
+        rates = {"text": (2e-5, 32), "table": (5e-5, 8)}
+        assert (config.train.learning_rate, config.train.batch_size) == rates[path.stem.rsplit("_", 1)[1]]
+        assert (config.data.max_source_tokens, config.data.max_target_tokens) == (512, 256)
+        assert (config.train.gradient_accumulation, config.train.eval_steps) == (4, 5000)
+        assert not config.model.lora
+
+
+def test_the_configurations_are_there() -> None:
+    assert len(CONFIGS) == 6

@@ -1,0 +1,191 @@
+"""Pairs of text and triples become token ids with labels at the triples alone (RAS, section D.1).
+
+Decoders read the chat that extraction uses (`models.extraction_pairs.extraction_chat`, `models.llm.chat.ChatEncoder`)
+and learn the reply and the token that ends it. A text without facts has the reply `NONE`, because a server takes an
+empty reply for a failure; `read_reply` knows the word. Encoder-decoders read the text alone, as in the paper, and learn
+an empty target for it.
+
+Too long a source is cut on the right between two words; the title stands in front and stays. Too long a target loses
+whole triples from its end, never a part of one. Both are counted, and so are pairs that have not even room for one
+triple, which are left out: an empty target would teach that there are no facts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from models.extraction_pairs import NO_FACTS, ExtractionPair, extraction_chat, render_target
+from models.llm.chat import ChatEncoder, end_tokens
+from models.llm.client import Message
+from models.triples import Triple
+
+IGNORED = -100
+# Pairs that are tokenised in one call.
+_CHUNK = 256
+_PROBE = "probe"
+_COUNTED = ("pairs", "no_facts", "cut_sources", "cut_targets", "lost_triples", "left_out")
+
+
+@dataclass(frozen=True, slots=True)
+class RowLimits:
+    """How long a row may be.
+
+    Attributes:
+        source: Tokens of the text; 512 in the paper.
+        target: Tokens of the triples and the end token; 256 in the paper.
+    """
+
+    source: int = 512
+    target: int = 256
+
+
+class PairEncoder:
+    """Tokenises pairs for one model.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        instruction: The system's turn, from `models.extraction_pairs.load_instruction`; None for encoder-decoders,
+            which get the text alone.
+        limits: Longest source and target.
+        generation_config: The model's, which knows all tokens that end a reply.
+        model: The model's name, for messages.
+
+    Raises:
+        ValueError: a decoder's tokenizer has no chat template, or there is no end token.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        instruction: str | None,
+        limits: RowLimits,
+        generation_config: Any = None,
+        model: str = "",
+    ) -> None:
+        self.tokenizer, self.instruction, self.limits = tokenizer, instruction, limits
+        if tokenizer.eos_token_id is None:
+            raise ValueError(f"model {model}: its tokenizer has no end-of-sequence token; set one before training")
+        self._chat: ChatEncoder | None = None
+        self._end = int(tokenizer.eos_token_id)
+        if instruction is not None:
+            self._chat = ChatEncoder(tokenizer, model or str(tokenizer.name_or_path))
+            self._end = self._end_of_turn(end_tokens(tokenizer, generation_config))
+
+    def prompts(self, sources: Sequence[str]) -> list[list[int]]:
+        """What the model reads of texts that are short enough.
+
+        Args:
+            sources: From `models.extraction_pairs.render_source`.
+        """
+        if not sources:
+            return []
+        if self._chat is None:
+            return [list(ids) for ids in self.tokenizer(list(sources))["input_ids"]]
+        chats = [self._chat.render(extraction_chat(source, self.instruction or "")) for source in sources]
+        return [list(ids) for ids in self.tokenizer(chats, add_special_tokens=False)["input_ids"]]
+
+    def sample(self) -> list[list[int]]:
+        """A row that shows template, instruction and tokenizer, which may change while their folder keeps its name."""
+        probe = ExtractionPair("probe", "Ada was born in London.", "Ada", (Triple("Ada", "born in", "London"),))
+        return [part for row in self.rows([probe], Counter()) for part in (row["input_ids"], row["labels"])]
+
+    def rows(self, pairs: Iterable[ExtractionPair], counts: Counter[str]) -> Iterator[dict[str, Any]]:
+        """Rows of pairs, in their order, streamed.
+
+        Args:
+            pairs: The pairs.
+            counts: Counts `pairs`, `no_facts`, `cut_sources`, `cut_targets`, `lost_triples` and pairs `left_out`.
+
+        Yields:
+            `input_ids`, `labels` and `length`. For decoders both lists have one length and the prompt's labels are
+            -100; for encoder-decoders they are source and target.
+        """
+        counts.update(dict.fromkeys(_COUNTED, 0))
+        stream = iter(pairs)
+        while chunk := list(islice(stream, _CHUNK)):
+            sources = self.cut_sources([pair.source_text for pair in chunk], counts)
+            targets = self._targets([pair.triples for pair in chunk], counts)
+            counts["pairs"] += len(chunk)
+            counts["no_facts"] += sum(not pair.triples for pair in chunk)
+            for prompt, target in zip(self.prompts(sources), targets):
+                if target is None:
+                    counts["left_out"] += 1
+                elif self._chat is None:
+                    yield {"input_ids": prompt, "labels": target, "length": len(prompt) + len(target)}
+                else:
+                    ids = prompt + target
+                    yield {"input_ids": ids, "labels": [IGNORED] * len(prompt) + target, "length": len(ids)}
+
+    def cut_sources(self, sources: Sequence[str], counts: Counter[str]) -> list[str]:
+        """Texts cut to the limit, each at a word; how many were cut is counted under `cut_sources`."""
+        room = self.limits.source - (1 if self._chat is None else 0)
+        kept = list(sources)
+        # No token stands for less than a byte, so most texts need not be looked at.
+        for place in [n for n, text in enumerate(kept) if len(text.encode(errors="replace")) >= room]:
+            shorter = self._cut(kept[place], room)
+            counts["cut_sources"] += shorter != kept[place]
+            kept[place] = shorter
+        return kept
+
+    def _cut(self, text: str, room: int) -> str:
+        knows_places = bool(getattr(self.tokenizer, "is_fast", False))
+        while True:
+            encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=knows_places)
+            ids = encoded["input_ids"]
+            if len(ids) <= room:
+                return text
+            end = encoded["offset_mapping"][room - 1][1] if knows_places else len(text) * room // len(ids)
+            end = min(end, len(text) - 1)
+            place = text.rfind(" ", 0, end + 1)
+            # A text without spaces is cut where it must be.
+            text = text[: place if place > 0 else max(end, 1)]
+
+    def _targets(self, triples: Sequence[Sequence[Triple]], counts: Counter[str]) -> list[list[int] | None]:
+        texts = [self._target_text(row) for row in triples]
+        found: list[list[int] | None] = []
+        for row, ids in zip(triples, self._plain_ids(texts)):
+            if len(ids) < self.limits.target:
+                found.append([*ids, self._end])
+                continue
+            kept = self._fewer(row)
+            if kept is None:
+                found.append(None)
+                continue
+            counts["cut_targets"] += 1
+            counts["lost_triples"] += len(row) - kept
+            found.append([*self._plain_ids([self._target_text(row[:kept])])[0], self._end])
+        return found
+
+    def _fewer(self, triples: Sequence[Triple]) -> int | None:
+        """The largest number of first triples that have room; None when there is none."""
+        low, high = 0, len(triples) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = len(self._plain_ids([self._target_text(triples[:middle])])[0]) < self.limits.target
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low or None
+
+    def _target_text(self, triples: Sequence[Triple]) -> str:
+        text = render_target(triples)
+        return text if text or self._chat is None else NO_FACTS
+
+    def _plain_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        # Text from data is never read as a control token.
+        encoded = self.tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)
+        return [list(ids) for ids in encoded["input_ids"]]
+
+    def _end_of_turn(self, ends: Sequence[int]) -> int:
+        """The token that the chat template puts after a reply; the tokenizer's end token where it is none of the ends.
+
+        Gemma, for one, ends a turn with another token than a text.
+        """
+        if self._chat is None:
+            return self._end
+        reply: Message = {"role": "assistant", "content": _PROBE}
+        text = self._chat.render([*extraction_chat("text", self.instruction or ""), reply], reply=False)
+        closing = self._chat.tokens(text[text.rfind(_PROBE) + len(_PROBE) :])
+        return next((token for token in closing if token in ends), self._end)
