@@ -8,6 +8,9 @@ import sys
 from collections.abc import Sequence
 from typing import get_args
 
+from eval import curve, extraction_cli
+from eval.decisions_cli import add_arguments as add_decision_arguments
+from eval.reports.cli import add_arguments as add_report_arguments
 from eval.task import task_names
 from models.llm.options import add_arguments
 from rag.retrieval import RetrieverKind
@@ -21,11 +24,22 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True)
     _add_run(commands.add_parser("run", help="answer the questions of a task with a system"))
     compare = commands.add_parser("compare", help="compare finished runs, question by question, with the first")
-    compare.add_argument("folders", nargs="+", metavar="DIR", help="output folders of `run`")
+    compare.add_argument("folders", nargs="+", metavar="DIR", help="output folders of `run`, or of `extraction`")
     compare.add_argument("--metric", help="score to compare (default: the headline of the task)")
     compare.add_argument("--output", metavar="FILE", help="also write the comparison as JSON")
     _add_records(commands.add_parser("records", help="score a model on SUBQ records with gold history"))
+    add_decision_arguments(commands.add_parser("decisions", help="score a CIRAG student's decisions on trajectories"))
+    extraction_cli.add_arguments(commands.add_parser("extraction", help="score a text-to-triples model on pairs"))
+    curve.add_arguments(commands.add_parser("curve", help="draw the learning curve of a training run"))
+    add_report_arguments(commands.add_parser("report", help="tables and plots of finished evaluations"))
     return top
+
+
+def run_arguments(words: Sequence[str]) -> argparse.Namespace:
+    """A command line as the commands take it: parsed, with its words beside it."""
+    args = parser().parse_args(words)
+    args.words = list(words)
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0; 1 when every question failed, or a server does not answer; 2 for bad input; 3 when questions wait for the
         replies of a batch; 130 when it was interrupted.
     """
-    args = parser().parse_args(argv)
+    args = run_arguments(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(
         level=logging.DEBUG if args.verbose else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -46,11 +60,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     from rich.console import Console
 
-    from eval import commands
+    from eval import commands, decisions_cli
     from eval.harness import QuestionsPending
+    from eval.reports.cli import report
     from models.llm.client import CallError
 
-    command = {"run": commands.run, "compare": commands.compare_runs, "records": commands.records}[args.command]
+    command = {
+        "run": commands.run,
+        "compare": commands.compare_runs,
+        "records": commands.records,
+        "decisions": decisions_cli.run,
+        "extraction": extraction_cli.run,
+        "curve": curve.run,
+        "report": report,
+    }[args.command]
     # A table in a log file must not be cut at the 80 columns a file is taken to have.
     console = Console() if sys.stdout.isatty() else Console(width=160)
     try:
@@ -83,7 +106,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     run.add_argument("--corpus", metavar="FILE", help="passages to retrieve from (default: all contexts in --data)")
     run.add_argument("--gold", metavar="FILE", help="gold links of --corpus, from data_builders.corpus, for recall")
-    run.add_argument("--triples", metavar="FILE", help='JSON lines of {"title", "text", "triples"} for the passages')
+    _add_triples(run)
     run.add_argument("--retriever", choices=get_args(RetrieverKind), default="bm25", help="default: %(default)s")
     run.add_argument(
         "--encoder", metavar="SPEC",
@@ -111,11 +134,20 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     add_arguments(run, "teacher")
 
 
+def _add_triples(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--triples", metavar="FILE",
+        help='triples of the passages: JSON lines of {"title", "text", "triples"}, or a store of `rag extract`',
+    )  # fmt: skip
+    command.add_argument("--extractor", metavar="NAME", help="whose triples, where --triples holds those of several")
+
+
 def _add_records(records: argparse.ArgumentParser) -> None:
     records.add_argument("--data", required=True, help="folder of record shards, or one shard")
     records.add_argument("--split", default="validation", help="split of the folder (default: %(default)s)")
     _add_model(records)
     records.add_argument("--evidence", choices=get_args(Evidence), help="default: as the model was trained")
+    _add_triples(records)
 
 
 def _add_model(command: argparse.ArgumentParser, required: bool = True) -> None:

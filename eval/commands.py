@@ -10,7 +10,8 @@ import argparse
 import logging
 import sys
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,15 +19,19 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from checkpoints.folders import check_model_folder, read_json, trained_folder
+from data_builders.questions import Question
+from eval.extraction_report import compare_extractions, is_extraction, show_extraction_comparison
 from eval.harness import Setup, run_task
-from eval.llm_tools import is_batch, llm_problems, llm_settings, open_llms
+from eval.llm_tools import LLMs, is_batch, llm_problems, llm_settings, open_llms
 from eval.progress import Progress
 from eval.records import predict_records, summarise
+from eval.replaced_triples import MISSES, PASSAGES, triples_settings, with_triples
 from eval.report import compare, show_comparison, show_records, show_run
 from eval.results import METRICS, ResultLog
 from eval.task import Task, load_task, read_questions, write_context_corpus
-from models.records import read_records, record_files
+from models.records import Record, read_records, record_files
 from models.sources import resolve
+from rag.extraction_store import open_triples
 from rag.gold import read_gold
 from rag.index_folder import sha256_of, weights_fingerprint, write_json
 from rag.rerank import open_reranker
@@ -47,6 +52,55 @@ def run(args: argparse.Namespace, console: Console) -> int:
     Returns:
         The exit code: 1 when every single question failed.
     """
+    job = open_job(args)
+    try:
+        metrics = run_task(job.setup, job.questions(), job.ids, job.log, job.concurrency)
+    finally:
+        job.log.close()
+    show_run(metrics, console)
+    counts = metrics["counts"]
+    if counts["passages"] and 2 * counts["passages_without_triples"] > counts["passages"] and args.triples:
+        logger.warning("most retrieved passages have no triples in %s: does it cover this corpus?", args.triples)
+    if counts["errors"] == metrics["questions"]:
+        logger.error('every question failed; see "error" in %s', job.log.path)
+        return 1
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One call of `eval run` with everything opened.
+
+    Attributes:
+        args: Its command line.
+        setup: System, task and tools.
+        ids: The questions' ids, in order.
+        log: Where the rows go.
+        concurrency: Questions under way at once.
+    """
+
+    args: argparse.Namespace
+    setup: Setup
+    ids: list[str]
+    log: ResultLog
+    concurrency: int
+
+    def questions(self) -> Iterator[Question]:
+        """Stream the questions."""
+        return read_questions(self.setup.task, self.args.data, self.args.limit)
+
+
+def open_job(args: argparse.Namespace, llms: LLMs | None = None) -> Job:
+    """Check a call of `eval run`, open what it needs and note what it is.
+
+    Args:
+        args: Its command line.
+        llms: Teacher, integrator and sampling that several jobs share; None opens those of the command line.
+
+    Raises:
+        FileNotFoundError: a file or a model is not there.
+        ValueError: options can't work together, or the output folder holds results of another run.
+    """
     system, task = load_system(args.system), load_task(args.task)
     options = _options(args, system, task)
     _check_needs(args, system, options)
@@ -56,27 +110,25 @@ def run(args: argparse.Namespace, console: Console) -> int:
         logger.warning("%s: %d %s", args.data, count, note)
     log = ResultLog(args.output, _run_settings(args, task, options), args.overwrite, args.retry_errors)
     try:
-        tools, own_contexts = _tools(args, system, task, options)
+        log.note(["python", "-m", "eval", *args.words], len(ids), data=args.data, concurrency=args.concurrency)
+        tools, own_contexts = _tools(args, system, task, options, llms)
         setup = Setup(system, task, tools, options, own_contexts, read_gold(args.gold) if args.gold else None)
         # Calls of a batch are not answered now, and one question after another makes the same file every time.
         concurrency = 1 if system.model == "llm" and is_batch(args) else args.concurrency
-        metrics = run_task(setup, read_questions(task, args.data, args.limit), ids, log, concurrency)
-    finally:
+        return Job(args, setup, ids, log, concurrency)
+    except BaseException:
         log.close()
-    show_run(metrics, console)
-    counts = metrics["counts"]
-    if counts["passages"] and 2 * counts["passages_without_triples"] > counts["passages"] and args.triples:
-        logger.warning("most retrieved passages have no triples in %s: does it cover this corpus?", args.triples)
-    if counts["errors"] == metrics["questions"]:
-        logger.error('every question failed; see "error" in %s', log.path)
-        return 1
-    return 0
+        raise
 
 
 def compare_runs(args: argparse.Namespace, console: Console) -> int:
     """Compare finished runs with the first one."""
-    comparison = compare(args.folders, args.metric)
-    show_comparison(comparison, console)
+    if is_extraction(args.folders[0]):
+        comparison = compare_extractions(args.folders, args.metric)
+        show_extraction_comparison(comparison, console)
+    else:
+        comparison = compare(args.folders, args.metric)
+        show_comparison(comparison, console)
     if args.output:
         write_json(Path(args.output), comparison)
     return 0
@@ -96,18 +148,24 @@ def records(args: argparse.Namespace, console: Console) -> int:
         "model": model,
         "weights": weights_fingerprint(model),
         "evidence": args.evidence,
+        "triples": triples_settings(args.triples, args.extractor) if args.triples else None,
         "limit": args.limit,
         "dtype": args.dtype,
         "max_plan_tokens": args.max_plan_tokens or LoopOptions().max_plan_tokens,
         "max_answer_tokens": args.max_answer_tokens or LoopOptions().max_answer_tokens,
     }
+    looked_up: Counter[str] = Counter()
     log = ResultLog(args.output, settings, args.overwrite)
     try:
         if len(log.done) < len(ids):
             generator = _load(model, args)
             stream = islice(read_records(args.data, args.split), args.limit)
+            wanted: Iterator[Record] = (record for record in stream if record.id not in log.done)
+            if args.triples:
+                store = open_triples(args.triples, log.folder / "index" / "triples.sqlite", args.extractor)
+                wanted = with_triples(wanted, store, looked_up)
             rows = predict_records(
-                (record for record in stream if record.id not in log.done),
+                wanted,
                 generator,
                 batch=8 * args.batch_size,
                 evidence=args.evidence,
@@ -124,6 +182,8 @@ def records(args: argparse.Namespace, console: Console) -> int:
     metrics = summarise(log.rows())
     write_json(log.folder / METRICS, {"model": model, "data": str(args.data), "split": args.split, **metrics})
     show_records(metrics, console)
+    if looked_up:
+        console.print(f"{looked_up[PASSAGES]} passages looked up, {looked_up[MISSES]} of them not in {args.triples}")
     return 0
 
 
@@ -185,14 +245,16 @@ def _run_settings(args: argparse.Namespace, task: Task, options: Any) -> dict[st
         "limit": args.limit,
         **models,
         "corpus": sha256_of(args.corpus) if corpus and args.corpus else None,
-        "triples": sha256_of(args.triples) if triples else None,
+        "triples": triples_settings(args.triples, args.extractor) if triples else None,
         "retriever": args.retriever if corpus else None,
         "encoder": args.encoder if embeds else None,
         "options": asdict(options),
     }
 
 
-def _tools(args: argparse.Namespace, system: System, task: Task, options: Any) -> tuple[Tools, bool]:
+def _tools(
+    args: argparse.Namespace, system: System, task: Task, options: Any, llms: LLMs | None = None
+) -> tuple[Tools, bool]:
     """Open corpus, triples and models; also whether the corpus is made of the questions' own passages."""
     retriever = store = None
     index = Path(args.index or Path(args.output) / "index")
@@ -205,19 +267,23 @@ def _tools(args: argparse.Namespace, system: System, task: Task, options: Any) -
             )
         retriever = open_retriever(args.retriever, corpus, index, args.encoder)
     if system.needs_triples(options):
-        store = TripleStore.open(args.triples, index / "triples.sqlite")
-        skipped = store.counts.malformed_rows, store.counts.malformed_triples
-        if any(skipped):
-            logger.warning("%s: skipped %d malformed rows and %d malformed triples", args.triples, *skipped)
+        store = open_triples(args.triples, index / "triples.sqlite", args.extractor)
+        if isinstance(store, TripleStore):
+            skipped = store.counts.malformed_rows, store.counts.malformed_triples
+            if any(skipped):
+                logger.warning("%s: skipped %d malformed rows and %d malformed triples", args.triples, *skipped)
     reranker = open_reranker(retriever, args.encoder) if system.needs_reranker(options) else None
     if system.model == "llm":
-        llm, integrator, sampling = open_llms(args)
+        llm, integrator, sampling = llms or open_llms(args)
         tools = Tools(
             retriever=retriever, store=store, llm=llm, integrator=integrator, sampling=sampling, reranker=reranker
         )
         return tools, own_contexts
     answerer = _load(_model_spec(args.model, args.untrained), args)
     planner = _load(_model_spec(args.planner_model, args.untrained), args) if args.planner_model else answerer
+    if not options.graph:
+        for generator in (answerer, planner):
+            generator.processor = generator.processor.without_graph()
     return Tools(planner, answerer, retriever, store), own_contexts
 
 

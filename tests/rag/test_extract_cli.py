@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-import rag.extract_cli as cli
+import rag.extractor_options as extractor_options
 from models.generation import Completion
 from models.llm.client import RepliesPending
 from models.llm.ledger_client import RetriesExhausted
@@ -50,7 +50,7 @@ def clients(monkeypatch):
         opened.append(Client(options))
         return opened[-1]
 
-    monkeypatch.setattr(cli, "open_client", open_client)
+    monkeypatch.setattr(extractor_options, "open_client", open_client)
     return opened
 
 
@@ -110,26 +110,6 @@ def test_passages_of_several_stores(tmp_path, clients, capsys):
     assert len((tmp_path / "triples.jsonl").read_text().splitlines()) == 4
 
 
-def test_a_trained_model_is_asked_as_it_was_trained(tmp_path, clients):
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "model.safetensors").write_bytes(b"one")
-    path = corpus(tmp_path)
-    assert extract(tmp_path, path, "--model", str(folder)) == 0
-    assert clients[0].options.backend == "hf"
-    assert clients[0].options.ledger is None
-    from models.extraction_pairs import load_instruction
-
-    assert clients[0].systems == {load_instruction()}
-    # Other weights in the same folder are another model.
-    (folder / "model.safetensors").write_bytes(b"other")
-    assert extract(tmp_path, path, "--model", str(folder)) == 0
-    assert len(clients[1].asked) == 3
-    store = ExtractionStore(tmp_path / "s.sqlite", create=False)
-    assert len(store.extractors()) == 2
-    store.close()
-
-
 def test_a_prompt_of_ones_own(tmp_path, clients):
     prompt = tmp_path / "mine.md"
     prompt.write_text("Do it.\n")
@@ -174,12 +154,25 @@ def test_bad_options_are_one_line(tmp_path, clients, capsys):
     assert extract(tmp_path, tmp_path / "gone.jsonl") == 2
     assert extract(tmp_path, path, "--prompt", str(tmp_path / "gone.md")) == 2
     assert extract(tmp_path, path, "--model", str(tmp_path / "no_model")) == 2
+    assert extract(tmp_path, path, "--beams", "2", "--dtype", "float32") == 2
+    assert extract(tmp_path, path, "--max-tokens", "0") == 2
     assert export(tmp_path, path, store="none.sqlite") == 2
     (tmp_path / "text.sqlite").write_text("not a database" * 100)
     assert extract(tmp_path, path, store="text.sqlite") == 2
+    model = tmp_path / "model"
+    model.mkdir()
+    assert extract(tmp_path, path, "--model", str(model), "--teacher-seed", "3") == 2
+    assert extract(tmp_path, path, "--model", str(model), "--beams", "2", "--grammar") == 2
+    assert extract(tmp_path, path, "--model", str(model), "--batch-size", "0", "--max-tokens", "0") == 2
+    assert extract(tmp_path, path, "--model", str(model)) == 2
     errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 8
+    assert len(errors) == 14
     assert all(line.startswith("error: ") for line in errors)
+    found = "\n".join(errors)
+    assert "--beams, --dtype: only for --model" in found
+    assert "--teacher-seed: no effect with --model" in found
+    assert "use one beam" in found
+    assert "max tokens 0: it must be at least 1; batch size 0" in found
 
 
 def test_shards():
