@@ -22,6 +22,7 @@ from models.llm.client import Message
 from models.llm.ledger_file import open_file
 from models.llm.replies import REPAIR_ROLE
 from models.triples import Triple
+from rag.cirag_first_thought import begin_with, hide_thought
 from rag.cirag_generation import ANSWER_ROLE
 from rag.cirag_integration import CANDIDATES, INTEGRATE_ROLE, read_decision, write_decision
 from rag.corpus import Passage
@@ -104,7 +105,9 @@ class RoleCalls:
         )
         with closing(self._connection.execute(query, (question_id, self._model, self._model))) as rows:
             for model, sampling, messages, text, repair in rows:
-                yield (model, sampling), json.loads(messages), text, bool(repair)
+                # Students get no prefix: the prompt as it is without, and the reply that begins with it.
+                turns, thought = hide_thought(json.loads(messages))
+                yield (model, sampling), turns, begin_with(text, thought), bool(repair)
 
     def _chat(self, maker: _Maker, messages: list[Message], text: str, calls: _Calls, repairs: _Calls) -> Chat:
         read = TURN_READERS.get(self.role, _as_it_is)

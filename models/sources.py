@@ -1,12 +1,14 @@
 """Where a model comes from: a hub id, a local folder, or `pypi:package` for models that ship inside a Python package.
 
 `resolve` turns such a spec into what `from_pretrained` takes. Packages that carry a GGUF file are converted once to
-a safetensors folder in the cache (`TRIPLETUNE_CACHE`, default `~/.cache/tripletune`).
+a safetensors folder in the cache (`TRIPLETUNE_CACHE`, default `~/.cache/tripletune`). A folder may also hold a PEFT
+adapter alone (`adapter_base` says of which model): wherever a model is named, it means base model and adapter in one.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import logging
 import os
 import shutil
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 PYPI = "pypi:"
+RESULT = "final"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def cache_dir() -> Path:
@@ -31,7 +36,8 @@ def resolve(spec: str | Path) -> str:
     """Turn a model spec into a folder or hub id.
 
     Args:
-        spec: A hub id (`meta-llama/Meta-Llama-3-8B`), a folder, or `pypi:package`.
+        spec: A hub id (`meta-llama/Meta-Llama-3-8B`), a folder, or `pypi:package`. The folder of a training run
+            means its result.
 
     Returns:
         A folder path, or the hub id unchanged.
@@ -44,7 +50,8 @@ def resolve(spec: str | Path) -> str:
     if spec.startswith(PYPI):
         return str(_package_model(spec.removeprefix(PYPI)))
     if Path(spec).is_dir():
-        return spec
+        result = Path(spec) / RESULT
+        return str(result) if _holds_model(result) and not _holds_model(Path(spec)) else spec
     if spec.startswith((".", "/", "~")) or spec.count("/") != 1:
         raise FileNotFoundError(
             f"model {spec!r}: there is no such folder, and it is not a hub id (owner/name) or pypi:package either"
@@ -89,9 +96,9 @@ def load_tokenizer(spec: str | Path, revision: str | None = None) -> PreTrainedT
 
     source = resolve(spec)
     folder = Path(source)
-    if folder.is_dir() and not any(
-        (folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")
-    ):
+    if folder.is_dir() and not any((folder / name).exists() for name in _TOKENIZERS):
+        if (base := adapter_base(folder)) is not None:
+            return load_tokenizer(*base)
         raise FileNotFoundError(
             f"model folder {source} has no tokenizer (tokenizer.json or tokenizer.model): "
             "copy the tokenizer files of the base model into it"
@@ -114,31 +121,110 @@ def load_causal_lm(
     """Load a causal language model in eval mode and its tokenizer.
 
     Args:
-        spec: Hub id, folder or `pypi:package`.
+        spec: Hub id, folder or `pypi:package`. A PEFT adapter is merged into its base model.
         dtype: Weight type; `None` means `best_dtype()`.
         revision: Hub revision; ignored for folders and packages.
 
     Raises:
         FileNotFoundError: no such model, or it has no tokenizer.
-        ValueError: the weights can't be read.
+        ValueError: the weights can't be read, or an adapter does not fit its base model.
     """
     from transformers import AutoModelForCausalLM
 
     tokenizer = load_tokenizer(spec, revision)
+    return load_weights(AutoModelForCausalLM, spec, dtype, revision), tokenizer
+
+
+def load_weights(
+    kind: Any, spec: str | Path, dtype: torch.dtype | None = None, revision: str | None = None
+) -> PreTrainedModel:
+    """Load a model of one of transformers' Auto classes in eval mode; an adapter is merged into its base model.
+
+    Args:
+        kind: `AutoModelForCausalLM`, `AutoModelForSeq2SeqLM` or the like.
+        spec: Hub id, folder or `pypi:package`.
+        dtype: Weight type; `None` means `best_dtype()`.
+        revision: Hub revision; ignored for folders and packages.
+
+    Raises:
+        FileNotFoundError: no such model, or an adapter without weights.
+        ValueError: the weights can't be read, or an adapter does not fit its base model.
+    """
     source = resolve(spec)
+    base = adapter_base(source)
+    if base is not None:
+        return _merged(load_weights(kind, base[0], dtype, base[1]), source)
     options: dict[str, Any] = {"dtype": dtype or best_dtype()}
     if revision and not Path(source).is_dir():
         options["revision"] = revision
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, **options)
+        model: PreTrainedModel = kind.from_pretrained(source, **options)
     except Exception as error:
-        # safetensors raises its own class for a truncated file; name the folder either way.
-        if type(error).__name__ == "SafetensorError":
-            raise ValueError(
-                f"model {spec}: the weights in {source} can't be read ({error}): copy them again"
-            ) from error
+        _tell_damage(error, spec, source)
         raise
-    return model.eval(), tokenizer
+    return model.eval()
+
+
+def adapter_base(folder: str | Path) -> tuple[str, str | None] | None:
+    """The base model of a folder with a PEFT adapter of a language model.
+
+    Returns:
+        Spec and hub revision of the base model; None where the folder holds no adapter.
+
+    Raises:
+        FileNotFoundError: the adapter has no weights.
+        ValueError: its configuration can't be read or names no base model, or it is a Graph-LLM's.
+    """
+    path = Path(folder) / ADAPTER_CONFIG
+    if not path.is_file():
+        return None
+    settings = _json_object(path)
+    kind = Path(folder) / "config.json"
+    # Its adapter holds graph modules too, and its prompts are none of a chat.
+    if kind.is_file() and _json_object(kind).get("model_type") == "graph_llm":
+        raise ValueError(f"model {folder} is a Graph-LLM, and a plain language model is needed here")
+    base = settings.get("base_model_name_or_path")
+    if not base:
+        raise ValueError(f"{path} names no base model: write the model it was trained on as base_model_name_or_path")
+    if not (Path(folder) / ADAPTER_WEIGHTS).is_file():
+        raise FileNotFoundError(f"adapter folder {folder} has no weights ({ADAPTER_WEIGHTS}): copy it again")
+    return str(base), settings.get("revision")
+
+
+def _merged(model: PreTrainedModel, adapter: str) -> PreTrainedModel:
+    """The model with an adapter's weights added to its own."""
+    from peft import PeftModel
+
+    try:
+        adapted = PeftModel.from_pretrained(model, adapter)
+        merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
+    except (RuntimeError, KeyError, ValueError) as error:
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise ValueError(f"the adapter in {adapter} does not fit its base model ({reason})") from error
+    except Exception as error:
+        _tell_damage(error, adapter, adapter)
+        raise
+    return merged.eval()
+
+
+def _tell_damage(error: Exception, spec: str | Path, source: str) -> None:
+    # safetensors raises its own class for a truncated file; name the folder either way.
+    if type(error).__name__ == "SafetensorError":
+        raise ValueError(f"model {spec}: the weights in {source} can't be read ({error}): copy them again") from error
+
+
+def _holds_model(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG, "modules.json"))
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON ({error}); copy the file again") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
 
 
 def _package_files(package: str) -> tuple[importlib.metadata.Distribution, list[Path]]:

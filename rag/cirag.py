@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
+from models.llm.client import Message
 from models.normalize import normalize_answer
 from models.triples import Triple
 from rag.cirag_extraction import Extracted, Extractor, LLMExtractor, StoredExtractor
+from rag.cirag_first_thought import first_thought
 from rag.cirag_generation import Generated, Pools, generate
+from rag.cirag_history import shorten
 from rag.cirag_integration import Decision, Round, integrate
-from rag.cirag_options import EXTRACTION_PROMPTS, PROMPT_NAMES, CiragOptions
+from rag.cirag_options import EXTRACTION_PROMPTS, FIRST_THOUGHT_PROMPT, PROMPT_NAMES, CiragOptions
 from rag.corpus import Passage
 from rag.prompt_files import PromptSet, load_prompts
 from rag.question_client import QuestionClient
@@ -69,6 +72,10 @@ async def cirag(
     history: list[Round] = []
     pools = Pools()
     read: dict[str, Extracted] = {}
+    fit = _fit(integrator, trace, options.max_prompt_tokens)
+    thought = ""
+    if options.first_thought:
+        thought = trace.details["first_thought"] = await first_thought(question, integrator, prompts, options)
 
     while not trace.stop_reason:
         asked.add(normalize_answer(query))
@@ -78,7 +85,8 @@ async def cirag(
         candidates = _rerank(query, facts, reranker, options)
         _note_step(query, hits, candidates, read, trace)
         # Integration: eq. 1 with the history of eq. 2, then the projections of eq. 3 and 4.
-        decision = await integrate(question, candidates, history, integrator, prompts, options)
+        decision = await integrate(question, candidates, history, integrator, prompts, options, fit, thought)
+        thought = ""
         history.append(Round(tuple(candidates), decision))
         pools.add(decision.core)
         _note_decision(decision, trace)
@@ -126,6 +134,23 @@ def _rerank(query: str, facts: list[Fact], reranker: Reranker | None, options: C
     if not facts:
         return []
     return top(facts, reranker.scores(query, [verbalise(fact.triple) for fact in facts]), options.candidates)
+
+
+def _fit(
+    integrator: QuestionClient, trace: Trace, limit: int | None
+) -> Callable[[list[Message]], list[Message]] | None:
+    """What shortens the integrator's prompts, where the options limit them."""
+    if limit is None:
+        return None
+
+    def fit(messages: list[Message]) -> list[Message]:
+        kept, left_out = shorten(messages, integrator.count_tokens, limit)
+        if left_out:
+            trace.tally("shortened_prompts")
+            trace.tally("candidates_left_out", left_out)
+        return kept
+
+    return fit
 
 
 def _next(decision: Decision, asked: set[str], rounds: int, options: CiragOptions) -> tuple[str, StopReason]:
@@ -206,6 +231,12 @@ def _prompts(folder: str | None) -> PromptSet:
     return load_prompts(PROMPT_NAMES, folder)
 
 
+def _used_prompts(options: CiragOptions) -> dict[str, str]:
+    """Digests of the prompts that a run can meet."""
+    digests = _prompts(options.prompts).digests()
+    return {name: digest for name, digest in digests.items() if options.first_thought or name != FIRST_THOUGHT_PROMPT}
+
+
 async def _run(question: str, search: str, tools: Tools, options: CiragOptions) -> Trace:
     trace = Trace(question)
     client = need_llm(tools, "cirag")
@@ -236,5 +267,5 @@ CIRAG = System(
     needs_reranker=lambda options: options.rerank,
     options=CiragOptions,
     model="llm",
-    files=lambda options: _prompts(options.prompts).digests(),
+    files=lambda options: _used_prompts(options),
 )

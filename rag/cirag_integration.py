@@ -22,7 +22,7 @@ import ast
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from models.llm.client import Message
 from models.llm.replies import UnusableReply, ask, find_json, without_thoughts
 from models.triples import Triple
 from rag.cirag_extraction import triple_of
+from rag.cirag_first_thought import begin_with, show_thought
 from rag.cirag_options import INTEGRATION_PROMPT, CiragOptions
 from rag.prompt_files import PromptSet
 from rag.question_client import QuestionClient
@@ -93,6 +94,8 @@ async def integrate(
     llm: QuestionClient,
     prompts: PromptSet,
     options: CiragOptions,
+    fit: Callable[[list[Message]], list[Message]] | None = None,
+    thought: str = "",
 ) -> Decision:
     """K_D of eq. 1: filter the candidates and find the next query.
 
@@ -106,13 +109,19 @@ async def integrate(
         llm: The integrator.
         prompts: Has the prompt `cirag_integrate`.
         options: How to show the history, and limits.
+        fit: Shortens a chat that is too long; None sends every chat as it is.
+        thought: What the decision's thought begins with; see `rag.cirag_first_thought`.
     """
     messages = messages_of(prompts.texts[INTEGRATION_PROMPT], question, candidates, history, options.history)
+    if fit is not None:
+        messages = fit(messages)
+    if thought:
+        messages = show_thought(messages, thought)
     earlier = [fact.triple for round_ in history for fact in round_.candidates]
     read: list[Decision] = []
 
     def parse(text: str) -> Decision:
-        read.append(read_decision(text, candidates, earlier))
+        read.append(read_decision(begin_with(text, thought), candidates, earlier))
         if read[-1].query is None:
             raise UnusableReply(read[-1].faults[-1], f"It can't be read what to do next: {_FORM}.")
         return read[-1]

@@ -14,12 +14,13 @@ EXTRACTION_PROMPTS: dict[Extraction, tuple[str, str | None]] = {
     "two_step": ("cirag_triples", "cirag_entities"),
     "joint": ("cirag_joint", None),
 }
-INTEGRATION_PROMPT = "cirag_integrate"
+INTEGRATION_PROMPT, FIRST_THOUGHT_PROMPT = "cirag_integrate", "cirag_first_thought"
 PROMPT_NAMES = (
     "cirag_entities",
     "cirag_triples",
     "cirag_joint",
     INTEGRATION_PROMPT,
+    FIRST_THOUGHT_PROMPT,
     *(f"cirag_answer_{granularity}" for granularity in GRANULARITIES),
 )
 
@@ -39,8 +40,13 @@ class CiragOptions:
             of triples extracted before.
         history: How the integrator reads earlier rounds: as turns of the "chat", in which one sequence holds a whole
             trajectory, or as the "section" historical_context of one turn (figure 11).
+        first_thought: Let the integrator think about the question alone first, and begin its first decision with that
+            (`rag/cirag_first_thought.py`); for teachers.
         repairs: Most repair turns for a reply that can't be used; with 0 there are none, as in the paper.
         prompts: Folder with prompts of one's own: any of `cirag_*.md`.
+        max_prompt_tokens: Longest prompt of the integrator: candidates of the oldest rounds are left out first, as in
+            its training (`rag/cirag_history.py`). It needs an integrator on this machine, whose tokens can be counted;
+            None shows all candidates of all rounds, as in the paper.
         max_extraction_tokens: Longest reply with entities or triples.
         max_integration_tokens: Longest reply of the integrator.
         max_generation_tokens: Longest reply of the generator, its thought included.
@@ -56,8 +62,10 @@ class CiragOptions:
     granularities: tuple[str, ...] = GRANULARITIES
     extraction: Extraction = "two_step"
     history: History = "chat"
+    first_thought: bool = False
     repairs: int = 1
     prompts: str | None = None
+    max_prompt_tokens: int | None = None
     max_extraction_tokens: int = 1536
     max_integration_tokens: int = 1024
     max_generation_tokens: int = 512
@@ -67,10 +75,10 @@ class CiragOptions:
         problems = []
         for name in (
             "max_rounds", "top_k", "candidates", "repairs", "max_extraction_tokens", "max_integration_tokens",
-            "max_generation_tokens",
+            "max_generation_tokens", "max_prompt_tokens",
         ):  # fmt: skip
             value, lowest = getattr(self, name), least.get(name, 1)
-            if value < lowest:
+            if value is not None and value < lowest:
                 problems.append(f"{name} is {value}: it must be at least {lowest}")
         chosen = [name for name in GRANULARITIES if name in self.granularities]
         if list(self.granularities) != chosen or not chosen:

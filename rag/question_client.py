@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from models.generation import Completion
@@ -15,8 +15,9 @@ class QuestionClient:
 
     Args:
         client: Answers the calls.
-        trace: Calls and tokens are added to it, and to its tallies the calls of each role (`calls.<role>`) and the
-            replies that were cut off at their limit (`cut_off.<role>`).
+        trace: Calls and tokens are added to it; to its tallies the calls of each role (`calls.<role>`) and the
+            replies that were cut off at their limit (`cut_off.<role>`); to its details, under "tokens", the tokens
+            that each role read and wrote.
         question_id: The question, for the ledger.
         sampling: How replies are drawn; their length is each call's own.
 
@@ -44,9 +45,26 @@ class QuestionClient:
         )
         self._trace.count(completion)
         self._trace.tally(f"calls.{role}")
+        tokens = self._trace.details.setdefault("tokens", {}).setdefault(role, [0, 0])
+        tokens[0] += completion.prompt_tokens
+        tokens[1] += completion.completion_tokens
         if completion.finish_reason == "length":
             self._trace.tally(f"cut_off.{role}")
         return completion
+
+    def count_tokens(self, messages: Sequence[Message]) -> int:
+        """Tokens of a chat as the model reads it.
+
+        Raises:
+            ValueError: the model is not on this machine, so its tokens can't be counted.
+        """
+        count: Callable[[Sequence[Message]], int] | None = getattr(self._client, "count_tokens", None)
+        if count is None:
+            raise ValueError(
+                f"max_prompt_tokens is set, and the tokens of {self.model} can't be counted here: leave it out, or "
+                "name a local model with --integrator"
+            )
+        return count(messages)
 
     async def close(self) -> None:
         """Nothing: the client belongs to the run, not to the question."""

@@ -215,6 +215,27 @@ def test_repaired_turns_are_known_wherever_they_stand(tmp_path):
         assert len(build(folder, folder / "out")[0]) == 1
 
 
+def test_a_first_thought_is_in_the_decision_and_not_in_the_prompt(tmp_path):
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    loop(plain, FIRST, LAST)
+    (without,) = chats(plain)
+    for number, replies in enumerate([(FIRST, LAST), (UNREADABLE, FIRST, LAST), ("", FIRST, LAST)]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        trace = loop(folder, "<think>hm</think>First find\nAda [[## x ##]].", *replies, first_thought=True)
+        assert trace.details["first_thought"] == "First find Ada [ [## x ##]]."
+        (chat,) = chats(folder)
+        begun = FIRST.replace("So.", "First find Ada [ [## x ##]]. So.")
+        assert [message["content"] for message, flag in zip(chat.messages, chat.learned) if flag] == [begun, LAST]
+        assert [turn for turn in chat.messages if turn["role"] != "assistant"] == [
+            turn for turn in without.messages if turn["role"] != "assistant"
+        ]
+        assert list(chat.replies) == [action.reply for action in trace.actions]
+        assert ("repaired" in chat.faults) == (len(replies) == 3)
+        assert len(build(folder, folder / "out")[0]) == 1
+
+
 def test_a_last_decision_that_stays_unreadable_is_no_trajectory(tmp_path, capsys):
     loop(tmp_path, FIRST, UNREADABLE, UNREADABLE)
     with pytest.raises(SystemExit):

@@ -1,11 +1,13 @@
 import importlib.metadata
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from models import sources
-from models.sources import cache_dir, load_causal_lm, load_tokenizer, parse_dtype, resolve
+from models.sources import adapter_base, cache_dir, load_causal_lm, load_tokenizer, parse_dtype, resolve
 
 
 class Package:
@@ -117,3 +119,77 @@ def test_models_come_in_eval_mode(tiny_llama: Path) -> None:
     model, _ = load_causal_lm(tiny_llama, torch.float32)
     assert not model.training
     assert model.dtype is torch.float32
+
+
+@pytest.fixture
+def adapter(tiny_llama: Path, tmp_path: Path) -> Path:
+    """Folder of a LoRA adapter that changes the tiny Llama's replies, without a tokenizer."""
+    from peft import LoraConfig, get_peft_model
+
+    model, _ = load_causal_lm(tiny_llama, torch.float32)
+    torch.manual_seed(5)
+    adapted = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False))
+    folder = tmp_path / "adapter"
+    adapted.save_pretrained(folder)
+    assert not (folder / "tokenizer.json").exists()
+    return folder
+
+
+def test_an_adapter_folder_means_base_and_adapter(adapter: Path, tiny_llama: Path) -> None:
+    from peft import PeftModel
+
+    assert adapter_base(adapter) == (str(tiny_llama), None)
+    assert adapter_base(tiny_llama) is None
+    model, tokenizer = load_causal_lm(adapter, torch.float32)
+    assert type(model).__name__ == "LlamaForCausalLM"
+    assert not model.training
+    assert tokenizer.chat_template
+    base, _ = load_causal_lm(tiny_llama, torch.float32)
+    ids = torch.tensor([[5, 9, 30, 7]])
+    with torch.inference_mode():
+        plain = base(input_ids=ids).logits
+        wanted = PeftModel.from_pretrained(base, str(adapter)).eval()(input_ids=ids).logits
+        found = model(input_ids=ids).logits
+    assert (wanted - plain).abs().max() > 0.1
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_a_run_folder_means_its_result(adapter: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(adapter, run / "checkpoint-5")
+    assert resolve(run) == str(run)
+    shutil.copytree(adapter, run / "final")
+    assert resolve(run) == str(run / "final")
+    assert load_causal_lm(run, torch.float32)[1].chat_template
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"base_model_name_or_path": None}, ValueError, "names no base model"),
+        ({"base_model_name_or_path": "/nowhere/base"}, FileNotFoundError, "'/nowhere/base': there is no such folder"),
+        ({"r": 8}, ValueError, "does not fit its base model"),
+    ],
+)
+def test_adapters_that_do_not_load(
+    adapter: Path, change: dict[str, object], error: type[Exception], message: str
+) -> None:
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(error, match=message):
+        load_causal_lm(adapter, torch.float32)
+
+
+def test_damaged_adapters(adapter: Path) -> None:
+    weights = adapter / "adapter_model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-40])
+    with pytest.raises(ValueError, match=r"can't be read|does not fit"):
+        load_causal_lm(adapter, torch.float32)
+    weights.unlink()
+    with pytest.raises(FileNotFoundError, match="has no weights"):
+        load_causal_lm(adapter, torch.float32)
+    weights.write_bytes(whole)
+    (adapter / "config.json").write_text('{"model_type": "graph_llm"}')
+    with pytest.raises(ValueError, match="is a Graph-LLM"):
+        load_causal_lm(adapter, torch.float32)

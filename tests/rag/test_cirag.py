@@ -9,6 +9,7 @@ from models.llm.client import CallError, RepliesPending
 from models.triples import Triple
 from rag.__main__ import main as ask
 from rag.cirag import CIRAG
+from rag.cirag_first_thought import begin_with
 from rag.cirag_integration import NO_QUESTION, Decision, write_decision
 from rag.cirag_options import CiragOptions
 from rag.corpus import Passage
@@ -267,3 +268,72 @@ def test_the_system_says_what_it_needs():
 def test_ask_names_the_command_that_runs_it(capsys):
     assert ask(["ask", QUESTION, "--system", "cirag", "--model", "x"]) == 2
     assert "python -m eval run --system cirag --teacher-model NAME" in capsys.readouterr().err
+
+
+class Counting(Script):
+    """A model on this machine, whose tokens are its words."""
+
+    def count_tokens(self, messages):
+        return sum(len(message["content"].split()) for message in messages)
+
+
+def test_long_prompts_lose_their_oldest_candidates():
+    whole = Counting(FIRST, SECOND)
+    run(whole)
+    longest = whole.count_tokens(whole.asked[1][1])
+    script = Counting(FIRST, SECOND)
+    trace = run(script, max_prompt_tokens=longest - 1)
+    assert trace.answer == "Sarn"
+    assert (trace.tallies["shortened_prompts"], trace.tallies["candidates_left_out"]) == (1, 1)
+    assert script.count_tokens(script.asked[1][1]) < longest
+    assert '{"fact": [["Ada", "born in", "Kelm"]]}' in script.asked[1][1][1]["content"]
+    assert script.asked[1][1][-1] == whole.asked[1][1][-1]
+    assert run(Counting(FIRST, SECOND), max_prompt_tokens=longest).tallies.get("shortened_prompts") is None
+    with pytest.raises(ValueError, match=r"tokens of script can't be counted here.*--integrator"):
+        run(Script(FIRST, SECOND), max_prompt_tokens=longest)
+
+
+class Thinker(Script):
+    """Has a first thought."""
+
+    async def chat(self, messages, *, role, sampling=None, question_id=""):
+        if role == "cirag.first_thought":
+            self.asked.append((role, list(messages), question_id))
+            return Completion("Find Ada's town.", 20, 5)
+        return await super().chat(messages, role=role, sampling=sampling, question_id=question_id)
+
+
+def test_a_first_thought_begins_the_first_decision():
+    again = SECOND.replace("So it is.", "Find Ada's town. So it is.")
+    script = Thinker(FIRST, again)
+    trace = run(script, first_thought=True)
+    asked = [(role, messages[-1]["content"]) for role, messages, _ in script.asked]
+    assert [role for role, _ in asked[:3]] == ["cirag.first_thought", "cirag.integrate", "cirag.integrate"]
+    assert asked[0][1] == f"Query: {QUESTION}"
+    assert "[[## first_thought ##]]\nFind Ada's town.\n" in asked[1][1]
+    history = [message["content"] for message in script.asked[2][1]]
+    assert "first_thought" not in history[1]
+    assert history[2] == FIRST.replace("So it is.", "Find Ada's town. So it is.")
+    assert [one["thought"] for one in trace.details["rounds"]] == ["Find Ada's town. So it is."] * 2
+    assert trace.tallies["calls.cirag.first_thought"] == 1
+    # Without the option the prompt is not among what results depend on.
+    assert "cirag_first_thought" not in CIRAG.files(CiragOptions())
+    assert "cirag_first_thought" in CIRAG.files(CiragOptions(first_thought=True))
+
+
+@pytest.mark.parametrize(
+    ("reply", "begun"),
+    [
+        ("", ""),
+        (
+            "[[## Thought ##]]:\nSo.\n[[## question ##]]\nWho?",
+            "[[## Thought ##]]:\nFirst. So.\n[[## question ##]]\nWho?",
+        ),
+        ("[[## thought ##]]\nFirst. So.", "[[## thought ##]]\nFirst. So."),
+        ("So.\n[[## question ##]]\nWho?", "[[## thought ##]]\nFirst.\n\nSo.\n[[## question ##]]\nWho?"),
+        ("<think>[[## thought ##]] x</think>[[## thought ##]]\nSo.", "[[## thought ##]]\nFirst. So."),
+    ],
+)
+def test_replies_begin_with_the_first_thought(reply, begun):
+    assert begin_with(reply, "First.") == begun
+    assert begin_with(reply, "") == reply

@@ -148,3 +148,31 @@ def test_one_round_and_single_granularities(world, retriever, tmp_path):
     assert "max_rounds" in {trace.stop_reason for trace in traces}
     assert any(len(step.triples) > 30 for trace in traces for step in trace.steps)
     assert all("calls.cirag.entities" not in trace.tallies for trace in traces)
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [("triples", "sentences"), ("sentences", "passages"), ("triples", "passages"), ("triples",), ("sentences",)],
+    ids=",".join,
+)
+def test_every_cascade_of_the_papers_table_3_answers(world, retriever, tmp_path, levels):
+    traces = answer_all(world, retriever, tmp_path / "e.sqlite", CiragOptions(granularities=levels))
+    for trace in traces:
+        asked = [answer["granularity"] for answer in trace.details["answers"]]
+        assert asked == [level for level in levels if level in asked], "in the cascade's order, each once"
+        assert trace.details["granularity"] in (*levels, "default")
+    assert sum(map(right, world.questions, traces)) / len(traces) >= 0.9
+
+
+def test_more_rounds_answer_more_and_n_bounds_the_candidates(world, retriever, tmp_path):
+    shares = []
+    for rounds in (1, 2, 3, 4):
+        traces = answer_all(world, retriever, tmp_path / "f.sqlite", CiragOptions(max_rounds=rounds))
+        assert max(len(trace.steps) for trace in traces) <= rounds
+        shares.append(sum(map(right, world.questions, traces)) / len(traces))
+    assert shares == sorted(shares)
+    assert shares[0] < 0.6 < 0.9 < shares[-1]
+    for count in (10, 100):
+        traces = answer_all(world, retriever, tmp_path / "f.sqlite", CiragOptions(candidates=count))
+        most = max(len(step.triples) for trace in traces for step in trace.steps)
+        assert most == 10 if count == 10 else 30 < most <= 100

@@ -1,0 +1,164 @@
+"""Several teachers, held-out questions, prompts for on-policy distillation, and scores while training."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from models.decoding import end_tokens
+from models.sources import load_causal_lm
+from models.trajectories import Trajectory
+from models.triples import Triple
+from rag.cirag_integration import Decision, Round, messages_of, write_decision
+from rag.corpus import Passage
+from rag.sentences import Fact
+from train.distill_config import DistillConfig, folder_and_share
+from train.distill_data import (
+    DecisionScorer,
+    TrajectorySource,
+    choose_cases,
+    load_trajectories,
+    teachers,
+    trajectory_sources,
+)
+from train.sampling import EpochSampler
+from train.teacher import RepeatedSteps, check_same_width, load_teacher
+from train.trajectory_rows import RowOptions, TrajectoryEncoder
+
+PASSAGE = Passage("Kelm", "Kelm is a town.")
+
+
+def facts(name: str) -> tuple[Fact, ...]:
+    return (Fact(Triple(name, "saw", "Kelm"), PASSAGE, ""),)
+
+
+def trajectory(number: int, teacher: str = "a") -> Trajectory:
+    told = [Round(facts(f"x{number}"), Decision("One.", facts(f"x{number}"), "Who?"))]
+    last = {"role": "assistant", "content": write_decision(Decision("All.", (), ""))}
+    turns = (*messages_of("Go.", f"Which {number}?", facts(f"y{number}"), told), last)
+    flags = tuple(turn["role"] == "assistant" for turn in turns)
+    return Trajectory(f"{teacher}{number}", f"q{number}", "cirag.integrate", teacher, turns, flags)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """Two teachers on the same hundred questions; the second has validation questions of its own."""
+    for teacher, splits in (("a", {"train": range(100)}), ("b", {"train": range(90), "validation": range(90, 100)})):
+        (tmp_path / teacher).mkdir()
+        for split, numbers in splits.items():
+            rows = (json.dumps(trajectory(number, teacher).to_json()) + "\n" for number in numbers)
+            (tmp_path / teacher / f"{split}-00000.jsonl").write_text("".join(rows))
+    return tmp_path / "a", tmp_path / "b"
+
+
+def config_of(**data: Any) -> DistillConfig:
+    config = DistillConfig()
+    for name, value in data.items():
+        setattr(config.data, name, value)
+    return config
+
+
+def test_no_question_of_validation_is_trained_on(folders: tuple[Path, Path]) -> None:
+    first, second = map(str, folders)
+    train, validation = trajectory_sources(config_of(train=[first, second]))
+    assert validation is not None
+    held_out = {one.question_id for one in validation}
+    assert held_out == {f"q{n}" for n in range(90, 100)}
+    found = list(train)
+    assert Counter(one.model for one in found) == {"a": 90, "b": 90}
+    assert not held_out & {one.question_id for one in found}
+    # Also those that a limit passes over while evaluating.
+    train, validation = trajectory_sources(config_of(train=[first, second], max_validation_records=3))
+    assert validation is not None
+    assert (len(list(train)), len(list(validation))) == (180, 3)
+    train, validation = trajectory_sources(config_of(train=[first]))
+    assert (len(list(train)), validation) == (100, None)
+    with pytest.raises(FileNotFoundError, match=r"no validation\*\.jsonl"):
+        list(trajectory_sources(config_of(train=[first], validation=[first])))
+
+
+def test_shares_take_whole_questions(folders: tuple[Path, Path]) -> None:
+    first, second = map(str, folders)
+    part = TrajectorySource(((first, 0.4), (second, 0.4)), "train")
+    chosen = {teacher: {one.question_id for one in part if one.model == teacher} for teacher in ("a", "b")}
+    assert 25 <= len(chosen["a"]) <= 55
+    assert chosen["b"] == {name for name in chosen["a"] if int(name[1:]) < 90}
+    assert part.digest() != TrajectorySource(((first, 0.4), (second, 0.5)), "train").digest()
+    limited = TrajectorySource(((first, 1.0), (second, 1.0)), "train", 7)
+    assert Counter(one.model for one in limited) == {"a": 7, "b": 7}
+    assert folder_and_share("runs/x=0.25") == ("runs/x", 0.25)
+    assert folder_and_share("runs/lr=low") == ("runs/lr=low", 1.0)
+
+
+def test_rows_prompts_and_counts(folders: tuple[Path, Path], tiny_llama: Path, tmp_path: Path) -> None:
+    model, tokenizer = load_causal_lm(tiny_llama, torch.float32)
+    config = config_of(train=[str(folder) for folder in folders], max_train_records=3, max_tokens=1024)
+    config.data.max_prompt_tokens = 900
+    config.output_dir, config.model.base = str(tmp_path / "run"), str(tiny_llama)
+    config.train.eval_generate_records = 4
+    data = load_trajectories(config, model, tokenizer)
+    assert (len(data.train), len(data.validation)) == (6, 10)
+    assert teachers(data.counts["train"]) == {"a": 3, "b": 3}
+    assert data.scorer is not None
+    assert len(data.scorer.cases) == 4
+    config.train.method = "on_policy"
+    prompts = load_trajectories(config, model, tokenizer).train
+    assert len(prompts) == 12
+    assert tokenizer.decode(prompts[0]["input_ids"]).endswith("<|im_start|>assistant\n")
+    assert prompts[0]["length"] == len(prompts[0]["input_ids"])
+    # Each prompt begins the row of its trajectory.
+    assert data.train[0]["input_ids"][: prompts[1]["length"]] == prompts[1]["input_ids"]
+
+
+def test_scores_while_training(folders: tuple[Path, Path], tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = load_causal_lm(tiny_llama, torch.float32)
+    encoder = TrajectoryEncoder(tokenizer, end_tokens(model, tokenizer), RowOptions(max_prompt_tokens=900))
+    cases = choose_cases(TrajectorySource(((str(folders[1]), 1.0),), "validation"), 5)
+    assert [case.id for case in cases] == [
+        case.id for case in choose_cases(reversed([trajectory(n, "b") for n in range(90, 100)]), 5)
+    ]
+    asked: list[list[int]] = []
+
+    def reply(model: Any, tokenizer: Any, prompts: list[list[int]], *rest: Any) -> list[str]:
+        asked.extend(prompts)
+        return [write_decision(case.gold) for case in cases]
+
+    monkeypatch.setattr("train.distill_data.generate_replies", reply)
+    scores = DecisionScorer(cases, encoder, tokenizer, 2, 8)(model)
+    assert {name: scores[name] for name in ("core_f1", "stop_accuracy", "malformed")} == {
+        "core_f1": 1.0, "stop_accuracy": 1.0, "malformed": 0.0
+    }  # fmt: skip
+    assert asked[0] == encoder.prompt(cases[0].messages)
+
+
+def test_prompts_of_a_step_come_once_for_each_micro_batch() -> None:
+    order = EpochSampler([1] * 7, 3, seed=5, group_by_length=False)
+    steps = RepeatedSteps(order, rows=3, times=2)
+    found = list(steps)
+    assert len(found) == len(steps) == 12
+    assert found[:3] == found[3:6]
+    assert found[6:9] == found[9:]
+    assert len(set(found)) == 6
+    steps.set_epoch(1)
+    assert list(steps) != found
+    assert list(steps) == list(RepeatedSteps(order, rows=3, times=2))
+
+
+def test_a_teacher_shares_the_vocabulary(tiny_llama: Path, tiny_model: Any, tmp_path: Path) -> None:
+    student, tokenizer = load_causal_lm(tiny_llama, torch.float32)
+    config = DistillConfig()
+    config.train.teacher = str(tiny_model("qwen2"))
+    teacher = load_teacher(config, tokenizer)
+    check_same_width(student, teacher)
+    assert not any(parameter.requires_grad for parameter in teacher.parameters())
+    teacher.config.vocab_size += 64
+    with pytest.raises(ValueError, match="output layers are padded differently"):
+        check_same_width(student, teacher)
+    tokenizer.add_tokens(["<|new|>"])
+    with pytest.raises(ValueError, match=r"do not share a vocabulary \(384 and 385 tokens, 0 of"):
+        load_teacher(config, tokenizer)

@@ -1,0 +1,268 @@
+"""Trajectories become token ids with labels at the teacher's decisions alone (CIRAG, section 3.5, eq. 8).
+
+What the student reads is what the loop would give it: the same chat template, tokenised by the same code
+(`models/llm/chat.py:ChatEncoder`), shortened by the same function (`rag/cirag_history.py:shorten`). No template needs
+generation tags. Where a turn begins and ends is found by rendering the chat up to it; the tokens of the shorter chat
+must be the first tokens of the longer one. A template for which they are not is refused: its mask would be wrong.
+
+Learned is a turn's text and the token that ends it, never its header: that is what the model has to write.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from models.llm.chat import ChatEncoder
+from models.llm.client import CallError, Message
+from models.trajectories import Trajectory
+from rag.cirag_history import shorten
+from train.text_rows import IGNORED
+
+Rounds = Literal["together", "separate"]
+Learn = Literal["decisions", "everything"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowOptions:
+    """How trajectories become rows.
+
+    Attributes:
+        rounds: "together" puts all rounds of a trajectory into one row, as long as each prompt goes on where the one
+            before ended; "separate" makes a row of each round. Both learn the same tokens.
+        learn: "decisions" are the turns that the trajectory marks; "everything" adds all turns after the first
+            decision, so retrieved candidates too.
+        max_tokens: Longest row.
+        max_prompt_tokens: Longest prompt; from a longer one the oldest candidates are left out.
+    """
+
+    rounds: Rounds = "together"
+    learn: Learn = "decisions"
+    max_tokens: int = 8192
+    max_prompt_tokens: int = 7168
+
+
+@dataclass(slots=True)
+class _Chat:
+    """Turns that become one row, and the places of those that are learned."""
+
+    turns: list[Message]
+    learned: set[int] = field(default_factory=set)
+
+
+class TrajectoryEncoder:
+    """Tokenises trajectories for one student.
+
+    Args:
+        tokenizer: The student's, with its chat template.
+        ends: Tokens that end a reply of the student; see `models.decoding.end_tokens`.
+        options: How.
+        model: The student's name, for messages.
+
+    Raises:
+        ValueError: the tokenizer has no chat template.
+    """
+
+    def __init__(self, tokenizer: Any, ends: Sequence[int], options: RowOptions, model: str = "") -> None:
+        self.options = options
+        self._chat = ChatEncoder(tokenizer, model or str(tokenizer.name_or_path))
+        self._ends = {str(tokenizer.convert_ids_to_tokens(token)): token for token in ends}
+        self._template = f"the chat template of {self._chat.model}"
+
+    def rows(self, trajectories: Iterable[Trajectory], counts: Counter[str]) -> Iterator[dict[str, Any]]:
+        """Rows of trajectories, in their order, streamed.
+
+        Args:
+            trajectories: The trajectories.
+            counts: Counts `trajectories` and those `of <teacher>`, `rounds`, `shortened_prompts`,
+                `candidates_left_out` and `rounds_too_long`, which are left out.
+
+        Yields:
+            `input_ids`, `labels` (-100 where nothing is learned) and `length`.
+
+        Raises:
+            ValueError: the chat template does not allow to tell what is learned.
+        """
+        for trajectory in trajectories:
+            counts.update(("trajectories", f"of {trajectory.model}"))
+            try:
+                for chat in self._chats(trajectory, counts):
+                    ids, labels = self.encode(chat.turns, chat.learned)
+                    yield {"input_ids": ids, "labels": labels, "length": len(ids)}
+            except (ValueError, CallError) as error:
+                raise ValueError(f"trajectory {trajectory.id!r}: {error}") from None
+
+    def prompts(self, trajectories: Iterable[Trajectory], counts: Counter[str]) -> Iterator[dict[str, Any]]:
+        """The prompts of all learned rounds, for on-policy distillation.
+
+        Args:
+            trajectories: The trajectories.
+            counts: As in `rows`.
+
+        Yields:
+            `input_ids`, no `labels`, and `length`.
+        """
+        for trajectory in trajectories:
+            counts.update(("trajectories", f"of {trajectory.model}"))
+            for place in _decisions(trajectory):
+                prompt, left_out = self._shorter(trajectory.messages[:place])
+                ids = self._chat.encode(prompt)
+                if self._count_round(counts, len(ids) > self.options.max_prompt_tokens, left_out):
+                    yield {"input_ids": ids, "labels": [], "length": len(ids)}
+
+    def sample(self) -> tuple[list[int], list[int]]:
+        """A row that shows template and tokenizer, which may change while their folder keeps its name.
+
+        Raises:
+            ValueError: the chat template does not allow to tell what is learned.
+        """
+        turns: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+        try:
+            return self.encode([*turns, {"role": "assistant", "content": "a"}], {2})
+        except CallError as error:
+            raise ValueError(str(error)) from None
+
+    def prompt(self, turns: Sequence[Message]) -> list[int]:
+        """Tokens of a prompt as the loop would send it; the last turn is the user's."""
+        return self._chat.encode(self._shorter(turns)[0])
+
+    def encode(self, turns: Sequence[Message], learned: set[int]) -> tuple[list[int], list[int]]:
+        """Tokens of a chat, and their labels.
+
+        Args:
+            turns: The chat.
+            learned: Places of the turns that are learned.
+
+        Returns:
+            Two lists of T numbers: token ids, and the same with -100 outside the learned turns.
+
+        Raises:
+            ValueError: the chat template writes a turn otherwise once others follow it, or never ends it.
+            CallError: the chat template refuses the turns.
+        """
+        text = self._chat.render(turns, reply=False)
+        ids = self._chat.tokens(text)
+        labels = [IGNORED] * len(ids)
+        for place in sorted(learned):
+            is_reply = turns[place]["role"] == "assistant"
+            start, end = (self._reply if is_reply else self._observation)(turns, place, text, ids)
+            labels[start:end] = ids[start:end]
+        return ids, labels
+
+    def _chats(self, trajectory: Trajectory, counts: Counter[str]) -> Iterator[_Chat]:
+        """What becomes a row each."""
+        options, messages = self.options, trajectory.messages
+        decisions = _decisions(trajectory)
+        current: _Chat | None = None
+        for before, place in zip([-1, *decisions], decisions):
+            learned = {one for one in range(before + 1, place + 1) if self._is_learned(trajectory, one, decisions[0])}
+            prompt, left_out = self._prompt(messages[: place + 1])
+            turns = [*prompt, messages[place]]
+            if not self._count_round(counts, len(self._tokens(turns)) > options.max_tokens, left_out):
+                continue
+            goes_on = current is not None and current.turns == turns[: len(current.turns)]
+            if current is not None and not (goes_on and options.rounds == "together"):
+                yield current
+                current = None
+            current = _Chat(turns, (current.learned if current else set()) | learned)
+        if current is not None:
+            yield current
+
+    @staticmethod
+    def _count_round(counts: Counter[str], is_too_long: bool, left_out: int) -> bool:
+        """Whether a round is taken; it is counted either way."""
+        counts["rounds"] += 1
+        if is_too_long:
+            counts["rounds_too_long"] += 1
+        elif left_out:
+            counts["shortened_prompts"] += 1
+            counts["candidates_left_out"] += left_out
+        return not is_too_long
+
+    def _is_learned(self, trajectory: Trajectory, place: int, first: int) -> bool:
+        return trajectory.learned[place] or (self.options.learn == "everything" and place > first)
+
+    def _prompt(self, turns: Sequence[Message]) -> tuple[list[Message], int]:
+        """The prompt of the last turn, as the loop would send it, and how many candidates it lost."""
+        # Most chats are short enough with their reply.
+        if len(self._tokens(turns)) <= self.options.max_prompt_tokens:
+            return list(turns[:-1]), 0
+        return self._shorter(turns[:-1])
+
+    def _shorter(self, prompt: Sequence[Message]) -> tuple[list[Message], int]:
+        return shorten(prompt, lambda chat: len(self._chat.encode(chat)), self.options.max_prompt_tokens)
+
+    def _tokens(self, turns: Sequence[Message]) -> list[int]:
+        return self._chat.tokens(self._chat.render(turns, reply=False))
+
+    def _reply(self, turns: Sequence[Message], place: int, text: str, ids: list[int]) -> tuple[int, int]:
+        """First and last but one token of a reply: what the model writes after the prompt that the loop gives it."""
+        opening = self._chat.render(turns[:place])
+        if not text.startswith(opening):
+            raise ValueError(
+                f"{self._template} writes the turns before turn {place + 1} otherwise once a reply follows (some take "
+                "thoughts out, some move the system's text), so the student would not learn from what the loop shows "
+                "it: give a template that only adds to the chat as data.chat_template"
+            )
+        start = len(opening)
+        content = turns[place]["content"].strip()
+        gap = len(text[start:]) - len(text[start:].lstrip())
+        if not text.startswith(content, start + gap):
+            raise ValueError(
+                f"{self._template} writes {_shown(text[start:])} where the reply {_shown(content)} should begin: "
+                "give a template that writes replies as they are as data.chat_template"
+            )
+        end = self._end(text, start + gap + len(content))
+        if end is None:
+            raise ValueError(
+                f"{self._template} ends a reply with {_shown(text[start + gap + len(content) :])}, and the tokens that "
+                f"end a reply of this model are {', '.join(self._ends) or 'unknown'}: the student would never learn to "
+                "stop; set eos_token of the tokenizer, or eos_token_id of the model's generation configuration"
+            )
+        return self._count(text, ids, start, place), self._count(text, ids, end, place)
+
+    def _observation(self, turns: Sequence[Message], place: int, text: str, ids: list[int]) -> tuple[int, int]:
+        """First and last but one token of a turn that the model does not write, without its header."""
+        before, upto = (self._chat.render(turns[:number], reply=False) for number in (place, place + 1))
+        content = turns[place]["content"].strip()
+        found = upto.rfind(content)
+        if not (text.startswith(upto) and upto.startswith(before)) or found < len(before):
+            raise ValueError(f"{self._template} does not write turn {place + 1} as it is; learn decisions alone")
+        end = self._end(text, found + len(content)) or found + len(content)
+        # Nobody writes it after a prompt, so a blank that a token joins with its first word may go with it.
+        blank = len(text[:found]) - len(text[:found].rstrip())
+        start = found if self._is_border(text, ids, found) else found - blank
+        return self._count(text, ids, start, place), self._count(text, ids, end, place)
+
+    def _end(self, text: str, position: int) -> int | None:
+        """Where the token that ends a turn ends, if it follows the turn's text directly."""
+        rest = text[position:]
+        bare = rest.lstrip()
+        token = next((one for one in sorted(self._ends, key=len, reverse=True) if one and bare.startswith(one)), None)
+        return None if token is None else position + len(rest) - len(bare) + len(token)
+
+    def _count(self, text: str, ids: list[int], position: int, place: int) -> int:
+        """Tokens before a position, which must be the same with and without what follows."""
+        if not self._is_border(text, ids, position):
+            raise ValueError(
+                f"turn {place + 1} does not begin and end between two tokens of {self._chat.model} "
+                f"({_shown(text[max(0, position - 15) : position + 15])}): does its text begin or end with white "
+                "space, or the chat template join it with its header?"
+            )
+        return len(self._chat.tokens(text[:position]))
+
+    def _is_border(self, text: str, ids: list[int], position: int) -> bool:
+        before = self._chat.tokens(text[:position])
+        return ids[: len(before)] == before
+
+
+def _decisions(trajectory: Trajectory) -> list[int]:
+    """Places of the turns that the student has to write."""
+    marked = zip(trajectory.messages, trajectory.learned)
+    return [place for place, (turn, learned) in enumerate(marked) if learned and turn["role"] == "assistant"]
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:40]}...")
