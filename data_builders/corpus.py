@@ -119,6 +119,29 @@ def build_corpus(options: CorpusOptions, output: str | Path) -> dict[str, Any]:
     return manifest
 
 
+def ensure_corpus(options: CorpusOptions, output: str | Path) -> dict[str, Any]:
+    """`build_corpus`, unless the folder holds what these options and files give.
+
+    Raises:
+        ValueError: the folder holds a corpus of other options or files, which results may depend on.
+    """
+    path = Path(output) / MANIFEST
+    if not path.is_file():
+        return build_corpus(options, output)
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    wanted = asdict(options)
+    changed = [f"{name} was {found['options'].get(name)!r} and is {wanted[name]!r}"
+               for name in wanted if found["options"].get(name) != wanted[name]]  # fmt: skip
+    changed += [
+        f"{split['file']} has changed"
+        for split in found["splits"].values()
+        if split["sha256"] and file_digest(split["file"]) != split["sha256"]
+    ]
+    if changed:
+        raise ValueError(f"{output} holds a corpus that was drawn otherwise: {'; '.join(changed)}. Name another folder")
+    return found
+
+
 def _draw(options: CorpusOptions, split: str) -> tuple[set[int] | None, dict[str, Any]]:
     """Numbers of the drawn questions among the usable ones (None for all of them), and what was counted."""
     location, count = str(options.file(split)), options.count(split)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from data_builders.corpus import CorpusOptions, build_corpus, main
+from data_builders.corpus import CorpusOptions, build_corpus, ensure_corpus, main
 from data_builders.readers import get_reader
 from rag.corpus import read_corpus
 from rag.gold import read_gold
@@ -88,6 +88,19 @@ def test_two_splits_draw_apart(file, tmp_path):
     build(file, tmp_path / "two", evaluation=file, evaluation_count=4)
     assert lines(tmp_path / "one" / "train.jsonl") == lines(tmp_path / "two" / "train.jsonl")
     assert len(lines(tmp_path / "two" / "evaluation.jsonl")) == 4
+
+
+def test_a_corpus_that_is_there_is_kept_and_another_one_is_refused(file, tmp_path):
+    options = CorpusOptions("hotpotqa", train=file, train_count=5)
+    manifest = ensure_corpus(options, tmp_path / "out")
+    stamp = (tmp_path / "out" / "train.corpus.jsonl").stat().st_mtime_ns
+    assert ensure_corpus(options, tmp_path / "out") == manifest
+    assert (tmp_path / "out" / "train.corpus.jsonl").stat().st_mtime_ns == stamp
+    with pytest.raises(ValueError, match=r"seed was 0 and is 1\. Name another folder"):
+        ensure_corpus(CorpusOptions("hotpotqa", train=file, train_count=5, seed=1), tmp_path / "out")
+    write(Path(file), [row(n) for n in range(30)])
+    with pytest.raises(ValueError, match=r"train\.jsonl has changed"):
+        ensure_corpus(options, tmp_path / "out")
 
 
 def test_a_folder_without_manifest_is_not_complete(file, tmp_path):

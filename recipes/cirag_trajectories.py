@@ -1,0 +1,97 @@
+"""Collect a teacher's CIRAG trajectories from several training sets (CIRAG, sections 3.5, 4.1, 4.3 and B.1).
+
+    # 20 questions of each of three training sets, through a Batch API: writes a request file, ends with exit code 3
+    python recipes/cirag_trajectories.py --config recipes/configs/cirag_trajectories_small.yaml
+
+    # the paper's 3,000 trajectories, from a hosted model
+    python recipes/cirag_trajectories.py --config recipes/configs/cirag_trajectories_paper.yaml
+
+For each training set it draws questions, makes the corpus of their paragraphs, and lets the teacher run the loop over
+them; then the teacher's decisions become a data set. These are the commands `data_builders.corpus`, `eval run` and
+`data_builders.trajectories` with one ledger for all, so every part can be looked at by itself (`--dry-run` prints the
+runs). Stopped by whatever means, it goes on when the same command is given again; the same options give the same
+request files. Exit code 3: calls wait for the replies of a batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from train.collect_config import CollectConfig
+from train.config import ConfigError, parse_command_line, to_yaml
+
+TRAJECTORIES = "trajectories"
+
+
+def main(config: CollectConfig, dry_run: bool = False) -> None:
+    """Corpora, loops, trajectories."""
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO, force=True)
+    for name in ("anthropic", "bm25s", "faiss", "httpcore", "httpx", "openai", "sentence_transformers", "urllib3"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    if dry_run:
+        print(to_yaml(config))
+        for source in config.sources():
+            print(shlex.join(["python", "-m", "eval", *config.command(source)]))
+        return
+
+    from data_builders.corpus import ensure_corpus
+    from data_builders.dataset_folder import FolderOptions
+    from data_builders.trajectories import build_trajectories
+    from eval.__main__ import run_arguments
+    from eval.commands import open_job
+    from eval.llm_tools import open_llms
+    from eval.several import run_jobs
+
+    folder = Path(config.output_dir)
+    sources = config.sources()
+    for source in sources:
+        ensure_corpus(config.corpus(source), source.folder)
+    save_config(config, folder)
+
+    calls = [run_arguments(config.command(source)) for source in sources]
+    # One client for all, so that a model is loaded once and a round's calls are in one request file.
+    llms = open_llms(calls[0])
+    run_jobs([open_job(call, llms) for call in calls])
+
+    results = [call.output for call in calls]
+    output = FolderOptions(str(folder / TRAJECTORIES), overwrite=True)
+    statistics = build_trajectories(config.trajectories(results), output)
+    logging.info("%s: %s trajectories", output.output, statistics["splits"])
+
+
+def save_config(config: CollectConfig, folder: Path) -> None:
+    """Write the resolved configuration into the run folder, in one step."""
+    scratch = folder / "config.yaml.tmp"
+    scratch.write_text(to_yaml(config), encoding="utf-8")
+    os.replace(scratch, folder / "config.yaml")
+
+
+def run(argv: list[str] | None = None) -> int:
+    """The command line; bad input gives one clear message and exit code 2."""
+    from eval.harness import QuestionsPending
+    from models.llm.client import CallError
+
+    try:
+        main(*parse_command_line(CollectConfig, __doc__ or "", argv))
+    except (ConfigError, OSError, ValueError) as error:
+        logging.debug("details", exc_info=True)
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except CallError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except QuestionsPending as pending:
+        print(pending, file=sys.stderr)
+        return 3
+    except KeyboardInterrupt:
+        print("stopped; run the same command again to go on", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run())

