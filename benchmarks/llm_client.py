@@ -5,8 +5,11 @@
 Three measurements, all on this machine:
 
 1. `--calls` calls, `--in-flight` of them under way, to a mock OpenAI-compatible server that answers after `--delay`
-   seconds, on loopback, in a process of its own. Ways: a bare aiohttp client (what server and machine allow), our
-   client without and with a ledger. The ideal is a client that costs nothing: ceil(calls / in flight) * delay seconds.
+   seconds, on loopback, in a process of its own (`benchmarks/fixed_server.py`). Ways: a bare aiohttp client (what
+   server and machine allow), our client without and with a ledger. The ideal is a client that costs nothing:
+   ceil(calls / in flight) * delay seconds. One call for each place in flight goes before the clock starts: it opens
+   the connection and imports what the SDK imports late. With `--tests-server` the calls go to the mock server of the
+   tests, which takes as much processor time as the client.
 2. The same client over a backend that answers at once: processor time that a call costs us, without and with a ledger.
 3. A run over a full ledger: `--cached-calls` calls that were all answered before, by questions that run at once.
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import logging
 import math
@@ -23,9 +27,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from fixed_server import fixed_server
 from measure import environment, write_result
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -36,7 +42,6 @@ from models.llm.ledger import Ledger
 from models.llm.ledger_client import LedgerClient
 from models.llm.limits import Limits
 from models.llm.openai import OpenAIBackend
-from tests.models.llm.server import server_process
 
 CALLS_A_QUESTION = 5
 PROMPT = "You look at a question and at the documents that were found for it. " * 12
@@ -82,8 +87,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     ideal = math.ceil(args.calls / args.in_flight) * args.delay
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        passes: dict[str, list[float]] = {way: [] for way in WAYS}
-        with server_process(delay=args.delay) as url:
+        passes: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+        with _server(args) as url:
             for turn in range(args.repeats):
                 # The ways take turns in going first.
                 for way in WAYS if turn % 2 == 0 else reversed(WAYS):
@@ -127,6 +132,8 @@ def show(result: dict[str, Any]) -> None:
         table.add_row(row["way"], f"{row['seconds']:.3f}", f"{row['calls_per_second']:.0f}", share)
     console = Console() if sys.stdout.isatty() else Console(width=120)
     console.print(table)
+    costs = ", ".join(f"{row['way']} {row['client_microseconds_per_call']:.0f} µs" for row in result["server"])
+    console.print(f"processor time of the client, a call: {costs}")
     local = result["local_microseconds_per_call"]
     without, with_ledger = local["without ledger"], local["with ledger"]
     console.print(
@@ -136,6 +143,14 @@ def show(result: dict[str, Any]) -> None:
     console.print(
         f"full ledger of {options['cached_calls']:,} calls: {result['cached_calls_per_second']:,} cached calls a second"
     )
+
+
+def _server(args: argparse.Namespace) -> AbstractContextManager[str]:
+    if not args.tests_server:
+        return fixed_server(args.delay)
+    from tests.models.llm.server import server_process
+
+    return server_process(delay=args.delay)
 
 
 def _chat(number: int) -> list[Message]:
@@ -155,7 +170,8 @@ async def _in_flight(calls: int, in_flight: int, call: Callable[[int], Awaitable
     return time.perf_counter() - start
 
 
-async def _server_pass(args: argparse.Namespace, url: str, way: str, ledger: Path | None) -> float:
+async def _server_pass(args: argparse.Namespace, url: str, way: str, ledger: Path | None) -> tuple[float, float]:
+    """Seconds of the calls, and seconds of processor time that this process took for them."""
     if way == "bare aiohttp":
         import aiohttp
 
@@ -167,7 +183,8 @@ async def _server_pass(args: argparse.Namespace, url: str, way: str, ledger: Pat
 
             # One round opens the connections.
             await _in_flight(args.in_flight, args.in_flight, post)
-            return await _in_flight(args.calls, args.in_flight, post)
+            before = time.process_time()
+            return await _in_flight(args.calls, args.in_flight, post), time.process_time() - before
     backend = OpenAIBackend("mock", url, timeout=60.0)
     limits = Limits(concurrency=args.in_flight)
     async with LedgerClient(backend, Ledger(ledger) if ledger else None, limits) as client:
@@ -176,7 +193,11 @@ async def _server_pass(args: argparse.Namespace, url: str, way: str, ledger: Pat
             await client.chat(_chat(number), role="benchmark", question_id=str(number))
 
         await _in_flight(args.in_flight, args.in_flight, lambda number: chat(-1 - number))
-        return await _in_flight(args.calls, args.in_flight, chat)
+        # As the builder does, once what the SDK imports is there.
+        gc.collect()
+        gc.freeze()
+        before = time.process_time()
+        return await _in_flight(args.calls, args.in_flight, chat), time.process_time() - before
 
 
 async def _local_pass(calls: int, in_flight: int, path: Path | None) -> float:
@@ -207,11 +228,12 @@ async def _cached_pass(calls: int, in_flight: int, path: Path) -> float:
     return time.perf_counter() - start
 
 
-def _server_row(way: str, passes: list[float], calls: int, ideal: float) -> dict[str, Any]:
-    seconds = statistics.median(passes)
+def _server_row(way: str, passes: list[tuple[float, float]], calls: int, ideal: float) -> dict[str, Any]:
+    seconds = statistics.median(wall for wall, _ in passes)
     return {
         "way": way,
-        "passes_seconds": [round(value, 4) for value in passes],
+        "passes_seconds": [round(wall, 4) for wall, _ in passes],
+        "client_microseconds_per_call": round(statistics.median(own for _, own in passes) / calls * 1e6, 1),
         "seconds": round(seconds, 4),
         "calls_per_second": round(calls / seconds, 1),
         "share_of_ideal": round(ideal / seconds, 4),
@@ -229,6 +251,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--local-calls", type=int, default=10_000, help="calls without a server (default: %(default)s)")
     add("--cached-calls", type=int, default=50_000, help="calls over a full ledger (default: %(default)s)")
     add("--repeats", type=int, default=3, help="passes of each way, whose median counts (default: %(default)s)")
+    add("--tests-server", action="store_true", help="call the mock server of the tests instead of the fixed one")
     add("--output", default="runs/benchmarks", help="folder of the JSON (default: %(default)s)")
     return parser
 

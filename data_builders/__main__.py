@@ -1,4 +1,4 @@
-"""Small jobs on record data sets: `python -m data_builders {stats,validate,peek,merge,released,explagraphs}`."""
+"""Small jobs on data sets: `python -m data_builders {stats,validate,peek,merge,released,explagraphs}`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ from typing import Any
 from data_builders.card import BuildFacts, Statistics, file_digest, table_rows
 from data_builders.dataset_folder import FolderOptions, add_folder_arguments, write_dataset
 from data_builders.merge import merge as merge_shards
+from data_builders.pair_card import LENGTH_HEAD, SOURCE_HEAD, length_rows, source_rows
+from data_builders.pair_inspection import find_pair, holds_pairs, pair_statistics, pair_troubles, shown_pair
 from data_builders.peek import LABELS, find_records, shown
 from data_builders.readers.explagraphs import read_explagraphs, split_names
 from data_builders.released_records import HUB_ID, Rejected, read_released
-from data_builders.shards import SPLIT_NAME, STATISTICS, dataset_files, split_of
+from data_builders.shards import NO_RECORDS, SPLIT_NAME, STATISTICS, dataset_files, split_of, why_empty
 from data_builders.validation import SplitCheck, troubles
 from models.normalize import normalize_answer
 from models.records import Record, read_records
@@ -28,9 +30,17 @@ _MOST_TROUBLES = 20
 
 def stats(arguments: argparse.Namespace) -> int:
     """Print table 4 of a data set, its splits, and what its card says of the build."""
-    from rich.console import Console
-    from rich.table import Table
-
+    path = Path(arguments.folder) / STATISTICS
+    if (empty := why_empty(arguments.folder)) is not None:
+        print("\n".join([empty, *_build_lines(path)]))
+        return 0
+    if holds_pairs(arguments.folder):
+        found, leaks = pair_statistics(arguments.folder, arguments.tokenizer)
+        numbers = found.to_json()
+        _print_table(f"{arguments.folder}, lengths in {numbers['unit']}", LENGTH_HEAD, length_rows(numbers))
+        _print_table("sources", SOURCE_HEAD, source_rows(numbers))
+        _print_splits(numbers, leaks, "text", path)
+        return 0
     statistics = Statistics(arguments.tokenizer)
     with SplitCheck() as leakage:
         for split, files in dataset_files(arguments.folder).items():
@@ -40,34 +50,50 @@ def stats(arguments: argparse.Namespace) -> int:
                     for _ in leakage.add(record, split):
                         pass
     numbers = statistics.to_json()
-    table = Table(title=f"{arguments.folder}, lengths in {numbers['unit']}")
-    for heading in ("", "planning", "paper", "answering", "paper"):
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=not heading)
-    for row in table_rows(numbers):
+    heads = ["", "planning", "paper", "answering", "paper"]
+    _print_table(f"{arguments.folder}, lengths in {numbers['unit']}", heads, table_rows(numbers))
+    _print_splits(numbers, leakage.found, "question", path)
+    return 0
+
+
+def _print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title)
+    for number, heading in enumerate(heads):
+        table.add_column(heading, justify="right" if number else "left", no_wrap=not number)
+    for row in rows:
         table.add_row(*(cell.replace("[", r"\[") for cell in row))
     console = Console() if sys.stdout.isatty() else Console(width=120)
     console.print(table)
-    print("splits: " + ", ".join(f"{name} {count:,}" for name, count in numbers["splits"].items()))
-    print("leakage: " + (_listed(leakage.found) or "no question stands in two splits"))
-    for line in _build_lines(Path(arguments.folder) / STATISTICS):
+
+
+def _print_splits(numbers: dict[str, Any], leaks: Counter[str], what: str, path: Path) -> None:
+    print("splits: " + _listed(numbers["splits"]))
+    print("leakage: " + (_listed(leaks) or f"no {what} stands in two splits"))
+    for line in _build_lines(path):
         print(line)
-    return 0
 
 
 def validate(arguments: argparse.Namespace) -> int:
     """Print what is wrong with a data set; the exit code is 1 when something is."""
+    pairs = why_empty(arguments.folder) is None and holds_pairs(arguments.folder)
     count = 0
-    for count, trouble in enumerate(troubles(arguments.folder), 1):
+    for count, trouble in enumerate((pair_troubles if pairs else troubles)(arguments.folder), 1):
         if count <= _MOST_TROUBLES:
             print(trouble)
     if count > _MOST_TROUBLES:
         print(f"... and {count - _MOST_TROUBLES} more")
-    print(f"{arguments.folder}: {count} troubles" if count else f"{arguments.folder}: every record is in order")
+    what = "pair" if pairs else "record"
+    print(f"{arguments.folder}: {count} troubles" if count else f"{arguments.folder}: every {what} is in order")
     return 1 if count else 0
 
 
 def peek(arguments: argparse.Namespace) -> int:
-    """Print a record as the model sees it, and draw its graph with --picture."""
+    """Print a record or pair as the model sees it, and draw its graph with --picture."""
+    if holds_pairs(arguments.folder):
+        return _peek_pair(arguments)
     found = find_records(arguments.folder, arguments.id, arguments.number, arguments.label, arguments.split)
     print(f"\n\n{'-' * 80}\n\n".join(shown(record, split) for split, record in found))
     if arguments.picture:
@@ -79,9 +105,25 @@ def peek(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _peek_pair(arguments: argparse.Namespace) -> int:
+    if arguments.label is not None:
+        raise ValueError(f"--label {arguments.label} is for records; {arguments.folder} holds text-to-triples pairs")
+    split, pair = find_pair(arguments.folder, arguments.id, arguments.number, arguments.split)
+    print(shown_pair(pair, split))
+    if arguments.picture:
+        from data_builders.picture import draw_pair
+
+        draw_pair(pair, arguments.picture)
+        print(f"\ngraph of {pair.id} drawn in {arguments.picture}")
+    return 0
+
+
 def merge(arguments: argparse.Namespace) -> int:
     """Merge the outputs of a sharded build into the data set that one process would have written."""
     numbers = merge_shards(arguments.shards, arguments.output, arguments.overwrite)
+    if not numbers["records"]:
+        print(why_empty(arguments.output), file=sys.stderr)
+        return NO_RECORDS
     print(f"{arguments.output}: {_listed(numbers['splits'])}")
     return 0
 
@@ -162,6 +204,8 @@ def _build_lines(path: Path) -> list[str]:
     lines += [f"model for {role}: {name}" for role, name in facts.models.items()]
     lines += [f"prompt {name}: SHA-256 {digest}" for name, digest in facts.prompts.items()]
     lines += [f"calls, {stage}: {_listed(counts)}" for stage, counts in facts.calls.items()]
+    lines += [f"replies turned down, {source}: {_listed(counts)}" for source, counts in facts.refused.items()]
+    lines += [f"replies in another form, {source}: {_listed(counts)}" for source, counts in facts.recovered.items()]
     lines += [f"mended replies of {source}: {_listed(counts)}" for source, counts in facts.repairs.items()]
     lines += [f"left out of {source}: {_listed(counts)}" for source, counts in facts.drops.items()]
     lines += [f"oddities of the input: {_listed(facts.issues)}"] if facts.issues else []
@@ -200,10 +244,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--tokenizer", help="count tokens with this model's tokenizer instead of words")
     command(validate)
     add = command(peek)
-    add("--id", help="the record of this id, or all records of the question of this id")
+    add("--id", help="the record or pair of this id, or all records of the question of this id")
     add("--number", type=int, help="the how-manieth record, from 1, of those that fit the rest")
     add("--label", choices=tuple(LABELS), help="only records of this label")
-    add("--split", help="only records of this split")
+    add("--split", help="only records or pairs of this split")
     add("--picture", metavar="FILE", help="draw the graph into a .png or .svg file (needs the extra `plots`)")
     add = command(merge)
     add("shards", nargs="+", metavar="FOLDER", help="the outputs of all shards")

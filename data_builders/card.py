@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data_builders.shards import CARD, STATISTICS, Format, front_matter, write_text
+from data_builders.shards import CARD, DROPPED, STATISTICS, Format, front_matter, write_text
 from data_builders.stats import YES_NO, Histogram, Statistics, table_rows
 from models.records import Action
 
@@ -30,6 +30,9 @@ class BuildFacts:
         drops: By source, questions left out by reason.
         questions: By source, questions that gave records.
         repairs: By source, replies that were right only after a repair turn, by stage.
+        refused: By source, replies that were turned down, those of repair turns included, by stage and reason.
+        recovered: By source, replies in another form than was asked for that were read all the same.
+        examples: By reason, some of the questions that were left out (`data_builders.dropped`).
         issues: Oddities of the input that cost no question.
         files: Input files and their SHA-256.
         options: The options of the build.
@@ -45,6 +48,9 @@ class BuildFacts:
     drops: dict[str, dict[str, int]] = field(default_factory=dict)
     questions: dict[str, int] = field(default_factory=dict)
     repairs: dict[str, dict[str, int]] = field(default_factory=dict)
+    refused: dict[str, dict[str, int]] = field(default_factory=dict)
+    recovered: dict[str, dict[str, int]] = field(default_factory=dict)
+    examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     issues: dict[str, int] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
@@ -57,26 +63,21 @@ class BuildFacts:
 def card_body(facts: BuildFacts, statistics: dict[str, Any]) -> str:
     """The card's text below the YAML head, in Markdown."""
     parts = [f"# {facts.title}", facts.summary, *facts.notes, "## Records"]
-    parts.append(table(["split", "records"], [[name, f"{n:,}"] for name, n in statistics["splits"].items()]))
-    head = ["", "planning", "planning, paper", "answering", "answering, paper"]
-    parts += [
-        f"Beside table 4 of RAS. Lengths here are {statistics['unit']}; the paper counts LLaMA-2 tokens. A graph is "
-        "that of one step: nodes are its distinct subjects and objects, and each triple is an edge and its reverse.",
-        table(head, [list(row) for row in table_rows(statistics)]),
-    ]
-    if statistics["sources"]:
-        parts += ["## Sources", _source_table(facts, statistics["sources"])]
-        parts.append(
-            "“Answer in triples” counts the answering records with a history whose triples name a gold answer "
-            "(normalised, whole words); yes/no answers are left out of it."
-        )
+    if statistics["records"]:
+        parts += _records(facts, statistics)
+    else:
+        parts.append("**None: no question could be labelled.** What follows says why.")
     for heading, counts in (
         ("Questions left out", _by_source(facts.drops)),
+        ("Replies turned down", _by_source(facts.refused)),
         ("Replies mended in a second turn", _by_source(facts.repairs)),
+        ("Replies read though they were not in the form asked for", _by_source(facts.recovered)),
         ("Oddities of the input", facts.issues),
     ):
         if counts:
             parts += [f"## {heading}", table(["what", "count"], [[name, f"{n:,}"] for name, n in counts.items()])]
+    if facts.examples:
+        parts += _examples(facts.examples)
     if facts.models:
         parts += ["## Models", table(["role", "model"], [[role, f"`{name}`"] for role, name in facts.models.items()])]
     if facts.calls:
@@ -98,6 +99,40 @@ def card_body(facts: BuildFacts, statistics: dict[str, Any]) -> str:
     if statistics.get("samples"):
         parts += ["## Samples", *_samples(statistics["samples"])]
     return "\n\n".join(parts) + "\n"
+
+
+def _records(facts: BuildFacts, statistics: dict[str, Any]) -> list[str]:
+    parts = [table(["split", "records"], [[name, f"{n:,}"] for name, n in statistics["splits"].items()])]
+    head = ["", "planning", "planning, paper", "answering", "answering, paper"]
+    parts += [
+        f"Beside table 4 of RAS. Lengths here are {statistics['unit']}; the paper counts LLaMA-2 tokens. A graph is "
+        "that of one step: nodes are its distinct subjects and objects, and each triple is an edge and its reverse.",
+        table(head, [list(row) for row in table_rows(statistics)]),
+    ]
+    if statistics["sources"]:
+        parts += ["## Sources", _source_table(facts, statistics["sources"])]
+        parts.append(
+            "“Answer in triples” counts the answering records with a history whose triples name a gold answer "
+            "(normalised, whole words); yes/no answers are left out of it."
+        )
+    return parts
+
+
+def _examples(examples: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Questions that the teacher could not label: where it failed, and how its reply begins."""
+    parts = [
+        "## Examples of questions left out",
+        f"Picked by a hash of their ids; all of them are in `{DROPPED}`, the whole replies in the ledger.",
+    ]
+    for reason, rows in examples.items():
+        lines = []
+        for row in rows:
+            lines.append(f"{row['question_id']}  {row['stage']}  {row['detail']}".rstrip())
+            lines.append(f"    {' '.join(row['reply'].split()) or '(no reply)'}")
+        text = "\n".join(lines)
+        fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+        parts += [f"### {reason[:1].upper()}{reason[1:]}", f"{fence}text\n{text}\n{fence}"]
+    return parts
 
 
 def write_card(folder: str | Path, facts: BuildFacts, statistics: Statistics, format: Format) -> None:

@@ -94,11 +94,13 @@ class Layout(Generic[R]):
         statistics: Counts its rows.
         card: Writes card and statistics into the folder: folder, facts, statistics, format.
         schema: Gives the Arrow schema of a row.
+        may_be_empty: Whether a data set without rows is written too, with its card.
     """
 
     statistics: Counting[R]
     card: Callable[[Path, BuildFacts, Any, Format], None]
     schema: Callable[[], pa.Schema] = field(default=record_schema)
+    may_be_empty: bool = False
 
 
 def write_dataset(
@@ -146,7 +148,7 @@ def write_rows(
                 writers[split].write(record)
                 statistics.add(record, split)
         found = facts(statistics)
-        if not statistics.records:
+        if not statistics.records and not layout.may_be_empty:
             raise ValueError(f"there is no record to write to {options.output}")
         layout.card(folder, found, statistics, options.format)
     return statistics.to_json()

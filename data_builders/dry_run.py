@@ -3,7 +3,8 @@
 Nothing is sent. The build itself is rehearsed: every question is read, the real prompts are rendered by `LLMTeacher`
 and looked up in the ledger, and where there is no reply yet a stand-in takes its place: all supporting passages are
 kept, a sub-query of ordinary length, triples. So the number of calls and the length of the prompts are exact as far as
-the ledger reaches, and beyond it as good as "the teacher keeps the supporting passages" is. Replies that need a repair
+the ledger reaches. Beyond it a teacher keeps fewer passages and drops some questions: once the ledger has the document
+filter's replies to 20 questions, the later stages' calls are scaled by what came of those. Replies that need a repair
 turn are not foreseen.
 """
 
@@ -11,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from data_builders.direct_answer import read_answers
-from data_builders.hotpotqa_subq import answered_directly, answers_file, open_teachers, usable_questions
+from data_builders.hotpotqa_subq import answered_directly, open_teachers, usable_questions
 from data_builders.labelling import LabelOptions, label_question
 from data_builders.llm_teacher import FILTER_ROLE, QUERY_ROLE, ROLES, TRIPLES_ROLE, LLMTeacher, Prompts
 from data_builders.prices import Price
@@ -25,7 +27,7 @@ from data_builders.progress import progress
 from data_builders.questions import Question, UnlabelledQuestion
 from data_builders.seen import SeenTable
 from data_builders.sources import OpenSource, Source
-from data_builders.subq_options import BuildOptions
+from data_builders.subq_options import BuildOptions, answers_file
 from models.generation import Completion
 from models.llm.client import Message, Sampling
 from models.llm.ledger import make_call
@@ -55,12 +57,15 @@ class Stage:
     """One stage of the calls.
 
     Attributes:
-        calls: Calls that will be sent.
+        calls: Calls that will be sent if all supporting passages are kept.
         stored: Calls that the ledger answers.
-        input_characters: Characters of the prompts to be sent.
+        input_characters: Characters of the prompts of those calls.
         output_characters: Characters of their replies, as stand-ins.
         stored_tokens: Output tokens of the stored replies.
-        tokens_a_character: From a sample of the prompts, or 1/4 without a tokenizer.
+        sampled: Characters and tokens of the prompts that were counted with a tokenizer.
+        assumed: How many of `calls` belong to questions whose documents are not known yet.
+        came_true: For the questions whose documents are known: calls that came of them, and calls that there would be
+            if all supporting passages had been kept.
     """
 
     calls: int = 0
@@ -69,6 +74,23 @@ class Stage:
     output_characters: float = 0.0
     stored_tokens: int = 0
     sampled: tuple[int, int] = (0, 0)
+    assumed: int = 0
+    came_true: tuple[int, int] = (0, 0)
+
+    @property
+    def ratio(self) -> float:
+        """Of the calls that "all supporting passages are kept" foresees, the share that comes of a question."""
+        came, foreseen = self.came_true
+        return came / foreseen if foreseen >= _ENOUGH else 1.0
+
+    @property
+    def expected_calls(self) -> float:
+        """Calls that will be sent, as far as can be told."""
+        return self.calls - self.assumed * (1 - self.ratio)
+
+    @property
+    def _share(self) -> float:
+        return self.expected_calls / self.calls if self.calls else 1.0
 
     @property
     def tokens_a_character(self) -> float:
@@ -79,14 +101,14 @@ class Stage:
     @property
     def input_tokens(self) -> float:
         """Tokens that will be read."""
-        return self.input_characters * self.tokens_a_character
+        return self.input_characters * self.tokens_a_character * self._share
 
     @property
     def output_tokens(self) -> float:
         """Tokens that will be written."""
         if self.stored >= _ENOUGH:
-            return self.calls * self.stored_tokens / self.stored
-        return self.output_characters * self.tokens_a_character
+            return self.expected_calls * self.stored_tokens / self.stored
+        return self.output_characters * self.tokens_a_character * self._share
 
 
 @dataclass
@@ -96,6 +118,7 @@ class Estimate:
     Attributes:
         model: The teacher.
         questions: Questions that the teacher labels.
+        known: Questions among them whose documents the ledger knows.
         direct: Questions that need no teacher, since they are answered without retrieval.
         stages: By role.
         counted: How tokens were counted.
@@ -108,13 +131,14 @@ class Estimate:
     price: Price | None = None
     limits: Speed = field(default_factory=lambda: Speed())
     questions: int = 0
+    known: int = 0
     direct: int = 0
     stages: dict[str, Stage] = field(default_factory=lambda: {role: Stage() for role in ROLES})
 
     @property
-    def calls(self) -> int:
+    def calls(self) -> float:
         """Calls of all stages that will be sent."""
-        return sum(stage.calls for stage in self.stages.values())
+        return sum(stage.expected_calls for stage in self.stages.values())
 
     @property
     def tokens(self) -> tuple[float, float]:
@@ -144,7 +168,7 @@ class Speed:
     concurrency: int | None = None
     latency: float = 2.0
 
-    def minutes(self, calls: int, tokens: float) -> tuple[float, str]:
+    def minutes(self, calls: float, tokens: float) -> tuple[float, str]:
         """The longest of the times that each limit alone would take, and which limit that is."""
         times = []
         if self.requests_per_minute:
@@ -165,6 +189,11 @@ class RehearsalClient:
         ledger: Stored replies.
         seen: Calls that were met before in this rehearsal; the ledger will answer them.
         count_tokens: A tokenizer's count.
+
+    Attributes:
+        kept: Numbers of the documents that the stand-in keeps of the question at work.
+        asked: Calls for the question at work, by stage, repair turns left out.
+        knows_documents: Whether its documents come from the ledger.
     """
 
     def __init__(
@@ -176,6 +205,8 @@ class RehearsalClient:
     ) -> None:
         self.model = estimate.model
         self.kept: list[int] = []
+        self.asked: Counter[str] = Counter()
+        self.knows_documents = False
         self._estimate, self._ledger, self._seen, self._count_tokens = estimate, ledger, seen, count_tokens
 
     async def chat(
@@ -185,12 +216,15 @@ class RehearsalClient:
         stage = self._estimate.stages.setdefault(role.removesuffix(REPAIR_ROLE), Stage())
         call = make_call(self.model, sampling or Sampling(), messages)
         stored = self._ledger.get(call.key) if self._ledger else None
+        self.asked[role] += 1
+        if role.removesuffix(REPAIR_ROLE) == FILTER_ROLE:
+            self.knows_documents = stored is not None
         new = self._seen.first("call", call.key) is None
         if stored is not None:
             stage.stored += new
             stage.stored_tokens += stored.completion_tokens if new else 0
             return stored
-        reply, characters = self._stand_in(role, messages)
+        reply, characters = self._stand_in(role.removesuffix(REPAIR_ROLE), messages)
         if new:
             self._count(stage, messages, characters)
         return Completion(reply)
@@ -201,6 +235,7 @@ class RehearsalClient:
     def _count(self, stage: Stage, messages: Sequence[Message], characters: float) -> None:
         prompt = sum(len(message["content"]) for message in messages)
         stage.calls += 1
+        stage.assumed += not self.knows_documents
         stage.input_characters += prompt
         stage.output_characters += characters
         if self._count_tokens is not None and stage.calls <= _SAMPLED:
@@ -273,10 +308,26 @@ async def _walk(
                 continue
             estimate.questions += 1
             client.kept = _supporting_numbers(question, options)
-            try:
+            client.asked.clear()
+            client.knows_documents = False
+            with suppress(UnlabelledQuestion):
                 await label_question(question, one.teacher, False, labels)
-            except UnlabelledQuestion:
-                continue
+            if client.knows_documents:
+                estimate.known += 1
+                _compare(estimate, client.asked, len(question.supporting), options)
+
+
+def _compare(estimate: Estimate, asked: Mapping[str, int], supporting: int, options: BuildOptions) -> None:
+    """Note what came of a question whose documents are known, beside what all its supporting passages would give."""
+    foreseen = {
+        # A single document needs no sub-query that is not a label.
+        QUERY_ROLE: supporting if supporting > 1 or options.first_subquery == "generated" else 0,
+        TRIPLES_ROLE: supporting if options.triples_from == "teacher" else 0,
+    }
+    for role, calls in foreseen.items():
+        stage = estimate.stages[role]
+        came, would = stage.came_true
+        stage.came_true = came + asked.get(role, 0), would + calls
 
 
 def _supporting_numbers(question: Question, options: BuildOptions) -> list[int]:

@@ -24,34 +24,38 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, aclosing
-from dataclasses import asdict
-from pathlib import Path
+from contextlib import aclosing
 from typing import Any
 
 from data_builders.annotations import KnowsDirectAnswers, TripleFile
-from data_builders.card import BuildFacts, Statistics, file_digest, write_card
+from data_builders.card import write_card
 from data_builders.direct_answer import DirectAnswerTest, is_correct, read_answers, store_answers
 from data_builders.in_order import in_order
 from data_builders.labelling import LabelOptions, label_question
-from data_builders.llm_teacher import TRIPLES_ROLE, LLMTeacher, Prompts, StoredTriples
-from data_builders.mixing import PartTeacher, shortages
+from data_builders.llm_teacher import LLMTeacher, Prompts, StoredTriples
+from data_builders.mixing import PartTeacher
 from data_builders.progress import progress
 from data_builders.questions import Dropped, DropReason, Question, UnlabelledQuestion
 from data_builders.seen import SeenTable
-from data_builders.shards import ORDER, ShardWriter, check_output, replaced_folder
+from data_builders.shards import check_output, replaced_folder, why_empty
 from data_builders.sources import OpenSource, Source, open_sources
-from data_builders.subq_options import BuildOptions, OnCallError
+from data_builders.subq_facts import build_facts
+from data_builders.subq_options import BuildOptions, OnCallError, answers_file
+from data_builders.subq_output import SubqOutput
 from models.llm.client import CallError, LLMClient, RepliesPending, Sampling, SetupError
 from models.llm.ledger_client import RetriesExhausted
 from models.records import Record
 
-__all__ = ["BuildOptions", "BuildPending", "Source", "build", "main"]
+__all__ = ["BuildOptions", "BuildPending", "NothingLabelled", "Source", "build", "main"]
 logger = logging.getLogger(__name__)
 
 
 class BuildPending(Exception):
     """The build went as far as it could: some calls wait in a request file."""
+
+
+class NothingLabelled(Exception):
+    """The build is done and its folder written, with a card and without records: every question was left out."""
 
 
 def build(
@@ -74,7 +78,8 @@ def build(
     Raises:
         FileNotFoundError: an input file is missing.
         FileExistsError: the output folder is taken.
-        ValueError: an input file is malformed, or no question at all could be labelled.
+        ValueError: an input file is malformed, or no question at all could be labelled and no teacher LLM was asked.
+        NothingLabelled: a teacher LLM was asked, and not one question could be labelled.
         CallError: a call of the teacher can't be answered. What was answered is in its ledger.
         BuildPending: calls of the teacher wait in a request file.
     """
@@ -91,21 +96,26 @@ async def _build(
         opened = open_teachers(sources, options, client, prompts, sampling)
         answers = await _direct_answers(opened, options)
         with replaced_folder(options.output, options.overwrite) as folder:
-            statistics = Statistics(options.tokenizer)
+            output = SubqOutput(folder, options)
             try:
-                await _write_records(opened, answers, options, folder, statistics)
+                await _write_records(opened, answers, options, output)
             except BuildPending as error:
                 raise BuildPending(_pending_message(client) or str(error)) from None
-            if not statistics.to_json()["records"] and options.shard is None:
+            facts = build_facts(opened, options, client, prompts, sampling, output.examples())
+            # A shard without records is part of a build that may have some.
+            empty = not output.statistics.records and options.shard is None
+            if empty and not facts.calls:
                 found = [f"{o.source.name}: {n} x {reason}" for o in opened for reason, n in o.ordered_drops().items()]
                 raise ValueError(f"no question could be labelled ({'; '.join(found) or 'the input files hold none'})")
-            write_card(folder, _facts(opened, options, client, prompts, sampling), statistics, options.format)
+            write_card(folder, facts, output.statistics, options.format)
     finally:
         if client is not None:
             await client.close()
     for one in opened:
         logger.info("%s: %d questions labelled, %d left out", one.source.name, one.labelled, one.drops.total())
-    return statistics.to_json()
+    if empty:
+        raise NothingLabelled(why_empty(options.output) or "no question could be labelled")
+    return output.statistics.to_json()
 
 
 def _pending_message(client: LLMClient | None) -> str | None:
@@ -175,26 +185,13 @@ def _asked_directly(
                 yield question.id, question.question
 
 
-def answers_file(options: BuildOptions) -> str | None:
-    """Where the direct answers are kept; None without the test."""
-    if options.direct_answers is None and options.direct_answer_model is not None:
-        return f"{options.output.rstrip('/')}.direct_answers.jsonl"
-    return options.direct_answers
-
-
 async def _write_records(
-    opened: list[OpenSource],
-    answers: Mapping[str, str] | None,
-    options: BuildOptions,
-    folder: Path,
-    statistics: Statistics,
+    opened: list[OpenSource], answers: Mapping[str, str] | None, options: BuildOptions, output: SubqOutput
 ) -> None:
     triple_file = TripleFile(options.triple_file) if options.distractors and options.triple_file else None
     label_options = LabelOptions(options.first_subquery, options.distractors, triple_file, options.seed)
     waiting, message = 0, ""
-    with ExitStack() as stack:
-        seen = stack.enter_context(SeenTable())
-        output = stack.enter_context(_Output(folder, options, statistics))
+    with SeenTable() as seen, output:
         for number, one in enumerate(opened):
             rows = progress(one.questions(one.issues), one.source.name)
             questions = usable_questions(rows, one, seen, options)
@@ -204,8 +201,10 @@ async def _write_records(
 
             async with aclosing(in_order(questions, label, options.concurrency)) as results:
                 async for (position, question), found in results:
-                    if isinstance(found, DropReason):
-                        one.drops[found.value] += 1
+                    if isinstance(found, UnlabelledQuestion):
+                        one.drops[found.reason.value] += 1
+                        if isinstance(one.teacher, LLMTeacher):
+                            output.drop(one.source.name, position, question, found)
                     elif isinstance(found, RepliesPending):
                         waiting, message = waiting + 1, str(found)
                     elif not waiting:
@@ -213,36 +212,6 @@ async def _write_records(
                         output.write(number, position, question, found)
     if waiting:
         raise BuildPending(f"{waiting:,} questions wait for replies of the teacher: {message}")
-
-
-class _Output:
-    """The shards of every split, and in a sharded run the order of the questions; a context manager."""
-
-    def __init__(self, folder: Path, options: BuildOptions, statistics: Statistics) -> None:
-        self._folder, self._options, self._statistics = folder, options, statistics
-        self._stack = ExitStack()
-        self._writers: dict[str, ShardWriter] = {}
-        self._order = None
-        if options.shard is not None:
-            self._order = self._stack.enter_context((folder / ORDER).open("w", encoding="utf-8"))
-
-    def __enter__(self) -> _Output:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._stack.__exit__(*error)
-
-    def write(self, source: int, position: int, question: Question, records: list[Record]) -> None:
-        """Write the records of one question."""
-        split = self._options.split_of(question.question)
-        if split not in self._writers:
-            writer = ShardWriter(self._folder, split, self._options.format, self._options.shard_size)
-            self._writers[split] = self._stack.enter_context(writer)
-        for record in records:
-            self._writers[split].write(record)
-            self._statistics.add(record, split)
-        if self._order is not None:
-            self._order.write(f"{source}\t{position}\t{split}\t{len(records)}\n")
 
 
 def usable_questions(
@@ -263,7 +232,7 @@ def usable_questions(
             yield position, row
 
 
-_Labelled = list[Record] | DropReason | RepliesPending
+_Labelled = list[Record] | UnlabelledQuestion | RepliesPending
 
 
 async def _label(
@@ -280,7 +249,8 @@ async def _label(
         return await label_question(question, one.teacher, direct, options)
     except UnlabelledQuestion as error:
         logger.debug("%s %s left out: %s", question.source, question.id, error)
-        return error.reason
+        # Without the frames it came through, which would be held until its turn.
+        return error.with_traceback(None)
     except RepliesPending as error:
         return error
     except CallError as error:
@@ -290,7 +260,7 @@ async def _label(
             raise CallError(f"{where}: {error}") from error
         if on_call_error == "drop":
             logger.warning("%s left out: %s", where, error)
-            return DropReason.CALL_REFUSED
+            return UnlabelledQuestion(DropReason.CALL_REFUSED)
         raise CallError(f"{where}: {error}. To leave such questions out, add --on-call-error drop") from error
 
 
@@ -310,73 +280,6 @@ def answered_directly(question: Question, one: OpenSource, answers: Mapping[str,
             "add --direct-answer-model to complete the file"
         )
     return is_correct(answers[question.id], question.answers)
-
-
-def _facts(
-    opened: list[OpenSource],
-    options: BuildOptions,
-    client: LLMClient | None,
-    prompts: Prompts,
-    sampling: Sampling,
-) -> BuildFacts:
-    files = {path for one in opened for path in (one.source.location, one.source.annotations)} | {
-        answers_file(options),
-        options.triple_file,
-        options.triples_from,
-    }
-    # One process of several sees only its share; merging looks at the whole.
-    parts = [one for one in opened if one.is_part and options.shard is None]
-    notes = shortages(
-        {one.source.name: (one.source.reader, one.count or 0, one.labelled, one.drops.total()) for one in parts}
-    )
-    for note in notes:
-        logger.warning("%s", note)
-    if options.direct_answer_model is None and options.direct_answers is None:
-        notes.append(
-            "The direct-answer test was not run (no `--direct-answer-model`): only questions that their annotation "
-            "marks as direct are labelled [NO_RETRIEVAL]."
-        )
-    models = {}
-    if client is not None:
-        models["teacher"] = f"{client.model}{_drawn(client, sampling)}"
-    if options.direct_answer_model is not None:
-        models["direct answers"] = options.direct_answer_model
-    llm = {one.source.name: one.teacher for one in opened if isinstance(one.teacher, LLMTeacher)}
-    return BuildFacts(
-        title="HotpotQA-SUBQ records",
-        summary="Planning and answering records for triple-based iterative retrieval, labelled as in RAS, appendix C.",
-        teachers={one.source.name: one.teacher.name for one in opened},
-        drops={one.source.name: one.ordered_drops() for one in opened if one.drops},
-        questions={one.source.name: one.labelled for one in opened},
-        repairs={name: dict(sorted(teacher.repairs.items())) for name, teacher in llm.items() if teacher.repairs},
-        issues={f"{one.source.name}: {what}": n for one in opened for what, n in one.issues.items() if n},
-        files={path: file_digest(path) for path in sorted(filter(None, files)) if Path(path).is_file()},
-        options={"sources": [one.source.text for one in opened], **asdict(options)},
-        prompts=prompts.digests() if llm else {},
-        models=models,
-        calls=_calls(list(llm.values())),
-        notes=notes,
-    )
-
-
-def _drawn(client: LLMClient, sampling: Sampling) -> str:
-    """How the replies were drawn; nothing for recorded ones, which were not."""
-    backend = getattr(client, "backend", None)
-    if backend is None:
-        return ""
-    if not getattr(backend, "send_temperature", True):
-        return " (temperature and top_p are the provider's own: none was sent)"
-    return f" (temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, seed {sampling.seed})"
-
-
-def _calls(teachers: list[LLMTeacher]) -> dict[str, dict[str, float]]:
-    stages = sorted({stage for teacher in teachers for stage in teacher.calls})
-    calls: dict[str, dict[str, float]] = {
-        stage: {"calls": sum(teacher.calls[stage] for teacher in teachers)} for stage in stages
-    }
-    if TRIPLES_ROLE in calls:
-        calls[TRIPLES_ROLE]["malformed_triples"] = sum(teacher.malformed for teacher in teachers)
-    return calls
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from models.records import json_value
+
 Row = dict[str, Any]
 
 _CACHE_KIB = 32 * 1024
@@ -69,7 +71,7 @@ class JsonlIndex:
         row = self._rows.get(start)
         if row is None:
             self._file.seek(start)
-            row = self._rows[start] = json.loads(self._file.readline())
+            row = self._rows[start] = json_value(self._file.readline())
             if len(self._rows) > _KEPT_ROWS:
                 self._rows.popitem(last=False)
         else:
@@ -101,7 +103,7 @@ class JsonlIndex:
                     continue
                 where = f"{self.path}:{number}"
                 try:
-                    row = json.loads(line)
+                    row = json_value(line)
                 except json.JSONDecodeError as error:
                     raise ValueError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from None
                 except UnicodeDecodeError as error:

@@ -131,7 +131,9 @@ class LLMTeacher:
     Attributes:
         name: As the card calls it.
         calls: Replies that were asked for, by stage, those from the ledger included and repair turns not.
+        refused: Replies that were turned down, those of repair turns included, by stage and reason.
         repairs: Replies that became usable in the repair turn, by stage.
+        recovered: Replies that were not in the form asked for and could be read all the same, by stage and form.
         malformed: Triples that were left out of usable replies since they were malformed.
     """
 
@@ -146,7 +148,9 @@ class LLMTeacher:
     ) -> None:
         self.name = client.model if triples_from is None else f"{client.model}, {triples_from.name}"
         self.calls: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
         self.repairs: Counter[str] = Counter()
+        self.recovered: Counter[str] = Counter()
         self.malformed = 0
         self._client, self._prompts, self._triples_from = client, prompts or Prompts.load(), triples_from
         self._shown, self._first_subquery, self._sampling = shown, first_subquery, sampling or Sampling()
@@ -156,17 +160,18 @@ class LLMTeacher:
         # In the order of the row: that of the supporting facts often is the reasoning order, which is asked for.
         shown = sorted(question.supporting) if self._shown == "supporting" else list(range(len(question.passages)))
 
-        def parse(text: str) -> KeptDocuments:
-            reply = read_documents(text, len(shown))
+        def parse(text: str, recovered: Counter[str]) -> KeptDocuments:
+            reply = read_documents(text, len(shown), recovered)
             # "Nothing helps" and "not answerable" are judgements, no mistakes: they are not sent back.
             if reply.numbers and reply.answerable:
                 check_answer_kept(question, shown, [shown[number - 1] for number in reply.numbers])
             return reply
 
         messages = _chat(self._prompts.filter, filter_text(question, shown))
-        reply = await self._ask(FILTER_ROLE, messages, parse, question)
-        if reply.numbers and not reply.answerable:
-            raise UnlabelledQuestion(DropReason.NOT_ANSWERABLE)
+        reply, text = await self._ask(FILTER_ROLE, messages, parse, question)
+        if not reply.numbers or not reply.answerable:
+            judgement = DropReason.NOT_ANSWERABLE if reply.numbers else DropReason.NO_HELPFUL
+            raise UnlabelledQuestion(judgement, "", FILTER_ROLE, text)
         return [shown[number - 1] for number in reply.numbers]
 
     async def subqueries(self, question: Question, documents: list[int]) -> list[str]:
@@ -178,14 +183,15 @@ class LLMTeacher:
         for document in documents:
             passage = question.passages[document]
 
-            def parse(text: str, title: str = passage.title) -> str:
-                subquery = read_subquery(text, title)
+            def parse(text: str, recovered: Counter[str], title: str = passage.title) -> str:
+                subquery = read_subquery(text, title, recovered)
                 if asked or first_is_label:
                     check_subquery(subquery, question, asked)
                 return subquery
 
             messages = _chat(self._prompts.query, query_text(question, passage, asked))
-            asked.append(await self._ask(QUERY_ROLE, messages, parse, question))
+            subquery, _ = await self._ask(QUERY_ROLE, messages, parse, question)
+            asked.append(subquery)
         return asked
 
     async def triples(self, question: Question, document: int) -> list[Triple]:
@@ -193,7 +199,7 @@ class LLMTeacher:
         if self._triples_from is not None:
             return await self._triples_from.triples(question, document)
         messages = _chat(self._prompts.triples, triples_text(question.passages[document]))
-        found = await self._ask(TRIPLES_ROLE, messages, read_triples, question)
+        found, _ = await self._ask(TRIPLES_ROLE, messages, read_triples, question)
         self.malformed += found.malformed
         return list(found.triples)
 
@@ -201,13 +207,22 @@ class LLMTeacher:
         """Whether the client marks the question as answered without retrieval; only recorded replies do."""
         return isinstance(self._client, KnowsDirectAnswers) and self._client.answers_directly(question)
 
-    async def _ask(self, role: str, messages: list[Message], parse: Callable[[str], T], question: Question) -> T:
-        attempts = 0
+    async def _ask(
+        self, role: str, messages: list[Message], parse: Callable[[str, Counter[str]], T], question: Question
+    ) -> tuple[T, str]:
+        """What a reply says, and the reply; bad ones are counted, and one is sent back."""
+        reply, bad, recovered = "", 0, Counter[str]()
 
         def counted(text: str) -> T:
-            nonlocal attempts
-            attempts += 1
-            return parse(text)
+            nonlocal reply, bad
+            reply = text
+            recovered.clear()
+            try:
+                return parse(text, recovered)
+            except UnusableReply as error:
+                bad += 1
+                self.refused[f"{role}: {error.reason}"] += 1
+                raise
 
         self.calls[role] += 1
         drawn = self._sampling
@@ -219,10 +234,11 @@ class LLMTeacher:
         except UnusableReply as error:
             known = {reason.value: reason for reason in DropReason}
             reason = known.get(error.reason, DropReason.UNREADABLE_REPLY)
-            raise UnlabelledQuestion(reason, f"{role}: {error.explanation}") from None
-        if attempts > 1:
+            raise UnlabelledQuestion(reason, error.explanation, role, reply) from None
+        if bad:
             self.repairs[role] += 1
-        return value
+        self.recovered.update({f"{role}: {form}": n for form, n in recovered.items()})
+        return value, reply
 
 
 def filter_text(question: Question, shown: Sequence[int]) -> str:

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data_builders.card import BuildFacts
-from data_builders.dataset_folder import FolderOptions, write_dataset
+from data_builders.card import BuildFacts, Statistics, write_card
+from data_builders.dataset_folder import FolderOptions, Layout, write_rows
+from data_builders.dropped import DroppedQuestion, DroppedWriter, read_dropped
 from data_builders.mixing import PARTS, shortages
 from data_builders.questions import DropReason
-from data_builders.shards import ORDER, STATISTICS, dataset_files
+from data_builders.shards import ORDER, STATISTICS, Format, dataset_files
 from data_builders.sources import Source
 from models.records import Record, read_records
 
@@ -125,11 +126,24 @@ def merge(folders: Sequence[str | Path], output: str, overwrite: bool = False) -
     target = FolderOptions(
         output, options["format"], int(options["shard_size"]), overwrite, tokenizer=options.get("tokenizer")
     )
-    return write_dataset(_merged_records(shards), lambda _: merged_facts(shards, output, overwrite), target)
+
+    def card(folder: Path, facts: BuildFacts, statistics: Statistics, format: Format) -> None:
+        with DroppedWriter(folder) as writer:
+            for dropped in _merged_drops(shards):
+                writer.add(dropped)
+        write_card(folder, dataclasses.replace(facts, examples=writer.examples()), statistics, format)
+
+    # As without shards: there is something to read in a card without records where a teacher LLM was asked.
+    asked = any(shard.facts.calls for shard in shards)
+    layout = Layout(Statistics(target.tokenizer), card, may_be_empty=asked)
+    return write_rows(_merged_records(shards), lambda _: merged_facts(shards, output, overwrite), target, layout)
 
 
 def merged_facts(shards: Sequence[ShardFolder], output: str, overwrite: bool) -> BuildFacts:
-    """What the card of the merged data set says besides the numbers: counts added up, the rest as in every shard."""
+    """What the card of the merged data set says besides the numbers: counts added up, the rest as in every shard.
+
+    Examples of questions that were left out are not in it: they are picked while those questions are merged.
+    """
     every = [shard.facts for shard in shards]
     first = every[0]
     # The teachers name every source, in the order of the command line.
@@ -144,7 +158,10 @@ def merged_facts(shards: Sequence[ShardFolder], output: str, overwrite: bool) ->
             source: dict(sorted(counts.items(), key=lambda item: _rank(reasons, item[0])))
             for source, counts in drops.items()
         },
-        repairs={source: dict(sorted(c.items())) for source, c in _added([f.repairs for f in every], sources).items()},
+        repairs=_sorted(_added([facts.repairs for facts in every], sources)),
+        refused=_sorted(_added([facts.refused for facts in every], sources)),
+        recovered=_sorted(_added([facts.recovered for facts in every], sources)),
+        examples={},
         calls={
             stage: {name: sum(facts.calls.get(stage, {}).get(name, 0) for facts in every) for name in names}
             for stage, names in sorted(_names(facts.calls for facts in every).items())
@@ -231,6 +248,13 @@ def _merged_records(shards: Sequence[ShardFolder]) -> Iterator[tuple[Record, str
             raise ValueError(_unfit(shards[number], split, "more"))
 
 
+def _merged_drops(shards: Sequence[ShardFolder]) -> Iterator[DroppedQuestion]:
+    """The questions that the teacher could not label, in the order of the input."""
+    order = {source: number for number, source in enumerate(shards[0].facts.teachers)}
+    streams = [read_dropped(shard.path) for shard in shards]
+    return heapq.merge(*streams, key=lambda dropped: (order.get(dropped.source, len(order)), dropped.row))
+
+
 def _files(folder: Path) -> dict[str, list[Path]]:
     # A shard in which no question could be labelled has no records.
     try:
@@ -258,6 +282,10 @@ def _added(counts: Sequence[dict[str, dict[str, int]]], sources: list[str]) -> d
         for source, numbers in one.items():
             total.setdefault(source, Counter()).update(numbers)
     return {source: dict(numbers) for source, numbers in total.items() if numbers}
+
+
+def _sorted(counts: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    return {source: dict(sorted(numbers.items())) for source, numbers in counts.items()}
 
 
 def _names(every: Iterator[dict[str, dict[str, float]]]) -> dict[str, list[str]]:

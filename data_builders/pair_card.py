@@ -25,6 +25,8 @@ PAPER_PAIRS = 5_851_776
 _SAMPLES = 4
 _LONGEST_SAMPLE = 1000
 _KINDS = ("with facts", "without facts", "only a name")
+SOURCE_HEAD = ["source", *_KINDS, "with a title", "triples", "entities in the text"]
+LENGTH_HEAD = ["", "min", "mean", "median", "max"]
 
 
 def pair_schema() -> pa.Schema:
@@ -132,18 +134,9 @@ def pair_card_body(facts: BuildFacts, numbers: dict[str, Any]) -> str:
     rows = [[name, f"{count:,}"] for name, count in numbers["splits"].items()]
     parts = [f"# {facts.title}", facts.summary, *facts.notes, "## Pairs", table(["split", "pairs"], rows)]
     parts.append(f"The paper trains on {PAPER_PAIRS:,} pairs of WikiOFGraph (RAS, section D.1).")
-    head = ["source", *_KINDS, "with a title", "triples", "entities in the text"]
-    rows = [
-        [name, *(f"{counts.get(key, 0):,}" for key in head[1:-1]), _share(counts)]
-        for name, counts in numbers["sources"].items()
-    ]
-    parts += ["## Sources", table(head, rows)]
+    parts += ["## Sources", table(SOURCE_HEAD, source_rows(numbers))]
     parts.append("“Entities in the text” is the share of subjects and objects that occur in title or text, case aside.")
-    rows = [
-        [name, *(f"{summary[key]:,}" for key in ("min", "mean", "median", "max"))]
-        for name, summary in numbers["lengths"].items()
-    ]
-    parts += [f"## Lengths\n\nIn {numbers['unit']}.", table(["", "min", "mean", "median", "max"], rows)]
+    parts += [f"## Lengths\n\nIn {numbers['unit']}.", table(LENGTH_HEAD, length_rows(numbers))]
     longer = numbers["longer_than_the_paper_cuts"]
     if longer is not None:
         parts.append(
@@ -165,6 +158,19 @@ def pair_card_body(facts: BuildFacts, numbers: dict[str, Any]) -> str:
             pair = ExtractionPair.from_json(row)
             parts.append(f"`{pair.id}`\n\n~~~~text\n{_cut(pair.source_text)}\n=> {_cut(pair.target)}\n~~~~")
     return "\n\n".join(parts) + "\n"
+
+
+def source_rows(numbers: dict[str, Any]) -> list[list[str]]:
+    """The table of the sources, below `SOURCE_HEAD`."""
+    return [
+        [name, *(f"{counts.get(key, 0):,}" for key in SOURCE_HEAD[1:-1]), _share(counts)]
+        for name, counts in numbers["sources"].items()
+    ]
+
+
+def length_rows(numbers: dict[str, Any]) -> list[list[str]]:
+    """The table of the lengths, below `LENGTH_HEAD`."""
+    return [[name, *(f"{summary[key]:,}" for key in LENGTH_HEAD[1:])] for name, summary in numbers["lengths"].items()]
 
 
 def _share(counts: dict[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""Draws the graph of a record: one colour a step, names in boxes, predicates on the arrows.
+"""Draws the graph of a record or a text-to-triples pair: one colour a step, names in boxes, predicates on arrows.
 
 The triples are laid out as small nodes of their own between subject and object, so predicates get room like names do.
 Names that several steps share, the bridges of multi-hop questions, have a bold frame. Needs the extra `plots`.
@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from models.extraction_pairs import ExtractionPair
 from models.records import Record
+from models.triples import Triple
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 ENDINGS = (".png", ".svg")
 # Okabe and Ito's colours, told apart by colour-blind readers too; dark ones first, since text is written in them.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+_BLACK = "#1A1A1A"
 _NAME_SIZE, _PREDICATE_SIZE, _HEAD_SIZE = 9.0, 7.5, 10.0
 _NAME_WIDTH, _PREDICATE_WIDTH = 20, 18
 _GAP = 0.14
@@ -81,16 +84,30 @@ def draw_record(record: Record, path: str | Path) -> None:
         ValueError: the file has another ending, or the record has no triples or too many to be read in a picture.
         ImportError: matplotlib or networkx is missing.
     """
+    if not any(step.triples for step in record.steps):
+        raise ValueError(f"record {record.id!r} has no triples to draw; pick one with a history (--label sufficient)")
+    _draw(f"record {record.id!r}", [step.triples for step in record.steps], _record_head(record), path)
+
+
+def draw_pair(pair: ExtractionPair, path: str | Path) -> None:
+    """Draw the triples of a text-to-triples pair into a PNG or SVG file, in one step.
+
+    Raises:
+        ValueError: as for `draw_record`.
+        ImportError: as for `draw_record`.
+    """
+    if not pair.triples:
+        raise ValueError(f"pair {pair.id!r} has no triples to draw; pick another (--number)")
+    _draw(f"pair {pair.id!r}", [pair.triples], [(pair.source_text, _BLACK, "bold")], path)
+
+
+def _draw(name: str, steps: Sequence[Sequence[Triple]], head: list[tuple[str, str, str]], path: str | Path) -> None:
     path = Path(path)
     if path.suffix.lower() not in ENDINGS:
         raise ValueError(f"picture {path}: its name must end in {' or '.join(ENDINGS)}")
-    count = sum(len(set(step.triples)) for step in record.steps)
-    if not count:
-        raise ValueError(f"record {record.id!r} has no triples to draw; pick one with a history (--label sufficient)")
+    count = sum(len(set(triples)) for triples in steps)
     if count > _MOST_TRIPLES:
-        raise ValueError(
-            f"record {record.id!r} has {count} triples; a picture of more than {_MOST_TRIPLES} can't be read"
-        )
+        raise ValueError(f"{name} has {count} triples; a picture of more than {_MOST_TRIPLES} can't be read")
     try:
         import matplotlib
         import networkx  # noqa: F401
@@ -98,12 +115,12 @@ def draw_record(record: Record, path: str | Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(f"a picture needs {error.name}: pip install 'tripletune[plots]'") from None
-    drawing = lay_out(record)
+    drawing = _laid_out(steps)
     # SVG: text stays text, and the same record gives the same bytes.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "tripletune", "font.family": _fonts()}):
         figure = Figure(dpi=130)
         FigureCanvasAgg(figure)
-        _paint(figure, record, drawing)
+        _paint(figure, head, drawing)
         scratch = path.with_name(f"{path.name}.tmp")
         ending = path.suffix.lower().removeprefix(".")
         metadata = {"Date": None} if ending == "svg" else {"Software": None}
@@ -113,6 +130,10 @@ def draw_record(record: Record, path: str | Path) -> None:
 
 def lay_out(record: Record) -> Drawing:
     """Place the names and predicates of all steps so that no two overlap."""
+    return _laid_out([step.triples for step in record.steps])
+
+
+def _laid_out(steps: Sequence[Sequence[Triple]]) -> Drawing:
     import networkx as nx
 
     boxes: list[Box] = []
@@ -128,9 +149,9 @@ def lay_out(record: Record) -> Drawing:
             boxes[names[name]].steps.append(step)
         return names[name]
 
-    for number, step in enumerate(record.steps):
+    for number, triples in enumerate(steps):
         grouped: dict[tuple[str, str], list[str]] = {}
-        for triple in dict.fromkeys(step.triples):
+        for triple in dict.fromkeys(triples):
             grouped.setdefault((triple.subject, triple.object), []).append(triple.predicate)
         for (subject, object_), predicates in grouped.items():
             ends = name_box(subject, number), name_box(object_, number)
@@ -209,12 +230,12 @@ def _packed(parts: list[dict[int, np.ndarray]], boxes: Sequence[Box]) -> np.ndar
     return centres
 
 
-def _paint(figure: Figure, record: Record, drawing: Drawing) -> None:
+def _paint(figure: Figure, head: list[tuple[str, str, str]], drawing: Drawing) -> None:
     sizes = np.array([[box.width, box.height] for box in drawing.boxes])
     low = (drawing.centres - sizes / 2).min(axis=0) - 0.2
     high = (drawing.centres + sizes / 2).max(axis=0) + 0.2
     width = max(high[0] - low[0], 6.5)
-    head = _head(record, int(width * 11.5))
+    head = [(_wrapped(text, int(width * 11.5), most_lines=4), colour, weight) for text, colour, weight in head]
     head_height = sum(text.count("\n") + 1 for text, _, _ in head) * _HEAD_SIZE * 1.3 / 72 + 0.15
     height = high[1] - low[1] + head_height
     figure.set_size_inches(width, height)
@@ -256,23 +277,23 @@ def _paint_box(axes: Axes, box: Box, centre: np.ndarray) -> Any:
         frame = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none"}
     text = axes.text(
         centre[0], centre[1], box.text, ha="center", va="center", fontsize=box.size, bbox=frame, zorder=3,
-        color="#1A1A1A" if box.is_name else colour, weight="bold" if shared else "normal",
+        color=_BLACK if box.is_name else colour, weight="bold" if shared else "normal",
         style="normal" if box.is_name else "italic", linespacing=1.15, parse_math=False,
     )  # fmt: skip
     return text.get_bbox_patch()
 
 
-def _head(record: Record, letters: int) -> list[tuple[str, str, str]]:
+def _record_head(record: Record) -> list[tuple[str, str, str]]:
     """Question, the sub-query of every step in its colour, and the label: text, colour and weight."""
     shared = len({n for step in record.steps for t in step.triples for n in (t.subject, t.object)}) != sum(
         len({n for t in step.triples for n in (t.subject, t.object)}) for step in record.steps
     )
-    lines = [(f"Question: {record.question}", "#1A1A1A", "bold")]
+    lines = [(f"Question: {record.question}", _BLACK, "bold")]
     lines += [(f"q_{number}: {step.query}", _colour(number), "normal") for number, step in enumerate(record.steps)]
-    lines.append((f"=> {record.label}", "#1A1A1A", "normal"))
+    lines.append((f"=> {record.label}", _BLACK, "normal"))
     if shared:
         lines.append(("bold frame: a name that several steps share", "#666666", "normal"))
-    return [(_wrapped(text, letters, most_lines=4), colour, weight) for text, colour, weight in lines]
+    return lines
 
 
 def _wrapped(text: str, width: int, most_lines: int = 5) -> str:

@@ -90,8 +90,15 @@ class Dropped:
 
 
 class UnlabelledQuestion(Exception):
-    """A teacher cannot label a question; the builder leaves the question out and counts the reason."""
+    """A teacher cannot label a question; the builder leaves the question out and counts the reason.
 
-    def __init__(self, reason: DropReason, detail: str = "") -> None:
-        super().__init__(f"{reason.value}: {detail}" if detail else reason.value)
-        self.reason = reason
+    Attributes:
+        reason: What the card counts.
+        detail: What exactly is wrong; may be empty.
+        stage: The role of the teacher LLM's call whose reply is at fault; empty when none is.
+        reply: That reply.
+    """
+
+    def __init__(self, reason: DropReason, detail: str = "", stage: str = "", reply: str = "") -> None:
+        super().__init__(": ".join(part for part in (reason.value, stage, detail) if part))
+        self.reason, self.detail, self.stage, self.reply = reason, detail, stage, reply

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +30,12 @@ SPLIT_NAME = re.compile(r"\w+(\.\w+)*")
 CARD, STATISTICS = "README.md", "statistics.json"
 # What a sharded run leaves besides: for each labelled question its place in the input (`data_builders.merge`).
 ORDER = "order.tsv"
+# Questions that a teacher LLM could not label (`data_builders.dropped`).
+DROPPED = "dropped.ndjson"
+# Exit code of a build that ended well and gave not one record.
+NO_RECORDS = 4
 _ROW_GROUP = 512
+_MAIN_REASONS = 3
 
 
 class Storable(Protocol):
@@ -209,8 +215,30 @@ def dataset_files(folder: str | Path) -> dict[str, list[Path]]:
         if match:
             files.setdefault(match["split"], []).append(path)
     if not files:
-        raise FileNotFoundError(f"{folder} holds no record shards (<split>-00000.jsonl or .parquet)")
+        raise FileNotFoundError(
+            why_empty(folder) or f"{folder} holds no record shards (<split>-00000.jsonl or .parquet)"
+        )
     return files
+
+
+def why_empty(folder: str | Path) -> str | None:
+    """A sentence on why a finished data set has no records; None when it has some, or is no data set."""
+    path = Path(folder) / STATISTICS
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["statistics"]["records"]:
+            return None
+        counts: Counter[str] = Counter()
+        for drops in content["build"]["drops"].values():
+            counts.update(drops)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    # The most frequent first, and equally frequent ones by name.
+    main = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    told = "; ".join(f"{n:,} x {reason}" for reason, n in main[:_MAIN_REASONS])
+    more = f"; {len(main) - _MAIN_REASONS} more reasons" if len(main) > _MAIN_REASONS else ""
+    shown = f"{path.with_name(CARD)} has all counts, {path.with_name(DROPPED)} the replies"
+    return f"{folder} has no records, no question could be labelled ({told}{more}): {shown}"
 
 
 def split_of(question: str, seed: int, validation_fraction: float) -> str:
@@ -229,7 +257,7 @@ def check_output(output: str | Path, overwrite: bool) -> None:
     if output.is_file():
         raise FileExistsError(f"output {output} is a file; give a folder")
     found = sorted(path.name for path in output.iterdir()) if output.is_dir() else []
-    foreign = [name for name in found if not (SHARD_NAME.fullmatch(name) or name in (CARD, STATISTICS, ORDER))]
+    foreign = [name for name in found if not (SHARD_NAME.fullmatch(name) or name in (CARD, STATISTICS, ORDER, DROPPED))]
     if foreign:
         raise FileExistsError(
             f"output folder {output} holds files that are not record shards ({', '.join(foreign[:3])}); "

@@ -1,12 +1,13 @@
 """The command line of `python -m data_builders.hotpotqa_subq`: options, the dry run's table, exit codes.
 
 Exit codes: 0 done; 1 a call of the teacher can't be answered, run again to go on; 2 bad input; 3 calls wait for a
-batch's replies; 130 interrupted.
+batch's replies; 4 done, but the teacher could not label a single question; 130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 from collections.abc import Callable
@@ -15,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from data_builders.dry_run import STAGE_NAMES, Estimate, Speed, rehearse
-from data_builders.hotpotqa_subq import BuildPending, build
+from data_builders.hotpotqa_subq import BuildPending, NothingLabelled, build
 from data_builders.llm_teacher import SHOWN
 from data_builders.mixing import PARTS
 from data_builders.prices import find_price
 from data_builders.recorded_client import RecordedClient
-from data_builders.shards import FORMATS
+from data_builders.shards import FORMATS, NO_RECORDS
 from data_builders.sources import Source
 from data_builders.subq_options import ON_CALL_ERROR, BuildOptions
 from models.llm.api import TRANSPORTS, ledger_name
@@ -63,6 +64,8 @@ def run(arguments: list[str] | None = None) -> int:
         parser.exit(1, f"error: {error}{again}\n")
     except BuildPending as pending:
         parser.exit(3, f"{pending}\n")
+    except NothingLabelled as error:
+        parser.exit(NO_RECORDS, f"{error}\n")
     except KeyboardInterrupt:
         parser.exit(130, "interrupted; replies received so far are in the ledger, run the command again to go on\n")
     return 0
@@ -87,9 +90,17 @@ def _run(parsed: argparse.Namespace) -> int:
     if parsed.teacher == RECORDED:
         sources, opener = _recorded(sources)
     elif llm is not None:
-        opener = partial(open_client, llm)
+        opener = partial(_open, llm)
     build(sources, options, opener, llm.sampling(1) if llm else None)
     return 0
+
+
+def _open(llm: LLMOptions) -> LLMClient:
+    client = open_client(llm)
+    # The SDKs' 90,000 objects stay until the end: a full collection, one every thousand calls, need not walk them.
+    gc.collect()
+    gc.freeze()
+    return client
 
 
 def _llm_options(parsed: argparse.Namespace) -> LLMOptions | None:
@@ -175,17 +186,25 @@ def _show(estimate: Estimate, llm: LLMOptions, direct_answer_model: str | None) 
     price = estimate.price
     for role, stage in estimate.stages.items():
         cost = "-" if price is None else f"${price.cost(stage.input_tokens, stage.output_tokens):,.2f}"
-        numbers = (stage.calls, stage.stored, round(stage.input_tokens), round(stage.output_tokens))
+        numbers = (round(stage.expected_calls), stage.stored, round(stage.input_tokens), round(stage.output_tokens))
         table.add_row(STAGE_NAMES.get(role, role), *(f"{number:,}" for number in numbers), cost)
     read, written = estimate.tokens
     stored = sum(stage.stored for stage in estimate.stages.values())
     total = "-" if estimate.dollars is None else f"${estimate.dollars:,.2f}"
     table.add_section()
-    table.add_row("all", *(f"{number:,}" for number in (estimate.calls, stored, round(read), round(written))), total)
+    table.add_row(
+        "all", *(f"{number:,}" for number in (round(estimate.calls), stored, round(read), round(written))), total
+    )
     console = Console(highlight=False, soft_wrap=True, width=max(Console().width, _WIDTH))
     console.print(table)
     lines = [f"Tokens are counted {estimate.counted}. Replies that have to be mended are not foreseen."]
-    lines.append("All supporting passages are taken to be kept; a teacher keeps fewer in about one question of eight.")
+    shares = {STAGE_NAMES[role]: stage.ratio for role, stage in estimate.stages.items() if stage.ratio != 1}
+    if shares:
+        told = ", ".join(f"{share:.0%} of the {name} of all supporting passages" for name, share in shares.items())
+        lines.append(f"As in the {estimate.known:,} questions whose documents are in the ledger: {told}.")
+    else:
+        kept = "a teacher keeps fewer in about one question of eight"
+        lines.append(f"All supporting passages are taken to be kept; {kept}.")
     if direct_answer_model is not None:
         lines.append(f"What {direct_answer_model} will answer directly is not known yet: those questions cost nothing.")
     if estimate.direct:

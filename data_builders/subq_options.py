@@ -98,3 +98,10 @@ class BuildOptions:
         """Whether this process labels the row at this place of its source."""
         number, count = self.shard_numbers()
         return position % count == number
+
+
+def answers_file(options: BuildOptions) -> str | None:
+    """Where the direct answers are kept; None without the test."""
+    if options.direct_answers is None and options.direct_answer_model is not None:
+        return f"{options.output.rstrip('/')}.direct_answers.jsonl"
+    return options.direct_answers

@@ -6,9 +6,10 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from data_builders.seen import SeenTable
-from data_builders.shards import STATISTICS, dataset_files
+from data_builders.shards import STATISTICS, dataset_files, why_empty
 from models.normalize import normalize_answer
 from models.records import Record, read_jsonl
 
@@ -64,6 +65,9 @@ def troubles(folder: str | Path) -> Iterator[str]:
     Raises:
         FileNotFoundError: there is no such folder, or it holds no shards.
     """
+    if (empty := why_empty(folder)) is not None:
+        yield empty
+        return
     counts: dict[str, int] = {}
     with SeenTable() as seen, SplitCheck() as splits:
         for split, files in dataset_files(folder).items():
@@ -78,13 +82,13 @@ def troubles(folder: str | Path) -> Iterator[str]:
                         yield f"{where}: record id {record.id!r} occurs a second time"
                     for trouble in splits.add(record, split):
                         yield f"{where}: {trouble}"
-    yield from _count_troubles(Path(folder) / STATISTICS, counts)
+    yield from count_troubles(Path(folder) / STATISTICS, counts)
 
 
 def _records(path: Path) -> Iterator[tuple[str, Record | str]]:
     """Records with their places; in the stead of a bad record, what is wrong with it."""
     try:
-        for where, row in _rows(path):
+        for where, row in shard_rows(path):
             try:
                 yield where, Record.from_json(row, where)
             except ValueError as error:
@@ -94,7 +98,12 @@ def _records(path: Path) -> Iterator[tuple[str, Record | str]]:
         yield str(path), str(error)
 
 
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
+def shard_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of one shard with their places.
+
+    Raises:
+        ValueError: a line is not JSON.
+    """
     if path.suffix == ".jsonl":
         yield from read_jsonl(path)
         return
@@ -107,7 +116,8 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
             yield f"{path}:row {number}", row
 
 
-def _count_troubles(path: Path, counts: dict[str, int]) -> Iterator[str]:
+def count_troubles(path: Path, counts: dict[str, int]) -> Iterator[str]:
+    """Splits with another number of rows than `statistics.json` says, a line each; nothing without that file."""
     if not path.is_file():
         return
     try:

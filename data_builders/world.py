@@ -274,7 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Arguments without the program's name; `None` takes those of the process.
 
     Returns:
-        The exit status: 0, or 1 after a message on standard error.
+        The exit status: 0; 2 for bad input and 130 when interrupted, after a message on standard error.
     """
     parser = argparse.ArgumentParser(prog="python -m data_builders.world", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output", required=True, help="folder for the files")
@@ -290,6 +290,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         logger.error("error: %s", error)
         return 2
+    except KeyboardInterrupt:
+        logger.error("stopped; the same command makes the same world")
+        return 130
     return 0
 
 

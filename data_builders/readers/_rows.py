@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import html
 import json
+import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from models.records import read_jsonl
+from models.records import read_jsonl, whole_characters
 from rag.corpus import Passage
 
 _CHUNK = 1 << 18
 # One question with its context takes some ten kilobytes; a value this long is a broken file, not a row.
 _LONGEST_ROW = 1 << 26
+_HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 
 Row = dict[str, Any]
 
@@ -260,7 +262,7 @@ def _array_rows(path: Path) -> Iterator[tuple[str, Row]]:
                         continue
                     if not isinstance(row, dict):
                         raise ValueError(f"{where}: expected a JSON object, found {type(row).__name__}")
-                    yield where, row
+                    yield where, whole_characters(row) if _HALF_CHARACTER.search(text, 0, end) else row
                     line += text.count("\n", 0, end)
                     text, expected = text[end:], "separator"
     except UnicodeDecodeError as error:

@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from models.generation import Completion
 from models.llm.api import (
-    PLACEHOLDER_KEY,
-    Address,
     Connection,
-    check_timeout,
     count,
+    find_server,
     import_sdk,
     ledger_name,
     sampling_fields,
@@ -93,35 +90,16 @@ class AnthropicBackend:
         if not model:
             raise ValueError("model: it must be the provider's name of the model")
         sdk = import_sdk("anthropic")
-        if url is None:
-            url = os.environ.get("ANTHROPIC_BASE_URL") or DEFAULT_URL
-            api_key = api_key or os.environ.get(KEY_VARIABLE)
-        address = Address.parse(url)
-        host = address.host.split(":")[0]
-        if not api_key and (host == "anthropic.com" or host.endswith(".anthropic.com")):
-            raise ValueError(f"{host} wants a key: set {KEY_VARIABLE}, or api_key if you set url yourself")
-        if api_key and address.headers:
-            raise ValueError("url has a user and password and there is a key too: a server takes one of them")
+        variables = ("ANTHROPIC_BASE_URL", KEY_VARIABLE)
+        address, api_key, _ = find_server(url, api_key, DEFAULT_URL, variables, ("anthropic.com",))
         self.model = ledger_name("anthropic", model, extra)
         self.name = model
         self.cache_system = cache_system
         self.send_temperature = send_temperature
         self._extra = dict(extra or {})
         self._seen: OrderedDict[bytes, None] = OrderedDict()
-        key = api_key or PLACEHOLDER_KEY
-        headers = {**address.headers, **({"anthropic-version": SAMPLING_VERSION} if send_temperature else {})}
-
-        def make(http_client: Any) -> Any:
-            return sdk.AsyncAnthropic(
-                api_key=key,
-                base_url=address.url,
-                timeout=timeout,
-                max_retries=0,
-                default_headers=headers or None,
-                http_client=http_client,
-            )
-
-        self._connection = Connection(sdk, make, address, check_timeout(timeout), [key], HINTS)
+        headers = {"anthropic-version": SAMPLING_VERSION} if send_temperature else {}
+        self._connection = Connection(sdk, "AsyncAnthropic", address, api_key, timeout, HINTS, headers)
         if not send_temperature:
             logger.info("%s: temperature is not sent; replies are drawn with the provider's settings", self.model)
 
@@ -130,8 +108,12 @@ class AnthropicBackend:
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Reply to a chat; see `models.llm.client.Backend`. The seed is not sent: the provider takes none."""
+        body = messages_body(
+            self.name, messages, sampling, self.send_temperature, self._extra,
+            lambda system: self.cache_system and self._comes_again(system),
+        )  # fmt: skip
         start = time.perf_counter()
-        found = await self._connection.post("/v1/messages", self._body(messages, sampling))
+        found = await self._connection.post("/v1/messages", body)
         seconds = time.perf_counter() - start
         blocks = found.get("content")
         if not isinstance(blocks, list):
@@ -153,24 +135,6 @@ class AnthropicBackend:
         """Close the connections."""
         await self._connection.close()
 
-    def _body(self, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
-        system, turns = split_system(messages)
-        if not turns:
-            raise CallError("the chat has no user turn: Anthropic's API wants one beside the system prompt")
-        fields = sampling_fields(sampling, self.send_temperature, "send_temperature")
-        if fields.get("top_p") == 1:
-            # Some models take one of the two and not both.
-            del fields["top_p"]
-        body: dict[str, Any] = {"model": self.name, "messages": turns, "max_tokens": sampling.max_tokens, **fields}
-        if system:
-            body["system"] = system
-            if self.cache_system and self._comes_again(system):
-                block = {"type": "text", "text": system, "cache_control": {"type": "ephemeral"}}
-                body["system"] = [block]
-        if sampling.stop:
-            body["stop_sequences"] = list(sampling.stop)
-        return {**body, **self._extra}
-
     def _comes_again(self, system: str) -> bool:
         data = system.encode()
         if len(data) < SMALLEST_CACHED:
@@ -182,3 +146,42 @@ class AnthropicBackend:
         if len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)
         return known
+
+
+def messages_body(
+    model: str,
+    messages: Sequence[Message],
+    sampling: Sampling,
+    send_temperature: bool,
+    extra: Mapping[str, Any],
+    is_cached: Callable[[str], bool],
+) -> dict[str, Any]:
+    """The body of a call to the Messages API.
+
+    Args:
+        model: The provider's name of the model.
+        messages: The chat.
+        sampling: How the reply is drawn; its seed is not sent.
+        send_temperature: As in `AnthropicBackend`.
+        extra: As in `AnthropicBackend`.
+        is_cached: Whether a system prompt is marked for the provider's cache.
+
+    Raises:
+        CallError: the chat has no turn of the user.
+        SetupError: a temperature was asked for that is not sent.
+    """
+    system, turns = split_system(messages)
+    if not turns:
+        raise CallError("the chat has no user turn: Anthropic's API wants one beside the system prompt")
+    fields = sampling_fields(sampling, send_temperature, "send_temperature")
+    if fields.get("top_p") == 1:
+        # Some models take one of the two and not both.
+        del fields["top_p"]
+    body: dict[str, Any] = {"model": model, "messages": turns, "max_tokens": sampling.max_tokens, **fields}
+    if system:
+        body["system"] = system
+        if is_cached(system):
+            body["system"] = [{"type": "text", "text": system, "cache_control": {"type": "ephemeral"}}]
+    if sampling.stop:
+        body["stop_sequences"] = list(sampling.stop)
+    return {**body, **extra}

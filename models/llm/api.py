@@ -14,15 +14,17 @@ import importlib
 import json
 import logging
 import math
+import os
 import re
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 from models.llm.client import CallError, Message, Sampling, SetupError, TransientError
+from models.llm.transport import http_client, response_type
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +98,39 @@ class Address:
         user, password = (urllib.parse.unquote(text or "") for text in (parts.username, parts.password))
         token = base64.b64encode(f"{user}:{password}".encode()).decode()
         return cls(clean, place, {"Authorization": f"Basic {token}"}, (password or user, token))
+
+    def join(self, path: str) -> str:
+        """The whole URL of a path below the base URL; it begins with a slash."""
+        parts = urllib.parse.urlsplit(self.url)
+        return urllib.parse.urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}{path}"))
+
+
+def find_server(
+    url: str | None, key: str | None, default_url: str, variables: tuple[str, str], hosts: Sequence[str]
+) -> tuple[Address, str | None, bool]:
+    """Where calls go, with which key, and whether it is the provider itself.
+
+    Args:
+        url: The server's base URL; None: what the environment says, else the provider's.
+        key: The key. A key of the environment is only taken without `url`: it is not sent to other servers by accident.
+        default_url: The provider's base URL.
+        variables: Names of the environment's variables with the URL and the key.
+        hosts: The provider's domains, which want a key.
+
+    Raises:
+        ValueError: the URL is none, a key is missing, or there are two ways to sign.
+    """
+    if url is None:
+        url = os.environ.get(variables[0]) or default_url
+        key = key or os.environ.get(variables[1])
+    address = Address.parse(url)
+    host = address.host.split(":")[0]
+    official = any(host == name or host.endswith(f".{name}") for name in hosts)
+    if official and not key:
+        raise ValueError(f"{host} wants a key: set {variables[1]}, or api_key if you set url yourself")
+    if key and address.headers:
+        raise ValueError("url has a user and password and there is a key too: a server takes one of them")
+    return address, key or None, official
 
 
 def redact(text: str, secrets: Sequence[str] = ()) -> str:
@@ -180,30 +215,41 @@ class Connection:
 
     Args:
         sdk: The SDK's module.
-        make: Makes its asynchronous client from the arguments that both SDKs share.
+        client: The name of its asynchronous client.
         address: The server.
+        key: The key, which is never shown; None: a placeholder is sent to a server that wants none.
         timeout: Seconds for one attempt, from the call to the last byte.
-        secrets: Keys that must never be shown.
         hints: What to do about a status code, or about a word in the message of a malformed request; the first counts.
+        headers: More headers.
+
+    Raises:
+        ValueError: the timeout is not above 0.
     """
 
     def __init__(
         self,
         sdk: ModuleType,
-        make: Callable[..., Any],
+        client: str,
         address: Address,
+        key: str | None,
         timeout: float,
-        secrets: Sequence[str],
         hints: Mapping[int | str, str],
+        headers: Mapping[str, str] | None = None,
     ) -> None:
-        self.sdk, self.address, self.timeout, self.hints = sdk, address, timeout, hints
-        self._make = make
-        self._secrets = (*(secret for secret in secrets if secret != PLACEHOLDER_KEY), *address.secrets)
+        self.sdk, self.address, self.timeout, self.hints = sdk, address, check_timeout(timeout), hints
+        self._response = response_type(sdk)
+        self._kind, self._key = getattr(sdk, client), key or PLACEHOLDER_KEY
+        self._headers = {**address.headers, **(headers or {})}
+        self._secrets = (*([key] if key else []), *address.secrets)
         self._client: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Send one request, once, and decode the reply.
+
+        Args:
+            path: Below the base URL, with a slash in front.
+            body: The request.
 
         Raises:
             TransientError: worth another attempt.
@@ -211,7 +257,9 @@ class Connection:
         """
         try:
             async with asyncio.timeout(self.timeout):
-                text = await self._open().post(path, body=dict(body), cast_to=str)
+                # The whole address: the SDK would parse and join its parts anew for every call.
+                url = self.address.join(path)
+                response = await self._open().post(url, body=dict(body), cast_to=self._response)
         except TimeoutError:
             raise TransientError(f"{self.address.host} gave no reply within {self.timeout:g} seconds") from None
         except self.sdk.APIError as error:
@@ -223,11 +271,12 @@ class Connection:
                 raise
             raise TransientError(f"no connection to {self.address.host}: {self.quote(error)}") from None
         try:
-            found = json.loads(text)
+            found = json.loads(response.content)
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise TransientError(f"{self.address.host} sent a reply that is no JSON object: {self.quote(text)}")
+            shown = self.quote(response.text)
+            raise TransientError(f"{self.address.host} sent a reply that is no JSON object: {shown}")
         return found
 
     async def close(self) -> None:
@@ -239,16 +288,17 @@ class Connection:
     def _open(self) -> Any:
         loop = asyncio.get_running_loop()
         if self._client is None or self._loop is not loop:
-            self._client, self._loop = self._make(self._http_client()), loop
+            self._loop = loop
+            self._client = self._kind(
+                api_key=self._key,
+                base_url=self.address.url,
+                timeout=self.timeout,
+                # Retries are the ledger client's.
+                max_retries=0,
+                default_headers=self._headers or None,
+                http_client=http_client(self.sdk, self.timeout),
+            )
         return self._client
-
-    def _http_client(self) -> Any:
-        # The default transport walks through all its connections at every request, which at 64 calls in flight is
-        # most of a call's processor time; aiohttp's does not. Both SDKs offer it if aiohttp is installed.
-        try:
-            return self.sdk.DefaultAioHttpClient(timeout=self.timeout)
-        except (AttributeError, RuntimeError, ImportError):
-            return None
 
     def quote(self, text: object) -> str:
         """A text in one line, shortened, without secrets."""

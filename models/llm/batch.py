@@ -26,10 +26,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict
 
 from models.generation import Completion
-from models.llm.api import ledger_name, sampling_fields, split_system
+from models.llm.anthropic import messages_body
+from models.llm.api import ledger_name
 from models.llm.client import CallError, Message, RepliesPending, Sampling
 from models.llm.ledger import FAILED, PENDING, Ledger, make_call, now, sampling_of
-from models.llm.openai import TokenField
+from models.llm.openai import TokenField, chat_body
 
 Layout = Literal["openai", "anthropic"]
 LAYOUTS: tuple[Layout, ...] = ("openai", "anthropic")
@@ -183,26 +184,12 @@ class BatchBackend:
         return json.dumps(request, ensure_ascii=False).encode("utf-8") + b"\n"
 
     def _body(self, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
-        fields = sampling_fields(sampling, self.send_temperature, "send_temperature")
         if self.layout == "openai":
-            body = {"model": self.name, "messages": list(messages), self._token_field: sampling.max_tokens, **fields}
-            if sampling.stop:
-                body["stop"] = list(sampling.stop)
-            if sampling.seed is not None:
-                body["seed"] = sampling.seed
-            return {**body, **self._extra}
-        system, turns = split_system(messages)
-        if not turns:
-            raise CallError("the chat has no user turn: Anthropic's API wants one beside the system prompt")
-        if fields.get("top_p") == 1:
-            del fields["top_p"]
-        body = {"model": self.name, "messages": turns, "max_tokens": sampling.max_tokens, **fields}
-        if system:
-            # Calls of one batch that share a system prompt share the provider's cache where they meet it in time.
-            body["system"] = [{"type": "text", "text": system, "cache_control": {"type": "ephemeral"}}]
-        if sampling.stop:
-            body["stop_sequences"] = list(sampling.stop)
-        return {**body, **self._extra}
+            return chat_body(self.name, messages, sampling, self._token_field, self.send_temperature, self._extra)
+        # Calls of one batch that share a system prompt share the provider's cache where they meet it in time.
+        return messages_body(
+            self.name, messages, sampling, self.send_temperature, self._extra, is_cached=lambda _: True
+        )
 
 
 def waiting(ledger: Ledger) -> list[Waiting]:

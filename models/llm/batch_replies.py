@@ -155,7 +155,9 @@ def _anthropic(key: str, result: dict[str, Any]) -> BatchReply:
     if result.get("type") != "succeeded":
         error = _object(_object(result.get("error")).get("error")) or _object(result.get("error"))
         reason = ": ".join(str(error[name]) for name in ("type", "message") if error.get(name))
-        return BatchReply(key, None, _short(reason or str(result.get("type"))), str(error.get("type")) in PERMANENT)
+        return BatchReply(
+            key, None, _short(reason or str(result.get("type") or "")), str(error.get("type")) in PERMANENT
+        )
     message = _object(result.get("message"))
     blocks = message.get("content")
     if not isinstance(blocks, list):
@@ -200,4 +202,4 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def _short(text: str) -> str:
-    return redact(" ".join(text.encode("utf-8", "replace").decode("utf-8").split()))[:500]
+    return redact(" ".join(text.encode("utf-8", "replace").decode("utf-8").split()))[:500] or "no words"

@@ -9,6 +9,9 @@ import jinja2
 
 from models.llm.client import CallError, Message
 
+# System turns whose tokens are kept.
+_BEGINNINGS = 64
+
 
 class ChatEncoder:
     """A tokenizer with its chat template.
@@ -34,6 +37,7 @@ class ChatEncoder:
                 "or ...-it), or set plain=True to give it the turns' texts as they are"
             )
         self._system_apart = plain or self._takes_system()
+        self._beginnings: dict[str, list[int]] = {}
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """The prompt's tokens, up to where the reply begins.
@@ -41,24 +45,59 @@ class ChatEncoder:
         Raises:
             CallError: the template refuses the turns.
         """
+        return self.tokens(self.render(messages))
+
+    def shared(self, messages: Sequence[Message], ids: Sequence[int]) -> int:
+        """How many tokens at the start of a prompt stand at the start of every chat with the same system turn.
+
+        Args:
+            messages: The turns.
+            ids: Their tokens, from `encode`.
+        """
+        if len(messages) < 2 or messages[0]["role"] != "system":
+            return 0
+        system = messages[0]
+        known = self._beginnings.get(system["content"])
+        if known is None:
+            # What two chats without a common word share is the template's and the system turn's.
+            one, two = (self.encode([system, {"role": "user", "content": text}]) for text in ("0", "Zq"))
+            same = next((n for n, (a, b) in enumerate(zip(one, two)) if a != b), min(len(one), len(two)))
+            known = one[:same]
+            while len(self._beginnings) >= _BEGINNINGS:
+                del self._beginnings[next(iter(self._beginnings))]
+            self._beginnings[system["content"]] = known
+        return len(known) if list(ids[: len(known)]) == known else 0
+
+    def render(self, messages: Sequence[Message], reply: bool = True) -> str:
+        """The turns as text.
+
+        Args:
+            messages: The turns.
+            reply: Go on to where a reply to the last turn begins.
+
+        Raises:
+            CallError: the template refuses the turns.
+        """
         turns: list[dict[str, Any]] = [dict(message) for message in messages]
         if self.plain:
-            text = "".join(f"{turn['content']}\n\n" for turn in turns)
-            return list(self.tokenizer(text)["input_ids"])
+            return "".join(f"{turn['content']}\n\n" for turn in turns)
         if not self._system_apart:
             turns = join_system(turns)
         try:
-            text = self._render(turns)
+            return self._render(turns, reply)
         except jinja2.TemplateError as error:
             roles = ", ".join(str(turn["role"]) for turn in turns)
             raise CallError(f"{self.model}: its chat template refuses the turns {roles}: {error}") from None
-        # The template writes the special tokens itself.
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def _render(self, turns: list[dict[str, Any]]) -> str:
+    def tokens(self, text: str) -> list[int]:
+        """Tokens of a text that `render` made."""
+        # The template writes the special tokens itself.
+        return list(self.tokenizer(text, add_special_tokens=self.plain)["input_ids"])
+
+    def _render(self, turns: list[dict[str, Any]], reply: bool = True) -> str:
         return str(
             self.tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=True, **self.template_options
+                turns, tokenize=False, add_generation_prompt=reply, **self.template_options
             )
         )
 
@@ -69,6 +108,13 @@ class ChatEncoder:
         except jinja2.TemplateError:
             return False
         return True
+
+
+def end_tokens(tokenizer: Any, generation_config: Any = None) -> list[int]:
+    """Every token that ends a reply: chat models often have one more than their tokenizer says."""
+    found = getattr(generation_config, "eos_token_id", None)
+    tokens = found if isinstance(found, list) else [found]
+    return sorted({int(token) for token in [*tokens, tokenizer.eos_token_id] if token is not None})
 
 
 def join_system(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

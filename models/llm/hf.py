@@ -1,5 +1,9 @@
 """A local transformers model as a backend: calls that wait together run as one batch, in a thread of its own.
 
+Greedy calls share a `models.continuous_batch.ContinuousBatch`: new ones join those under way, ended ones make room, and
+the tokens of a system prompt are read once for all calls that have it. Sampled calls, and models that forget (sliding
+windows, recurrent layers), run in batches of `generate`.
+
 Greedy replies are the same text for any batch size in float32. Sampled ones are too: each call draws from its own
 random generator, so that a reply depends on its messages, settings and seed, and not on its neighbours.
 
@@ -10,39 +14,40 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
+from models.continuous_batch import ContinuousBatch, fits
+from models.decoding import Request, context_length, end_tokens
 from models.generation import Completion
 from models.llm.api import ledger_name
 from models.llm.chat import ChatEncoder
 from models.llm.client import CallError, Message, Sampling
+from models.llm.hf_sampling import Draw, Stop, stop_window
 from models.sources import load_causal_lm, parse_dtype
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
-class _Call:
-    """One waiting call: its prompt's tokens, how many may be written, and who waits."""
+class _Call(Request):
+    """One waiting call: a request with how it is drawn and who waits.
 
-    ids: list[int]
-    limit: int
-    sampling: Sampling
-    future: asyncio.Future[Completion]
+    Attributes:
+        sampling: How the reply is drawn.
+        future: Who waits for it.
+        stopped: Whether it ended at a stop text, or because nobody waits any more.
+    """
+
+    sampling: Sampling = field(default_factory=Sampling)
+    future: asyncio.Future[Completion] = field(kw_only=True)
+    stopped: bool = False
 
     @property
     def batch_key(self) -> tuple[Sampling, int]:
@@ -55,7 +60,8 @@ class HFBackend:
 
     Args:
         model: Hub id, folder or `pypi:package`.
-        batch_size: Most calls in one batch. On a GPU that runs out of memory it is halved until batches fit.
+        batch_size: Most calls in one batch; long ones are fewer. On a GPU that runs out of memory batches are halved
+            until they fit.
         dtype: "auto" (bfloat16 where the hardware multiplies it natively), "float32", "bfloat16" or "float16".
         template_options: More arguments of the chat template, for example {"enable_thinking": False}. They change
             replies, so they are part of the ledger's name.
@@ -72,7 +78,7 @@ class HFBackend:
     def __init__(
         self,
         model: str,
-        batch_size: int = 16,
+        batch_size: int = 32,
         dtype: str = "auto",
         template_options: Mapping[str, Any] | None = None,
         plain: bool = False,
@@ -85,12 +91,18 @@ class HFBackend:
         if torch.cuda.is_available():
             self._lm = self._lm.to("cuda")
         self._chat = ChatEncoder(self._tokenizer, self.model, template_options, plain)
-        self._ends = _end_tokens(self._lm, self._tokenizer)
+        self._ends = end_tokens(self._lm, self._tokenizer)
         # The model's own settings (a repetition penalty, a temperature) are not what a call asks for.
         self._lm.generation_config = GenerationConfig()
-        self._context = _context_length(self._lm)
+        self._context = context_length(self._lm)
         self._waiting: list[_Call] = []
+        # Greedy calls in the shared batch, and those that `generate` works on.
         self._running: list[_Call] = []
+        self._generating: list[_Call] = []
+        self._fits = fits(self._lm)
+        self._shared_batch: ContinuousBatch | None = None
+        # The shared batch while a thread works on it.
+        self._going: ContinuousBatch | None = None
         self._worker: asyncio.Task[None] | None = None
         self._executor: ThreadPoolExecutor | None = None
 
@@ -112,55 +124,122 @@ class HFBackend:
                 )
             limit = min(limit, self._context - len(ids))
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Call(ids, limit, sampling, future))
+        shared = self._chat.shared(messages, ids)
+        call = _Call(ids, limit, shared, sampling=sampling, future=future)
+        going = self._going
+        if going is not None and not sampling.temperature:
+            # The batch under way takes it in at its next token.
+            self._running.append(call)
+            going.add(call)
+        else:
+            self._waiting.append(call)
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
         return await future
 
+    def count_tokens(self, messages: Sequence[Message]) -> int:
+        """Tokens of a chat as the model reads it, up to where its reply begins."""
+        return len(self._chat.encode(messages))
+
     async def close(self) -> None:
         """End the thread. Calls that still wait fail, and the batch under way stops at its next token."""
-        for call in [*self._waiting, *self._running]:
+        for call in [*self._waiting, *self._running, *self._generating]:
             if not call.future.done() and not call.future.get_loop().is_closed():
                 call.future.set_exception(CallError(f"{self.model}: the backend was closed while this call waited"))
-        self._waiting = []
+        self._waiting, self._running = [], []
+        if self._shared_batch is not None:
+            self._shared_batch.stop()
+            self._shared_batch = self._going = None
         executor, self._executor = self._executor, None
         if executor is not None:
             await asyncio.to_thread(executor.shutdown)
 
     async def _work(self) -> None:
-        count = -1
-        while self._waiting:
+        while self._waiting or self._running:
+            count = -1
             # As long as other tasks still arrive at a call, let them.
             while count != len(self._waiting):
                 count = len(self._waiting)
                 await asyncio.sleep(0)
-            count = -1
-            batch = self._next_batch()
-            if not batch:
-                continue
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(1, thread_name_prefix="hf-backend")
-            self._running = batch
-            loop = asyncio.get_running_loop()
-            replies = await loop.run_in_executor(self._executor, self._run, batch)
-            self._running = []
-            for call, reply in zip(batch, replies):
-                if call.future.done():
-                    continue
-                if isinstance(reply, Completion):
-                    call.future.set_result(reply)
-                else:
-                    call.future.set_exception(reply)
+            # Those whose callers are gone are dropped, also the ones of an event loop that ended.
+            self._waiting = [call for call in self._waiting if not call.future.done()]
+            self._going = self._join()
+            if self._going is not None:
+                replies = await self._in_thread(self._go_on, self._going)
+                self._going = None
+                _settle(replies)
+                self._running = [call for call in self._running if not call.done]
+            if calls := self._next_batch():
+                self._generating = calls
+                _settle(zip(calls, await self._in_thread(self._run, calls)))
+                self._generating = []
+
+    async def _in_thread(self, work: Any, *arguments: Any) -> Any:
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="hf-backend")
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
+
+    def _join(self) -> ContinuousBatch | None:
+        """Let the greedy calls that wait join those under way; None when there are neither."""
+        if not self._fits:
+            return None
+        new = [call for call in self._waiting if not call.sampling.temperature]
+        self._waiting = [call for call in self._waiting if call.sampling.temperature]
+        if not new and not self._running:
+            return None
+        if self._shared_batch is None:
+            pad = self._tokenizer.pad_token_id
+            pad = int(pad if pad is not None else (self._ends or [0])[0])
+            self._shared_batch = ContinuousBatch(self._lm, self._ends, pad, self.batch_size, enough=self._enough)
+        # Prompts of a kind next to each other: those that are read together are padded to one length.
+        for call in sorted(new, key=lambda call: (call.shared, len(call.prompt))):
+            self._shared_batch.add(call)
+        self._running += new
+        return self._shared_batch
+
+    def _go_on(self, batch: ContinuousBatch) -> list[tuple[_Call, Completion | Exception]]:
+        """Work until a call is answered; where one is at fault, they are answered one by one."""
+        try:
+            batch.run()
+            running = list(self._running)
+        except Exception as error:
+            # What comes from now on waits for the next round.
+            self._going = None
+            running = list(self._running)
+            logger.warning("%s: %s; the %d calls under way run one by one", self.model, error, len(running))
+            batch.clear()
+            replies = [(call, self._run([call])[0]) for call in running]
+            for call in running:
+                call.done = True
+            return replies
+        # Not what `run` gives: it may have ended calls when the event loop of its caller was gone.
+        return [(call, self._completion(call, self._row(call), None, call.seconds)) for call in running if call.done]
+
+    def _row(self, call: _Call) -> list[int]:
+        """The tokens of a reply with the one that ended it."""
+        return [*call.tokens, *(self._ends[:1] if call.ended and not call.stopped else [])]
+
+    def _enough(self, call: Request) -> bool:
+        """Whether a greedy reply ends here: at a stop text, or because nobody waits for it."""
+        if not isinstance(call, _Call):
+            return False
+        stops = call.sampling.stop
+        if stops and not call.future.done():
+            text = self._tokenizer.decode(call.tokens[-stop_window(stops) :], skip_special_tokens=True)
+            call.stopped = any(stop in text for stop in stops)
+        else:
+            call.stopped = call.future.done()
+        return call.stopped
 
     def _next_batch(self) -> list[_Call]:
-        """The oldest call and those that fit it: same settings, nearest in length."""
-        # Those whose callers are gone are dropped, also the ones of an event loop that ended.
-        self._waiting = [call for call in self._waiting if not call.future.done()]
-        if not self._waiting:
+        """The oldest call for `generate` and those that fit it: same settings, nearest in length."""
+        # A greedy call may have come meanwhile; it joins the others.
+        waiting = [call for call in self._waiting if call.sampling.temperature or not self._fits]
+        if not waiting:
             return []
-        oldest = self._waiting[0]
-        alike = [call for call in self._waiting if call.batch_key == oldest.batch_key]
-        alike.sort(key=lambda call: len(call.ids))
+        oldest = waiting[0]
+        alike = [call for call in waiting if call.batch_key == oldest.batch_key]
+        alike.sort(key=lambda call: len(call.prompt))
         start = alike.index(oldest) // self.batch_size * self.batch_size
         batch = alike[start : start + self.batch_size]
         chosen = set(map(id, batch))
@@ -175,8 +254,9 @@ class HFBackend:
             if len(calls) == 1:
                 return [
                     CallError(
-                        f"{self.model}: a prompt of {len(calls[0].ids)} tokens and a reply of up to {calls[0].limit} "
-                        "don't fit the GPU: set dtype bfloat16, lower max_tokens, or take a smaller model"
+                        f"{self.model}: a prompt of {len(calls[0].prompt)} tokens and a reply of up to "
+                        f"{calls[0].limit} don't fit the GPU: set dtype bfloat16, lower max_tokens, or take a smaller "
+                        "model"
                     )
                 ]
             cut = len(calls) // 2
@@ -198,11 +278,11 @@ class HFBackend:
         sampling, limit = calls[0].batch_key
         pad = int(self._tokenizer.pad_token_id if self._tokenizer.pad_token_id is not None else self._ends[0])
         device = self._lm.device
-        width = max(len(call.ids) for call in calls)
-        ids = torch.tensor([[pad] * (width - len(call.ids)) + call.ids for call in calls], device=device)
-        mask = torch.tensor([[0] * (width - len(c.ids)) + [1] * len(c.ids) for c in calls], device=device)
-        stop = _Stop(self._tokenizer, sampling.stop, width, calls)
-        draw = [_Draw(sampling, [call.sampling.seed for call in calls], device)] if sampling.temperature else []
+        width = max(len(call.prompt) for call in calls)
+        ids = torch.tensor([[pad] * (width - len(call.prompt)) + call.prompt for call in calls], device=device)
+        mask = torch.tensor([[0] * (width - len(c.prompt)) + [1] * len(c.prompt) for c in calls], device=device)
+        stop = Stop(self._tokenizer, sampling.stop, width, calls)
+        draw = [Draw(sampling, [call.sampling.seed for call in calls], device)] if sampling.temperature else []
         output = self._lm.generate(
             input_ids=ids,
             attention_mask=mask,
@@ -229,79 +309,18 @@ class HFBackend:
         cuts = [place for stop in call.sampling.stop if (place := text.find(stop)) >= 0]
         return Completion(
             text=text[: min(cuts)] if cuts else text,
-            prompt_tokens=len(call.ids),
+            prompt_tokens=len(call.prompt),
             completion_tokens=len(row),
             seconds=seconds,
             finish_reason="stop" if marks or cuts else "length",
         )
 
 
-class _Draw(LogitsProcessor):
-    """Sampling with a random generator for each row.
-
-    The arg max of log-probabilities plus Gumbel noise is a sample (the Gumbel-max trick), and the noise is drawn row
-    by row, so that neighbours don't change it.
-    """
-
-    def __init__(self, sampling: Sampling, seeds: Sequence[int | None], device: torch.device) -> None:
-        self.sampling = sampling
-        self.generators = []
-        for seed in seeds:
-            generator = torch.Generator(device)
-            generator.manual_seed(secrets.randbits(63) if seed is None else seed % 2**63)
-            self.generators.append(generator)
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Change (B, V) scores; `input_ids` (B, T) is not looked at."""
-        scores = scores.float() / self.sampling.temperature
-        if self.sampling.top_p < 1:
-            ordered, order = scores.softmax(-1).sort(dim=-1, descending=True)
-            # A token is kept if those before it don't reach top_p yet; so the first always is.
-            drop = ordered.cumsum(-1) - ordered >= self.sampling.top_p
-            scores = scores.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), -torch.inf)
-        noise = torch.empty_like(scores)
-        for row, generator in zip(noise, self.generators):
-            row.exponential_(generator=generator)
-        return scores - noise.clamp_min(torch.finfo(noise.dtype).tiny).log()
-
-
-class _Stop(StoppingCriteria):
-    """Ends a row at a stop text, and the whole batch when nobody waits for it any more.
-
-    Attributes:
-        ends: Row -> number of tokens it had written when a stop text appeared.
-    """
-
-    def __init__(self, tokenizer: Any, stops: Sequence[str], width: int, calls: Sequence[_Call]) -> None:
-        self.tokenizer, self.stops, self.width, self.calls = tokenizer, tuple(stops), width, calls
-        self.ends: dict[int, int] = {}
-        # A character is at most four tokens (its bytes); a few more, so that the window's edge does not matter.
-        self.window = 4 * max(map(len, self.stops), default=0) + 8
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        """(B,) whether each row is at its end; `input_ids` is (B, T)."""
-        rows = len(self.calls)
-        if all(call.future.done() for call in self.calls):
-            return torch.ones(rows, dtype=torch.bool, device=input_ids.device)
-        if self.stops:
-            written = input_ids.shape[1] - self.width
-            tails = input_ids[:, -min(written, self.window) :].tolist()
-            for row, tail in enumerate(tails):
-                if row not in self.ends:
-                    text = self.tokenizer.decode(tail, skip_special_tokens=True)
-                    if any(stop in text for stop in self.stops):
-                        self.ends[row] = written
-        done = [row in self.ends for row in range(rows)]
-        return torch.tensor(done, dtype=torch.bool, device=input_ids.device)
-
-
-def _end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """Every token that ends a reply: chat models often have one more than their tokenizer says."""
-    found = getattr(model.generation_config, "eos_token_id", None)
-    tokens = found if isinstance(found, list) else [found]
-    return sorted({int(token) for token in [*tokens, tokenizer.eos_token_id] if token is not None})
-
-
-def _context_length(model: Any) -> int | None:
-    length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return int(length) if length else None
+def _settle(replies: Iterable[tuple[_Call, Completion | Exception]]) -> None:
+    for call, reply in replies:
+        if call.future.done():
+            continue
+        if isinstance(reply, Completion):
+            call.future.set_result(reply)
+        else:
+            call.future.set_exception(reply)

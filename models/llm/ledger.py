@@ -4,26 +4,20 @@ A call is known by a hash of model, sampling and messages, so the ledger is the 
 the account of tokens at once. Several processes may use one file: the first reply stored for a call wins, and all of
 them see that one.
 
-Writes go through one thread with one connection, which puts all that waits into one transaction. `Ledger.put` returns
-after the commit, so a reply that a caller has seen outlives `kill -9`. (The file is in WAL mode with
-synchronous=NORMAL: a power cut may take the last moments, never the file.) WAL needs a local disk, not a network file
-system.
+Replies that arrive together are written in one transaction (`models.llm.ledger_writer`). `Ledger.put` returns after the
+commit, so a reply that a caller has seen outlives `kill -9`. (The file is in WAL mode with synchronous=NORMAL: a power
+cut may take the last moments, never the file.) WAL needs a local disk, not a network file system.
 
     python -m models.llm.ledger stats|export|verify|import FILE
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
-import logging
-import queue
 import sqlite3
 import sys
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -32,9 +26,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from models.generation import Completion
 from models.llm.client import Message, Sampling
-from models.llm.ledger_file import LedgerError, connect, open_file
+from models.llm.ledger_file import open_file
+from models.llm.ledger_writer import LedgerWriter, trouble
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
 OK, FAILED, PENDING = "ok", "failed", "pending"
 
@@ -58,7 +52,7 @@ INSERT OR IGNORE INTO uses (call_id, role, question_id)
 SELECT calls.id, json_extract(one.value, '$[1]'), json_extract(one.value, '$[2]')
 FROM json_each(?) AS one CROSS JOIN calls ON calls.key = json_extract(one.value, '$[0]')
 """
-_USES_HELD, _GROUP, _QUEUE = 256, 512, 4096
+_USES_HELD = 256
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 
 
@@ -161,18 +155,12 @@ class Ledger:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._reader = open_file(self.path)
-        self._jobs: queue.Queue[_Job | None] = queue.Queue(_QUEUE)
         self._uses: list[tuple[str, str, str]] = []
-        self._closed = False
-        # Opened here: in the thread, a failure would leave everyone waiting for a writer that is not there.
         try:
-            connection = connect(self.path)
+            self._writer = LedgerWriter(self.path)
         except sqlite3.Error as error:
             self._reader.close()
-            raise self._trouble(error) from error
-        name = f"ledger {self.path.name}"
-        self._writer = threading.Thread(target=self._write, args=(connection,), name=name, daemon=True)
-        self._writer.start()
+            raise trouble(self.path, error) from error
 
     def __enter__(self) -> Ledger:
         return self
@@ -214,80 +202,33 @@ class Ledger:
         """Note that a stored call was used again; written in groups, at the latest by `close`."""
         self._uses.append((key, role, question_id))
         if len(self._uses) >= _USES_HELD:
-            self._send_uses()
+            self._send_uses(self._writer.send)
 
     def transact(self, function: Callable[[sqlite3.Connection], T]) -> T:
         """Run a function in a write transaction of the writer's connection, and wait for its commit."""
-        done: Future[T] = Future()
-        self._send(_Job(function, done))
-        return done.result()
+        return self._writer.transact(function)
 
     def close(self) -> None:
         """Write what waits and close the file; the second call does nothing."""
-        if self._closed:
-            return
-        self._send_uses()
-        self._closed = True
-        self._jobs.put(None)
-        self._writer.join()
+        if self._uses:
+            self._send_uses(self._writer.send)
+        self._writer.close()
         self._reader.close()
 
     def _row(self, query: str, key: str) -> Any:
         try:
             return self._reader.execute(query, (key,)).fetchone()
         except sqlite3.Error as error:
-            raise self._trouble(error) from error
+            raise trouble(self.path, error) from error
 
     async def _submit(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[T] = loop.create_future()
-        self._send_uses()
-        self._send(_Job(function, waiter, loop))
-        return await waiter
-
-    def _send_uses(self) -> None:
         if self._uses:
-            uses, self._uses = self._uses, []
-            self._send(_Job(lambda connection: add_uses(connection, uses)))
+            self._send_uses(self._writer.join_next)
+        return await self._writer.submit(function)
 
-    def _send(self, job: _Job) -> None:
-        if self._closed:
-            raise LedgerError(f"ledger {self.path} is closed")
-        # A full queue holds the caller up until the disk has caught up: memory stays bounded.
-        self._jobs.put(job)
-
-    def _trouble(self, error: sqlite3.Error) -> LedgerError:
-        return LedgerError(
-            f"ledger {self.path}: {error}; `python -m models.llm.ledger verify {self.path}` looks closer"
-        )
-
-    def _write(self, connection: sqlite3.Connection) -> None:
-        """The writer thread: takes all that waits, commits it together, then tells those who wait."""
-        open_ = True
-        while open_:
-            group = [self._jobs.get()]
-            while len(group) < _GROUP:
-                try:
-                    group.append(self._jobs.get_nowait())
-                except queue.Empty:
-                    break
-            open_ = None not in group
-            jobs = [job for job in group if job is not None]
-            try:
-                outcomes = _run_together(connection, jobs)
-            except Exception:
-                # One of them is at fault: each on its own, so that the others don't pay for it.
-                outcomes = [self._run_alone(connection, job) for job in jobs]
-            _tell(jobs, outcomes)
-        connection.close()
-
-    def _run_alone(self, connection: sqlite3.Connection, job: _Job) -> Any:
-        try:
-            return _run_together(connection, [job])[0]
-        except sqlite3.Error as error:
-            return _Failure(self._trouble(error))
-        except Exception as error:
-            return _Failure(error)
+    def _send_uses(self, send: Callable[[Callable[[sqlite3.Connection], Any]], None]) -> None:
+        uses, self._uses = self._uses, []
+        send(lambda connection: add_uses(connection, uses))
 
 
 @lru_cache(maxsize=256)
@@ -312,57 +253,6 @@ def _put(row: tuple[Any, ...], use: tuple[str, str, str] | None) -> Callable[[sq
         return None if found is None else _completion(found, cached=False)
 
     return run
-
-
-class _Failure(NamedTuple):
-    error: Exception
-
-
-class _Job(NamedTuple):
-    run: Callable[[sqlite3.Connection], Any]
-    waiter: asyncio.Future[Any] | Future[Any] | None = None
-    loop: asyncio.AbstractEventLoop | None = None
-
-
-def _run_together(connection: sqlite3.Connection, jobs: Sequence[_Job]) -> list[Any]:
-    if not jobs:
-        return []
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        outcomes = [job.run(connection) for job in jobs]
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-    return outcomes
-
-
-def _tell(jobs: Sequence[_Job], outcomes: Sequence[Any]) -> None:
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Any, Any]]] = {}
-    for job, outcome in zip(jobs, outcomes, strict=True):
-        if job.loop is not None:
-            by_loop.setdefault(job.loop, []).append((job.waiter, outcome))
-        elif job.waiter is not None:
-            _settle([(job.waiter, outcome)])
-        elif isinstance(outcome, _Failure):
-            logger.error("uses of stored replies were not noted: %s", outcome.error)
-    for loop, settled in by_loop.items():
-        # A loop that was closed meanwhile has nobody waiting; the rows are stored all the same.
-        if not loop.is_closed():
-            try:
-                loop.call_soon_threadsafe(_settle, settled)
-            except RuntimeError:
-                continue
-
-
-def _settle(settled: Sequence[tuple[Any, Any]]) -> None:
-    for waiter, outcome in settled:
-        if not waiter.done():
-            if isinstance(outcome, _Failure):
-                waiter.set_exception(outcome.error)
-            else:
-                waiter.set_result(outcome)
 
 
 if __name__ == "__main__":

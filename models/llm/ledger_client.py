@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
@@ -109,6 +109,11 @@ class LedgerClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    @property
+    def count_tokens(self) -> Callable[[Sequence[Message]], int] | None:
+        """What counts the tokens of a chat; None where the backend's model is not on this machine."""
+        return getattr(self.backend, "count_tokens", None)
+
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
     ) -> Completion:
@@ -200,10 +205,13 @@ class LedgerClient:
                 empty += 1
                 if empty < self._retry.empty_attempts and attempts < self._retry.attempts:
                     raise TransientError("the reply is empty")
-            return replace(completion, text=_unicode(completion.text), retries=attempts - 1)
+            text = _unicode(completion.text)
+            if attempts == 1 and text == completion.text:
+                return completion
+            return replace(completion, text=text, retries=attempts - 1)
 
         try:
-            completion: Completion = await self._retrying()(attempt)
+            completion = await self._until_it_succeeds(attempt)
         except RepliesPending:
             if self.ledger is not None:
                 self.ledger.use(call.key, role, question_id)
@@ -232,6 +240,21 @@ class LedgerClient:
                 raise
             permit.used(completion.prompt_tokens + completion.completion_tokens)
             return completion if completion.seconds else replace(completion, seconds=time.perf_counter() - start)
+
+    async def _until_it_succeeds(self, attempt: Callable[[], Awaitable[Completion]]) -> Completion:
+        # Tenacity costs more than all else here, so it is only called when there is something to try again.
+        try:
+            return await attempt()
+        except TransientError as error:
+            failed = [error]
+
+        async def again() -> Completion:
+            # The attempt that failed counts as its first: it waits before the second.
+            if failed:
+                raise failed.pop()
+            return await attempt()
+
+        return await self._retrying()(again)
 
     def _retrying(self) -> AsyncRetrying:
         retry = self._retry

@@ -80,9 +80,14 @@ def open_file(path: Path, create: bool = True) -> sqlite3.Connection:
     return connection
 
 
-def connect(path: Path) -> sqlite3.Connection:
-    """A connection with the ledger's settings; no transaction begins by itself."""
-    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+def connect(path: Path, patience: float = BUSY_SECONDS) -> sqlite3.Connection:
+    """A connection with the ledger's settings; no transaction begins by itself.
+
+    Args:
+        path: The file.
+        patience: Seconds to wait while another connection writes.
+    """
+    connection = sqlite3.connect(path, timeout=patience, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA cache_size = -16384")
     return connection

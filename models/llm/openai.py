@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from models.generation import Completion
-from models.llm.api import (
-    PLACEHOLDER_KEY,
-    Address,
-    Connection,
-    check_timeout,
-    count,
-    import_sdk,
-    ledger_name,
-    sampling_fields,
-)
+from models.llm.api import Connection, count, find_server, import_sdk, ledger_name, sampling_fields
 from models.llm.client import Message, Sampling, TransientError
 
 logger = logging.getLogger(__name__)
@@ -82,16 +72,8 @@ class OpenAIBackend:
         if token_field not in ("auto", "max_tokens", "max_completion_tokens"):
             raise ValueError(f"token_field {token_field!r} is not one of auto, max_tokens, max_completion_tokens")
         sdk = import_sdk("openai")
-        if url is None:
-            url = os.environ.get("OPENAI_BASE_URL") or DEFAULT_URL
-            api_key = api_key or os.environ.get(KEY_VARIABLE)
-        address = Address.parse(url)
-        host = address.host.split(":")[0]
-        official = any(host == name or host.endswith(f".{name}") for name in ("openai.com", "azure.com"))
-        if official and not api_key:
-            raise ValueError(f"{host} wants a key: set {KEY_VARIABLE}, or api_key if you set url yourself")
-        if api_key and address.headers:
-            raise ValueError("url has a user and password and there is a key too: a server takes one of them")
+        variables = ("OPENAI_BASE_URL", KEY_VARIABLE)
+        address, api_key, official = find_server(url, api_key, DEFAULT_URL, variables, ("openai.com", "azure.com"))
         self.model = ledger_name("openai", model, extra)
         self.name = model
         self.send_temperature = send_temperature
@@ -99,19 +81,7 @@ class OpenAIBackend:
         if token_field == "auto":
             self.token_field = "max_completion_tokens" if official else "max_tokens"
         self._extra = dict(extra or {})
-        key = api_key or PLACEHOLDER_KEY
-
-        def make(http_client: Any) -> Any:
-            return sdk.AsyncOpenAI(
-                api_key=key,
-                base_url=address.url,
-                timeout=timeout,
-                max_retries=0,
-                default_headers=dict(address.headers) or None,
-                http_client=http_client,
-            )
-
-        self._connection = Connection(sdk, make, address, check_timeout(timeout), [key], HINTS)
+        self._connection = Connection(sdk, "AsyncOpenAI", address, api_key, timeout, HINTS)
         if not send_temperature:
             logger.warning("%s: temperature is not sent; replies are drawn with the server's own settings", self.model)
 
@@ -120,8 +90,9 @@ class OpenAIBackend:
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Reply to a chat; see `models.llm.client.Backend`."""
+        body = chat_body(self.name, messages, sampling, self.token_field, self.send_temperature, self._extra)
         start = time.perf_counter()
-        found = await self._connection.post("/chat/completions", self._body(messages, sampling))
+        found = await self._connection.post("/chat/completions", body)
         seconds = time.perf_counter() - start
         try:
             choice = found["choices"][0]
@@ -147,18 +118,39 @@ class OpenAIBackend:
         """Close the connections."""
         await self._connection.close()
 
-    def _body(self, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "model": self.name,
-            "messages": [{"role": message["role"], "content": message["content"]} for message in messages],
-            self.token_field: sampling.max_tokens,
-            **sampling_fields(sampling, self.send_temperature, "send_temperature"),
-        }
-        if sampling.stop:
-            body["stop"] = list(sampling.stop)
-        if sampling.seed is not None:
-            body["seed"] = sampling.seed
-        return {**body, **self._extra}
+
+def chat_body(
+    model: str,
+    messages: Sequence[Message],
+    sampling: Sampling,
+    token_field: str,
+    send_temperature: bool,
+    extra: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The body of a chat completion.
+
+    Args:
+        model: The name that the server knows the model by.
+        messages: The chat.
+        sampling: How the reply is drawn.
+        token_field: The name of the longest reply's field.
+        send_temperature: As in `OpenAIBackend`.
+        extra: As in `OpenAIBackend`.
+
+    Raises:
+        SetupError: a temperature was asked for that is not sent.
+    """
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": [{"role": message["role"], "content": message["content"]} for message in messages],
+        token_field: sampling.max_tokens,
+        **sampling_fields(sampling, send_temperature, "send_temperature"),
+    }
+    if sampling.stop:
+        body["stop"] = list(sampling.stop)
+    if sampling.seed is not None:
+        body["seed"] = sampling.seed
+    return {**body, **extra}
 
 
 def _flat(content: Any) -> str:

@@ -65,7 +65,7 @@ class LLMOptions:
     )
     batch_layout: str = _option("openai", "layout of request files", ("openai", "anthropic"))
     batch_folder: str | None = _option(None, "folder of request files (default: the ledger's name with .batch)")
-    batch_size: int = _option(16, "most calls in one forward pass of a local model")
+    batch_size: int = _option(32, "most calls in one forward pass of a local model")
     dtype: str = _option("auto", "number type of a local model: auto, float32, bfloat16 or float16")
 
     def __post_init__(self) -> None:

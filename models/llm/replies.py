@@ -6,6 +6,7 @@ with `.repair` at its end, so that its cost shows.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections import Counter
@@ -163,6 +164,11 @@ def _values(text: str) -> list[Any]:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def repair_digest() -> dict[str, str]:
+    """SHA-256 of the prompt of a repair turn, by its file, for cards of what was made with it."""
+    return {"models/llm/prompts/repair.md": hashlib.sha256(_repair_prompt().encode()).hexdigest()}
 
 
 @lru_cache(maxsize=1)

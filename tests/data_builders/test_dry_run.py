@@ -100,6 +100,42 @@ def test_stored_calls_are_not_counted_and_their_replies_are_used(source, tmp_pat
     assert counts(found) == [0, 0, 10]
 
 
+def test_what_came_of_known_questions_scales_the_others(tmp_path):
+    # Forty questions with two supporting documents; the teacher kept one of them in each of the first twenty.
+    both = [["A", 0], ["B", 0]]
+    rows = [hotpot_row(n) | {"supporting_facts": both, "context": [["A", [f"a {n}"]], ["B", [f"b {n}"]]]}
+            for n in range(40)]  # fmt: skip
+    source = Source("hotpotqa", "hotpotqa", write(tmp_path / "q.jsonl", rows))
+    ledger = Ledger(tmp_path / "l.sqlite")
+
+    class Backend:
+        model = "openai:m"
+
+        async def complete(self, messages, sampling):
+            return Completion('{"documents": [1]}', 100, 7)
+
+        async def close(self):
+            pass
+
+    async def fill():
+        teacher = LLMTeacher(LedgerClient(Backend(), ledger))
+        for question in list(read_questions(source.location))[:20]:
+            await teacher.helpful_documents(question)
+
+    before = estimate(source, tmp_path)
+    assert (before.calls, before.known) == (40 + 80 + 80, 0)
+    asyncio.run(fill())
+    found = estimate(source, tmp_path, ledger=ledger)
+    ledger.close()
+    query, triples = found.stages[QUERY_ROLE], found.stages[TRIPLES_ROLE]
+    assert (found.known, query.ratio, triples.ratio) == (20, 0.0, 0.5)
+    # Twenty documents of the known questions, and of the forty of the others the half.
+    assert (query.calls, query.expected_calls) == (40, 0)
+    assert (triples.calls, triples.expected_calls) == (60, 40)
+    assert triples.input_tokens == pytest.approx(triples.input_characters / 4 * 40 / 60)
+    assert found.calls == 20 + 0 + 40
+
+
 def test_the_length_of_stored_replies_is_taken_when_there_are_enough():
     few = Stage(calls=10, stored=19, stored_tokens=19 * 50, output_characters=400.0)
     enough = Stage(calls=10, stored=20, stored_tokens=20 * 50, output_characters=400.0)

@@ -23,6 +23,13 @@ def test_rows_are_found_by_key_with_their_line(tmp_path):
     assert len(index) == 2
 
 
+def test_half_characters_become_unknown_ones(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"name": "a \\ud83d"}\n')
+    index = JsonlIndex(path, keys)
+    assert index.get("a \ufffd") == (f"{path}:1", {"name": "a \ufffd"})
+
+
 @pytest.mark.parametrize(
     ("line", "message"), [(b"[1]", "found list"), (b"{", "not valid JSON"), (b'"\xff"', "not UTF-8")]
 )

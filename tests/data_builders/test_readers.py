@@ -190,6 +190,12 @@ def test_broken_json_array_is_named_by_line(tmp_path, text, line, message):
     assert str(caught.value).startswith(f"{path}:{line}: ")
 
 
+def test_half_characters_of_a_json_array_become_unknown_ones(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('[{"a": "\\ud83d x"}, {"a": "\\ud83d\\ude00"}]')
+    assert [row for _, row in _rows.read_rows(str(path))] == [{"a": "\ufffd x"}, {"a": "😀"}]
+
+
 def test_missing_file_and_unknown_reader(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no such file: .*gone\.json"):
         list(get_reader("hotpotqa")(str(tmp_path / "gone.json")))

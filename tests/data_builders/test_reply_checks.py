@@ -53,7 +53,7 @@ def test_documents_are_read(text, expected):
         ('{"documents": [1, 2', DropReason.UNREADABLE_REPLY),
         ('{"documents": [true]}', DropReason.UNREADABLE_REPLY),
         ('{"documents": [1.5]}', DropReason.UNREADABLE_REPLY),
-        ('{"documents": [1], "answerable": "yes"}', DropReason.UNREADABLE_REPLY),
+        ('{"documents": [1], "answerable": "maybe"}', DropReason.UNREADABLE_REPLY),
         ('{"helpful": [1]}', DropReason.UNREADABLE_REPLY),
         ('{"documents": [3]}', DropReason.WRONG_DOCUMENTS),
         ('{"documents": [0]}', DropReason.WRONG_DOCUMENTS),

@@ -96,9 +96,8 @@ def test_a_teacher_labels_a_source_without_annotations(files, backend):
         "subq.query": 24,
         "subq.triples": 24,
     }
-    assert list(build["prompts"]) == [
-        f"data_builders/prompts/subq_{name}.md" for name in ("filter", "query", "triples")
-    ]
+    prompts = [f"data_builders/prompts/subq_{name}.md" for name in ("filter", "query", "triples")]
+    assert list(build["prompts"]) == [*prompts, "models/llm/prompts/repair.md"]
     # All of it again, from the ledger: nothing is sent.
     sent = len(backend.asked)
     assert run(arguments(files, files / "out", "--overwrite")) == 0

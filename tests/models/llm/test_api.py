@@ -40,6 +40,8 @@ def test_retry_after_takes_anything(headers: dict[str, str]) -> None:
 def test_a_password_in_a_url_becomes_a_header() -> None:
     address = Address.parse("https://ann:p%40ss@host.example:8443/v1?x=1#end")
     assert address.url == "https://host.example:8443/v1?x=1"
+    assert address.join("/chat") == "https://host.example:8443/v1/chat?x=1"
+    assert Address.parse("http://h/v1/").join("/chat") == "http://h/v1/chat"
     assert address.host == "host.example:8443"
     assert base64.b64decode(address.headers["Authorization"].removeprefix("Basic ")) == b"ann:p@ss"
     assert "p@ss" not in repr(address)

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from models.generation import Completion
 from models.llm import batch_cli
 from models.llm.batch import BatchBackend, Room, waiting
 from models.llm.batch_replies import import_replies, read_reply
-from models.llm.client import CallError, Message, RepliesPending, Sampling
+from models.llm.client import CallError, Message, RepliesPending, Sampling, TransientError
 from models.llm.ledger import Ledger, make_call
 from models.llm.ledger_client import LedgerClient
 
@@ -168,16 +168,29 @@ def test_bodies_are_those_of_the_live_backends(tmp_path):
     from models.llm.openai import OpenAIBackend
 
     sampling = Sampling(max_tokens=64, stop=("x",))
+
+    def sent(backend):
+        bodies = []
+
+        async def post(_, body):
+            bodies.append(body)
+            raise TransientError("not sent")
+
+        backend._connection.post = post
+        with pytest.raises(TransientError):
+            asyncio.run(backend.complete(chat("a"), sampling))
+        return bodies[0]
+
     with Ledger(tmp_path / "calls.sqlite") as ledger:
         live_openai = OpenAIBackend("m", "http://127.0.0.1:1", token_field="max_completion_tokens")
         batch_openai = BatchBackend("m", "openai", tmp_path, ledger)
         assert batch_openai.model == live_openai.model
-        assert batch_openai._body(chat("a"), sampling) == live_openai._body(chat("a"), sampling)
+        assert batch_openai._body(chat("a"), sampling) == sent(live_openai)
         live_anthropic = AnthropicBackend("m", "http://127.0.0.1:1")
         batch_anthropic = BatchBackend("m", "anthropic", tmp_path, ledger)
         assert batch_anthropic.model == live_anthropic.model
         body = {**batch_anthropic._body(chat("a"), sampling), "system": "Be brief."}
-        assert body == live_anthropic._body(chat("a"), sampling)
+        assert body == sent(live_anthropic)
 
 
 def test_a_call_is_written_once(tmp_path):
@@ -449,6 +462,7 @@ json_values = st.recursive(
 
 
 @given(json_values, st.sampled_from(["response", "result", "error"]))
+@example({"type": ""}, "result")
 def test_any_line_is_a_reply_or_refused(value, name):
     try:
         found: Any = read_reply({"custom_id": "k", name: value})

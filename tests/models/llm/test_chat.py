@@ -46,3 +46,23 @@ def test_joining_the_system_text() -> None:
     assert join_system([system, user, reply]) == [{"role": "user", "content": "S\n\nU"}, reply]
     assert join_system([system, reply]) == [{"role": "user", "content": "S"}, reply]
     assert join_system([user]) == [user]
+
+
+def test_what_chats_with_one_system_turn_begin_with(tokenizer: Any) -> None:
+    encoder = ChatEncoder(tokenizer, "m")
+    ids = encoder.encode(CHAT)
+    shared = encoder.shared(CHAT, ids)
+    assert tokenizer.decode(ids[:shared]) == "<|im_start|>system\nPlan.<|im_end|>\n<|im_start|>user\n"
+    other: list[Message] = [CHAT[0], {"role": "user", "content": "What then?"}, {"role": "assistant", "content": "x"}]
+    assert encoder.shared(other, encoder.encode(other)) == shared
+    assert encoder.encode(other)[:shared] == ids[:shared]
+    assert encoder.shared(CHAT[1:], encoder.encode(CHAT[1:])) == 0, "no system turn"
+    assert encoder.shared(CHAT, [9, *ids]) == 0, "tokens of something else"
+    # Texts that are joined to the first turn are shared as well.
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no') }}{% endif %}"
+        "<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    )
+    joined = ChatEncoder(tokenizer, "m")
+    ids = joined.encode(CHAT)
+    assert tokenizer.decode(ids[: joined.shared(CHAT, ids)]) == "<user>Plan.\n\n"

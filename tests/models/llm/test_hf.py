@@ -1,7 +1,9 @@
 import asyncio
+import functools
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import torch
 
 from models.generation import Completion
 from models.llm.client import CallError, Message, Sampling
-from models.llm.hf import HFBackend, _Call, _Draw
+from models.llm.hf import HFBackend, _Call
+from models.llm.hf_sampling import Draw
 
 GREEDY = Sampling(max_tokens=12)
 WARM = Sampling(temperature=0.8, top_p=0.9, max_tokens=12, seed=1)
@@ -32,7 +35,7 @@ def backend(tiny_llama: Path) -> Iterator[HFBackend]:
 
 @pytest.fixture
 def sizes(backend: HFBackend, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes of the batches that were run."""
+    """Sizes of the batches that `generate` was run with."""
     found: list[int] = []
     original = backend._generate
 
@@ -73,15 +76,15 @@ def test_a_reply_does_not_depend_on_its_batch(
 
 
 def test_calls_meet_in_batches_of_like_length(backend: HFBackend, sizes: list[int]) -> None:
-    replies = together(backend, [(item, GREEDY) for item in CHATS])
+    replies = together(backend, [(item, WARM) for item in CHATS])
     assert sorted(sizes) == [1, 4, 4]
     assert all(reply.seconds > 0 for reply in replies)
     sizes.clear()
 
     async def loop(item: list[Message]) -> None:
-        await backend.complete(item, GREEDY)
+        await backend.complete(item, WARM)
         await asyncio.sleep(0)
-        await backend.complete(item, GREEDY)
+        await backend.complete(item, WARM)
 
     async def everything() -> None:
         await asyncio.gather(*(loop(item) for item in CHATS[:4]))
@@ -99,7 +102,8 @@ def test_calls_with_other_settings_are_not_in_one_batch(backend: HFBackend, monk
         return original(calls)
 
     monkeypatch.setattr(backend, "_generate", spy)
-    settings = [GREEDY, WARM, Sampling(max_tokens=5), Sampling(max_tokens=12, stop=("a",))]
+    # The greedy ones have a batch of their own kind.
+    settings = [GREEDY, WARM, replace(WARM, max_tokens=5), replace(WARM, stop=("a",)), replace(WARM, top_p=0.5)]
     calls = [(item, sampling) for item in CHATS[:3] for sampling in settings]
     expected = essence(alone(backend, calls))
     seen.clear()
@@ -125,14 +129,14 @@ def test_seeds(backend: HFBackend, sizes: list[int]) -> None:
 def test_sampling_follows_the_distribution() -> None:
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
     rows, sampling = 4000, Sampling(temperature=0.5, top_p=0.98)
-    draw = _Draw(sampling, list(range(rows)), torch.device("cpu"))
+    draw = Draw(sampling, list(range(rows)), torch.device("cpu"))
     ids = torch.zeros(rows, 1, dtype=torch.long)
     counts = torch.bincount(draw(ids, logits.expand(rows, 4)).argmax(-1), minlength=4) / rows
     # At temperature 0.5 the shares are 0.865, 0.117, 0.016, 0.002; top_p drops the last, and 0.98 is met by two.
     kept = (logits / 0.5).softmax(-1)[:2]
     assert torch.allclose(counts[:2], kept / kept.sum(), atol=0.02)
     assert counts[2:].sum() == 0
-    again = _Draw(sampling, list(range(rows)), torch.device("cpu"))
+    again = Draw(sampling, list(range(rows)), torch.device("cpu"))
     assert torch.equal(torch.bincount(again(ids, logits.expand(rows, 4)).argmax(-1), minlength=4) / rows, counts)
 
 
@@ -163,7 +167,7 @@ def test_stop_texts(backend: HFBackend, place: int) -> None:
 
 def test_how_a_reply_ended(backend: HFBackend) -> None:
     future: Any = None
-    call = _Call([1, 2, 3], 9, Sampling(stop=("!",)), future)
+    call = _Call([1, 2, 3], 9, sampling=Sampling(stop=("!",)), future=future)
     yes, mark, end, pad = (*(backend._tokenizer(text)["input_ids"] for text in ("Yes", "!")), 2, 3)
     cases = [
         ([*yes, end, pad, pad], None, ("Yes", 3, len(yes) + 1, "stop")),
@@ -215,7 +219,7 @@ def test_the_models_own_generation_settings_do_not_leak_in(
 def test_out_of_memory_halves_the_batch(
     backend: HFBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    calls = [(item, GREEDY) for item in CHATS]
+    calls = [(item, WARM) for item in CHATS]
     expected = essence(alone(backend, calls))
     original = backend._generate
     sizes: list[int] = []
@@ -242,13 +246,13 @@ def test_out_of_memory_halves_the_batch(
 
 
 def test_one_failing_call_does_not_fail_its_neighbours(backend: HFBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = [(item, GREEDY) for item in CHATS[:4]]
+    calls = [(item, WARM) for item in CHATS[:4]]
     expected = essence(alone(backend, calls))
     original = backend._generate
     bad = backend._chat.encode(CHATS[2])
 
     def picky(items: Any) -> Any:
-        if any(item.ids == bad for item in items):
+        if any(item.prompt == bad for item in items):
             raise RuntimeError("odd one")
         return original(items)
 
@@ -277,14 +281,14 @@ class Gate:
 
 
 def test_cancelled_calls(backend: HFBackend, monkeypatch: pytest.MonkeyPatch, sizes: list[int]) -> None:
-    expected = essence(alone(backend, [(item, GREEDY) for item in CHATS[:4]]))
+    expected = essence(alone(backend, [(item, WARM) for item in CHATS[:4]]))
     sizes.clear()
     gate = Gate(backend, monkeypatch)
 
     async def go() -> list[Completion]:
-        running = [asyncio.create_task(backend.complete(item, GREEDY)) for item in CHATS[:2]]
+        running = [asyncio.create_task(backend.complete(item, WARM)) for item in CHATS[:2]]
         await gate.reached()
-        waiting = [asyncio.create_task(backend.complete(item, GREEDY)) for item in CHATS[2:4]]
+        waiting = [asyncio.create_task(backend.complete(item, WARM)) for item in CHATS[2:4]]
         await asyncio.sleep(0)
         running[0].cancel()
         waiting[0].cancel()
@@ -309,12 +313,12 @@ def test_a_batch_that_nobody_waits_for_is_given_up(backend: HFBackend, monkeypat
     monkeypatch.setattr(backend._lm, "forward", counted)
 
     async def go() -> Completion:
-        task = asyncio.create_task(backend.complete(CHATS[0], Sampling(max_tokens=500)))
+        task = asyncio.create_task(backend.complete(CHATS[0], replace(WARM, max_tokens=500)))
         await gate.reached()
         task.cancel()
         await asyncio.sleep(0)
         gate.open.set()
-        return await backend.complete(CHATS[1], Sampling(max_tokens=1))
+        return await backend.complete(CHATS[1], replace(WARM, max_tokens=1))
 
     assert asyncio.run(go()).completion_tokens == 1
     assert len(steps) == 2
@@ -324,9 +328,9 @@ def test_closing_ends_the_thread_and_what_waits(backend: HFBackend, monkeypatch:
     gate = Gate(backend, monkeypatch)
 
     async def go() -> list[Any]:
-        running = asyncio.create_task(backend.complete(CHATS[0], Sampling(max_tokens=500)))
+        running = asyncio.create_task(backend.complete(CHATS[0], replace(WARM, max_tokens=500)))
         await gate.reached()
-        waiting = asyncio.create_task(backend.complete(CHATS[1], GREEDY))
+        waiting = asyncio.create_task(backend.complete(CHATS[1], WARM))
         await asyncio.sleep(0)
         closing = asyncio.create_task(backend.close())
         await asyncio.sleep(0)
@@ -338,6 +342,117 @@ def test_closing_ends_the_thread_and_what_waits(backend: HFBackend, monkeypatch:
     assert all(isinstance(error, CallError) and "was closed" in str(error) for error in found)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("hf-backend")]
     # It can be used again, in another event loop.
+    assert together(backend, [(CHATS[0], WARM)])[0].completion_tokens
+
+
+def rows_of(backend: HFBackend, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of what the model reads, step by step."""
+    shapes: list[tuple[int, ...]] = []
+    original = backend._lm.forward
+
+    @functools.wraps(original)
+    def counted(*arguments: Any, **options: Any) -> Any:
+        shapes.append(tuple(options["input_ids"].shape))
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(backend._lm, "forward", counted)
+    return shapes
+
+
+def test_greedy_calls_share_a_batch_that_new_ones_join(backend: HFBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = essence(alone(backend, [(item, GREEDY) for item in CHATS]))
+    shapes = rows_of(backend, monkeypatch)
+
+    async def go() -> list[Completion]:
+        first = [asyncio.create_task(backend.complete(item, GREEDY)) for item in CHATS[:2]]
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        return await asyncio.gather(*first, *(backend.complete(item, GREEDY) for item in CHATS[2:]))
+
+    assert essence(asyncio.run(go())) == expected
+    steps = [rows for rows, columns in shapes if columns == 1]
+    assert max(steps) == 4
+    assert len(steps) < sum(tokens for _, _, tokens, _ in expected)
+
+
+def test_a_system_prompt_is_read_once(backend: HFBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = [{"role": "system", "content": "Plan the next step for the question. " * 4}]
+    calls = [([*long, *item[1:]], GREEDY) for item in CHATS[:4]]
+    expected = essence(alone(backend, calls))
+    other = HFBackend(backend.model.removeprefix("hf:"), batch_size=4, dtype="float32")
+    shapes = rows_of(other, monkeypatch)
+    assert essence(together(other, calls)) == expected
+    assert essence(together(other, calls)) == expected
+    beginnings = [columns for rows, columns in shapes if rows == 1 and columns > 1]
+    assert len(beginnings) == 1
+    assert beginnings[0] > 20
+    widest = max(prompt for _, prompt, _, _ in expected)
+    assert {columns for rows, columns in shapes if rows == 4 and columns > 1} == {widest - beginnings[0]}
+    asyncio.run(other.close())
+
+
+def test_greedy_calls_that_nobody_waits_for_are_given_up(backend: HFBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = rows_of(backend, monkeypatch)
+
+    async def go() -> Completion:
+        task = asyncio.create_task(backend.complete(CHATS[0], Sampling(max_tokens=900)))
+        while not shapes:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        await asyncio.sleep(0)
+        return await backend.complete(CHATS[1], Sampling(max_tokens=3))
+
+    assert asyncio.run(go()).completion_tokens <= 3
+    assert len(shapes) < 500
+    assert not backend._running
+
+
+def test_an_event_loop_that_ended_leaves_the_next_one_in_peace(backend: HFBackend) -> None:
+    expected = essence(alone(backend, [(CHATS[1], GREEDY)]))
+
+    async def left() -> None:
+        asyncio.get_running_loop().create_task(backend.complete(CHATS[0], Sampling(max_tokens=900)))
+        await asyncio.sleep(0.02)
+
+    for _ in range(3):
+        asyncio.run(left())
+        assert essence(together(backend, [(CHATS[1], GREEDY)])) == expected
+
+
+def test_one_failing_greedy_call_does_not_fail_its_neighbours(
+    backend: HFBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = [(item, GREEDY) for item in CHATS[:4]]
+    expected = essence(alone(backend, calls))
+    ids, original = backend._chat.encode(CHATS[2]), backend._lm.forward
+    bad = ids[backend._chat.shared(CHATS[2], ids) :]
+
+    @functools.wraps(original)
+    def picky(*arguments: Any, **options: Any) -> Any:
+        if bad in options["input_ids"][:, -len(bad) :].tolist():
+            raise RuntimeError("odd one")
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(backend._lm, "forward", picky)
+    found = together(backend, calls)
+    assert isinstance(found.pop(2), RuntimeError)
+    assert essence(found) == [expected[0], expected[1], expected[3]]
+    assert "odd one; the 4 calls under way run one by one" in caplog.text
+    monkeypatch.undo()
+    assert essence(together(backend, calls)) == expected, "later calls share a batch again"
+
+
+def test_closing_ends_greedy_calls_too(backend: HFBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = rows_of(backend, monkeypatch)
+
+    async def go() -> list[Any]:
+        calls = [asyncio.create_task(backend.complete(item, Sampling(max_tokens=900))) for item in CHATS[:2]]
+        while not shapes:
+            await asyncio.sleep(0.001)
+        await backend.close()
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    assert all(isinstance(error, CallError) and "was closed" in str(error) for error in asyncio.run(go()))
+    assert len(shapes) < 500
     assert together(backend, [(CHATS[0], GREEDY)])[0].completion_tokens
 
 

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.generation import Completion
-from models.llm import ledger as ledger_module
-from models.llm import ledger_cli
+from models.llm import ledger_cli, ledger_writer
 from models.llm.client import Sampling
 from models.llm.ledger import Ledger, call_of_json, make_call, sampling_of
 from models.llm.ledger_file import APPLICATION_ID, SCHEMA_VERSION, LedgerError
@@ -147,6 +146,60 @@ def test_a_bad_row_costs_the_others_nothing(path):
     assert rows(path, "SELECT text FROM calls") == [("1",)]
 
 
+def test_a_write_that_must_wait_for_another_process_is_done_by_the_thread(path):
+    async def run() -> None:
+        with Ledger(path) as ledger:
+            other = sqlite3.connect(path, isolation_level=None)
+            other.execute("BEGIN IMMEDIATE")
+            put = asyncio.create_task(ledger.put(call("a"), reply("1"), "r"))
+            # The loop is free while the file is taken.
+            for _ in range(5):
+                await asyncio.sleep(0.01)
+            assert not put.done()
+            other.execute("COMMIT")
+            other.close()
+            assert (await put).text == "1"
+            await ledger.put(call("b"), reply("2"), "r")
+
+    asyncio.run(run())
+    assert rows(path, "SELECT text FROM calls ORDER BY id") == [("1",), ("2",)]
+
+
+def test_the_wal_is_moved_while_the_loop_writes(path, monkeypatch):
+    monkeypatch.setattr(ledger_writer, "_MOVE_AFTER", 50)
+    sizes = []
+
+    async def run() -> None:
+        with Ledger(path) as ledger:
+            for start in range(0, 600, 50):
+                await asyncio.gather(
+                    *(ledger.put(call(str(n)), reply("x" * 2000), "r") for n in range(start, start + 50))
+                )
+                # The second comes behind all that the thread does with the first.
+                ledger.transact(lambda connection: None)
+                ledger.transact(lambda connection: None)
+                sizes.append(Path(f"{path}-wal").stat().st_size)
+
+    asyncio.run(run())
+    assert rows(path, "SELECT count(*) FROM calls") == [(600,)]
+    # Its pages are used again: without that it would be twelve times as long at the end.
+    assert sizes[-1] < 3 * sizes[0]
+
+
+def test_what_waits_when_the_loop_ends_is_stored_by_close(path):
+    ledger = Ledger(path)
+
+    async def run() -> None:
+        task = asyncio.create_task(ledger.put(call("a"), reply("1"), "r"))
+        await asyncio.sleep(0)
+        ledger.use(call("a").key, "again", "q")
+        task.cancel()
+
+    asyncio.run(run())
+    ledger.close()
+    assert rows(path, "SELECT text FROM calls") == [("1",)]
+
+
 def test_a_put_is_stored_though_its_task_was_cancelled(path):
     async def run() -> None:
         with Ledger(path) as ledger:
@@ -199,10 +252,10 @@ def test_uses_keep_role_question_and_order(path):
 
 
 def test_a_writer_that_cannot_start_is_told_at_once(path, monkeypatch):
-    def refuse(_):
+    def refuse(*_):
         raise sqlite3.OperationalError("too many open files")
 
-    monkeypatch.setattr(ledger_module, "connect", refuse)
+    monkeypatch.setattr(ledger_writer, "connect", refuse)
     with pytest.raises(LedgerError, match="too many open files"):
         Ledger(path)
 

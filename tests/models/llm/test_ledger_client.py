@@ -140,7 +140,7 @@ def test_a_call_that_nobody_waits_for_is_cancelled(path):
         # The same call right after is a new one.
         return await client.chat(chat(), role="r")
 
-    backend = Fake(delay=0.02)
+    backend = Fake(delay=0.5)
     assert run(main, backend, path).text == "re: hi"
     assert backend.cancelled == 1
     assert backend.asked == ["hi", "hi"]
