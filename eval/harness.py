@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,12 +83,57 @@ def run_task(
         raise ValueError(f"concurrency is {concurrency}: at least one question must be under way")
     started, before = time.perf_counter(), len(log.done)
     with Progress(len(ids), before) as progress:
-        open_questions = (question for question in questions if question.id not in log.done)
-        pending = asyncio.run(_run_all(setup, open_questions, log, concurrency, progress))
+        pending = asyncio.run(_run_all(setup, questions, log, concurrency, progress))
     if pending:
         raise QuestionsPending(pending)
-    seconds = time.perf_counter() - started
-    answered = len(log.done) - before
+    return finish_task(setup, ids, log, len(log.done) - before, time.perf_counter() - started)
+
+
+async def answer_questions(
+    setup: Setup, questions: Iterable[Question], log: ResultLog, concurrency: int, progress: Progress
+) -> int:
+    """Answer the questions that have no row yet. The tools stay open, so that several tasks can share a model.
+
+    Args:
+        setup: System, task and tools.
+        questions: All questions, streamed once.
+        log: Where the rows go.
+        concurrency: Questions under way at once.
+        progress: Told of every answer.
+
+    Returns:
+        How many questions wait for a batch; `pending_message` says what to do about them.
+    """
+    waiting = 0
+    open_questions = (question for question in questions if question.id not in log.done)
+
+    async def work() -> None:
+        nonlocal waiting
+        # All workers draw from one iterator: never more than `concurrency` questions are in memory.
+        for question in open_questions:
+            try:
+                log.append(await answer_question(setup, question))
+                progress.advance()
+            except RepliesPending:
+                waiting += 1
+
+    await asyncio.gather(*(work() for _ in range(concurrency)))
+    return waiting
+
+
+def finish_task(setup: Setup, ids: list[str], log: ResultLog, answered: int, seconds: float) -> dict[str, Any]:
+    """Sort the rows of a task that is answered, and write `metrics.json`.
+
+    Args:
+        setup: System, task and tools.
+        ids: The questions' ids, in order.
+        log: Has a row for each of them.
+        answered: Questions answered in this session.
+        seconds: How long that took.
+
+    Returns:
+        The metrics, as written.
+    """
     log.finish(ids)
     metrics = summarise(setup, log)
     path = log.folder / METRICS
@@ -125,6 +170,7 @@ async def answer_question(setup: Setup, question: Question) -> dict[str, Any]:
     trace.question_id = question.id
     # Scoring is outside: a metric that fails is a fault of the run, not of the question.
     scores = score_answer(trace.answer, question.answers, setup.task.metrics)
+    wanted = _wanted(setup, question)
     return {
         "id": question.id,
         "question": question.question,
@@ -132,7 +178,8 @@ async def answer_question(setup: Setup, question: Question) -> dict[str, Any]:
         "answers": list(question.answers),
         "prediction": trace.answer,
         "scores": dict.fromkeys(scores, 0.0) if trace.error else scores,
-        "supporting_recall": _supporting_recall(_wanted(setup, question), trace),
+        "supporting": sorted(wanted),
+        "supporting_recall": _supporting_recall(wanted, trace),
         "error": trace.error,
         "trace": trace.to_json(),
     }
@@ -198,33 +245,18 @@ def summarise(setup: Setup, log: ResultLog) -> dict[str, Any]:
 
 
 async def _run_all(
-    setup: Setup, questions: Iterator[Question], log: ResultLog, concurrency: int, progress: Progress
+    setup: Setup, questions: Iterable[Question], log: ResultLog, concurrency: int, progress: Progress
 ) -> str:
-    """Answer the questions.
-
-    Returns:
-        What to do about questions that wait for a batch; nothing when none does.
-    """
-    waiting = 0
-
-    async def work() -> None:
-        nonlocal waiting
-        # All workers draw from one iterator: never more than `concurrency` questions are in memory.
-        for question in questions:
-            try:
-                log.append(await answer_question(setup, question))
-                progress.advance()
-            except RepliesPending:
-                waiting += 1
-
+    """Answer the questions and close the tools; gives what to do about questions that wait for a batch, if any."""
     try:
-        await asyncio.gather(*(work() for _ in range(concurrency)))
-        return _pending_message(setup.tools, waiting) if waiting else ""
+        waiting = await answer_questions(setup, questions, log, concurrency, progress)
+        return pending_message(setup.tools, waiting) if waiting else ""
     finally:
         await setup.tools.close()
 
 
-def _pending_message(tools: Tools, waiting: int) -> str:
+def pending_message(tools: Tools, waiting: int) -> str:
+    """Write the request files of what waits for a batch, and say what to do with them."""
     clients = (tools.llm, tools.integrator)
     found = [message() for one in clients if (message := getattr(one, "pending_message", None)) is not None]
     return " ".join([f"{waiting:,} questions wait.", *dict.fromkeys(text for text in found if text)])

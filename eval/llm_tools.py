@@ -22,6 +22,8 @@ from rag.index_folder import weights_fingerprint
 from rag.systems import System
 
 _LOCAL = ("hf", "vllm")
+# Teacher, the model in its place in the integration phase if there is one, and how replies are drawn.
+LLMs = tuple[LLMClient, LLMClient | None, Sampling]
 
 
 def llm_problems(args: argparse.Namespace, system: System) -> list[str]:
@@ -68,7 +70,7 @@ def llm_settings(args: argparse.Namespace) -> dict[str, Any]:
     return settings
 
 
-def open_llms(args: argparse.Namespace) -> tuple[LLMClient, LLMClient | None, Sampling]:
+def open_llms(args: argparse.Namespace) -> LLMs:
     """Teacher, integrator and sampling; all calls go into one ledger.
 
     Raises:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from models.llm.api import redact
 from models.records import read_jsonl
 from rag.index_folder import write_json
 
@@ -17,6 +18,7 @@ logger = logging.getLogger(__name__)
 RESULTS = "results.jsonl"
 SETTINGS = "settings.json"
 METRICS = "metrics.json"
+ABOUT = "run.json"
 
 
 class ResultLog:
@@ -37,9 +39,11 @@ class ResultLog:
     ) -> None:
         self.folder = Path(folder)
         self.path = self.folder / RESULTS
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f"output {self.folder} is a file: name a folder")
         self.folder.mkdir(parents=True, exist_ok=True)
         if overwrite:
-            for name in (RESULTS, METRICS, SETTINGS):
+            for name in (RESULTS, METRICS, SETTINGS, ABOUT):
                 (self.folder / name).unlink(missing_ok=True)
         self._check_settings(json.loads(json.dumps(settings)))
         self._repair()
@@ -47,6 +51,17 @@ class ResultLog:
             self._rewrite(row for row in self.rows() if not row.get("error"))
         self.done = {row["id"] for row in self.rows()}
         self._file = self.path.open("a", encoding="utf-8")
+
+    def note(self, command: Sequence[str], questions: int, **about: Any) -> None:
+        """Write down what makes these rows, for reports; nothing is compared with it later.
+
+        Args:
+            command: The words of the command line; what looks like a key is struck out.
+            questions: How many rows a complete run has.
+            **about: What else a report may say, as JSON values.
+        """
+        words = [redact(word) for word in command]
+        write_json(self.folder / ABOUT, {"command": words, "questions": questions, **about})
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a row; it is in the file when this returns."""
@@ -95,6 +110,10 @@ class ResultLog:
             return
         found = json.loads(path.read_text(encoding="utf-8"))
         changed = [key for key in sorted(found.keys() | settings.keys()) if found.get(key) != settings.get(key)]
+        if changed and not (self.path.exists() and self.path.stat().st_size):
+            # A call that failed before its first answer, such as one with a misspelled model, binds nobody.
+            write_json(path, settings)
+            return
         if changed:
             details = "; ".join(f"{key} was {found.get(key)!r} and is {settings.get(key)!r}" for key in changed)
             raise ValueError(

@@ -194,6 +194,10 @@ class GraphLLMProcessor:
         settings.setdefault("answering_instruction", instructions.answering)
         return cls(tokenizer, ProcessorSettings(**settings))
 
+    def without_graph(self) -> GraphLLMProcessor:
+        """The same prompts without the graph placeholder, for a model that was trained with it (RAS, table 2)."""
+        return GraphLLMProcessor(self.tokenizer, dataclasses.replace(self.settings, use_graph=False))
+
     # Helpers
 
     def _instruction(self, task: str) -> str:

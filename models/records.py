@@ -11,6 +11,7 @@ One JSON object a line, the same keys in every row so that Arrow reads any shard
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -21,6 +22,8 @@ from models.triples import Triple, triples_from_json
 
 Task = Literal["planning", "answering"]
 TASKS: tuple[Task, ...] = ("planning", "answering")
+_HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
+_GZIP = b"\x1f\x8b"
 
 
 class Action(StrEnum):
@@ -174,9 +177,10 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 continue
             where = f"{path}:{number}"
             try:
-                row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+                row = json_value(line)
             except UnicodeDecodeError as error:
-                raise ValueError(f"{where}: not UTF-8 text ({error.reason}); is this a binary file?") from None
+                what = "a gzip file: unpack it first" if line.startswith(_GZIP) else "is this a binary file?"
+                raise ValueError(f"{where}: not UTF-8 text ({error.reason}); {what}") from None
             except json.JSONDecodeError as error:
                 raise ValueError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from None
             if not isinstance(row, dict):
@@ -184,8 +188,32 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield where, row
 
 
+def json_value(line: bytes) -> Any:
+    """Read one JSON value, with or without byte-order mark; half characters become U+FFFD, the unknown character.
+
+    JSON can spell one half of a surrogate pair (`\\ud83d`), as text does that was cut inside an emoji; no file can hold
+    it and no tokenizer reads it.
+
+    Raises:
+        UnicodeDecodeError: the bytes are not UTF-8.
+        json.JSONDecodeError: they are not JSON.
+    """
+    value = json.loads(line.decode("utf-8-sig"))
+    return whole_characters(value) if _HALF_CHARACTER.search(line) else value
+
+
+def whole_characters(value: Any) -> Any:
+    """JSON data with U+FFFD in the place of every half character; see `json_value`."""
+    text = json.dumps(value, ensure_ascii=False)
+    return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+
+
 def record_files(path: str | Path, split: str | None = None) -> list[Path]:
-    """The record shards under `path`: the file itself, or `<split>*.jsonl` / `<split>*.parquet` of a folder."""
+    """The record shards under `path`: the file itself, or `<split>*.jsonl` / `<split>*.parquet` of a folder.
+
+    Where a folder has shards of exactly this name (`train.jsonl`, `train-00000.jsonl`), `train_small-00000.jsonl` is
+    another split.
+    """
     path = Path(path)
     if path.is_file():
         return [path]
@@ -198,7 +226,8 @@ def record_files(path: str | Path, split: str | None = None) -> list[Path]:
         raise FileNotFoundError(
             f"{path} holds no {stem}*.jsonl or {stem}*.parquet shards of records (it holds {found})"
         )
-    return files
+    exact = re.compile(rf"{re.escape(stem)}(-\d+)?(-of-\d+)?\.\w+")
+    return [file for file in files if exact.fullmatch(file.name)] or files
 
 
 def read_records(path: str | Path, split: str | None = None) -> Iterator[Record]:

@@ -17,6 +17,9 @@ _PREDICATE = re.compile(r"\|\s*P>")
 _OBJECT = re.compile(r"\|\s*O>")
 _NEEDS_ESCAPE = re.compile(r"\\|\((?=\s*S>)|\|(?=\s*[PO]>)")
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+_PREDICATE_OR_OBJECT = re.compile(r"\|\s*[PO]>")
+# Where a triple ends and something else begins.
+_END = re.compile(r"\)(?=\s*[,;(])")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -75,12 +78,14 @@ def parse_triples(text: str) -> ParsedTriples:
     """
     starts = [match for match in _SUBJECT.finditer(text) if not _is_escaped(text, match.start())]
     triples: list[Triple] = []
+    without_start = 0
     for match, following in zip(starts, [*starts[1:], None]):
         body = text[match.end() : following.start() if following else len(text)]
-        triple = _parse_body(body)
+        triple, has_neighbour = _parse_body(body)
         if triple is not None:
             triples.append(triple)
-    return ParsedTriples(tuple(triples), len(starts) - len(triples))
+        without_start += has_neighbour
+    return ParsedTriples(tuple(triples), len(starts) - len(triples) + without_start)
 
 
 def triples_from_json(rows: Iterable[object], where: str) -> tuple[Triple, ...]:
@@ -115,21 +120,26 @@ def _first_unescaped(pattern: re.Pattern[str], text: str) -> re.Match[str] | Non
     return next((match for match in pattern.finditer(text) if not _is_escaped(text, match.start())), None)
 
 
-def _parse_body(body: str) -> Triple | None:
+def _parse_body(body: str) -> tuple[Triple | None, bool]:
+    """The triple behind `(S>`, if it is one, and whether another one that lacks its `(S>` stands behind it."""
     # Names hold no line break, so a triple ends on its own line, at the last closing bracket before the next one.
     body = body.split("\n", 1)[0]
     predicate = _first_unescaped(_PREDICATE, body)
     if predicate is None:
-        return None
+        return None, False
     subject, rest = body[: predicate.start()], body[predicate.end() :]
     object_ = _first_unescaped(_OBJECT, rest)
     if object_ is None:
-        return None
+        return None, False
     name, tail = rest[object_.end() :], rest[: object_.start()]
-    end = name.rfind(")")
+    end, neighbour = name.rfind(")"), _first_unescaped(_PREDICATE_OR_OBJECT, name)
+    ends = [match.start() for match in _END.finditer(name, 0, neighbour.start())] if neighbour else []
+    if ends:
+        end = ends[-1]
     if end < 0:
-        return None
+        return None, False
     try:
-        return Triple(*(_ESCAPED.sub(r"\1", field) for field in (subject, tail, name[:end])))
+        fields = (_ESCAPED.sub(r"\1", field) for field in (subject, tail, name[:end]))
+        return Triple(*fields), bool(ends)
     except ValueError:
-        return None
+        return None, bool(ends)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
+from models.records import json_value
 from rag.corpus import Passage, read_corpus
 from rag.index_folder import prepare, sha256_of
 
@@ -45,7 +45,7 @@ class PassageStore:
 
     def __getitem__(self, position: int) -> Passage:
         self._file.seek(int(self._offsets[position]))
-        row = json.loads(self._file.readline())
+        row = json_value(self._file.readline())
         return Passage(str(row.get("title") or ""), row["text"], str(row.get("id") or ""))
 
     def __iter__(self) -> Iterator[Passage]:

@@ -10,6 +10,7 @@ One function over one question that reads like the paper. Where the paper leaves
 
 from __future__ import annotations
 
+import random
 import time
 
 from models.generation import Generator
@@ -118,22 +119,25 @@ async def _retrieve_and_structure(
     if retriever is None:
         raise ValueError("RAS retrieves passages, and no retriever was given: name a corpus, or set retrieval=False")
     hits = await retriever.retrieve(query, options.top_k)
-    triples, missing = _structure(hits, store, options)
+    triples, missing = _structure(hits, store, options, f"{options.share_seed} {trace.question} {query}")
     step = Step(query, triples, "\n".join(hit.passage.content for hit in hits))
     trace.add_step(step, hits, missing)
     return step
 
 
 def _structure(
-    hits: list[Retrieved], store: TripleSource | None, options: LoopOptions
+    hits: list[Retrieved], store: TripleSource | None, options: LoopOptions, seed: str
 ) -> tuple[tuple[Triple, ...], int]:
     if store is None:
         if options.evidence == "triples":
             raise ValueError('RAS reads triples, and no triple store was given: name one, or set evidence="text"')
         return (), 0
     found = [store.get(hit.passage) for hit in hits]
-    distinct = dict.fromkeys(triple for triples in found if triples for triple in triples)
-    return tuple(distinct)[: options.triples_per_step], sum(triples is None for triples in found)
+    distinct = list(dict.fromkeys(triple for triples in found if triples for triple in triples))
+    if options.triples_share < 1:
+        kept = random.Random(seed).sample(range(len(distinct)), round(options.triples_share * len(distinct)))
+        distinct = [distinct[number] for number in sorted(kept)]
+    return tuple(distinct[: options.triples_per_step]), sum(triples is None for triples in found)
 
 
 async def _run(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:

@@ -72,6 +72,9 @@ class LoopOptions:
         evidence: What the model reads of a step: its "triples", or the "text" of its passages.
         first_query: q_0 is the "main_question" (paper), or the first sub-query the planner "generated".
         triples_per_step: Most triples a step, in the order of the passages; None keeps all.
+        triples_share: Share of a step's triples that is kept, drawn at random, in the order of the passages (figure 4).
+        share_seed: Seed of that draw; the paper averages over five.
+        graph: False leaves the graph token out of the prompts (ablation "No GraphEncode" at inference).
         max_plan_tokens: Longest planning reply; table 4 has labels of up to 62 tokens.
         max_answer_tokens: Longest answer.
 
@@ -86,6 +89,9 @@ class LoopOptions:
     evidence: Evidence = "triples"
     first_query: FirstQuery = "main_question"
     triples_per_step: int | None = None
+    triples_share: float = 1.0
+    share_seed: int = 0
+    graph: bool = True
     max_plan_tokens: int = 64
     max_answer_tokens: int = 100
 
@@ -101,6 +107,8 @@ class LoopOptions:
             )
             if value is not None and value < least
         ]
+        if not 0 < self.triples_share <= 1:
+            problems.append(f"triples_share is {self.triples_share}: it must be above 0 and at most 1")
         for name, chosen, known in (
             ("evidence", self.evidence, Evidence),
             ("first_query", self.first_query, FirstQuery),

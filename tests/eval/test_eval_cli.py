@@ -111,6 +111,14 @@ def test_run_builds_the_corpus_of_all_contexts_and_scores(files, oracle, capsys)
     assert "a gold answer, case, articles and punctuation aside" in shown
 
 
+def test_the_graph_token_can_be_left_out(files, oracle):
+    asked = []
+    oracle.processor = types.SimpleNamespace(without_graph=lambda: asked.append("without") or oracle.processor)
+    assert main([*command(files), "--set", "graph=no"]) == 0
+    assert asked
+    assert json.loads((files / "out" / "settings.json").read_text())["options"]["graph"] is False
+
+
 def test_run_again_answers_nothing_anew(files, oracle):
     assert main(command(files)) == 0
     calls = oracle.calls

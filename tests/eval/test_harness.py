@@ -181,6 +181,18 @@ def test_other_settings_are_refused_unless_overwritten(tmp_path):
         ResultLog(tmp_path, {"version": 2})
 
 
+def test_settings_of_a_call_without_any_answer_bind_nobody(tmp_path):
+    ResultLog(tmp_path, {"dtype": "float23"}).close()
+    ResultLog(tmp_path, {"dtype": "float32"}).close()
+    assert json.loads((tmp_path / "settings.json").read_text()) == {"dtype": "float32"}
+
+
+def test_an_output_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "out").write_text("x")
+    with pytest.raises(ValueError, match="out is a file"):
+        ResultLog(tmp_path / "out", {})
+
+
 def test_damage_before_the_last_line_is_named(tmp_path):
     run(tmp_path)
     results = tmp_path / "results.jsonl"

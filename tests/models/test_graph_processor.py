@@ -96,6 +96,13 @@ def test_without_graph_there_is_no_placeholder(tokenizer: Any) -> None:
     assert len(tokenizer) == size
 
 
+def test_a_processor_without_graph_differs_in_the_placeholder_alone(tokenizer: Any) -> None:
+    made = processor(tokenizer)
+    with_graph, without = made.encode_input(LONG), made.without_graph().encode_input(LONG)
+    assert without.input_ids == [token for token in with_graph.input_ids if token != made.graph_token_id]
+    assert without.graphs == []
+
+
 @pytest.mark.parametrize("form", ["chat", "plain", "llama2"])
 def test_control_tokens_in_data_stay_text(tokenizer: Any, form: str) -> None:
     made = processor(tokenizer, prompt_format=form)

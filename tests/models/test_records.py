@@ -66,6 +66,7 @@ def test_missing_keys_are_named() -> None:
     [
         (b'{"a": 1}\n\n{"a": \n', r"rows.jsonl:3: not valid JSON"),
         (b'{"a": 1}\n[1]\n', r"rows.jsonl:2: expected a JSON object, found list"),
+        (b"\x1f\x8b\x08\x00\xff\n", r"rows.jsonl:1: not UTF-8 text .*; a gzip file: unpack it first"),
         (b'{"a": 1}\n' * 40 + b'{"a": "\xff"}\n' + b'{"a": 1}\n', r"rows.jsonl:41: not UTF-8"),
     ],
 )
@@ -80,6 +81,23 @@ def test_lines_are_read_whatever_the_line_end_and_byte_order_mark(tmp_path: Path
     path = tmp_path / "rows.jsonl"
     path.write_bytes('\ufeff{"a": "é\\u2028"}\r\n\r\n{"a": "b\u2028c"}'.encode())
     assert list(read_jsonl(path)) == [(f"{path}:1", {"a": "é\u2028"}), (f"{path}:3", {"a": "b\u2028c"})]
+
+
+def test_half_characters_become_unknown_ones(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": ["\\ud83d x"], "\\uDE00": 1}\n{"a": "\\ud83d\\ude00 \\u00e9"}\n')
+    assert [row for _, row in read_jsonl(path)] == [{"a": ["\ufffd x"], "\ufffd": 1}, {"a": "😀 é"}]
+
+
+def test_a_split_whose_name_begins_alike_is_another_one(
+    tmp_path: Path, records: list[Record], write_records: Callable[..., Path]
+) -> None:
+    folder = write_records(records[:1], "train")
+    write_records(records[1:2], "train_small", folder)
+    assert list(read_records(folder, "train")) == records[:1]
+    assert list(read_records(folder, "train_small")) == records[1:2]
+    (folder / "dev_a.jsonl").write_bytes((folder / "train-00000.jsonl").read_bytes())
+    assert list(read_records(folder, "dev")) == records[:1]
 
 
 def test_shards_of_a_split(tmp_path: Path, records: list[Record], write_records: Callable[..., Path]) -> None:

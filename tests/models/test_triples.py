@@ -65,6 +65,10 @@ def test_an_empty_field_is_an_error(fields: tuple[str, str, str]) -> None:
         ("(S> | P> b| O> c)", [], 1),
         ("(S> a| P> b| O> c), (S> d| P> e", [("a", "b", "c")], 1),
         ("(S> A (B)| P> b (of)| O> C (D) E)", [("A (B)", "b (of)", "C (D) E")], 0),
+        # a neighbour without its opening marker is lost alone
+        ("(S> a| P> b| O> c), S> d (e)| P> f| O> g)", [("a", "b", "c")], 1),
+        ("(S> a| P> b| O> c (d)), (d| P> f| O> g), (S> h| P> i| O> j)", [("a", "b", "c (d)"), ("h", "i", "j")], 1),
+        ("(S> a| P> b| O> c| P> d| O> e)", [("a", "b", "c| P> d| O> e")], 0),
         ("no triple here", [], 0),
         ("", [], 0),
     ],

@@ -3,7 +3,12 @@ import json
 import pytest
 
 from models.generation import Completion
+from models.records import Step
+from models.rendering import parse_plan
 from rag import __main__ as rag_main
+from rag.corpus import Passage
+from rag.retrieval import Retrieved
+from rag.trace import Trace
 
 
 @pytest.fixture
@@ -50,6 +55,23 @@ def test_ask_shows_every_step_and_the_answer(model, world, monkeypatch, capsys):
     assert lines[-2:] == ["  stop      sufficient", "Answer: Velsund"]
 
 
+def test_a_plan_that_cannot_be_read_is_shown_with_what_was_retrieved_after_it(capsys):
+    trace = Trace("Who?", stop_reason="repeated_subquery", answer="Ida Morn")
+    for reply in ("no marker", "[SUBQ] Where?", "[SUBQ] Where?"):
+        trace.add_plan(reply, parse_plan(reply), False)
+    for query, titles in (("Who?", ["A", "B"]), ("Where?", [])):
+        hits = [Retrieved(Passage(title, "text"), 1.0) for title in titles]
+        trace.add_step(Step(query), hits)
+    rag_main.show(trace)
+    assert [line.strip() for line in capsys.readouterr().out.splitlines()[1:6]] == [
+        "plan      no marker",
+        "retrieve  A, B",
+        "plan      [SUBQ] Where?",
+        "retrieve  nothing found",
+        "plan      [SUBQ] Where?",
+    ]
+
+
 def test_ask_runs_a_real_model_from_a_run_folder(model, world, capsys):
     assert rag_main.main(["ask", "Who?", "--model", str(model), "--max-rounds", "1", *world]) == 0
     out = capsys.readouterr().out
@@ -72,3 +94,8 @@ def test_bad_input_is_one_line_and_exit_code_2(model, world, capsys, arguments, 
     assert message in error
     assert error.startswith("error: ")
     assert "\n" not in error
+
+
+def test_an_empty_question_is_refused(model, world, capsys):
+    assert rag_main.main(["ask", "  ", "--model", str(model), *world]) == 2
+    assert capsys.readouterr().err == "error: the question is empty\n"

@@ -179,6 +179,18 @@ def test_passages_without_triples_are_counted_and_triples_capped():
     assert trace.steps[0].triples == [[QUESTION, "has", "common"]]
 
 
+def test_a_share_of_the_triples_is_drawn_by_seed_and_keeps_its_order():
+    def kept(**options):
+        trace, _ = run(Script("[SUBQ] q", "[SUBQ] r", "[SUFFICIENT]"), LoopOptions(**options))
+        return [[triple[2] for triple in step.triples] for step in trace.steps]
+
+    assert kept(triples_share=1.0) == [["common", "1", "2"]] * 2
+    drawn = [kept(triples_share=0.67, share_seed=seed) for seed in range(8)]
+    assert all(step in (["common", "1"], ["common", "2"], ["1", "2"]) for steps in drawn for step in steps)
+    assert len({str(steps) for steps in drawn}) > 2
+    assert kept(triples_share=0.67, share_seed=3) == drawn[3]
+
+
 def test_text_evidence_needs_no_store():
     script = Script("[SUBQ] q", "[SUFFICIENT]")
     options = LoopOptions(evidence="text")
