@@ -159,7 +159,9 @@ def _checked(answers: Sequence[str]) -> list[str]:
 
 
 def _bare(label: str) -> str:
-    return label.strip(string.punctuation + string.whitespace) or label
+    bare = label.strip(string.punctuation + string.whitespace)
+    # What is left may be blank all the same: a control character such as the unit separator.
+    return bare if bare.strip() else label
 
 
 def _token_f1(prediction: list[str], gold: list[str]) -> float:

@@ -76,8 +76,8 @@ def contents(folder):
 def test_a_build_without_records_has_a_card_that_says_why(tmp_path, build, capsys):
     assert build("out") == NO_RECORDS == 4
     folder = tmp_path / "out"
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
+    # A logging handler of an earlier test may complain beside it.
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if "no question could be labelled" in line]
     assert f"{folder} has no records, no question could be labelled (6 x a teacher's reply can't be read; 3 x" in error
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", DROPPED, "statistics.json"]
     content = statistics(folder)
