@@ -28,6 +28,7 @@ class Collator:
         table: Embedding table; None for models without graph.
         pad_to_multiple_of: Round T up, which keeps the number of shapes small for compiled models.
         action_weight: Weight of the action marker's tokens in the loss.
+        answer_weight: Weight of the label tokens of answering records in the loss.
     """
 
     def __init__(
@@ -36,8 +37,10 @@ class Collator:
         table: EmbeddingTable | None,
         pad_to_multiple_of: int = 8,
         action_weight: float = 1.0,
+        answer_weight: float = 1.0,
     ) -> None:
         self.action_weight = action_weight
+        self.answer_weight = answer_weight
         self.pad_token_id = pad_token_id
         self.table = table
         self.pad_to_multiple_of = pad_to_multiple_of
@@ -50,7 +53,7 @@ class Collator:
 
         Returns:
             `input_ids` (B, T), `labels` (B, T) with -100 where nothing is learned, `graphs`, a PyG batch, and
-            `label_weights` (B, T) where markers weigh more or less than other tokens.
+            `label_weights` (B, T) where markers or answers weigh more or less than other tokens.
         """
         sequences = [[*row["input_ids"], *row["label_ids"]] for row in rows]
         input_ids, _ = pad_batch(sequences, self.pad_token_id, "right", self.pad_to_multiple_of)
@@ -59,11 +62,14 @@ class Collator:
             start, end = len(row["input_ids"]), len(sequences[number])
             labels[number, start:end] = input_ids[number, start:end]
         batch: dict[str, Any] = {"input_ids": input_ids, "labels": labels}
-        if self.action_weight != 1.0:
+        if self.action_weight != 1.0 or self.answer_weight != 1.0:
             weights = torch.ones(input_ids.shape)
             for number, row in enumerate(rows):
-                start = len(row["input_ids"])
-                weights[number, start : start + row["marker"]] = self.action_weight
+                start, end = len(row["input_ids"]), len(sequences[number])
+                if row["marker"]:
+                    weights[number, start : start + row["marker"]] = self.action_weight
+                else:
+                    weights[number, start:end] = self.answer_weight
             batch["label_weights"] = weights
         if self.table is not None:
             graphs = [

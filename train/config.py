@@ -96,6 +96,7 @@ class TrainSection:
     bf16: str = setting("auto", "bfloat16 autocast: auto (where the hardware multiplies it natively), true, false")
     gradient_checkpointing: bool = setting(False, "recompute activations: less memory, about 30 % more time")
     action_weight: float = setting(1.0, "weight of the tokens of [SUBQ], [SUFFICIENT], [NO_RETRIEVAL] in the loss")
+    answer_weight: float = setting(1.0, "weight of the tokens of answering records' labels in the loss")
     group_by_length: bool = setting(True, "put records of similar length into a batch")
     torch_compile: bool = setting(False, "compile the model (100 s up front on a CPU)")
     logging_steps: int = setting(10, "optimiser steps between log lines")
@@ -161,6 +162,7 @@ class RunConfig:
             "train.learning_rate": train.learning_rate,
             "train.epochs": train.epochs,
             "train.action_weight": train.action_weight,
+            "train.answer_weight": train.answer_weight,
             "train.logging_steps": train.logging_steps,
             "train.save_steps": train.save_steps,
             "train.eval_batch_size": train.eval_batch_size,

@@ -63,7 +63,12 @@ class GraphLLMTrainer(RunMixin, Trainer):
         super().__init__(
             model=model,
             args=training_arguments(config),
-            data_collator=Collator(processor.tokenizer.pad_token_id, table, action_weight=config.train.action_weight),
+            data_collator=Collator(
+                processor.tokenizer.pad_token_id,
+                table,
+                action_weight=config.train.action_weight,
+                answer_weight=config.train.answer_weight,
+            ),
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
         )

@@ -62,3 +62,12 @@ def test_action_weight_reaches_the_marker_tokens_alone(records: list[Record], pr
         assert heavy == (record.action.value if record.task == "planning" else "")
         assert set(weights.tolist()) <= {1.0, 4.0}
     assert "label_weights" not in Collator(3, None)(rows)
+
+
+def test_answer_weight_reaches_the_labels_of_answers_alone(records: list[Record], processor: GraphLLMProcessor) -> None:
+    rows = [encode_row(record, processor, None) for record in records]
+    batch = Collator(3, None, action_weight=4.0, answer_weight=2.5)(rows)
+    for record, row, ids, weights in zip(records, rows, batch["input_ids"], batch["label_weights"]):
+        chosen = ids[weights == 2.5].tolist()
+        assert chosen == ([] if record.task == "planning" else row["label_ids"])
+        assert bool((weights == 4.0).any()) == (record.task == "planning")

@@ -8,7 +8,7 @@ pytest.importorskip("aiohttp")
 
 import openai
 
-from models.llm.transport import http_client
+from models.llm.transport import Turns, http_client
 
 URL = "http://127.0.0.1:9/v1/chat/completions"
 HEADERS = [("Authorization", "Bearer k"), ("Content-Type", "application/json"), ("Accept", "application/json")]
@@ -69,3 +69,35 @@ def test_without_aiohttp_the_sdk_has_its_own_client():
     assert http_client(SimpleNamespace(), 1.0) is None
     kind = type("Refusing", (openai.DefaultAioHttpClient,), {"__init__": lambda self, **_: refuse()})
     assert http_client(SimpleNamespace(DefaultAioHttpClient=kind), 1.0) is None
+
+
+def test_replies_that_come_together_go_on_one_after_the_other() -> None:
+    done: list[tuple[int, str]] = []
+
+    async def reply(turns: Turns, number: int) -> None:
+        await turns.wait()
+        done.append((number, "parsed"))
+        for _ in range(4):
+            await asyncio.sleep(0)
+        done.append((number, "sent again"))
+
+    async def all_at_once() -> None:
+        turns = Turns()
+        await asyncio.gather(*(reply(turns, number) for number in range(5)))
+
+    asyncio.run(all_at_once())
+    assert done == [(number, step) for number in range(5) for step in ("parsed", "sent again")]
+
+
+def test_a_reply_that_is_given_up_keeps_nobody_waiting() -> None:
+    async def some_given_up() -> list[bool]:
+        turns = Turns()
+        waiting = [asyncio.create_task(turns.wait()) for _ in range(6)]
+        await asyncio.sleep(0)
+        for number in (0, 1, 4):
+            waiting[number].cancel()
+        await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10)
+        await asyncio.wait_for(turns.wait(), 10)
+        return [task.cancelled() for task in waiting]
+
+    assert asyncio.run(some_given_up()) == [False, True, False, False, True, False]
