@@ -84,7 +84,10 @@ class ExtractionStore:
         if not create and not self.path.is_file():
             raise FileNotFoundError(f"no such extraction store: {self.path}")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._database = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
+        try:
+            self._database = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
+        except sqlite3.OperationalError as error:
+            raise ValueError(f"{self.path} can't be opened as an extraction store ({error}): name a file") from None
         try:
             # Of two processes that open a new file together, one is told at once that it is locked.
             for attempt in Retrying(
@@ -154,10 +157,12 @@ class ExtractionStore:
         self._database.execute("BEGIN IMMEDIATE")
         try:
             self._database.executemany("INSERT INTO extractions VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING", rows)
+            self._database.execute("COMMIT")
         except BaseException:
-            self._database.execute("ROLLBACK")
+            # A full disk has rolled it back already.
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
             raise
-        self._database.execute("COMMIT")
 
     def close(self) -> None:
         """Close the file."""
