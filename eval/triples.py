@@ -104,8 +104,8 @@ def score_rows(
 
     Yields:
         `id`, `failed`, `gold` and `predicted` (distinct triples), `malformed_triples`, `malformed` (whether the output
-        was), `exact`, `normalised`, `soft` (matches, predicted, gold), `subject`, `predicate`, `object` (gold triples that
-        have this field right), `entities` and `grounded`, and the ROUGE F-measures.
+        was), `exact`, `normalised`, `soft` (matches, predicted, gold), `subject`, `predicate`, `object` (gold triples
+        that have this field right), `entities` and `grounded`, and the ROUGE F-measures.
 
     Raises:
         ValueError: the embedder gives vectors of another number.
