@@ -43,7 +43,9 @@ tokenizer = AutoTokenizer.from_pretrained("{folder}")"""
 _ASK_CHAT = """\
 text = "The Glass Harbour: The Glass Harbour is a novel by Ida Morn, published in 1931."
 chat = [{{"role": "system", "content": open("{folder}/prompt.md").read().strip()}}, {{"role": "user", "content": text}}]
-inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+inputs = tokenizer.apply_chat_template(
+    chat, add_generation_prompt=True, date_string="26 Jul 2024", return_tensors="pt", return_dict=True
+)
 reply = model.generate(**inputs, max_new_tokens=256)[0, inputs["input_ids"].shape[1] :]
 print(tokenizer.decode(reply, skip_special_tokens=True))"""
 _ASK_TEXT = """\

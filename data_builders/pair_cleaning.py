@@ -121,15 +121,18 @@ def _clean_triple(triple: Triple) -> Triple | None:
 
 
 def _spelling(name: str, text: str, lowered: str) -> str:
-    """A name as the text spells it where it occurs as whole words; the name itself where it does not."""
+    """A name as the text spells it where it occurs as whole words; the name itself where it does not, or as it is."""
     wanted = name.lower()
-    if name in text or len(lowered) != len(text) or len(wanted) != len(name):
+    if len(lowered) != len(text) or len(wanted) != len(name):
         return name
+    found: str | None = None
     start = lowered.find(wanted)
     while start >= 0:
         end = start + len(name)
         before, after = text[start - 1 : start] if start else "", text[end : end + 1]
         if not before.isalnum() and not after.isalnum():
-            return text[start:end]
+            if text[start:end] == name:
+                return name
+            found = found or text[start:end]
         start = lowered.find(wanted, start + 1)
-    return name
+    return found or name

@@ -1,6 +1,6 @@
 """Asks a text-to-triples model for the triples of every pair, and scores what it replies (RAS, section D.1).
 
-A long text is cut into pieces as `python -m rag extract` does, and the replies to its pieces stand below each other.
+A long text is cut into pieces as `python -m rag extract` does. The reply to each piece is read by itself, as there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from eval.triples import Prediction
-from models.extraction_pairs import ExtractionPair, read_reply
+from models.extraction_pairs import ExtractionPair, read_replies, read_reply
 from models.generation import Completion
 from models.llm.client import RepliesPending, SetupError
 from models.llm.ledger_client import RetriesExhausted
@@ -77,13 +77,16 @@ def result_row(pair: ExtractionPair, found: list[Completion] | Exception) -> dic
     """
     error = f"{type(found).__name__}: {found}" if isinstance(found, Exception) else ""
     completions = [] if isinstance(found, Exception) else found
-    reply = "\n".join(completion.text for completion in completions)
-    read = read_reply(reply)
+    # Half characters, which JSON can spell, would end the run: no file can hold them.
+    texts = [completion.text.encode("utf-8", "replace").decode("utf-8") for completion in completions]
+    read = read_replies(texts)
+    unreadable = sum(read_reply(text).unreadable for text in texts)
     return {
         "id": pair.id,
-        "reply": reply,
+        "reply": "\n".join(texts),
+        **({"replies": texts} if len(texts) > 1 else {}),
         "triples": [triple.as_list() for triple in read.triples],
-        "malformed": read.malformed + read.unreadable,
+        "malformed": read.malformed + unreadable,
         "pieces": len(completions),
         "cut_off": any(completion.finish_reason == "length" for completion in completions),
         "prompt_tokens": sum(completion.prompt_tokens for completion in completions),
@@ -102,7 +105,7 @@ def predictions(pairs: Iterable[ExtractionPair], rows: Iterable[Mapping[str, Any
     for pair, row in zip(pairs, rows, strict=True):
         if pair.id != row["id"]:
             raise ValueError(f"the results hold {row['id']!r} where the data has {pair.id!r}: pass --overwrite")
-        yield Prediction.of(pair, row["reply"])
+        yield Prediction.of(pair, row["reply"], tuple(row.get("replies") or ()), failed=bool(row.get("error")))
 
 
 def totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

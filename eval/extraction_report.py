@@ -13,7 +13,7 @@ from rich.table import Table
 
 from eval.results import METRICS, read_rows
 from eval.statistics import bootstrap_ratio, paired_ratio_difference
-from eval.triples import FIELDS, LEVELS, ROUGE, precision_recall_f1
+from eval.triples import FIELDS, LEVELS, ROUGE, text_scores
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ _Part = Callable[[Mapping[str, Any]], tuple[float, float]]
 
 def _level_parts(level: str) -> dict[str, _Part]:
     def macro(place: int) -> _Part:
-        return lambda row: (precision_recall_f1(*row[level])[place], 1.0)
+        return lambda row: (text_scores(row, level)[place], 1.0)
 
     micro: dict[str, _Part] = {
         "precision": lambda row: (row[level][0], row[level][1]),

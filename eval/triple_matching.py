@@ -55,7 +55,7 @@ def entity_words(text: str) -> list[str]:
     A name of nothing but articles keeps them ("The The"), one without letters its characters ("!!!").
     """
     folded = unicodedata.normalize("NFKC", text).casefold()
-    words = _WORD.findall(folded)
+    words = _words(folded)
     return [word for word in words if word not in _ARTICLES] or words or folded.split()
 
 
@@ -170,6 +170,21 @@ def aligned_fields(predicted: Sequence[Key], gold: Sequence[Key]) -> tuple[int, 
     rows, columns = _assignment(weight)
     subject, predicate, object_ = equal[rows, columns].sum(axis=0)
     return int(subject), int(predicate), int(object_)
+
+
+def _words(text: str) -> list[str]:
+    """Runs of letters and digits, each with the marks behind it.
+
+    To `\\w` the vowel signs of Hindi or Thai are no letters, so names that differ in one alone would be the same.
+    """
+    if text.isascii():
+        return _WORD.findall(text)
+    kept, inside = [], False
+    for character in text:
+        is_mark = unicodedata.category(character).startswith("M")
+        inside = character.isalnum() or character == "_" or (inside and is_mark)
+        kept.append(character if inside else " ")
+    return "".join(kept).split()
 
 
 def _numbers(text: str) -> list[str]:

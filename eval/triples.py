@@ -7,10 +7,12 @@
 | `soft` | the cosine of each of the three fields reaches its threshold (`eval.triple_matching.Thresholds`) |
 
 Matches are one-to-one. Micro scores add up matches over all texts; macro scores are the mean over texts, where a text
-without facts for which nothing is predicted scores 1 and one for which anything is predicted 0. Intervals draw texts.
+without facts for which nothing is predicted scores 1 and one for which anything is predicted 0. A text that could not
+be asked for scores 0. Intervals draw texts.
 
-ROUGE compares the reply as it was written with the gold triples in RAS's format, as the paper does. Markers count as
-words there, and letters outside a to z and 0 to 9 do not: it is for comparison with the paper, not for decisions.
+ROUGE compares the reply as it was written with the gold triples in RAS's format, as the paper does; the word for "no
+facts" counts as an empty reply. Markers count as words there, and letters outside a to z and 0 to 9 do not: it is for
+comparison with the paper, not for decisions.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from eval.triple_matching import (
     normalize_triple,
     soft_matches,
 )
-from models.extraction_pairs import ExtractionPair, read_reply, render_target
+from models.extraction_pairs import ExtractionPair, read_replies, read_reply, render_target
 from models.triples import Triple
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
@@ -53,17 +55,26 @@ class Prediction:
         text: What the model read, title included.
         gold: The gold triples; none when the text states no fact.
         reply: The model's reply as it was written.
+        pieces: The replies to the pieces of a text that was cut, in order; none where it was read whole.
+        failed: Whether there is no reply: an error is never right, also where there is nothing to find.
     """
 
     id: str
     text: str
     gold: tuple[Triple, ...]
     reply: str
+    pieces: tuple[str, ...] = ()
+    failed: bool = False
 
     @classmethod
-    def of(cls, pair: ExtractionPair, reply: str) -> Prediction:
+    def of(cls, pair: ExtractionPair, reply: str, pieces: tuple[str, ...] = (), failed: bool = False) -> Prediction:
         """The prediction for a pair."""
-        return cls(pair.id, pair.source_text, pair.triples, reply)
+        return cls(pair.id, pair.source_text, pair.triples, reply, pieces, failed)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The replies that are read one by one."""
+        return self.pieces or (self.reply,)
 
 
 def score_extractions(
@@ -92,16 +103,16 @@ def score_rows(
         rouge: Whether ROUGE is computed; it takes most of the time.
 
     Yields:
-        `id`, `gold` and `predicted` (distinct triples), `malformed_triples`, `malformed` (whether the output was),
-        `exact`, `normalised`, `soft` (matches, predicted, gold), `subject`, `predicate`, `object` (gold triples that
-        have this field right), `entities` and `grounded`, and the ROUGE F-measures.
+        `id`, `failed`, `gold` and `predicted` (distinct triples), `malformed_triples`, `malformed` (whether the output
+        was), `exact`, `normalised`, `soft` (matches, predicted, gold), `subject`, `predicate`, `object` (gold triples
+        that have this field right), `entities` and `grounded`, and the ROUGE F-measures.
 
     Raises:
         ValueError: the embedder gives vectors of another number.
     """
     stream = iter(predictions)
     while chunk := list(islice(stream, _CHUNK)):
-        replies = [read_reply(prediction.reply) for prediction in chunk]
+        replies = [read_replies(prediction.parts) for prediction in chunk]
         vectors = None
         if embed is not None:
             triples = [t for one, reply in zip(chunk, replies) for t in (*one.gold, *reply.triples)]
@@ -110,7 +121,7 @@ def score_rows(
             row = _score(prediction, reply.triples, vectors, thresholds)
             row["malformed_triples"], row["malformed"] = reply.malformed, reply.is_malformed
             if rouge:
-                row |= rouge_scores(prediction.reply, render_target(prediction.gold))
+                row |= _rouge_of(prediction)
             yield row
 
 
@@ -141,7 +152,7 @@ def summarise(
     summary: dict[str, Any] = {"texts": len(kept)}
     for level in LEVELS:
         if kept and level in kept[0]:
-            summary[level] = _level([row[level] for row in kept], resamples)
+            summary[level] = _level(kept, level, resamples)
     if "soft" in summary:
         summary["soft"]["thresholds"] = asdict(thresholds)
     gold = [row["normalised"][2] for row in kept]
@@ -181,6 +192,11 @@ def rouge_scores(reply: str, gold: str) -> dict[str, float]:
     return {name: float(scores[name].fmeasure) for name in ROUGE}
 
 
+def text_scores(row: Mapping[str, Any], level: str) -> tuple[float, float, float]:
+    """Precision, recall and F1 of one row of `score_rows`; all 0 where the model gave no reply."""
+    return (0.0, 0.0, 0.0) if row.get("failed") else precision_recall_f1(*row[level])
+
+
 def precision_recall_f1(matches: float, predicted: float, gold: float) -> tuple[float, float, float]:
     """Precision, recall and F1 of one text; all 1 when there is nothing to find and nothing was found."""
     if not predicted and not gold:
@@ -197,7 +213,8 @@ def _score(
     # One triple for each normalised form, so that a triple in two spellings is not counted twice.
     forms = {normalize_triple(triple): triple for triple in reversed(predicted)}
     gold_forms = {normalize_triple(triple): triple for triple in reversed(gold)}
-    row: dict[str, Any] = {"id": prediction.id, "gold": len(gold), "predicted": len(predicted)}
+    row: dict[str, Any] = {"id": prediction.id, "failed": prediction.failed}
+    row |= {"gold": len(gold), "predicted": len(predicted)}
     row["exact"] = [len(set(predicted) & set(gold)), len(predicted), len(gold)]
     row["normalised"] = [len(forms.keys() & gold_forms.keys()), len(forms), len(gold_forms)]
     if vectors is not None:
@@ -209,15 +226,24 @@ def _score(
     return row | {"entities": len(names), "grounded": sum(grounded(name, words) for name in names)}
 
 
-def _level(counts: Sequence[Sequence[int]], resamples: int) -> dict[str, Any]:
-    matches, predicted, gold = ([float(value) for value in column] for column in zip(*counts))
+def _rouge_of(prediction: Prediction) -> dict[str, float]:
+    if prediction.failed:
+        return dict.fromkeys(ROUGE, 0.0)
+    # A reply that says "no facts" in a word is the empty one of the gold triples.
+    read = ((text, read_reply(text)) for text in prediction.parts)
+    written = "\n".join(text for text, reply in read if reply.triples or reply.is_malformed)
+    return rouge_scores(written, render_target(prediction.gold))
+
+
+def _level(rows: Sequence[Mapping[str, Any]], level: str, resamples: int) -> dict[str, Any]:
+    matches, predicted, gold = ([float(value) for value in column] for column in zip(*(row[level] for row in rows)))
     both = [a + b for a, b in zip(predicted, gold)]
     micro = {
         "precision": bootstrap_ratio(matches, predicted, resamples),
         "recall": bootstrap_ratio(matches, gold, resamples),
         "f1": bootstrap_ratio([2 * value for value in matches], both, resamples),
     }
-    each = [precision_recall_f1(*values) for values in zip(matches, predicted, gold)]
+    each = [text_scores(row, level) for row in rows]
     macro = {
         name: bootstrap_mean([values[place] for values in each], resamples=resamples)
         for place, name in enumerate(("precision", "recall", "f1"))

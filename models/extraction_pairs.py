@@ -13,7 +13,7 @@ figure 19, rule 7).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -40,6 +40,7 @@ _FIELD = r'(?:"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?)'
 _JSON_ROW = re.compile(rf"\[\s*{_FIELD}\s*,\s*{_FIELD}\s*,\s*{_FIELD}\s*\]", re.DOTALL)
 _JSON_START = re.compile(r'\[\s*"')
 _HUMP = re.compile(r"(?<=[a-z0-9])([A-Z])(?=[a-z])")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NOTHING = re.compile(r"\W*(none|no (facts?|triples?)( found| stated)?)?\W*", re.IGNORECASE)
 
 
@@ -192,9 +193,9 @@ def read_reply(text: str) -> ExtractionReply:
     """Read a model's reply; every good triple of a bad reply is kept.
 
     Reads RAS's format, WikiOFGraph's angled markers, and JSON rows `["s", "p", "o"]`, also when the JSON around them
-    is cut off. Thoughts between `<think>` tags are passed over.
+    is cut off. Thoughts between `<think>` tags are passed over, and half characters become U+FFFD: no file holds them.
     """
-    text = _THOUGHT.sub("", text)
+    text = _SURROGATE.sub("\ufffd", _THOUGHT.sub("", text))
     if not _MARKER.search(text):
         text = plain_markers(text)
     if _MARKER.search(text):
@@ -207,6 +208,19 @@ def read_reply(text: str) -> ExtractionReply:
     distinct = tuple(dict.fromkeys(found))
     unreadable = not found and not malformed and _NOTHING.fullmatch(text) is None and not _is_empty_json(text)
     return ExtractionReply(distinct, malformed, unreadable, len(found) - len(distinct))
+
+
+def read_replies(texts: Sequence[str]) -> ExtractionReply:
+    """Read the replies to the pieces of one text, each by itself: what is wrong with one is none of its neighbours'."""
+    replies = [read_reply(text) for text in texts]
+    found = [triple for reply in replies for triple in reply.triples]
+    distinct = tuple(dict.fromkeys(found))
+    return ExtractionReply(
+        distinct,
+        sum(reply.malformed for reply in replies),
+        any(reply.unreadable for reply in replies),
+        sum(reply.repeated for reply in replies) + len(found) - len(distinct),
+    )
 
 
 def plain_markers(text: str) -> str:
@@ -248,7 +262,8 @@ def _json_triples(text: str) -> tuple[list[Triple], int]:
     found, malformed = [], 0
     for match in _JSON_ROW.finditer(text):
         try:
-            found.append(Triple(*map(str, find_json(match.group(), list))))
+            fields = (_SURROGATE.sub("\ufffd", str(field)) for field in find_json(match.group(), list))
+            found.append(Triple(*fields))
         except ValueError:
             malformed += 1
     rest = _JSON_ROW.sub("", text)

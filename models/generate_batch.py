@@ -4,6 +4,7 @@ models whose attention forgets. Requests of similar length run together, so that
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -58,6 +59,7 @@ class GenerateBatch:
             pad_token_id=pad,
             bos_token_id=own.bos_token_id,
             decoder_start_token_id=own.decoder_start_token_id,
+            use_cache=True,
         )
         self._waiting: deque[Request] = deque()
         self._stopped = False
@@ -129,15 +131,15 @@ class GenerateBatch:
             mask[row, place] = 1
         # Beams change places while they are written, so they are read at the end.
         stop = [] if self.beams > 1 else [_Written(batch, self._ends, self._enough, lambda: self._stopped)]
+        settings = copy.copy(self._settings)
+        settings.max_new_tokens = batch[0].limit
         with _without_own_settings(self._model):
             output = self._model.generate(
                 input_ids=ids.to(device),
                 attention_mask=mask.to(device),
-                generation_config=self._settings,
-                max_new_tokens=batch[0].limit,
+                generation_config=settings,
                 logits_processor=LogitsProcessorList(self._processors()),
                 stopping_criteria=StoppingCriteriaList(stop),
-                use_cache=True,
             )
         # An encoder-decoder gives its start token back, a decoder the prompt.
         written = output[:, 1 if self._reads_apart else width :].tolist()

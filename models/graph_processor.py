@@ -18,6 +18,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from models.graphs import TextGraph, question_graph, step_graphs
+from models.llm.chat import DATE
 from models.records import ModelInput, Record, Step
 from models.rendering import Instructions, render
 
@@ -231,13 +232,12 @@ class GraphLLMProcessor:
         user = [{"role": "user", "content": f"{_INSTRUCTION}\n\n{_BODY}"}]
         for messages in (system, user):
             try:
-                # Llama 3.x templates show the day's date unless told one: prompts must not change overnight.
                 text = self.tokenizer.apply_chat_template(
                     messages,
                     tokenize=False,
                     add_generation_prompt=True,
                     enable_thinking=False,
-                    date_string="26 Jul 2024",
+                    date_string=DATE,
                 )
             except Exception as error:
                 # Templates refuse a system turn by raising their own error class from within Jinja.

@@ -183,6 +183,8 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 raise ValueError(f"{where}: not UTF-8 text ({error.reason}); {what}") from None
             except json.JSONDecodeError as error:
                 raise ValueError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from None
+            except RecursionError:
+                raise ValueError(f"{where}: nested too deeply to be read; is this one of our files?") from None
             if not isinstance(row, dict):
                 raise ValueError(f"{where}: expected a JSON object, found {type(row).__name__}")
             yield where, row

@@ -291,14 +291,14 @@ def source_pieces(title: str, text: str, limit: int = PIECE_LIMIT, length: Calla
     """What an extractor reads of a passage: one text, or several where it is too long, each behind the title.
 
     Args:
-        title: The passage's title, or nothing; one that is too long is cut.
+        title: The passage's title, or nothing; one that takes more than half of a piece is cut.
         text: The passage's text.
         limit: Longest piece, title included.
         length: Measures a text: characters, or tokens of a model.
     """
-    # A title must leave room for the text, however long it is.
-    title = next(iter(split_passage(title, limit, length)), "")
-    room = max(limit - length(title) - 2, limit // 2, 1)
+    # A title must leave room for the text, however long it is; a colon and a space stand between them.
+    title = next(iter(split_passage(title, max(limit // 2 - 2, 1), length)), "")
+    room = max(limit - length(title) - 2, 1)
     return [render_source(title, piece) for piece in split_passage(text, room, length)]
 
 

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import sqlite3
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -93,6 +94,9 @@ def extract(args: argparse.Namespace) -> int:
     except RuntimeError as error:
         # Calls that can't be answered, and models that fail passage after passage.
         logger.error("error: %s", error)
+        return 1
+    except sqlite3.Error as error:
+        logger.error("error: %s can't be written (%s): what was read before is kept; run again", args.output, error)
         return 1
     except KeyboardInterrupt:
         logger.error("interrupted; what was read is in %s, run the same command again to go on", args.output)

@@ -7,6 +7,7 @@ a `rag.triple_store.TripleSource`. A passage is named as `rag.triple_store.passa
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ class ExtractionStore:
 
     Args:
         path: The file.
-        create: Whether it is made when it is not there.
+        create: Whether it is made when it is not there; without, it is only read where it can't be written.
 
     Raises:
         FileNotFoundError: it is not there and may not be made.
@@ -84,7 +85,10 @@ class ExtractionStore:
         if not create and not self.path.is_file():
             raise FileNotFoundError(f"no such extraction store: {self.path}")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._database = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
+        try:
+            self._database, read_only = self._connect(create)
+        except sqlite3.OperationalError as error:
+            raise ValueError(f"{self.path} can't be opened as an extraction store ({error}): name a file") from None
         try:
             # Of two processes that open a new file together, one is told at once that it is locked.
             for attempt in Retrying(
@@ -94,7 +98,10 @@ class ExtractionStore:
                 reraise=True,
             ):
                 with attempt:
-                    self._prepare()
+                    if read_only:
+                        self._check()
+                    else:
+                        self._prepare()
         except sqlite3.DatabaseError as error:
             self._database.close()
             raise ValueError(f"{self.path} can't be used as an extraction store ({error}): name another file") from None
@@ -154,10 +161,12 @@ class ExtractionStore:
         self._database.execute("BEGIN IMMEDIATE")
         try:
             self._database.executemany("INSERT INTO extractions VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING", rows)
+            self._database.execute("COMMIT")
         except BaseException:
-            self._database.execute("ROLLBACK")
+            # A full disk has rolled it back already.
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
             raise
-        self._database.execute("COMMIT")
 
     def close(self) -> None:
         """Close the file."""
@@ -183,9 +192,17 @@ class ExtractionStore:
         problem = "holds triples of several extractors" if found else f"holds no triples of {model or 'any extractor'}"
         raise ValueError(f"{self.path} {problem}: name one by its number or model (it has {listed or 'none'})")
 
-    def _prepare(self) -> None:
-        # In one transaction: another process may be about to make the file.
-        self._database.execute("BEGIN IMMEDIATE")
+    def _connect(self, create: bool) -> tuple[sqlite3.Connection, bool]:
+        """The database, and whether it is only read: on a medium or in a folder where nothing can be written."""
+        if create or (os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK)):
+            return sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None), False
+        # SQLite makes files beside a store even to read it, unless told that no one writes.
+        how = "mode=ro" if self.path.with_name(f"{self.path.name}-wal").exists() else "immutable=1"
+        address = f"{self.path.absolute().as_uri()}?{how}"
+        return sqlite3.connect(address, timeout=_BUSY_SECONDS, isolation_level=None, uri=True), True
+
+    def _check(self) -> bool:
+        """Whether the file is new and empty; `ValueError` when it is no store of this version."""
         (application,) = self._database.execute("PRAGMA application_id").fetchone()
         (version,) = self._database.execute("PRAGMA user_version").fetchone()
         (tables,) = self._database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
@@ -196,7 +213,12 @@ class ExtractionStore:
                 f"{self.path} is an extraction store of version {version}, this program writes version "
                 f"{SCHEMA_VERSION}: name another file"
             )
-        if not tables:
+        return not tables
+
+    def _prepare(self) -> None:
+        # In one transaction: another process may be about to make the file.
+        self._database.execute("BEGIN IMMEDIATE")
+        if self._check():
             for statement in filter(str.strip, _SCHEMA.split(";")):
                 self._database.execute(statement)
             self._database.execute(f"PRAGMA application_id = {APPLICATION_ID}")

@@ -36,12 +36,13 @@ logger = logging.getLogger(__name__)
 LOSS_FILE = "losses.jsonl"
 
 
-def shared_arguments(config: Any) -> dict[str, Any]:
+def shared_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
     """Keyword arguments of `TrainingArguments` and its kin that every run sets.
 
     Args:
         config: A run with `output_dir`, `run_name`, `seed`, `report_to` and the fields of `train.config.TrainSection`
             under `train`.
+        evaluates: Whether there is anything to evaluate on; transformers refuses evaluations without.
     """
     train = config.train
     use_cpu = not torch.cuda.is_available()
@@ -68,7 +69,7 @@ def shared_arguments(config: Any) -> dict[str, Any]:
         "torch_compile": train.torch_compile,
         "logging_steps": train.logging_steps,
         "logging_first_step": True,
-        "eval_strategy": "steps" if train.eval_steps else "no",
+        "eval_strategy": "steps" if train.eval_steps and evaluates else "no",
         "eval_steps": train.eval_steps,
         "prediction_loss_only": True,
         "save_steps": train.save_steps,

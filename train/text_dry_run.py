@@ -91,11 +91,15 @@ def _counts(name: str, rows: Any) -> str:
 
 
 def _steps(config: TextRunConfig, rows: Any) -> str:
+    from accelerate import PartialState
+
+    devices = PartialState().num_processes
     per_step = config.train.batch_size * config.train.gradient_accumulation
-    steps = config.train.max_steps or math.ceil(math.ceil(len(rows) / per_step) * config.train.epochs)
+    steps = config.train.max_steps or math.ceil(math.ceil(len(rows) / (per_step * devices)) * config.train.epochs)
     warmup = math.ceil(config.train.warmup_ratio * steps)
     what = "packs" if "seq_lengths" in rows.column_names else "rows"
-    return f"{steps} optimiser steps of {per_step} {what} a device, {warmup} of them warm-up"
+    where = "a device" if devices == 1 else f"on each of {devices} devices"
+    return f"{steps} optimiser steps of {per_step} {what} {where}, {warmup} of them warm-up"
 
 
 def _gb(count: float) -> str:

@@ -97,7 +97,7 @@ class TextSeq2SeqTrainer(TextMixin, Seq2SeqTrainer):
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         super().__init__(
             model=model,
-            args=Seq2SeqTrainingArguments(**shared_arguments(config)),
+            args=Seq2SeqTrainingArguments(**shared_arguments(config, eval_dataset is not None)),
             data_collator=Seq2SeqCollator(tokenizer.pad_token_id, base.prepare_decoder_input_ids_from_labels),
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,

@@ -142,6 +142,8 @@ def train_to_the_end(
         save_run_settings(config, train_digest)
     trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
     logger.info("training %s parameters on %d rows", f"{trained:,}", len(trainer.train_dataset))
+    if trainer.eval_dataset is None:
+        logger.info("there are no validation rows: nothing is evaluated")
     start = time.perf_counter()
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     seconds = time.perf_counter() - start

@@ -16,10 +16,10 @@ from train.text_engine import TextMixin
 from train.text_evaluation import Scorer
 
 
-def sft_arguments(config: TextRunConfig) -> SFTConfig:
-    """Translate a run configuration into TRL's arguments."""
+def sft_arguments(config: TextRunConfig, evaluates: bool = True) -> SFTConfig:
+    """Translate a run configuration into TRL's arguments; see `train.run_trainer.shared_arguments`."""
     return SFTConfig(
-        **shared_arguments(config),
+        **shared_arguments(config, evaluates),
         # Rows come tokenised and, where asked for, packed (`train.text_rows`): a run that is started again must find
         # the very same rows, in a file it can open at once.
         dataset_kwargs={"skip_prepare_dataset": True},
@@ -54,7 +54,7 @@ class TextTrainer(TextMixin, SFTTrainer):
         attention = str(getattr(model.config, "_attn_implementation", ""))
         super().__init__(
             model=model,
-            args=sft_arguments(config),
+            args=sft_arguments(config, eval_dataset is not None),
             data_collator=TextCollator(tokenizer.pad_token_id, flatten="flash" in attention),
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,

@@ -7,6 +7,7 @@ markers, a list of such texts, or any of these as JSON text. A malformed triple 
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from models.extraction_pairs import plain_markers
 from models.triples import Triple, parse_triples
 
 MALFORMED_TRIPLES = "malformed triples, left out"
+BAD_TITLES = "titles that are no text, left out"
 _PREDICATES = ("predicate", "relation", "property")
 
 
@@ -114,9 +116,9 @@ def pair_rows(
             continue
         issues[MALFORMED_TRIPLES] += malformed
         identity = row.get("id", row.get("_id"))
-        yield PairRow(
-            where, "" if identity is None else str(identity), str(row.get("title") or ""), text, tuple(triples)
-        )
+        title = _as_text(row.get("title"))
+        issues[BAD_TITLES] += title is None and row.get("title") is not None
+        yield PairRow(where, "" if identity is None else str(identity), title or "", text, tuple(triples))
 
 
 def published_triples(value: object) -> tuple[list[Triple], int] | None:
@@ -155,9 +157,18 @@ def _fields(item: Any) -> tuple[list[Triple], int]:
     if isinstance(item, dict):
         predicate = next((item[name] for name in _PREDICATES if name in item), None)
         item = [item.get("subject"), predicate, item.get("object")]
-    if not isinstance(item, (list, tuple)) or len(item) != 3 or not all(isinstance(field, str) for field in item):
+    if not isinstance(item, (list, tuple)) or len(item) != 3:
         return [], 1
+    fields = [text for field in item if (text := _as_text(field)) is not None]
     try:
-        return [Triple(*item)], 0
+        return ([Triple(*fields)], 0) if len(fields) == 3 else ([], 1)
     except ValueError:
         return [], 1
+
+
+def _as_text(value: object) -> str | None:
+    """A text, or a number as text, since a year is often written without quotation marks; None for all else."""
+    if isinstance(value, str):
+        return value
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return str(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]

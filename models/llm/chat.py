@@ -11,6 +11,8 @@ from models.llm.client import CallError, Message
 
 # System turns whose tokens are kept.
 _BEGINNINGS = 64
+# Templates of LLaMA 3.1 and 3.2 write the day's date unless told one: prompts must not change overnight.
+DATE = "26 Jul 2024"
 
 
 class ChatEncoder:
@@ -19,7 +21,8 @@ class ChatEncoder:
     Args:
         tokenizer: The model's tokenizer.
         model: The model's name, for messages.
-        template_options: More arguments of the template, for example {"enable_thinking": False}.
+        template_options: More arguments of the template, for example {"enable_thinking": False}. Templates that show a
+            date get `DATE` where it is not among them.
         plain: For base models, which have no template: the turns' texts, with a blank line after each.
 
     Raises:
@@ -30,7 +33,7 @@ class ChatEncoder:
         self, tokenizer: Any, model: str, template_options: Mapping[str, Any] | None = None, plain: bool = False
     ) -> None:
         self.tokenizer, self.model, self.plain = tokenizer, model, plain
-        self.template_options = dict(template_options or {})
+        self.template_options = {"date_string": DATE, **(template_options or {})}
         if not plain and not getattr(tokenizer, "chat_template", None):
             raise ValueError(
                 f"model {model} has no chat template, so it is a base model: name its chat version (often ...-Instruct "

@@ -65,6 +65,19 @@ def test_entities_get_the_spelling_of_the_text():
     assert issues == {CASE_CHANGED: 2}
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "spelt"),
+    [
+        ("Gha", "Ghana was abbreviated GHA.", "GHA"),
+        ("Oslo", "OSLO, or Oslo, is a town.", "Oslo"),
+        ("Oslo", "Osloer and oslos", "Oslo"),
+    ],
+)
+def test_a_part_of_a_word_is_not_the_name(name, text, spelt):
+    clean, _ = cleaned(row(text, [(name, "p", "o")]), entity_case="text")
+    assert clean.triples[0].subject == spelt
+
+
 def test_predicates_as_words():
     clean, issues = cleaned(row("text", [("a", "birthPlace", "b"), ("a", "born in", "b")]), predicates="words")
     assert [triple.predicate for triple in clean.triples] == ["birth place", "born in"]

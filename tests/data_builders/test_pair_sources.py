@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from data_builders.pair_sources import QUESTIONS_DROPPED, check_source, pair_reader_names, read_source
-from data_builders.readers._pair_rows import MALFORMED_TRIPLES, PairDrop, published_triples
+from data_builders.readers._pair_rows import BAD_TITLES, MALFORMED_TRIPLES, PairDrop, published_triples
 from data_builders.sources import Source
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -86,12 +86,25 @@ def test_bad_rows_cost_themselves_alone(tmp_path):
         ("", 0, 0),
         ([], 0, 0),
         ([3], 0, 1),
+        (
+            [["a", "born", 1815], ["a", "height", 1.5], ["a", "is", True], ["a", "is", None], ["a", "b", float("nan")]],
+            2,
+            3,
+        ),
         ("[" * 5000, 0, 1),
     ],
 )
 def test_published_forms(value, triples, malformed):
     found = published_triples(value)
     assert (len(found[0]), found[1]) == (triples, malformed)
+
+
+def test_titles_that_are_no_text_are_left_out_and_counted(tmp_path):
+    titles = ["A", 1984, None, "", ["x"], {"a": 1}]
+    rows = [{"text": f"text {n}", "title": title, "triples": []} for n, title in enumerate(titles)]
+    found, _, issues = read(f"triples:{write(tmp_path / 't.jsonl', rows)}")
+    assert [row.title for row in found] == ["A", "1984", "", "", "", ""]
+    assert issues[BAD_TITLES] == 2
 
 
 def test_a_backslash_in_published_data_stands_for_itself():

@@ -1,4 +1,5 @@
 import asyncio
+import json
 from itertools import pairwise
 
 import pytest
@@ -77,6 +78,21 @@ def test_a_long_text_is_cut_and_its_replies_are_joined():
     }
 
 
+def test_pieces_without_facts_are_no_malformed_output():
+    pair = ExtractionPair("long", "Well, well. So it is.", "")
+    rows, _ = extract([pair], Rule({"Well, well.": "NONE", "So it is.": "NONE"}), piece_limit=14)
+    assert (rows["long"]["pieces"], rows["long"]["triples"], rows["long"]["malformed"]) == (2, [], 0)
+    (prediction,) = predictions([pair], [rows["long"]])
+    assert (prediction.parts, prediction.failed) == (("NONE", "NONE"), False)
+
+
+def test_a_half_character_in_a_reply_can_be_stored():
+    (pair,) = pairs(1)
+    row = result_row(pair, [Completion("(S> a| P> b| O> \ud83d)")])
+    json.dumps(row, ensure_ascii=False).encode()
+    assert len(row["triples"]) == 1
+
+
 def test_fifty_thousand_characters_cost_no_neighbour():
     given = [*pairs(3), ExtractionPair("long", "Ida Morn lived here. " * 2500), ExtractionPair("word", "x" * 50_000)]
     extractor = Rule()
@@ -94,6 +110,9 @@ def test_a_bad_text_costs_itself_alone():
         "p3": "ValueError: odd",
     }
     assert rows["p2"]["triples"] == []
+    assert [one.failed for one in predictions(given, [rows[pair.id] for pair in given])] == [False] * 2 + [True] * 2 + [
+        False
+    ] * 2
     assert totals(rows.values())["counts"]["errors"] == 2
 
 

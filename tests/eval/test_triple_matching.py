@@ -45,6 +45,16 @@ def test_names_that_are_the_same(left, right):
     assert normalize_entity(left) == normalize_entity(right)
 
 
+@pytest.mark.parametrize(("left", "right"), [("मीरा", "मेरा"), ("กิน", "กัน"), ("♥️", "★️")])
+def test_names_that_differ_in_a_mark_alone_are_not_the_same(left, right):
+    assert normalize_entity(left) != normalize_entity(right)
+
+
+def test_words_of_scripts_with_marks_stay_whole():
+    assert entity_words("मीरा, दिल्ली (1498)") == ["मीरा", "दिल्ली", "1498"]
+    assert grounded("मीरा", f" {' '.join(entity_words('मीरा दिल्ली में है।'))} ")
+
+
 def test_a_name_is_never_emptied():
     assert normalize_entity("The The") == "the the"
     assert normalize_entity("!!!") == "!!!"

@@ -137,6 +137,43 @@ def test_rouge_by_hand():
     assert rouge_scores("NONE", same)["rouge1"] == 0
 
 
+def test_rouge_takes_the_word_for_no_facts_for_an_empty_reply():
+    gold = (Triple("Ada", "is", "x"),)
+    right, empty, wrong, odd = score_rows(
+        [
+            NOTHING,
+            prediction([], "", "Hello!"),
+            Prediction("m", "t", gold, "NONE"),
+            prediction([], "I can't.", "Hello!"),
+        ]
+    )
+    assert (right["rouge1"], right["rougeL"], empty["rouge1"]) == (1, 1, 1)
+    assert (wrong["rouge1"], odd["rouge1"]) == (0, 0)
+
+
+def test_a_text_without_a_reply_is_never_right():
+    failed = Prediction("f", "Hello!", (), "", failed=True)
+    rows = list(score_rows([failed, NOTHING]))
+    assert [row["rougeL"] for row in rows] == [0, 1]
+    summary = summarise(rows, resamples=10)
+    assert summary["normalised"]["macro"]["f1"]["mean"] == 0.5
+
+
+def test_the_replies_to_pieces_are_read_one_by_one():
+    text, none = "Ada was born.", ("NONE", "NONE")
+    thought = ("(S> Ada| P> was| O> born)", "<think>(S> x| P> y| O> z)</think>NONE")
+    json_cut = ('[["Ada", "was", "bo', '[["Ada", "was", "born"]]')
+    rows = list(
+        score_rows(
+            Prediction("a", text, gold, "\n".join(pieces), pieces)
+            for gold, pieces in (((), none), *(((Triple("Ada", "was", "born"),), both) for both in (thought, json_cut)))
+        )
+    )
+    assert [row["malformed"] for row in rows] == [False, False, True]
+    assert [row["exact"] for row in rows] == [[0, 0, 0], [1, 1, 1], [1, 1, 1]]
+    assert rows[0]["rougeL"] == 1
+
+
 def test_the_pair_is_shown_as_the_model_saw_it():
     pair = ExtractionPair("a", "It is in Norway.", "Oslo", (Triple("Oslo", "located in", "Norway"),))
     (row,) = score_rows([Prediction.of(pair, pair.target)], rouge=False)

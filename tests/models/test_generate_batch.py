@@ -58,6 +58,25 @@ def test_the_models_own_settings_stay_its_own(llama):
     assert llama.generation_config is own
 
 
+def test_all_settings_come_in_one_object(llama, monkeypatch):
+    # transformers warns of settings beside it, and will refuse them.
+    given, original = [], llama.generate
+
+    def generate(**options):
+        given.append(options)
+        return original(**options)
+
+    monkeypatch.setattr(llama, "generate", generate)
+    batch = GenerateBatch(llama, [2], 3)
+    for limit in (4, 7):
+        batch.add(Request([5, 6], limit))
+    while batch.run():
+        pass
+    assert [one["generation_config"].max_new_tokens for one in given] == [4, 7]
+    tensors = {"input_ids", "attention_mask"}
+    assert all(set(one) <= {*tensors, "generation_config", "logits_processor", "stopping_criteria"} for one in given)
+
+
 def test_out_of_memory_halves_the_batch(llama, monkeypatch):
     wanted, _ = replies(llama, PROMPTS)
     generate = llama.generate

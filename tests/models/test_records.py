@@ -67,6 +67,7 @@ def test_missing_keys_are_named() -> None:
         (b'{"a": 1}\n\n{"a": \n', r"rows.jsonl:3: not valid JSON"),
         (b'{"a": 1}\n[1]\n', r"rows.jsonl:2: expected a JSON object, found list"),
         (b"\x1f\x8b\x08\x00\xff\n", r"rows.jsonl:1: not UTF-8 text .*; a gzip file: unpack it first"),
+        (b'{"a": 1}\n{"a": ' + b"[" * 200_000 + b"\n", r"rows.jsonl:2: nested too deeply"),
         (b'{"a": 1}\n' * 40 + b'{"a": "\xff"}\n' + b'{"a": 1}\n', r"rows.jsonl:41: not UTF-8"),
     ],
 )

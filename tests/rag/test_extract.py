@@ -278,6 +278,21 @@ def test_the_pieces_of_a_text():
     assert source_pieces("Ada", "She was born. She died.", limit=20) == ["Ada: She was born.", "Ada: She died."]
 
 
+@pytest.mark.parametrize("words", [10, 200, 330, 400, 600, 5000])
+def test_no_piece_is_longer_than_the_limit_whatever_the_title(words):
+    title = " ".join(["abc"] * words)
+    pieces = source_pieces(title, "She was born here. " * 300)
+    assert max(map(len, pieces)) <= 1600
+    assert "".join(piece.split(": ", 1)[1].replace(" ", "") for piece in pieces) == "Shewasbornhere." * 300
+
+
+def test_a_half_character_in_a_reply_costs_no_neighbour(store):
+    given = passages(3)
+    extraction, counts = run(Rule(replies={"T1: Passage 1 and more.": '[["a", "b", "\\ud83d"]]'}), store, given)
+    assert (counts.extracted, counts.failed) == (3, 0)
+    assert found(store, extraction, given[1]) == (Triple("a", "b", "\ufffd"),)
+
+
 KILLED = """
 import asyncio, os, signal, sys
 from rag.corpus import Passage

@@ -1,4 +1,5 @@
 import json
+import sqlite3
 
 import pytest
 
@@ -159,6 +160,7 @@ def test_bad_options_are_one_line(tmp_path, clients, capsys):
     assert export(tmp_path, path, store="none.sqlite") == 2
     (tmp_path / "text.sqlite").write_text("not a database" * 100)
     assert extract(tmp_path, path, store="text.sqlite") == 2
+    assert extract(tmp_path, path, store=".") == 2
     model = tmp_path / "model"
     model.mkdir()
     assert extract(tmp_path, path, "--model", str(model), "--teacher-seed", "3") == 2
@@ -166,13 +168,25 @@ def test_bad_options_are_one_line(tmp_path, clients, capsys):
     assert extract(tmp_path, path, "--model", str(model), "--batch-size", "0", "--max-tokens", "0") == 2
     assert extract(tmp_path, path, "--model", str(model)) == 2
     errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 14
+    assert len(errors) == 15
     assert all(line.startswith("error: ") for line in errors)
     found = "\n".join(errors)
     assert "--beams, --dtype: only for --model" in found
     assert "--teacher-seed: no effect with --model" in found
     assert "use one beam" in found
     assert "max tokens 0: it must be at least 1; batch size 0" in found
+
+
+def test_a_full_disk_is_one_line_and_a_later_run_goes_on(tmp_path, clients, monkeypatch, caplog):
+    def full(self, *_):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    path = corpus(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(ExtractionStore, "put", full)
+        assert extract(tmp_path, path) == 1
+    assert "can't be written (database or disk is full)" in caplog.text
+    assert extract(tmp_path, path) == 0
 
 
 def test_shards():

@@ -1,5 +1,6 @@
 import json
 import multiprocessing
+import os
 import sqlite3
 
 import pytest
@@ -51,6 +52,24 @@ def test_a_failed_transaction_leaves_nothing(store):
     assert store.known(number, ["a"]) == set()
     store.put(number, [Extraction("a", ())])
     assert store.known(number, ["a"]) == {"a"}
+
+
+def test_a_store_where_nothing_can_be_written_is_read(store, tmp_path, monkeypatch):
+    number = store.extractor("m", "p")
+    store.put(number, [Extraction(key(OSLO), TRIPLES)])
+    store.close()
+    before = sorted(path.name for path in store.path.parent.iterdir())
+    # Also root, who may write everything, is told so by a read-only medium.
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    source = open_triples(store.path, tmp_path / "unused.sqlite")
+    assert source.get(OSLO) == TRIPLES
+    assert sorted(path.name for path in store.path.parent.iterdir()) == before
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        source._store.put(number, [Extraction("a", ())])
+    source.close()
+    (tmp_path / "text.sqlite").write_text("not a database" * 100)
+    with pytest.raises(ValueError, match="can't be used as an extraction store"):
+        ExtractionStore(tmp_path / "text.sqlite", create=False)
 
 
 def test_the_loops_read_it_like_any_triples(store, tmp_path):

@@ -114,6 +114,18 @@ def test_a_run_and_its_result(make_extraction_config: Config, tmp_path: Path, se
     PeftModel.from_pretrained(auto.from_pretrained(config.model.base), folder)
 
 
+def test_without_validation_pairs_nothing_is_evaluated(
+    make_extraction_config: Config, tmp_path: Path, seq2seq: bool, in_process: Call
+) -> None:
+    config = make_extraction_config({"train.max_steps": 2, "train.eval_steps": 1}, seq2seq)
+    for shard in Path(config.data.train).glob("validation*"):
+        shard.unlink()
+    assert in_process(command_line(config, tmp_path)) == ""
+    folder = Path(config.output_dir)
+    assert json.loads((folder / "final" / "training.json").read_text())["evaluation"] == {}
+    assert not (folder / "evaluations.jsonl").exists()
+
+
 @pytest.mark.slow
 def test_a_kill_leaves_no_trace(
     make_extraction_config: Config, tmp_path: Path, seq2seq: bool, in_process: Call

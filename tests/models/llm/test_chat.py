@@ -37,6 +37,16 @@ def test_a_template_without_a_system_role(tokenizer: Any) -> None:
         encoder.encode(twice)
 
 
+def test_a_template_that_writes_the_day_always_writes_the_same(tokenizer: Any) -> None:
+    tokenizer.chat_template = (
+        "{% if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y %H:%M:%S:%f') %}{% endif %}"
+        "Today: {{ date_string }}. {% for m in messages %}{{ m['content'] }}{% endfor %}"
+    )
+    assert tokenizer.decode(ChatEncoder(tokenizer, "m").encode(CHAT)) == "Today: 26 Jul 2024. Plan.Who?"
+    other = ChatEncoder(tokenizer, "m", {"date_string": "1 Jan"})
+    assert tokenizer.decode(other.encode(CHAT)) == "Today: 1 Jan. Plan.Who?"
+
+
 def test_joining_the_system_text() -> None:
     system, user, reply = (
         {"role": "system", "content": "S"},
