@@ -26,6 +26,7 @@ REFUSAL = "Unanswerable"
 DEFAULT = "default"
 _ANSWER = re.compile(r"\banswer[ \t*_]*:[ \t*_]*", re.IGNORECASE)
 _THOUGHT = re.compile(r"^[\s*_]*thought[ \t*_]*:[ \t*_]*", re.IGNORECASE)
+_REFUSED = re.compile(rf"\W*{REFUSAL}\b(?=.*\w)", re.IGNORECASE)
 _NOTHING = "(nothing was found)"
 
 
@@ -150,7 +151,7 @@ def read_answer(text: str, cut_off: bool = False) -> tuple[str, tuple[str, ...]]
 
     Returns:
         The answer, and the faults: `missing_answer` (no "Answer:"; the last line counts, but not when the reply was cut
-        off), `empty_answer`, `text_after_answer` (dropped).
+        off), `empty_answer`, `text_after_answer` (dropped; also a reason on the line of the refusal word).
     """
     text = without_thoughts(text).strip()
     markers = list(_ANSWER.finditer(text))
@@ -165,6 +166,10 @@ def read_answer(text: str, cut_off: bool = False) -> tuple[str, tuple[str, ...]]
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         answer = "" if cut_off or not lines else _THOUGHT.sub("", lines[-1])
     answer = answer.strip("*_` ").strip()
+    if _REFUSED.match(answer):
+        # "Unanswerable. The triples do not say ..." is the refusal word and a reason for it.
+        answer = REFUSAL
+        faults += [] if "text_after_answer" in faults else ["text_after_answer"]
     if not answer:
         faults.append("empty_answer")
     return answer, tuple(faults)

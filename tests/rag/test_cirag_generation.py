@@ -56,7 +56,9 @@ def test_the_first_sufficient_level_answers():
     assert (found.answer, found.granularity, len(asked)) == ("Kelm", "triples", 1)
     found, asked = cascade(triples=REFUSE, sentences="Answer: Kelm")
     assert (found.answer, found.granularity, len(asked)) == ("Kelm", "sentences", 2)
-    found, _ = cascade(triples=REFUSE, sentences=REFUSE, passages="Answer: Kelm")
+    found, _ = cascade(
+        triples="Answer: Unanswerable, the triples name no town", sentences=REFUSE, passages="Answer: Kelm"
+    )
     assert (found.answer, found.granularity) == ("Kelm", "passages")
 
 
@@ -99,6 +101,8 @@ def test_cascades_of_one_and_two_levels(levels):
         ("Thought: the answer: is near. Answer: **Kelm**", "Kelm", ()),
         ("**Answer:** Kelm", "Kelm", ()),
         ("Answer: Kelm\nBecause I said so.", "Kelm", ("text_after_answer",)),
+        ("Answer: Unanswerable. The triples do not say it.", "Unanswerable", ("text_after_answer",)),
+        ("Answer: **unanswerable** from this\nSorry.", "Unanswerable", ("text_after_answer",)),
         ("Unanswerable", "Unanswerable", ("missing_answer",)),
         ("Thought: Unanswerable", "Unanswerable", ("missing_answer",)),
         ("Long thought.\nKelm", "Kelm", ("missing_answer",)),
