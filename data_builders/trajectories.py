@@ -29,7 +29,7 @@ from data_builders.progress import progress
 from data_builders.seen import SeenTable
 from data_builders.shards import split_of
 from data_builders.trajectory_card import TrajectoryStatistics, trajectory_schema, write_trajectory_card
-from data_builders.trajectory_chains import Chat, RoleCalls, chosen_chats, replies_of
+from data_builders.trajectory_chains import Chat, RoleCalls, replies_of
 from models.llm.ledger import canonical
 from models.records import read_jsonl
 from models.trajectories import Trajectory
@@ -243,7 +243,7 @@ def _chats(row: dict[str, Any], calls: RoleCalls, options: TrajectoryOptions, dr
     if row.get("error"):
         drops[_FAILED] += 1
         return []
-    chats = chosen_chats(calls.chats(row["id"]), replies_of(row["trace"], options.role))
+    chats = calls.chats(row["id"], replies_of(row["trace"], options.role))
     if not chats:
         drops[_NO_CALLS] += 1
     drops[_UNREADABLE] += sum(not chat.readable for chat in chats)

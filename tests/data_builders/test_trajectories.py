@@ -168,11 +168,18 @@ FIRST, LAST = says("Who was Ada?", TRIPLES[1]), says("", TRIPLES[0])
 UNREADABLE = FIRST.split("[[## question")[0]
 
 
-def loop(folder, *replies, name="q1", **options):
+class Counting(Replies):
+    """A backend on this machine, whose tokens are its words."""
+
+    def count_tokens(self, messages):
+        return sum(len(message["content"].split()) for message in messages)
+
+
+def loop(folder, *replies, name="q1", kind=Replies, **options):
     """Run CIRAG with given replies, and write ledger and results as `eval run` does."""
 
     async def answer():
-        backend, ledger = Replies(*replies, "Answer: Kelm"), Ledger(folder / "ledger.sqlite")
+        backend, ledger = kind(*replies, "Answer: Kelm"), Ledger(folder / "ledger.sqlite")
         async with LedgerClient(backend, ledger, retry=Retry(empty_attempts=1)) as client:
             tools = Tools(retriever=Shelf(), store=Store(), llm=client, question_id=name)
             settings = CiragOptions(extraction="store", rerank=False, **options)
@@ -250,6 +257,35 @@ def test_of_several_runs_in_a_ledger_the_one_of_the_results_is_taken(tmp_path):
     # The first call of the first run has other sampling, so it is another call with the same messages.
     found, _ = build(tmp_path, tmp_path / "out")
     assert [sum(one.learned) for one in found] == [1]
+
+
+def test_a_shorter_run_has_its_trajectory_beside_a_longer_one(tmp_path):
+    short = tmp_path / "short"
+    short.mkdir()
+    loop(short, FIRST, max_rounds=1)
+    (tmp_path / "ledger.sqlite").write_bytes((short / "ledger.sqlite").read_bytes())
+    # The first decision stands in the ledger; this run goes on from it.
+    loop(tmp_path, LAST)
+    ledger = ["--ledger", str(tmp_path / "ledger.sqlite")]
+    found, _ = build(short, tmp_path / "one", *ledger)
+    assert [[turn["content"] for turn in one.messages[2:]] for one in found] == [[FIRST]]
+    found, _ = build(tmp_path, tmp_path / "two", *ledger)
+    assert [sum(one.learned) for one in found] == [2]
+
+
+def test_a_shortened_prompt_loses_no_earlier_decision(tmp_path):
+    second = says("Where is Kelm?", TRIPLES[0])
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    loop(whole, FIRST, second, LAST)
+    (chat,) = chats(whole)
+    longest = Counting().count_tokens(chat.messages[:-1])
+    trace = loop(tmp_path, FIRST, second, LAST, kind=Counting, max_prompt_tokens=longest - 1)
+    assert trace.tallies["shortened_prompts"] == 1
+    found, statistics = build(tmp_path, tmp_path / "out")
+    learned = [[turn["content"] for turn, flag in zip(one.messages, one.learned) if flag] for one in found]
+    assert learned == [[FIRST, second], [LAST]]
+    assert statistics["statistics"]["learned_turns"] == {"1": 1, "2": 1}
 
 
 def test_a_chat_a_round_gives_a_trajectory_a_round(tmp_path):
