@@ -35,19 +35,20 @@ class Pools:
     """The cumulative sets of triples, sentences and passages; they grow by union in the order of the rounds (eq. 3, 4).
 
     Attributes:
-        facts: Core triples with their provenance.
+        facts: Core triples with their provenance, by triple and id of the passage: a triple that a later round keeps
+            from another passage brings that passage too.
     """
 
-    facts: dict[Triple, Fact] = field(default_factory=dict)
+    facts: dict[tuple[Triple, str], Fact] = field(default_factory=dict)
 
     def add(self, core: Iterable[Fact]) -> None:
         """Add the core triples of a round; with them come their sentences and passages."""
         for fact in core:
-            self.facts.setdefault(fact.triple, fact)
+            self.facts.setdefault((fact.triple, fact.passage.id), fact)
 
     def triples(self) -> list[str]:
         """The triples as text, each once."""
-        return [json.dumps(triple.as_list(), ensure_ascii=False) for triple in self.facts]
+        return [json.dumps(triple.as_list(), ensure_ascii=False) for triple in dict.fromkeys(t for t, _ in self.facts)]
 
     def sentences(self) -> list[str]:
         """The sentences after the titles of their pages, each once."""

@@ -24,6 +24,15 @@ FACTS = [
 ]
 
 
+def test_a_triple_that_is_kept_again_brings_its_other_passage():
+    pools = Pools()
+    pools.add([Fact(Triple("Ada", "died in", "Kelm"), ADA, "She died in Kelm.")])
+    pools.add([Fact(Triple("Ada", "died in", "Kelm"), KELM, "Ada died here.")])
+    assert pools.triples() == ['["Ada", "died in", "Kelm"]']
+    assert pools.sentences() == ["[Ada] She died in Kelm.", "[Kelm] Ada died here."]
+    assert pools.passages() == [ADA.content, KELM.content]
+
+
 class Levels:
     """Replies by level; remembers what it was shown."""
 
