@@ -59,6 +59,8 @@ def main(config: DistillConfig, dry_run: bool = False) -> None:
 
 
 def _trainer(config: DistillConfig, model: Any, tokenizer: Any, data: Any) -> Any:
+    from train.distill_data import shared_prompt
+
     about = {
         "task": "cirag.integrate",
         "base_model": config.model.base,
@@ -67,6 +69,10 @@ def _trainer(config: DistillConfig, model: Any, tokenizer: Any, data: Any) -> An
         "max_prompt_tokens": config.data.prompt_limit,
     }
     files = {"student.json": json.dumps(about, indent=2) + "\n"}
+    if prompt := shared_prompt(config):
+        files["prompt.md"] = prompt + "\n"
+    else:
+        logging.warning("the trajectories do not have one system prompt in common, so none is saved with the student")
     rest = (config, tokenizer, data.train, data.validation, data.scorer, files)
     if config.train.method == "on_policy":
         from train.text_rows import trl_pack_dataset
@@ -90,3 +96,6 @@ if __name__ == "__main__":
         logging.debug("details", exc_info=True)
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from the newest checkpoint", file=sys.stderr)
+        sys.exit(130)
