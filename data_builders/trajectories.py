@@ -14,6 +14,7 @@ before it, is in the card.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
 from collections import Counter
@@ -38,7 +39,7 @@ from rag.cirag_integration import INTEGRATE_ROLE
 logger = logging.getLogger(__name__)
 
 Learn = Literal["decisions", "observations"]
-RESULTS, LEDGER = "results.jsonl", "ledger.sqlite"
+RESULTS, LEDGER, ABOUT = "results.jsonl", "ledger.sqlite", "run.json"
 _CHOSEN_ENDS = ("no_question", "sufficient", "no_retrieval")
 _FAILED, _NO_CALLS, _UNREADABLE, _SEEN = (
     "the question failed",
@@ -222,7 +223,9 @@ def _trajectories(
         for results, ledger in sources:
             with ExitStack() as stack:
                 calls = stack.enter_context(RoleCalls(ledger, options.role, options.model))
+                found = 0
                 for where, row in progress(read_jsonl(results), str(results)):
+                    found += 1
                     _check_row(row, where)
                     split = split_of(row["question"], options.seed, options.validation_fraction)
                     for chat in _chats(row, calls, options, drops):
@@ -236,6 +239,15 @@ def _trajectories(
                         while seen.first("id", f"{row['id']}:{number}") is not None:
                             number += 1
                         yield _trajectory(f"{row['id']}:{number}", row["id"], chat, options), split
+                _tell_unfinished(results, found)
+
+
+def _tell_unfinished(results: Path, found: int) -> None:
+    """Warn of a run that was stopped before its end: nobody would miss its other questions."""
+    about = results.parent / ABOUT
+    whole = json.loads(about.read_text(encoding="utf-8")).get("questions", 0) if about.is_file() else 0
+    if found < whole:
+        logger.warning("%s is of a run that did not end: it has %d of %d questions", results, found, whole)
 
 
 def _chats(row: dict[str, Any], calls: RoleCalls, options: TrajectoryOptions, drops: Counter[str]) -> list[Chat]:
@@ -323,7 +335,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--min-recall", type=float, metavar="SHARE", help="least share of the supporting passages retrieved")
     add("--learn", choices=get_args(Learn), default="decisions",
         help="what the loss counts: the decisions (the paper), or the observations between them too")  # fmt: skip
-    add("--limit", type=int, metavar="N", help="most trajectories; the paper has 3,000")
+    add("--limit", type=int, metavar="N", help="most trajectories, in the order of --results; the paper has 3,000")
     add("--validation-fraction", type=float, default=0.0, help="share of the questions for validation (default: 0)")
     add("--seed", type=int, default=0, help="seed of the split")
     add_folder_arguments(parser)

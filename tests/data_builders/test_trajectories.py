@@ -259,6 +259,15 @@ def test_of_several_runs_in_a_ledger_the_one_of_the_results_is_taken(tmp_path):
     assert [sum(one.learned) for one in found] == [1]
 
 
+def test_a_run_that_did_not_end_is_told(tmp_path, caplog):
+    loop(tmp_path, FIRST, LAST)
+    for questions, told in ((1, False), (2, True)):
+        caplog.clear()
+        (tmp_path / "run.json").write_text(json.dumps({"questions": questions}))
+        build(tmp_path, tmp_path / str(questions))
+        assert ("did not end: it has 1 of 2 questions" in caplog.text) is told
+
+
 def test_a_shorter_run_has_its_trajectory_beside_a_longer_one(tmp_path):
     short = tmp_path / "short"
     short.mkdir()
