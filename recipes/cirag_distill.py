@@ -44,6 +44,9 @@ def main(config: DistillConfig, dry_run: bool = False) -> None:
         data = load_trajectories(config, model, tokenizer)
     if data.counts["train"].get("shortened_prompts"):
         logging.warning("some prompts were shortened: run the loop with max_prompt_tokens=%d", config.data.prompt_limit)
+    if left_out := data.counts["train"].get("rounds_too_long"):
+        rounds = data.counts["train"]["rounds"]
+        logging.warning("%d of %d rounds do not fit into data.max_tokens and are left out", left_out, rounds)
     if dry_run:
         if state.is_main_process:
             print(text_report(config, model, tokenizer, data.train, data.validation))

@@ -92,7 +92,9 @@ def _counts(name: str, rows: Any) -> str:
 
 def _steps(config: TextRunConfig, rows: Any) -> str:
     per_step = config.train.batch_size * config.train.gradient_accumulation
-    steps = config.train.max_steps or math.ceil(math.ceil(len(rows) / per_step) * config.train.epochs)
+    # Nothing is learned of prompts for on-policy distillation; those that do not fill a step are left out of an epoch.
+    in_epoch = math.ceil(len(rows) / per_step) if rows_meta(rows)["label_tokens"] else len(rows) // per_step
+    steps = config.train.max_steps or math.ceil(in_epoch * config.train.epochs)
     warmup = math.ceil(config.train.warmup_ratio * steps)
     what = "packs" if "seq_lengths" in rows.column_names else "rows"
     return f"{steps} optimiser steps of {per_step} {what} a device, {warmup} of them warm-up"

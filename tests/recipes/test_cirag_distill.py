@@ -214,6 +214,19 @@ def test_a_dry_run_trains_nothing(
     assert not (Path(config.output_dir) / "final").exists()
 
 
+def test_what_a_dry_run_says_of_long_rounds_and_of_on_policy_steps(
+    make_distill_config: Config, tmp_path: Path, in_process: Call, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_distill_config({"data.max_tokens": 400, "data.max_prompt_tokens": 390})
+    assert in_process([*command_line(config, tmp_path), "--dry-run"]) == ""
+    assert "6 of 12 rounds do not fit into data.max_tokens and are left out" in capsys.readouterr().err
+    on_policy = {"train.method": "on_policy", "train.teacher": config.model.base, "train.gradient_accumulation": 4}
+    config = make_distill_config({**on_policy, "train.epochs": 3})
+    assert in_process([*command_line(config, tmp_path), "--dry-run"]) == ""
+    # Twelve prompts give one whole step of eight an epoch.
+    assert "3 optimiser steps of 8 rows" in capsys.readouterr().out
+
+
 def no_data(config: DistillConfig) -> None:
     config.data.train = ["/nowhere/data"]
 
