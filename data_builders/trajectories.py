@@ -224,9 +224,8 @@ def _trajectories(
             with ExitStack() as stack:
                 calls = stack.enter_context(RoleCalls(ledger, options.role, options.model))
                 found = 0
-                for where, row in progress(read_jsonl(results), str(results)):
+                for row in progress(_rows(results), str(results)):
                     found += 1
-                    _check_row(row, where)
                     split = split_of(row["question"], options.seed, options.validation_fraction)
                     for chat in _chats(row, calls, options, drops):
                         if not counts.keeps(row, chat):
@@ -300,10 +299,23 @@ def _recall_filter(least: float) -> Filter:
     return Filter(f"less than {least:g} of the supporting passages retrieved", keeps)
 
 
-def _check_row(row: dict[str, Any], where: str) -> None:
-    missing = [name for name in ("id", "question", "scores", "trace") if name not in row]
-    if missing:
-        raise ValueError(f"{where}: not a row of `python -m eval run`: it lacks {', '.join(missing)}")
+def _rows(results: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a results file."""
+    rows = read_jsonl(results)
+    while True:
+        try:
+            where, row = next(rows)
+        except StopIteration:
+            return
+        except ValueError as error:
+            raise ValueError(f"{error}; a run that was killed leaves half a line: give its command again") from None
+        missing = [name for name in ("id", "question", "scores", "trace") if name not in row]
+        if missing:
+            raise ValueError(f"{where}: not a row of `python -m eval run`: it lacks {', '.join(missing)}")
+        scores, trace = row["scores"], row["trace"]
+        if not isinstance(trace, dict) or not isinstance(scores, dict) or None in scores.values():
+            raise ValueError(f"{where}: not a row of `python -m eval run`: its scores or its trace are damaged")
+        yield row
 
 
 def _min_score(text: str) -> tuple[str, float]:

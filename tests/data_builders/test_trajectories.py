@@ -351,7 +351,17 @@ def test_a_file_that_is_no_ledger_or_no_results_is_named(tmp_path, capsys):
     loop(tmp_path, FIRST, LAST)
     (tmp_path / "text").write_text("hello" * 500)
     (tmp_path / "other.jsonl").write_text('{"id": "q1"}\n')
+    whole = (tmp_path / "results.jsonl").read_text()
+    (tmp_path / "cut.jsonl").write_text(whole + whole[:50])
+    (tmp_path / "no_score.jsonl").write_text(json.dumps(json.loads(whole) | {"scores": {"f1": None}}) + "\n")
+    (tmp_path / "no_trace.jsonl").write_text(json.dumps(json.loads(whole) | {"trace": []}) + "\n")
     for more, message in (
+        (
+            ["--results", str(tmp_path / "cut.jsonl")],
+            "a run that was killed leaves half a line: give its command again",
+        ),
+        (["--results", str(tmp_path / "no_score.jsonl"), "--min-score", "f1=1"], "its scores or its trace are damaged"),
+        (["--results", str(tmp_path / "no_trace.jsonl")], "its scores or its trace are damaged"),
         (["--results", str(tmp_path), "--ledger", str(tmp_path / "text")], "can't be used as a ledger"),
         (["--results", str(tmp_path / "other.jsonl")], "other.jsonl:1: not a row of `python -m eval run`"),
     ):
