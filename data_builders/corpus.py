@@ -99,22 +99,27 @@ def build_corpus(options: CorpusOptions, output: str | Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a row is malformed, or a file has fewer usable questions than are to be drawn.
+        ValueError: a row is malformed, a file has fewer usable questions than are to be drawn, or it would be written
+            over.
         NotADirectoryError: the output folder is a file.
     """
     folder = Path(output)
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"the output folder {folder} is a file: name another folder")
     splits = [split for split in SPLITS if options.file(split)]
+    _spare_the_input(options, splits, folder)
     # Both are drawn before anything is written.
     drawn = {split: _draw(options, split) for split in splits}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MANIFEST).unlink(missing_ok=True)
     manifest: dict[str, Any] = {"options": asdict(options), "splits": {}}
+    in_train: set[str] = set()
     for split in splits:
         positions, counts = drawn[split]
-        manifest["splits"][split] = counts | _write(options, split, positions, folder)
+        manifest["splits"][split] = counts | _write(options, split, positions, folder, in_train)
         logger.info("%s: %s", split, json.dumps(manifest["splits"][split]))
+    if shared := manifest["splits"].get("evaluation", {}).get("also_in_train"):
+        logger.warning("%d evaluation questions are training questions too: draw them from another file", shared)
     write_json(folder / MANIFEST, manifest)
     return manifest
 
@@ -123,20 +128,24 @@ def ensure_corpus(options: CorpusOptions, output: str | Path) -> dict[str, Any]:
     """`build_corpus`, unless the folder holds what these options and files give.
 
     Raises:
-        ValueError: the folder holds a corpus of other options or files, which results may depend on.
+        ValueError: the folder holds a corpus of other options or files, which results may depend on, or no corpus of
+            ours.
     """
     path = Path(output) / MANIFEST
     if not path.is_file():
         return build_corpus(options, output)
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        files = [(split["file"], split["sha256"]) for split in found["splits"].values()]
+        is_ours = isinstance(found["options"], dict)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        is_ours = False
+    if not is_ours:
+        raise ValueError(f"{path} was not written by data_builders.corpus, or is damaged: name another folder")
     wanted = asdict(options)
     changed = [f"{name} was {found['options'].get(name)!r} and is {wanted[name]!r}"
                for name in wanted if found["options"].get(name) != wanted[name]]  # fmt: skip
-    changed += [
-        f"{split['file']} has changed"
-        for split in found["splits"].values()
-        if split["sha256"] and file_digest(split["file"]) != split["sha256"]
-    ]
+    changed += [f"{file} has changed" for file, digest in files if digest and file_digest(file) != digest]
     if changed:
         raise ValueError(f"{output} holds a corpus that was drawn otherwise: {'; '.join(changed)}. Name another folder")
     return found
@@ -183,9 +192,28 @@ def _usable(reader: str, location: str, drops: Counter[str]) -> Iterator[tuple[R
                 yield row, item
 
 
-def _write(options: CorpusOptions, split: str, drawn: set[int] | None, folder: Path) -> dict[str, int]:
+def _names(split: str) -> list[str]:
+    """Files of a split: questions, corpus, gold links."""
+    return [f"{split}.jsonl", f"{split}.corpus.jsonl", f"{split}.gold.jsonl"]
+
+
+def _spare_the_input(options: CorpusOptions, splits: Sequence[str], folder: Path) -> None:
+    written = {(folder / name).resolve() for split in splits for name in (*_names(split), MANIFEST)}
+    for split in splits:
+        if Path(str(options.file(split))).resolve() in written:
+            raise ValueError(
+                f"{options.file(split)} would be written over by what is drawn from it: name another folder"
+            )
+
+
+def _write(
+    options: CorpusOptions, split: str, drawn: set[int] | None, folder: Path, in_train: set[str]
+) -> dict[str, int]:
+    """Write a split; ids of training questions are put into `in_train`, which those of evaluation are held against."""
     counts = Counter[str](questions=0, passages=0, copies=0, without_text=0, supporting=0)
-    names = [f"{split}.jsonl", f"{split}.corpus.jsonl", f"{split}.gold.jsonl"]
+    if split == "evaluation" and in_train:
+        counts["also_in_train"] = 0
+    names = _names(split)
     scratch = [folder / f"{name}.tmp" for name in names]
     with ExitStack() as stack:
         files = [stack.enter_context(path.open("w", encoding="utf-8", newline="\n")) for path in scratch]
@@ -194,6 +222,10 @@ def _write(options: CorpusOptions, split: str, drawn: set[int] | None, folder: P
         for number, (row, question) in enumerate(progress(usable, split)):
             if drawn is None or number in drawn:
                 _write_question(row, question, files, seen, counts)
+                if split == "train":
+                    in_train.add(question.id)
+                elif question.id in in_train:
+                    counts["also_in_train"] += 1
     for path, name in zip(scratch, names):
         os.replace(path, folder / name)
     return dict(counts)

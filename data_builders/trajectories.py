@@ -14,6 +14,7 @@ before it, is in the card.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
 from collections import Counter
@@ -29,7 +30,7 @@ from data_builders.progress import progress
 from data_builders.seen import SeenTable
 from data_builders.shards import split_of
 from data_builders.trajectory_card import TrajectoryStatistics, trajectory_schema, write_trajectory_card
-from data_builders.trajectory_chains import Chat, RoleCalls, chosen_chats, replies_of
+from data_builders.trajectory_chains import Chat, RoleCalls, replies_of
 from models.llm.ledger import canonical
 from models.records import read_jsonl
 from models.trajectories import Trajectory
@@ -38,7 +39,7 @@ from rag.cirag_integration import INTEGRATE_ROLE
 logger = logging.getLogger(__name__)
 
 Learn = Literal["decisions", "observations"]
-RESULTS, LEDGER = "results.jsonl", "ledger.sqlite"
+RESULTS, LEDGER, ABOUT = "results.jsonl", "ledger.sqlite", "run.json"
 _CHOSEN_ENDS = ("no_question", "sufficient", "no_retrieval")
 _FAILED, _NO_CALLS, _UNREADABLE, _SEEN = (
     "the question failed",
@@ -222,8 +223,9 @@ def _trajectories(
         for results, ledger in sources:
             with ExitStack() as stack:
                 calls = stack.enter_context(RoleCalls(ledger, options.role, options.model))
-                for where, row in progress(read_jsonl(results), str(results)):
-                    _check_row(row, where)
+                found = 0
+                for row in progress(_rows(results), str(results)):
+                    found += 1
                     split = split_of(row["question"], options.seed, options.validation_fraction)
                     for chat in _chats(row, calls, options, drops):
                         if not counts.keeps(row, chat):
@@ -236,6 +238,15 @@ def _trajectories(
                         while seen.first("id", f"{row['id']}:{number}") is not None:
                             number += 1
                         yield _trajectory(f"{row['id']}:{number}", row["id"], chat, options), split
+                _tell_unfinished(results, found)
+
+
+def _tell_unfinished(results: Path, found: int) -> None:
+    """Warn of a run that was stopped before its end: nobody would miss its other questions."""
+    about = results.parent / ABOUT
+    whole = json.loads(about.read_text(encoding="utf-8")).get("questions", 0) if about.is_file() else 0
+    if found < whole:
+        logger.warning("%s is of a run that did not end: it has %d of %d questions", results, found, whole)
 
 
 def _chats(row: dict[str, Any], calls: RoleCalls, options: TrajectoryOptions, drops: Counter[str]) -> list[Chat]:
@@ -243,7 +254,7 @@ def _chats(row: dict[str, Any], calls: RoleCalls, options: TrajectoryOptions, dr
     if row.get("error"):
         drops[_FAILED] += 1
         return []
-    chats = chosen_chats(calls.chats(row["id"]), replies_of(row["trace"], options.role))
+    chats = calls.chats(row["id"], replies_of(row["trace"], options.role))
     if not chats:
         drops[_NO_CALLS] += 1
     drops[_UNREADABLE] += sum(not chat.readable for chat in chats)
@@ -288,10 +299,23 @@ def _recall_filter(least: float) -> Filter:
     return Filter(f"less than {least:g} of the supporting passages retrieved", keeps)
 
 
-def _check_row(row: dict[str, Any], where: str) -> None:
-    missing = [name for name in ("id", "question", "scores", "trace") if name not in row]
-    if missing:
-        raise ValueError(f"{where}: not a row of `python -m eval run`: it lacks {', '.join(missing)}")
+def _rows(results: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a results file."""
+    rows = read_jsonl(results)
+    while True:
+        try:
+            where, row = next(rows)
+        except StopIteration:
+            return
+        except ValueError as error:
+            raise ValueError(f"{error}; a run that was killed leaves half a line: give its command again") from None
+        missing = [name for name in ("id", "question", "scores", "trace") if name not in row]
+        if missing:
+            raise ValueError(f"{where}: not a row of `python -m eval run`: it lacks {', '.join(missing)}")
+        scores, trace = row["scores"], row["trace"]
+        if not isinstance(trace, dict) or not isinstance(scores, dict) or None in scores.values():
+            raise ValueError(f"{where}: not a row of `python -m eval run`: its scores or its trace are damaged")
+        yield row
 
 
 def _min_score(text: str) -> tuple[str, float]:
@@ -323,7 +347,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--min-recall", type=float, metavar="SHARE", help="least share of the supporting passages retrieved")
     add("--learn", choices=get_args(Learn), default="decisions",
         help="what the loss counts: the decisions (the paper), or the observations between them too")  # fmt: skip
-    add("--limit", type=int, metavar="N", help="most trajectories; the paper has 3,000")
+    add("--limit", type=int, metavar="N", help="most trajectories, in the order of --results; the paper has 3,000")
     add("--validation-fraction", type=float, default=0.0, help="share of the questions for validation (default: 0)")
     add("--seed", type=int, default=0, help="seed of the split")
     add_folder_arguments(parser)

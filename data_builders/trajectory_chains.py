@@ -87,16 +87,24 @@ class RoleCalls:
     def __exit__(self, *_: object) -> None:
         self._connection.close()
 
-    def chats(self, question_id: str) -> list[Chat]:
-        """The chats of a question, in the order in which their last calls were stored."""
+    def chats(self, question_id: str, replies: Sequence[str] | None = None) -> list[Chat]:
+        """The chats of a question, in the order in which their last calls were stored.
+
+        Args:
+            question_id: The question.
+            replies: The replies of one run, whose chats are wanted, since a ledger may hold several runs of a question;
+                None takes every chat that no other one continues.
+        """
         calls, repairs = _Calls(), _Calls()
         for maker, messages, text, repair in self._rows(question_id):
             (repairs if repair else calls).add(maker, messages, text)
-        return [
+        chats = [
             self._chat(maker, messages, text, calls, repairs)
             for maker, messages, text in calls.all
-            if not calls.continued(maker, messages)
+            # A longer run of the same question may go on where the wanted one ended.
+            if replies is not None or not calls.continued(maker, messages)
         ]
+        return chats if replies is None else _chats_of_run(chats, replies)
 
     def _rows(self, question_id: str) -> Iterator[tuple[_Maker, list[Message], str, bool]]:
         query = (
@@ -180,20 +188,21 @@ def replies_of(trace: dict[str, Any], role: str) -> list[str] | None:
     return None
 
 
-def chosen_chats(chats: Sequence[Chat], replies: Sequence[str] | None) -> list[Chat]:
-    """The chats that belong to one run, whose replies are known; a ledger may hold several runs of a question.
+def _chats_of_run(chats: Sequence[Chat], replies: Sequence[str]) -> list[Chat]:
+    """The chats in which a run's replies stand, each reply in one: as few and as long ones as there are.
 
-    Args:
-        chats: All chats of the question.
-        replies: The run's replies; None: not known, so that every chat is taken.
+    One chat is the rule. A loop that asks every round anew has a chat a round, and one that leaves the oldest
+    candidates out of a prompt that has grown too long (`rag/cirag_history.py`) begins a new chat there.
     """
-    if replies is None:
-        return list(chats)
-    whole = [chat for chat in chats if list(chat.replies) == list(replies)]
-    if whole:
-        return whole[:1]
-    # A chat a round.
-    return [chat for chat in chats if len(chat.replies) == 1 and chat.replies[0] in replies]
+    found: list[Chat] = []
+    end = len(replies)
+    while end:
+        ending = [chat for chat in chats if list(chat.replies) == list(replies[:end][-len(chat.replies) :])]
+        if ending:
+            # Of equals the first: `max` does so.
+            found.insert(0, max(ending, key=lambda chat: len(chat.replies)))
+        end -= len(found[0].replies) if ending else 1
+    return found
 
 
 def _as_it_is(messages: Sequence[Message], reply: str) -> tuple[str | None, tuple[str, ...]]:

@@ -10,7 +10,7 @@ import argparse
 import logging
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -108,17 +108,34 @@ def open_job(args: argparse.Namespace, llms: LLMs | None = None) -> Job:
     ids = [question.id for question in read_questions(task, args.data, args.limit, notes)]
     for note, count in (+notes).items():
         logger.warning("%s: %d %s", args.data, count, note)
+    gold = _gold(args.gold, ids) if args.gold else None
     log = ResultLog(args.output, _run_settings(args, task, options), args.overwrite, args.retry_errors)
     try:
         log.note(["python", "-m", "eval", *args.words], len(ids), data=args.data, concurrency=args.concurrency)
         tools, own_contexts = _tools(args, system, task, options, llms)
-        setup = Setup(system, task, tools, options, own_contexts, read_gold(args.gold) if args.gold else None)
+        setup = Setup(system, task, tools, options, own_contexts, gold)
         # Calls of a batch are not answered now, and one question after another makes the same file every time.
         concurrency = 1 if system.model == "llm" and is_batch(args) else args.concurrency
         return Job(args, setup, ids, log, concurrency)
     except BaseException:
         log.close()
         raise
+
+
+def _gold(path: str, ids: Sequence[str]) -> Mapping[str, frozenset[str]]:
+    """The gold links of the questions.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line is no gold link, or the links are of other questions.
+    """
+    gold = read_gold(path)
+    without = sum(name not in gold for name in ids)
+    if ids and without == len(ids):
+        raise ValueError(f"--gold {path} has no link of any question: is it the file of another split?")
+    if without:
+        logger.warning("%s: %d questions have no gold link, so the recall is that of the others", path, without)
+    return gold
 
 
 def compare_runs(args: argparse.Namespace, console: Console) -> int:

@@ -3,24 +3,28 @@
 A call depends on the passage alone, so the ledger answers it for every other question that retrieves the passage: what
 the paper calls extraction cached offline. `StoredExtractor` reads triples that were extracted before: from a file, or
 by a trained text-to-triples model (`rag.extract`). JSON is read strictly; a reply that can't be read is sent back
-once, then the passage goes on with nothing, and all of it is counted.
+once, then the passage goes on with nothing, as one does whose call is refused, and all of it is counted.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from models.llm.client import Message
+from models.llm.client import CallError, Message, SetupError
+from models.llm.ledger_client import RetriesExhausted
 from models.llm.replies import UnusableReply, ask, find_json, without_thoughts
 from models.triples import Triple, parse_triples
 from rag.corpus import Passage
 from rag.prompt_files import PromptSet
 from rag.question_client import QuestionClient
 from rag.triple_store import TripleSource
+
+logger = logging.getLogger(__name__)
 
 ENTITIES_ROLE, TRIPLES_ROLE, JOINT_ROLE = "cirag.entities", "cirag.triples", "cirag.joint"
 _ENTITIES = 'write one JSON object {"entities": ["...", ...]} and nothing else'
@@ -122,6 +126,13 @@ class LLMExtractor:
             )  # fmt: skip
         except UnusableReply:
             issues[f"unreadable.{role}"] += 1
+            return None
+        except (RetriesExhausted, SetupError):
+            raise
+        except CallError as error:
+            # A filter that refuses a passage would otherwise cost every question that finds it.
+            logger.warning("%s: a passage is left without a reply: %s", role, error)
+            issues[f"refused.{role}"] += 1
             return None
         finally:
             if repaired:

@@ -26,6 +26,7 @@ REFUSAL = "Unanswerable"
 DEFAULT = "default"
 _ANSWER = re.compile(r"\banswer[ \t*_]*:[ \t*_]*", re.IGNORECASE)
 _THOUGHT = re.compile(r"^[\s*_]*thought[ \t*_]*:[ \t*_]*", re.IGNORECASE)
+_REFUSED = re.compile(rf"\W*{REFUSAL}\b(?=.*\w)", re.IGNORECASE)
 _NOTHING = "(nothing was found)"
 
 
@@ -34,19 +35,20 @@ class Pools:
     """The cumulative sets of triples, sentences and passages; they grow by union in the order of the rounds (eq. 3, 4).
 
     Attributes:
-        facts: Core triples with their provenance.
+        facts: Core triples with their provenance, by triple and id of the passage: a triple that a later round keeps
+            from another passage brings that passage too.
     """
 
-    facts: dict[Triple, Fact] = field(default_factory=dict)
+    facts: dict[tuple[Triple, str], Fact] = field(default_factory=dict)
 
     def add(self, core: Iterable[Fact]) -> None:
         """Add the core triples of a round; with them come their sentences and passages."""
         for fact in core:
-            self.facts.setdefault(fact.triple, fact)
+            self.facts.setdefault((fact.triple, fact.passage.id), fact)
 
     def triples(self) -> list[str]:
         """The triples as text, each once."""
-        return [json.dumps(triple.as_list(), ensure_ascii=False) for triple in self.facts]
+        return [json.dumps(triple.as_list(), ensure_ascii=False) for triple in dict.fromkeys(t for t, _ in self.facts)]
 
     def sentences(self) -> list[str]:
         """The sentences after the titles of their pages, each once."""
@@ -150,7 +152,7 @@ def read_answer(text: str, cut_off: bool = False) -> tuple[str, tuple[str, ...]]
 
     Returns:
         The answer, and the faults: `missing_answer` (no "Answer:"; the last line counts, but not when the reply was cut
-        off), `empty_answer`, `text_after_answer` (dropped).
+        off), `empty_answer`, `text_after_answer` (dropped; also a reason on the line of the refusal word).
     """
     text = without_thoughts(text).strip()
     markers = list(_ANSWER.finditer(text))
@@ -165,6 +167,10 @@ def read_answer(text: str, cut_off: bool = False) -> tuple[str, tuple[str, ...]]
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         answer = "" if cut_off or not lines else _THOUGHT.sub("", lines[-1])
     answer = answer.strip("*_` ").strip()
+    if _REFUSED.match(answer):
+        # "Unanswerable. The triples do not say ..." is the refusal word and a reason for it.
+        answer = REFUSAL
+        faults += [] if "text_after_answer" in faults else ["text_after_answer"]
     if not answer:
         faults.append("empty_answer")
     return answer, tuple(faults)

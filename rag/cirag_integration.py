@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from models.llm.client import Message
-from models.llm.replies import UnusableReply, ask, find_json, without_thoughts
+from models.llm.replies import UnusableReply, ask, find_json, json_values, without_thoughts
 from models.triples import Triple
 from rag.cirag_extraction import triple_of
 from rag.cirag_first_thought import begin_with, show_thought
@@ -47,10 +47,17 @@ _MARKER = re.compile(r"\[\[\s*#{1,4}\s*([A-Za-z][A-Za-z_ -]{0,40}?)\s*#{0,4}\s*\
 _STRICT_MARKER = re.compile(r"\[\[## [a-z_]+ ##\]\]:?")
 _STRING = r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
 _LISTED = re.compile(rf"[(\[]\s*{_STRING}\s*,\s*{_STRING}\s*,\s*{_STRING}\s*[)\]]", re.DOTALL)
-_NO_QUESTION = re.compile(r"\W*no[ _-]*(?:more |further )?questions?\W*|\W*(?:none|null|n/a)\W*", re.IGNORECASE)
+_NO_QUESTION = re.compile(
+    r"\W*no[ _-]*(?:more |further )?questions?(?: (?:is|are|needed|required|necessary|left|remains?))*\W*"
+    r"|\W*(?:none|null|n/a)\W*",
+    re.IGNORECASE,
+)
 _NUMBER = re.compile(r"^(?:[-*•]|\d{1,2}[.)])\s+")
 _QUOTED = re.compile(r"[\"“]([^\"“”]*)[\"”]")
-_NEXT_QUESTION = re.compile(r"(?<=\?)[\"'”’]?\s+(?=[^a-z\s])")
+# A small letter behind a question mark goes on ("Who wrote Quo Vadis? in 1895"), unless a question word does.
+_NEXT_QUESTION = re.compile(
+    r"(?<=\?)[\"'”’]?\s+(?=[^a-z\s]|(?:and |or )?[\"'“‘]?(?:who|whom|whose|what|when|where|which|why|how)\b)"
+)
 _NOT_A_WORD = re.compile(r"[\W_]+")
 # Only inside a JSON string or in prose can two brackets stand before a number sign.
 _OPENS_MARKER = re.compile(r"\[\[(?=\s*#)")
@@ -196,13 +203,14 @@ def read_decision(text: str, candidates: Sequence[Fact], earlier: Iterable[Tripl
     Returns:
         The decision with its faults:
         `empty_reply`; `missing_thought`, `missing_fact_after_filter`, `missing_question` (a section is not there);
-        `empty_question`; `contradictory_question` (a question and `<no question>`); `several_questions` (the first
-        counts); `loose_question` (numbered, or `<no question>` in other words); `text_before_sections` (dropped, or
-        taken as the thought where that is missing); `unknown_section` (dropped); `runs_on` (it plays on to the next
-        round, which is dropped); `section_order`; `loose_marker`; `loose_facts` (JSON of another form);
-        `unreadable_facts` (no JSON; what looks like triples is taken); `malformed_triple`, `invented_triple`,
-        `earlier_triple` (dropped, of another round); `respelled_triple` (a candidate but for case and punctuation;
-        the candidate's spelling counts); `repeated_triple`.
+        `empty_question` (no letter and no digit in it); `contradictory_question` (a question and `<no question>`);
+        `several_questions` (the first counts); `loose_question` (numbered, or `<no question>` in other words);
+        `text_before_sections` (dropped, or taken as the thought where that is missing); `unknown_section` (dropped);
+        `runs_on` (it plays on to the next round, which is dropped); `section_order`; `loose_marker`; `loose_facts`
+        (JSON of another form); `several_fact_lists` (all of them count); `unreadable_facts` (no JSON; what looks like
+        triples is taken); `malformed_triple`, `invented_triple`, `earlier_triple` (dropped, of another round);
+        `respelled_triple` (a candidate but for case and punctuation; the candidate's spelling counts);
+        `repeated_triple`.
     """
     text_read = without_thoughts(text).strip()
     if not text_read:
@@ -283,6 +291,10 @@ def _rows(section: str) -> tuple[list[Any], list[str]]:
         value = find_json(section)
     except UnusableReply:
         value = None
+    found = [one["fact"] for one in json_values(section, dict) if isinstance(one.get("fact"), list)]
+    if len(found) > 1:
+        # Some models write an object for each triple.
+        return [row for rows in found for row in rows], ["several_fact_lists"]
     if isinstance(value, dict):
         if list(value) == ["fact"] and isinstance(value["fact"], list):
             return value["fact"], []
@@ -308,7 +320,7 @@ def _read_query(section: str) -> tuple[str | None, list[str]]:
     text = _plain(section)
     if text == NO_QUESTION:
         return "", []
-    if not text:
+    if not _says_something(text):
         return None, ["empty_question"]
     if _NO_QUESTION.fullmatch(text):
         return "", ["loose_question"]
@@ -316,14 +328,18 @@ def _read_query(section: str) -> tuple[str | None, list[str]]:
     if rest != text:
         return (None, ["contradictory_question"]) if "?" in rest else ("", ["loose_question"])
     faults = []
-    parts = [part for part in _NEXT_QUESTION.split(text) if "?" in part]
+    parts = [part for part in _NEXT_QUESTION.split(text) if "?" in part and _says_something(part)]
     if len(parts) > 1:
         faults.append("several_questions")
         text = parts[0]
     bare = _undressed(text)
     if bare != text:
         faults.append("loose_question")
-    return (bare, faults) if bare else (None, [*faults, "empty_question"])
+    return (bare, faults) if _says_something(bare) else (None, [*faults, "empty_question"])
+
+
+def _says_something(text: str) -> bool:
+    return bool(_NOT_A_WORD.sub("", text))
 
 
 def _undressed(text: str) -> str:

@@ -44,6 +44,9 @@ def main(config: DistillConfig, dry_run: bool = False) -> None:
         data = load_trajectories(config, model, tokenizer)
     if data.counts["train"].get("shortened_prompts"):
         logging.warning("some prompts were shortened: run the loop with max_prompt_tokens=%d", config.data.prompt_limit)
+    if left_out := data.counts["train"].get("rounds_too_long"):
+        rounds = data.counts["train"]["rounds"]
+        logging.warning("%d of %d rounds do not fit into data.max_tokens and are left out", left_out, rounds)
     if dry_run:
         if state.is_main_process:
             print(text_report(config, model, tokenizer, data.train, data.validation))
@@ -59,6 +62,8 @@ def main(config: DistillConfig, dry_run: bool = False) -> None:
 
 
 def _trainer(config: DistillConfig, model: Any, tokenizer: Any, data: Any) -> Any:
+    from train.distill_data import shared_prompt
+
     about = {
         "task": "cirag.integrate",
         "base_model": config.model.base,
@@ -67,6 +72,10 @@ def _trainer(config: DistillConfig, model: Any, tokenizer: Any, data: Any) -> An
         "max_prompt_tokens": config.data.prompt_limit,
     }
     files = {"student.json": json.dumps(about, indent=2) + "\n"}
+    if prompt := shared_prompt(config):
+        files["prompt.md"] = prompt + "\n"
+    else:
+        logging.warning("the trajectories do not have one system prompt in common, so none is saved with the student")
     rest = (config, tokenizer, data.train, data.validation, data.scorer, files)
     if config.train.method == "on_policy":
         from train.text_rows import trl_pack_dataset
@@ -90,3 +99,6 @@ if __name__ == "__main__":
         logging.debug("details", exc_info=True)
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from the newest checkpoint", file=sys.stderr)
+        sys.exit(130)

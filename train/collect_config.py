@@ -42,7 +42,7 @@ class KeepSection:
     no_repeated_query: bool = setting(False, "leave out questions that ended by a repeated query")
     ended_by_choice: bool = setting(False, "leave out questions that ended by a limit or a malformed reply")
     min_recall: float | None = setting(None, "least share of the supporting passages retrieved")
-    limit: int | None = setting(3000, "most trajectories")
+    limit: int | None = setting(3000, "most trajectories, in the order of files")
     validation_fraction: float = setting(0.0, "share of the questions for validation")
 
 

@@ -68,6 +68,12 @@ class TrajectoryDataSection:
                     problems.append(f"data.{name}: {error}")
         if self.max_tokens < 64:
             problems.append(f"data.max_tokens: {self.max_tokens} must be at least 64")
+        if self.max_prompt_tokens is None and 64 <= self.max_tokens < 2 * REPLY_ROOM:
+            problems.append(
+                f"data.max_prompt_tokens is not set, and data.max_tokens {self.max_tokens} leaves prompts only "
+                f"{self.prompt_limit} beside a reply of {REPLY_ROOM}, so that what was retrieved would be left out: "
+                "set it, or raise data.max_tokens"
+            )
         if self.max_prompt_tokens is not None and not 0 < self.max_prompt_tokens < self.max_tokens:
             problems.append(
                 f"data.max_prompt_tokens: {self.max_prompt_tokens} must be above 0 and below data.max_tokens "

@@ -144,6 +144,18 @@ def check_trajectories(config: DistillConfig) -> str:
     return train.digest()
 
 
+def shared_prompt(config: DistillConfig) -> str | None:
+    """The system prompt of all training trajectories, which the student learns to follow; None where they differ."""
+    train, _ = trajectory_sources(config)
+    found: str | None = None
+    for number, one in enumerate(train):
+        prompt = "\n\n".join(turn["content"] for turn in one.messages if turn["role"] == "system")
+        if number and prompt != found:
+            return None
+        found = prompt
+    return found or None
+
+
 def trajectory_encoder(config: DistillConfig, model: Any, tokenizer: Any) -> TrajectoryEncoder:
     """Makes the student's rows and prompts; a chat template of one's own is put into the tokenizer.
 

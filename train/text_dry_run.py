@@ -95,7 +95,10 @@ def _steps(config: TextRunConfig, rows: Any) -> str:
 
     devices = PartialState().num_processes
     per_step = config.train.batch_size * config.train.gradient_accumulation
-    steps = config.train.max_steps or math.ceil(math.ceil(len(rows) / (per_step * devices)) * config.train.epochs)
+    # Nothing is learned of prompts for on-policy distillation; those that do not fill a step are left out of an epoch.
+    whole, rest = divmod(len(rows), per_step * devices)
+    in_epoch = whole + (rest > 0 and rows_meta(rows)["label_tokens"] > 0)
+    steps = config.train.max_steps or math.ceil(in_epoch * config.train.epochs)
     warmup = math.ceil(config.train.warmup_ratio * steps)
     what = "packs" if "seq_lengths" in rows.column_names else "rows"
     where = "a device" if devices == 1 else f"on each of {devices} devices"

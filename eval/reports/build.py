@@ -116,8 +116,11 @@ def _missing(run: Mapping[str, Any]) -> list[str]:
     if not figures:
         return found
     if figures["errors"]:
-        found.append(f"{name}: {figures['errors']:,} questions failed; they score 0 and stay in every denominator.")
-    if figures["recall"] is None:
+        found.append(
+            f"{name}: {figures['errors']:,} questions failed; they score 0 and stay in the denominator of every score. "
+            "Recall is that of the others."
+        )
+    if figures["recall"] is None and figures["errors"] < run["questions"]:
         found.append(f"{name} has no gold links (`--gold`), so the recall of its passages is not known.")
     roles = figures["roles"] or {}
     if any(one["tokens_read"] is None for one in roles.values()):

@@ -141,7 +141,8 @@ def read_folder(spec: str) -> Run | Other:
     folder = str(path)
     if settings and "system" in settings and (path / RESULTS).is_file():
         lines = _Lines(path / RESULTS)
-        rows = tuple(_row(where, row) for where, row in lines)
+        scores = _scores_of(path, settings)
+        rows = tuple(_row(where, row, scores) for where, row in lines)
         expected = (about or {}).get("questions") or (metrics or {}).get("questions")
         finished = metrics is not None and not lines.cut_off and len(rows) == expected
         session = (metrics or {}).get("session") or {}
@@ -174,7 +175,15 @@ class _Lines:
                 yield where, row
 
 
-def _row(where: str, row: dict[str, Any]) -> Row:
+def _scores_of(path: Path, settings: Mapping[str, Any]) -> list[str]:
+    """The task's scores, the headline first."""
+    task = settings.get("task")
+    if not isinstance(task, dict) or not isinstance(task.get("name"), str) or not isinstance(task.get("metrics"), list):
+        raise ValueError(f"{path / SETTINGS}: it names no task with its scores; run the evaluation again")
+    return [str(name) for name in task["metrics"]]
+
+
+def _row(where: str, row: dict[str, Any], metrics: Sequence[str]) -> Row:
     try:
         trace = row["trace"]
         details, steps = trace.get("details", {}), trace["steps"]
@@ -184,7 +193,7 @@ def _row(where: str, row: dict[str, Any]) -> Row:
         return Row(
             id=row["id"],
             type=row["type"] or "",
-            scores=row["scores"],
+            scores={name: row["scores"][name] for name in metrics},
             failed=bool(row["error"]),
             rounds=len(steps),
             stop=trace["stop_reason"] or "error",

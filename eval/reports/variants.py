@@ -1,7 +1,8 @@
 """Which runs belong together, what sets them apart, and what the CIRAG paper calls that (tables 2 and 3, figures 7, 8).
 
-Runs of one task over one question file are a group; its first run is the one the others are compared with. A run is
-named after what differs from that one, in the paper's words where an option is one of the paper's ablations.
+Runs of one task, with the same scores and over one question file, are a group; its first run is the one the others are
+compared with. A run is named after what differs from that one, in the paper's words where an option is one of the
+paper's ablations.
 """
 
 from __future__ import annotations
@@ -83,13 +84,14 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Sort runs into groups and name them, in the order given."""
     found: dict[str, list[Run]] = {}
     for run in runs:
-        found.setdefault(json.dumps([run.task, run.settings.get("data")]), []).append(run)
+        # A task file of the same name may have been changed between two runs.
+        found.setdefault(json.dumps([run.task, run.metrics, run.settings.get("data")]), []).append(run)
     groups = []
     for members in found.values():
         names = [run.name or _name(members[0].settings, run.settings) for run in members]
         twice = {name for name in names if names.count(name) > 1}
         names = [f"{name} ({run.folder})" if name in twice else name for name, run in zip(names, members)]
-        ablations = tuple(ablations_of(run.settings) for run in members)
+        ablations = tuple(_ablations(run) for run in members)
         groups.append(Group(members[0].task, tuple(members), tuple(names), ablations))
     return groups
 
@@ -98,7 +100,7 @@ def ablations_of(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """The paper's rows that a run is by its options.
 
     An integrator from a `pypi:` package is a base model, so it is "w/o TD"; whether another one was distilled can't be
-    told from its name.
+    told from its name, so its user names the run.
     """
     options = settings.get("options") or {}
     if settings.get("system") != "cirag":
@@ -112,6 +114,13 @@ def ablations_of(settings: Mapping[str, Any]) -> tuple[str, ...]:
     if levels in CASCADES:
         found.append(CASCADES[levels])
     return tuple(found)
+
+
+def _ablations(run: Run) -> tuple[str, ...]:
+    """The paper's rows that a run is by its options, or because its user named it so."""
+    found = ablations_of(run.settings)
+    named = run.name == WITHOUT_TD and run.system == "cirag" and WITHOUT_TD not in found
+    return (WITHOUT_TD, *found) if named else found
 
 
 def sweeps_of(group: Group) -> list[Sweep]:

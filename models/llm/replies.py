@@ -144,6 +144,16 @@ def find_json(text: str, *kinds: type[Any]) -> Any:
     raise UnusableReply("no_json", f"there is no JSON {name} in it.")
 
 
+def json_values(text: str, *kinds: type[Any]) -> list[Any]:
+    """All JSON objects and arrays of a text that do not stand inside another, from left to right.
+
+    Args:
+        text: Any text; what stands between them is passed over.
+        kinds: `dict`, `list` or both; nothing means both.
+    """
+    return [value for value in _values(text) if isinstance(value, kinds or (dict, list))]
+
+
 def _values(text: str) -> list[Any]:
     """The outermost objects and arrays of a text, from left to right."""
     # Not strict: models put raw line breaks into strings.

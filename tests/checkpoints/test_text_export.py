@@ -157,8 +157,15 @@ def test_a_base_model_gets_another_name(run: Path, tmp_path: Path) -> None:
 
 def test_a_student_of_cirag_is_exported_too(tmp_path: Path, tiny_llama: Path, cli: Cli, same_process: None) -> None:
     run = make_run(tiny_llama, tmp_path / "runs" / "student", False, "cirag.integrate")
+    for name, more in (("training.json", {"teachers": {"oracle": 7}}), ("student.json", {"max_prompt_tokens": 900})):
+        path = run / "final" / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
     folder = export(run, tmp_path / "out")
-    assert "# Integrator of CIRAG: out" in (folder / "README.md").read_text()
+    card = (folder / "README.md").read_text()
+    assert "# Integrator of CIRAG: out" in card
+    assert "--integrator out … --set max_prompt_tokens=900" in card
+    assert "| trajectories of `oracle` | 7 |" in card
+    assert (folder / "prompt.md").read_text() == PROMPT
     assert cli("verify", folder)[0] == 0
     # And the export can be merged, with what is known about it.
     merged = merge(folder, tmp_path / "merged").folder

@@ -90,6 +90,36 @@ def test_two_splits_draw_apart(file, tmp_path):
     assert len(lines(tmp_path / "two" / "evaluation.jsonl")) == 4
 
 
+def test_questions_in_both_draws_are_counted_and_told(file, tmp_path, caplog):
+    manifest = build(file, tmp_path / "out", train_count=0, evaluation=file, evaluation_count=4)
+    assert manifest["splits"]["evaluation"]["also_in_train"] == 4
+    assert "4 evaluation questions are training questions too" in caplog.text
+    caplog.clear()
+    other = write(tmp_path / "dev.jsonl", [row(n) for n in range(30, 34)])
+    manifest = build(file, tmp_path / "out", evaluation=other, evaluation_count=4)
+    assert manifest["splits"]["evaluation"]["also_in_train"] == 0
+    assert "training questions too" not in caplog.text
+
+
+def test_the_benchmarks_file_is_never_written_over(file, tmp_path):
+    before = Path(file).read_bytes()
+    with pytest.raises(ValueError, match="would be written over"):
+        build(file, tmp_path)
+    evaluation = write(tmp_path / "evaluation.corpus.jsonl", [row(1)])
+    with pytest.raises(ValueError, match="would be written over"):
+        build(file, tmp_path / "out" / "..", train=None, evaluation=evaluation, evaluation_count=1)
+    assert Path(file).read_bytes() == before
+    assert not (tmp_path / "corpus.json").exists()
+
+
+@pytest.mark.parametrize("content", ['{"a": 1}', '{"options": ', "[]", '{"options": [], "splits": {}}'])
+def test_a_manifest_of_somebody_else_is_one_clear_message(file, tmp_path, content):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "corpus.json").write_text(content)
+    with pytest.raises(ValueError, match=r"corpus\.json was not written by data_builders\.corpus"):
+        ensure_corpus(CorpusOptions("hotpotqa", train=file, train_count=5), tmp_path / "out")
+
+
 def test_a_corpus_that_is_there_is_kept_and_another_one_is_refused(file, tmp_path):
     options = CorpusOptions("hotpotqa", train=file, train_count=5)
     manifest = ensure_corpus(options, tmp_path / "out")

@@ -168,11 +168,18 @@ FIRST, LAST = says("Who was Ada?", TRIPLES[1]), says("", TRIPLES[0])
 UNREADABLE = FIRST.split("[[## question")[0]
 
 
-def loop(folder, *replies, name="q1", **options):
+class Counting(Replies):
+    """A backend on this machine, whose tokens are its words."""
+
+    def count_tokens(self, messages):
+        return sum(len(message["content"].split()) for message in messages)
+
+
+def loop(folder, *replies, name="q1", kind=Replies, **options):
     """Run CIRAG with given replies, and write ledger and results as `eval run` does."""
 
     async def answer():
-        backend, ledger = Replies(*replies, "Answer: Kelm"), Ledger(folder / "ledger.sqlite")
+        backend, ledger = kind(*replies, "Answer: Kelm"), Ledger(folder / "ledger.sqlite")
         async with LedgerClient(backend, ledger, retry=Retry(empty_attempts=1)) as client:
             tools = Tools(retriever=Shelf(), store=Store(), llm=client, question_id=name)
             settings = CiragOptions(extraction="store", rerank=False, **options)
@@ -252,6 +259,44 @@ def test_of_several_runs_in_a_ledger_the_one_of_the_results_is_taken(tmp_path):
     assert [sum(one.learned) for one in found] == [1]
 
 
+def test_a_run_that_did_not_end_is_told(tmp_path, caplog):
+    loop(tmp_path, FIRST, LAST)
+    for questions, told in ((1, False), (2, True)):
+        caplog.clear()
+        (tmp_path / "run.json").write_text(json.dumps({"questions": questions}))
+        build(tmp_path, tmp_path / str(questions))
+        assert ("did not end: it has 1 of 2 questions" in caplog.text) is told
+
+
+def test_a_shorter_run_has_its_trajectory_beside_a_longer_one(tmp_path):
+    short = tmp_path / "short"
+    short.mkdir()
+    loop(short, FIRST, max_rounds=1)
+    (tmp_path / "ledger.sqlite").write_bytes((short / "ledger.sqlite").read_bytes())
+    # The first decision stands in the ledger; this run goes on from it.
+    loop(tmp_path, LAST)
+    ledger = ["--ledger", str(tmp_path / "ledger.sqlite")]
+    found, _ = build(short, tmp_path / "one", *ledger)
+    assert [[turn["content"] for turn in one.messages[2:]] for one in found] == [[FIRST]]
+    found, _ = build(tmp_path, tmp_path / "two", *ledger)
+    assert [sum(one.learned) for one in found] == [2]
+
+
+def test_a_shortened_prompt_loses_no_earlier_decision(tmp_path):
+    second = says("Where is Kelm?", TRIPLES[0])
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    loop(whole, FIRST, second, LAST)
+    (chat,) = chats(whole)
+    longest = Counting().count_tokens(chat.messages[:-1])
+    trace = loop(tmp_path, FIRST, second, LAST, kind=Counting, max_prompt_tokens=longest - 1)
+    assert trace.tallies["shortened_prompts"] == 1
+    found, statistics = build(tmp_path, tmp_path / "out")
+    learned = [[turn["content"] for turn, flag in zip(one.messages, one.learned) if flag] for one in found]
+    assert learned == [[FIRST, second], [LAST]]
+    assert statistics["statistics"]["learned_turns"] == {"1": 1, "2": 1}
+
+
 def test_a_chat_a_round_gives_a_trajectory_a_round(tmp_path):
     loop(tmp_path, FIRST, LAST, history="section")
     found, statistics = build(tmp_path, tmp_path / "out")
@@ -306,7 +351,17 @@ def test_a_file_that_is_no_ledger_or_no_results_is_named(tmp_path, capsys):
     loop(tmp_path, FIRST, LAST)
     (tmp_path / "text").write_text("hello" * 500)
     (tmp_path / "other.jsonl").write_text('{"id": "q1"}\n')
+    whole = (tmp_path / "results.jsonl").read_text()
+    (tmp_path / "cut.jsonl").write_text(whole + whole[:50])
+    (tmp_path / "no_score.jsonl").write_text(json.dumps(json.loads(whole) | {"scores": {"f1": None}}) + "\n")
+    (tmp_path / "no_trace.jsonl").write_text(json.dumps(json.loads(whole) | {"trace": []}) + "\n")
     for more, message in (
+        (
+            ["--results", str(tmp_path / "cut.jsonl")],
+            "a run that was killed leaves half a line: give its command again",
+        ),
+        (["--results", str(tmp_path / "no_score.jsonl"), "--min-score", "f1=1"], "its scores or its trace are damaged"),
+        (["--results", str(tmp_path / "no_trace.jsonl")], "its scores or its trace are damaged"),
         (["--results", str(tmp_path), "--ledger", str(tmp_path / "text")], "can't be used as a ledger"),
         (["--results", str(tmp_path / "other.jsonl")], "other.jsonl:1: not a row of `python -m eval run`"),
     ):

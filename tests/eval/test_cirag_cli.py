@@ -139,6 +139,18 @@ def test_a_teacher_is_not_for_systems_with_a_graph_llm(world, tmp_path, capsys):
     assert "--oracle is for systems that prompt a language model" in shown
 
 
+def test_gold_links_of_other_questions_are_refused_and_missing_ones_told(world, tmp_path, capsys, caplog):
+    gold = tmp_path / "gold.jsonl"
+    gold.write_text('{"question_id": "somebody else", "passages": ["p"]}\n')
+    assert main(command(world, tmp_path / "out", "--gold", str(gold))) == 2
+    assert "has no link of any question: is it the file of another split?" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    first = json.loads((world / "test.jsonl").read_text().splitlines()[0])["_id"]
+    gold.write_text(json.dumps({"question_id": first, "passages": ["p"]}) + "\n")
+    assert main(command(world, tmp_path / "out", "--gold", str(gold))) == 0
+    assert "7 questions have no gold link" in caplog.text
+
+
 def test_gold_links_give_the_recall_of_supporting_passages(world, tmp_path):
     from rag.corpus import read_corpus
 

@@ -209,7 +209,12 @@ def test_folders_that_are_no_results(tmp_path, capsys, make, message):
 
 def test_damaged_rows_name_their_line(home, tmp_path, capsys):
     for number, (text, message) in enumerate(
-        [("{}\n", "it has no id"), ("nonsense\n", "not valid JSON"), ('{"id": "q"}\n', "it has no 'trace'")]
+        [
+            ("{}\n", "it has no id"),
+            ("nonsense\n", "not valid JSON"),
+            ('{"id": "q"}\n', "it has no 'trace'"),
+            ('{"id": "q", "type": "", "scores": {}, "error": "", "trace": {"steps": []}}\n', "it has no 'f1_hotpotqa'"),
+        ]
     ):
         folder = killed(home, tmp_path / str(number), 2)
         lines = (folder / "results.jsonl").read_text().splitlines(keepends=True)
@@ -263,6 +268,19 @@ def test_the_rows_of_the_papers_tables_have_its_names_and_order():
     assert set(rows[1:]) <= set(ABLATIONS)
 
 
+def test_a_run_that_is_named_without_td_is_that_row():
+    runs = [
+        run_of("a", name="w/o TD", **student("runs/base")),
+        run_of("b", **student("runs/student")),
+        run_of("c", name="w/o TD", **student("runs/base"), options={"candidates": 5}),
+        run_of("d", name="w/o TD", system="ras"),
+    ]
+    (group,) = group_runs(runs)
+    assert group.ablations == (("w/o TD",), (), ("w/o TD",), ())
+    # The third one differs in something else too.
+    assert group.in_paper_order() == [1, 0]
+
+
 def test_names_tell_runs_apart():
     runs = [
         run_of("a", **student("runs/student")),
@@ -283,9 +301,11 @@ def test_names_tell_runs_apart():
 
 
 def test_runs_over_other_questions_are_another_group():
-    groups = group_runs([run_of("a"), run_of("b", data="other"), run_of("c", task="musique"), run_of("d")])
+    same_name = run_of("e")
+    same_name.settings["task"]["metrics"] = ["f1"]
+    groups = group_runs([run_of("a"), run_of("b", data="other"), run_of("c", task="musique"), run_of("d"), same_name])
     assert [(group.task, [run.folder for run in group.runs]) for group in groups] == [
-        ("hotpotqa", ["a", "d"]), ("hotpotqa", ["b"]), ("musique", ["c"]),
+        ("hotpotqa", ["a", "d"]), ("hotpotqa", ["b"]), ("musique", ["c"]), ("hotpotqa", ["e"]),
     ]  # fmt: skip
 
 

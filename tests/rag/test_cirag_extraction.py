@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.generation import Completion
-from models.llm.client import Sampling
+from models.llm.client import CallError, Sampling, SetupError
+from models.llm.ledger_client import RetriesExhausted
 from models.llm.replies import UnusableReply
 from models.triples import Triple
 from rag.cirag_extraction import LLMExtractor, StoredExtractor, passage_text, read_entities, read_triples
@@ -32,6 +33,8 @@ class Scripted:
     async def chat(self, messages, *, role, sampling=None, question_id=""):
         self.asked.append((role, messages[-1]["content"], sampling, question_id))
         text = self.replies.pop(0)
+        if isinstance(text, Exception):
+            raise text
         return Completion(text, 10, 2, finish_reason="length" if text.endswith("...") else "stop")
 
     async def close(self):
@@ -61,6 +64,17 @@ def test_one_prompt_asks_for_both():
     found, client, _ = extract(TRIPLES, entities=None, triples="cirag_joint")
     assert len(found.triples) == 2
     assert [role for role, *_ in client.asked] == ["cirag.joint"]
+
+
+def test_a_refused_passage_costs_no_question_but_a_server_that_is_down_does():
+    found, client, _ = extract(CallError("content filter"), TRIPLES)
+    assert client.asked[1][1].endswith("\nEntities: []")
+    assert (len(found.triples), found.known, dict(found.issues)) == (2, True, {"refused.cirag.entities": 1})
+    found, _, _ = extract(ENTITIES, CallError("content filter"))
+    assert (found.triples, found.known, dict(found.issues)) == ((), False, {"refused.cirag.triples": 1})
+    for error in (RetriesExhausted("down"), SetupError("no key")):
+        with pytest.raises(type(error)):
+            extract(ENTITIES, error)
 
 
 def test_an_unreadable_reply_is_sent_back_once_and_then_given_up():

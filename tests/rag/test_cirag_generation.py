@@ -24,6 +24,15 @@ FACTS = [
 ]
 
 
+def test_a_triple_that_is_kept_again_brings_its_other_passage():
+    pools = Pools()
+    pools.add([Fact(Triple("Ada", "died in", "Kelm"), ADA, "She died in Kelm.")])
+    pools.add([Fact(Triple("Ada", "died in", "Kelm"), KELM, "Ada died here.")])
+    assert pools.triples() == ['["Ada", "died in", "Kelm"]']
+    assert pools.sentences() == ["[Ada] She died in Kelm.", "[Kelm] Ada died here."]
+    assert pools.passages() == [ADA.content, KELM.content]
+
+
 class Levels:
     """Replies by level; remembers what it was shown."""
 
@@ -56,7 +65,9 @@ def test_the_first_sufficient_level_answers():
     assert (found.answer, found.granularity, len(asked)) == ("Kelm", "triples", 1)
     found, asked = cascade(triples=REFUSE, sentences="Answer: Kelm")
     assert (found.answer, found.granularity, len(asked)) == ("Kelm", "sentences", 2)
-    found, _ = cascade(triples=REFUSE, sentences=REFUSE, passages="Answer: Kelm")
+    found, _ = cascade(
+        triples="Answer: Unanswerable, the triples name no town", sentences=REFUSE, passages="Answer: Kelm"
+    )
     assert (found.answer, found.granularity) == ("Kelm", "passages")
 
 
@@ -99,6 +110,8 @@ def test_cascades_of_one_and_two_levels(levels):
         ("Thought: the answer: is near. Answer: **Kelm**", "Kelm", ()),
         ("**Answer:** Kelm", "Kelm", ()),
         ("Answer: Kelm\nBecause I said so.", "Kelm", ("text_after_answer",)),
+        ("Answer: Unanswerable. The triples do not say it.", "Unanswerable", ("text_after_answer",)),
+        ("Answer: **unanswerable** from this\nSorry.", "Unanswerable", ("text_after_answer",)),
         ("Unanswerable", "Unanswerable", ("missing_answer",)),
         ("Thought: Unanswerable", "Unanswerable", ("missing_answer",)),
         ("Long thought.\nKelm", "Kelm", ("missing_answer",)),

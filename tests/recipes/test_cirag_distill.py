@@ -157,6 +157,7 @@ def test_a_run_and_its_student(make_distill_config: Config, tmp_path: Path, in_p
     assert result["teachers"] == {"gpt": 2, "oracle": 6}
     assert result["tokenised"]["train"]["rounds"] == 16
     assert json.loads((folder / "student.json").read_text())["max_prompt_tokens"] == 900
+    assert (folder / "prompt.md").read_text() == "Go.\n"
 
     # The student in the place where the loop loads it from.
     from models.sources import load_causal_lm
@@ -164,6 +165,13 @@ def test_a_run_and_its_student(make_distill_config: Config, tmp_path: Path, in_p
     model, tokenizer = load_causal_lm(config.output_dir)
     assert type(model).__name__ == "LlamaForCausalLM"
     assert tokenizer.chat_template
+
+    from checkpoints.__main__ import main as checkpoints
+
+    exported = tmp_path / "exported"
+    assert checkpoints(["export", config.output_dir, "--output", str(exported)]) == 0
+    assert (exported / "prompt.md").read_text() == "Go.\n"
+    assert "trajectories of `gpt` | 2" in (exported / "README.md").read_text()
 
 
 @pytest.mark.slow
@@ -204,6 +212,19 @@ def test_a_dry_run_trains_nothing(
     assert shown.count("⟦[[## thought ##]]") == shown.count("<|im_end|>⟧") == 2
     assert not (Path(config.output_dir) / "losses.jsonl").exists()
     assert not (Path(config.output_dir) / "final").exists()
+
+
+def test_what_a_dry_run_says_of_long_rounds_and_of_on_policy_steps(
+    make_distill_config: Config, tmp_path: Path, in_process: Call, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_distill_config({"data.max_tokens": 400, "data.max_prompt_tokens": 390})
+    assert in_process([*command_line(config, tmp_path), "--dry-run"]) == ""
+    assert "6 of 12 rounds do not fit into data.max_tokens and are left out" in capsys.readouterr().err
+    on_policy = {"train.method": "on_policy", "train.teacher": config.model.base, "train.gradient_accumulation": 4}
+    config = make_distill_config({**on_policy, "train.epochs": 3})
+    assert in_process([*command_line(config, tmp_path), "--dry-run"]) == ""
+    # Twelve prompts give one whole step of eight an epoch.
+    assert "3 optimiser steps of 8 rows" in capsys.readouterr().out
 
 
 def no_data(config: DistillConfig) -> None:
@@ -295,6 +316,10 @@ def test_bad_input_is_one_clear_message(
         ({"data.train": []}, "data.train: name at least one folder"),
         ({"data.train": ["a=1.5"]}, "data.train: 'a=1.5': the share must be above 0 and at most 1"),
         ({"data.max_prompt_tokens": 8192}, "data.max_prompt_tokens: 8192 must be above 0 and below data.max_tokens"),
+        (
+            {"data.max_tokens": 1024},
+            "data.max_prompt_tokens is not set, and data.max_tokens 1024 leaves prompts only 1",
+        ),
         ({"data.chat_template": "/nowhere.jinja"}, "data.chat_template: there is no file /nowhere.jinja"),
         ({"train.method": "on_policy"}, "name the teacher as train.teacher"),
         ({"train.teacher": "x"}, "train.teacher is for train.method on_policy"),

@@ -23,6 +23,7 @@ from train.distill_data import (
     TrajectorySource,
     choose_cases,
     load_trajectories,
+    shared_prompt,
     teachers,
     trajectory_sources,
 )
@@ -37,10 +38,10 @@ def facts(name: str) -> tuple[Fact, ...]:
     return (Fact(Triple(name, "saw", "Kelm"), PASSAGE, ""),)
 
 
-def trajectory(number: int, teacher: str = "a") -> Trajectory:
+def trajectory(number: int, teacher: str = "a", prompt: str = "Go.") -> Trajectory:
     told = [Round(facts(f"x{number}"), Decision("One.", facts(f"x{number}"), "Who?"))]
     last = {"role": "assistant", "content": write_decision(Decision("All.", (), ""))}
-    turns = (*messages_of("Go.", f"Which {number}?", facts(f"y{number}"), told), last)
+    turns = (*messages_of(prompt, f"Which {number}?", facts(f"y{number}"), told), last)
     flags = tuple(turn["role"] == "assistant" for turn in turns)
     return Trajectory(f"{teacher}{number}", f"q{number}", "cirag.integrate", teacher, turns, flags)  # type: ignore[arg-type]
 
@@ -93,6 +94,14 @@ def test_shares_take_whole_questions(folders: tuple[Path, Path]) -> None:
     assert Counter(one.model for one in limited) == {"a": 7, "b": 7}
     assert folder_and_share("runs/x=0.25") == ("runs/x", 0.25)
     assert folder_and_share("runs/lr=low") == ("runs/lr=low", 1.0)
+
+
+def test_the_prompt_that_all_trajectories_have(folders: tuple[Path, Path]) -> None:
+    config = config_of(train=[str(folder) for folder in folders])
+    assert shared_prompt(config) == "Go."
+    with (folders[0] / "train-00000.jsonl").open("a") as file:
+        file.write(json.dumps(trajectory(200, prompt="Go on.").to_json()) + "\n")
+    assert shared_prompt(config) is None
 
 
 def test_rows_prompts_and_counts(folders: tuple[Path, Path], tiny_llama: Path, tmp_path: Path) -> None:
