@@ -14,6 +14,7 @@ class Rows(list):
 @pytest.mark.parametrize(("devices", "expected"), [(1, "25 optimiser steps of 8 rows a device"), (4, "7 optimiser")])
 def test_the_devices_share_the_rows(monkeypatch, devices, expected):
     monkeypatch.setattr(accelerate, "PartialState", lambda: SimpleNamespace(num_processes=devices))
+    monkeypatch.setattr("train.text_dry_run.rows_meta", lambda rows: {"label_tokens": 1})
     config = ExtractionConfig()
     config.train.epochs, config.train.batch_size, config.train.gradient_accumulation = 1, 4, 2
     assert _steps(config, Rows(range(200))).startswith(expected)
