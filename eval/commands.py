@@ -22,7 +22,7 @@ from checkpoints.folders import check_model_folder, read_json, trained_folder
 from data_builders.questions import Question
 from eval.extraction_report import compare_extractions, is_extraction, show_extraction_comparison
 from eval.harness import Setup, run_task
-from eval.llm_tools import LLMs, is_batch, llm_problems, llm_settings, open_llms
+from eval.llm_tools import LLMs, is_batch, llm_problems, llm_settings, open_llms, other_prompt
 from eval.progress import Progress
 from eval.records import predict_records, summarise
 from eval.replaced_triples import MISSES, PASSAGES, triples_settings, with_triples
@@ -292,6 +292,8 @@ def _tools(
     reranker = open_reranker(retriever, args.encoder) if system.needs_reranker(options) else None
     if system.model == "llm":
         llm, integrator, sampling = llms or open_llms(args)
+        if args.integrator and (warning := other_prompt(args.integrator, options.prompts)):
+            logger.warning("%s", warning)
         tools = Tools(
             retriever=retriever, store=store, llm=llm, integrator=integrator, sampling=sampling, reranker=reranker
         )

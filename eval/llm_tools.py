@@ -12,13 +12,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+from checkpoints.text_models import PROMPT_FILE
 from models.llm.api import ledger_name
 from models.llm.client import LLMClient, Sampling
 from models.llm.ledger import Ledger
 from models.llm.ledger_client import LedgerClient
 from models.llm.options import LLMOptions, from_arguments, open_client
 from models.sources import resolve
+from rag.cirag_options import INTEGRATION_PROMPT, PROMPT_NAMES
 from rag.index_folder import weights_fingerprint
+from rag.prompt_files import load_prompts
 from rag.systems import System
 
 _LOCAL = ("hf", "vllm")
@@ -89,6 +92,26 @@ def open_llms(args: argparse.Namespace) -> LLMs:
         )
         integrator = _open(student)
     return teacher, integrator, options.sampling(1)
+
+
+def other_prompt(integrator: str, prompts: str | None) -> str | None:
+    """What to say when a student is asked in other words than those it was trained with; None where it is not.
+
+    Args:
+        integrator: The student: a folder, hub id or package.
+        prompts: The folder of prompts that the loop takes, None for ours.
+    """
+    learned = Path(resolve(integrator)) / PROMPT_FILE
+    if not learned.is_file():
+        return None
+    asked = load_prompts(PROMPT_NAMES, prompts).texts[INTEGRATION_PROMPT]
+    if asked.strip() == learned.read_text(encoding="utf-8").strip():
+        return None
+    return (
+        f"{integrator} was trained with the prompt in {learned}, and the loop asks it with "
+        f"{f'that of {prompts}' if prompts else 'ours'}: expect worse decisions. Put it into a folder as "
+        f"{INTEGRATION_PROMPT}.md and add --set prompts=FOLDER"
+    )
 
 
 def is_batch(args: argparse.Namespace) -> bool:

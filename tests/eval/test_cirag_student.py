@@ -11,6 +11,7 @@ import pytest
 from data_builders.trajectories import main as build_trajectories
 from data_builders.world import WorldOptions, write_world
 from eval.__main__ import main
+from eval.llm_tools import other_prompt
 from models.trajectories import read_trajectories
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,3 +87,17 @@ def test_the_chain_of_commands(world: Path, student: Path, tmp_path: Path) -> No
     # The same command answers out of the results; another student's weights are another run.
     assert main(command(world, "test", output, *more)) == 0
     assert results(output) == rows
+
+
+def test_a_student_that_is_asked_in_other_words_is_told(student: Path, tiny_llama: Path) -> None:
+    assert other_prompt(str(student), str(SHORT)) is None  # it brings no prompt
+    assert other_prompt(str(tiny_llama), None) is None
+    learned = student / "final" / "prompt.md"
+    learned.write_text((SHORT / "cirag_integrate.md").read_text().strip() + "\n")
+    try:
+        assert other_prompt(str(student), str(SHORT)) is None
+        warning = other_prompt(str(student), None)
+        assert warning is not None
+        assert str(learned) in warning
+    finally:
+        learned.unlink()
