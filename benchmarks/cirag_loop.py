@@ -44,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in _SIZES:
             if getattr(args, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} is {getattr(args, name)}: it must be at least 1")
+        if args.one_by_one is not None and args.one_by_one < 1:
+            raise ValueError(f"--one-by-one is {args.one_by_one}: it must be at least 1")
         result = measure(args)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -102,14 +104,15 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         asyncio.run(_answer_all([warm_up], tools, options, 1))
         for turn in range(args.repeats):
             for name in sorted(ways, reverse=bool(turn % 2)):
-                _measure_way(ways[name], questions, tools, options)
+                first = args.one_by_one if name == "one by one" else None
+                _measure_way(ways[name], questions[:first], tools, options)
         store.close()
     rows = [_row(name, way) for name, way in ways.items()]
-    pairs = list(zip(ways["one by one"]["traces"], ways["together"]["traces"], strict=True))
+    pairs = list(zip(ways["one by one"]["traces"], ways["together"]["traces"]))
     return {
         "options": {name: getattr(args, name) for name in vars(args) if name != "output"},
         "ways": rows,
-        "speed_up": round(rows[0]["seconds"] / rows[1]["seconds"], 3),
+        "speed_up": round(rows[1]["questions_per_second"] / rows[0]["questions_per_second"], 3),
         "answers_that_differ": [
             {"question": one.question, "one_by_one": one.answer, "together": other.answer}
             for one, other in pairs
@@ -131,11 +134,21 @@ def show(result: dict[str, Any]) -> None:
     options = result["options"]
     total = options["questions"]
     table = Table(title=f"the CIRAG loop over {total} questions, median of {options['repeats']} pass(es)")
-    for heading in ("questions under way", "questions/s", "calls", "rounds", "tokens read", "written", "peak GB"):
+    for heading in (
+        "questions under way",
+        "questions",
+        "questions/s",
+        "calls",
+        "rounds",
+        "tokens read",
+        "written",
+        "peak GB",
+    ):
         table.add_column(heading, justify="left" if heading == "questions under way" else "right")
     for row in result["ways"]:
         table.add_row(
-            f"{row['name']} ({min(row['concurrency'], total)})",
+            f"{row['name']} ({min(row['concurrency'], row['questions'])})",
+            str(row["questions"]),
             f"{row['questions_per_second']:.3f}",
             f"{row['calls_per_question']:.1f}",
             f"{row['rounds_per_question']:.1f}",
@@ -147,7 +160,8 @@ def show(result: dict[str, Any]) -> None:
     console.print(table)
     differ = len(result["answers_that_differ"])
     console.print(f"together is {result['speed_up']:.2f} times as fast as one by one")
-    console.print(f"answers: {'all equal' if not differ else f'{differ} of {total} differ'} ({options['dtype']})")
+    compared = min(row["questions"] for row in result["ways"])
+    console.print(f"answers: {'all equal' if not differ else f'{differ} of {compared} differ'} ({options['dtype']})")
     console.print(f"questions with another decision: {result['decisions_that_differ']}")
 
 
@@ -188,6 +202,7 @@ def _row(name: str, way: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": name,
         "concurrency": way["concurrency"],
+        "questions": len(traces),
         "passes_seconds": [round(value, 4) for value in way["seconds"]],
         "cpu_seconds": [round(value, 4) for value in way["cpu_seconds"]],
         "seconds": round(seconds, 4),
@@ -209,6 +224,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--integrator", metavar="FOLDER", help="a distilled student for the integration phase (default: the model)")
     add("--prompts", metavar="DIR", help="prompts of one's own, such as those that a student was trained with")
     add("--questions", type=int, default=64, help="questions to answer (default: %(default)s)")
+    add("--one-by-one", type=int, metavar="N", help="answer the first N of them one by one (default: all)")
     add("--concurrency", type=int, default=64, help="most questions under way together (default: %(default)s)")
     add("--batch-size", type=int, default=64, help="most calls in a forward pass (default: %(default)s)")
     add("--extraction", choices=("store", "two_step", "joint"), default="store",
