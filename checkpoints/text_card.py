@@ -15,6 +15,7 @@ from checkpoints.card import (
     training_section,
 )
 from checkpoints.folders import public
+from models.llm.chat import DATE
 
 # By the task that a folder names.
 _TITLES = {
@@ -44,7 +45,7 @@ _ASK_CHAT = """\
 text = "The Glass Harbour: The Glass Harbour is a novel by Ida Morn, published in 1931."
 chat = [{{"role": "system", "content": open("{folder}/prompt.md").read().strip()}}, {{"role": "user", "content": text}}]
 inputs = tokenizer.apply_chat_template(
-    chat, add_generation_prompt=True, date_string="26 Jul 2024", return_tensors="pt", return_dict=True
+    chat, add_generation_prompt=True, date_string="{date}", return_tensors="pt", return_dict=True
 )
 reply = model.generate(**inputs, max_new_tokens=256)[0, inputs["input_ids"].shape[1] :]
 print(tokenizer.decode(reply, skip_special_tokens=True))"""
@@ -108,7 +109,7 @@ def _loading(provenance: Provenance, kind: TextKind, name: str, about: dict[str,
     )
     ask = ""
     if about.get("task") == "text_to_triples":
-        ask = "\n" + (_ASK_TEXT if seq2seq else _ASK_CHAT).format(folder=name)
+        ask = "\n" + (_ASK_TEXT if seq2seq else _ASK_CHAT).format(folder=name, date=DATE)
     yield f"With plain transformers{' and PEFT' if kind == 'text_adapter' else ''}:\n\n```python\n{load}{ask}\n```"
     if about.get("task") == "cirag.integrate":
         longest = about.get("max_prompt_tokens")
