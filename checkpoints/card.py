@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 import yaml
@@ -290,6 +290,9 @@ def scores_section(provenance: Provenance) -> Iterator[str]:
     for name, content in provenance.scores.items():
         nothing = False
         about = [f"{key} `{content[key]}`" for key in ("system", "task", "split", "questions") if content.get(key)]
+        if isinstance(content.get("data"), str):
+            # The folder or file alone: where it lay is nobody's business.
+            about.insert(0, f"data `{PurePath(content['data']).name}`")
         yield f"`{name}`" + (f" ({', '.join(about)})" if about else "") + ":"
         intervals = [
             [f"`{metric}`", f"{value['mean']:.4g}", f"{value['low']:.4g} to {value['high']:.4g}", _cell(value.get("n"))]

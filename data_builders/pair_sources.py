@@ -49,9 +49,26 @@ def read_source(source: Source, drops: Counter[str], issues: Counter[str]) -> It
         FileNotFoundError: there is no such file.
         ValueError: an unknown reader, or a row with other columns; the message has file and line.
     """
+    return _usable(_rows(source, drops, issues), drops)
+
+
+def read_texts(source: Source) -> Iterator[str]:
+    """Stream the texts of a source, also of rows whose triples can't be used; raises as `read_source`."""
+    return (row.text for row in _rows(source, Counter(), Counter()))
+
+
+def _rows(source: Source, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
     if source.annotations is None:
         return _pair_reader(source)(source.location, drops, issues)
     return _recorded_rows(source, drops, issues)
+
+
+def _usable(rows: Iterator[PairRow], drops: Counter[str]) -> Iterator[PairRow]:
+    for row in rows:
+        if row.unusable is None:
+            yield row
+        else:
+            drops[row.unusable] += 1
 
 
 def _pair_reader(source: Source) -> PairReader:
@@ -83,14 +100,14 @@ def _recorded_rows(source: Source, drops: Counter[str], issues: Counter[str]) ->
             triples, malformed = published_triples(rows) or ([], 1)
             if number is None:
                 drops[PairDrop.NO_PASSAGE] += 1
-            elif malformed and not triples:
-                drops[PairDrop.ALL_MALFORMED] += 1
             elif not question.passages[number].text.strip():
                 drops[PairDrop.NO_TEXT] += 1
             else:
-                issues[MALFORMED_TRIPLES] += malformed
+                unusable = PairDrop.ALL_MALFORMED if malformed and not triples else None
+                issues[MALFORMED_TRIPLES] += 0 if unusable else malformed
                 passage = question.passages[number]
-                yield PairRow(where, f"{question.id}:{number}", passage.title, passage.text, tuple(triples))
+                name = f"{question.id}:{number}"
+                yield PairRow(where, name, passage.title, passage.text, tuple(triples), unusable)
 
 
 def _keys(where: str, row: Row) -> list[str]:

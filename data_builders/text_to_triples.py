@@ -35,7 +35,7 @@ from data_builders.pair_cleaning import (
     text_key,
     triples_key,
 )
-from data_builders.pair_sources import check_source, read_source
+from data_builders.pair_sources import check_source, read_source, read_texts
 from data_builders.pair_split import PAPER_ROWS, CountedSplit
 from data_builders.readers._pair_rows import PairDrop
 from data_builders.seen import SeenTable
@@ -141,8 +141,8 @@ def _pairs(
     sources: list[Source], excluded: list[Source], options: PairOptions, tally: Tally, seen: SeenTable
 ) -> Iterator[ExtractionPair]:
     for source in excluded:
-        for row in read_source(source, Counter(), Counter()):
-            tally.excluded_texts += seen.first(_TEXT, text_key(clean_text(row.text))) is None
+        for text in read_texts(source):
+            tally.excluded_texts += seen.first(_TEXT, text_key(clean_text(text))) is None
     for source in sources:
         drops = tally.drops.setdefault(source.name, Counter())
         issues = tally.issues.setdefault(source.name, Counter())

@@ -44,7 +44,7 @@ class ExtractionCounts:
         repeated: The same passage as one under way.
         empty: Passages without a text, passed over.
         extracted: Read now; the next three are parts of it.
-        without_facts: No triple was found in them.
+        without_facts: The model found nothing in them, and said so in a way that could be read.
         only_names: No more than a name: by the paper's rule, without a call.
         split: Cut into pieces.
         pieces: Texts that the extractor read.
@@ -241,13 +241,14 @@ class CorpusExtraction:
             return
         replies = [reply for reply in job.replies if reply is not None]
         triples = tuple(dict.fromkeys(triple for reply in replies for triple in reply.triples))
-        malformed = sum(reply.malformed for reply in replies)
+        # A reply without a triple that can't be read counts as one: the passage is not one without facts.
+        malformed = sum(reply.malformed + reply.unreadable for reply in replies)
         self._failures = 0
         self._finish(job.key, triples, malformed)
 
     def _finish(self, key: str, triples: tuple[Triple, ...], malformed: int) -> None:
         self.counts.extracted += 1
-        self.counts.without_facts += not triples
+        self.counts.without_facts += not triples and not malformed
         self.counts.triples += len(triples)
         self.counts.malformed_triples += malformed
         self._finished.append(Extraction(key, triples, malformed))

@@ -48,6 +48,7 @@ class PairRow:
         title: Its title, or nothing.
         text: Its text.
         triples: The well-formed triples; empty when the row says that there are none.
+        unusable: Why its triples can't be used; None where they can. Its text may still be one to exclude.
     """
 
     where: str
@@ -55,6 +56,7 @@ class PairRow:
     title: str
     text: str
     triples: tuple[Triple, ...]
+    unusable: PairDrop | None = None
 
 
 class PairReader(Protocol):
@@ -65,7 +67,7 @@ class PairReader(Protocol):
 
         Args:
             location: As in `data_builders.readers.Reader`.
-            drops: Counts the rows that are left out, by `PairDrop`.
+            drops: Counts the rows without text, by `PairDrop`; those without usable triples come as `unusable`.
             issues: Counts oddities that cost no row.
 
         Raises:
@@ -107,18 +109,15 @@ def pair_rows(
                 drops[PairDrop.UNKNOWN_ENTITY] += 1
                 continue
         found = published_triples(row[key])
-        if found is None:
-            drops[PairDrop.NO_TRIPLES] += 1
-            continue
-        triples, malformed = found
-        if malformed and not triples:
-            drops[PairDrop.ALL_MALFORMED] += 1
-            continue
-        issues[MALFORMED_TRIPLES] += malformed
+        triples, malformed = found or ([], 0)
+        unusable = (
+            PairDrop.NO_TRIPLES if found is None else PairDrop.ALL_MALFORMED if malformed and not triples else None
+        )
+        issues[MALFORMED_TRIPLES] += 0 if unusable else malformed
         identity = row.get("id", row.get("_id"))
         title = _as_text(row.get("title"))
         issues[BAD_TITLES] += title is None and row.get("title") is not None
-        yield PairRow(where, "" if identity is None else str(identity), title or "", text, tuple(triples))
+        yield PairRow(where, "" if identity is None else str(identity), title or "", text, tuple(triples), unusable)
 
 
 def published_triples(value: object) -> tuple[list[Triple], int] | None:

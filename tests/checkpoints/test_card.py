@@ -56,12 +56,19 @@ def test_scores_files(tiny_run: Path, tmp_path: Path) -> None:
         (tmp_path / task).mkdir()
         interval = {"mean": mean, "low": 0.2, "high": 0.5, "n": 240}
         empty = {"mean": 0.0, "low": 0.0, "high": 0.0, "n": 0}
-        content = {"system": "ras", "task": task, "metrics": {"f1": interval}, "supporting_recall": empty}
+        content = {
+            "system": "ras",
+            "task": task,
+            "data": f"/home/someone/{task}_dev.jsonl",
+            "metrics": {"f1": interval},
+            "supporting_recall": empty,
+        }
         (tmp_path / task / "metrics.json").write_text(json.dumps(content))
     (tmp_path / "plain.json").write_text('{"speed": {"tokens_per_second": 99.5}, "ok": true}')
     files = [tmp_path / "hotpotqa" / "metrics.json", tmp_path / "musique" / "metrics.json", tmp_path / "plain.json"]
     card = render_card(collect(tiny_run / "final", files), "adapter", "x")
-    assert "`hotpotqa/metrics.json` (system `ras`, task `hotpotqa`):" in card
+    assert "`hotpotqa/metrics.json` (data `hotpotqa_dev.jsonl`, system `ras`, task `hotpotqa`):" in card
+    assert "someone" not in card
     assert "| `metrics.f1` | 0.4567 | 0.2 to 0.5 | 240 |" in card
     assert "| `metrics.f1` | 0.25 |" in card
     assert "supporting_recall" not in card

@@ -76,9 +76,12 @@ def test_what_is_left_out_is_counted(tmp_path):
         {"text": "A text.", "title": "T", "triples": [["a", "b", "c"]]},
         {"text": "Nothing.", "triples": []},
         {"text": "Held out.", "triples": [["a", "b", "c"]]},
+        {"text": "Held out with bad triples.", "triples": [["a", "b", "c"]]},
+        {"text": "Bad.", "triples": [["a", "b"]]},
         {"text": " ", "triples": []},
     ]
-    held_out = write(tmp_path / "held.jsonl", [{"text": "held OUT.", "triples": []}, {"text": "Other", "triples": []}])
+    held = [("held OUT.", []), ("Other", []), ("Held out with bad triples.", [["a"]])]
+    held_out = write(tmp_path / "held.jsonl", [{"text": text, "triples": triples} for text, triples in held])
     file = write(tmp_path / "a.jsonl", first)
     folder, numbers = run(tmp_path, "--source", f"x=triples:{file}", "--exclude", f"triples:{held_out}",
                           "--no-facts", "drop", "--split-name", "train")  # fmt: skip
@@ -89,15 +92,16 @@ def test_what_is_left_out_is_counted(tmp_path):
         "the text has no facts (--no-facts drop)": 1,
         "text and triples seen before": 1,
         "text seen before, with other triples": 1,
-        "the text is among those to exclude": 1,
+        "every triple is malformed": 1,
+        "the text is among those to exclude": 2,
     }
     assert build["issues"] == {
         "x: texts with Unicode composed, spaces folded or control characters removed": 1,
         "x: triples that a row has twice, left out": 1,
     }
-    assert any("2 texts of triples=triples:" in note for note in build["notes"])
+    assert any("3 texts of triples=triples:" in note for note in build["notes"])
     card = (folder / "README.md").read_text()
-    assert "| x: the text is among those to exclude | 1 |" in card
+    assert "| x: the text is among those to exclude | 2 |" in card
 
 
 def test_texts_without_facts_have_an_empty_target(tmp_path):

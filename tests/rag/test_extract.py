@@ -146,8 +146,8 @@ def test_bad_output_is_counted_and_costs_no_neighbour(store):
         names[3]: "(S> broken",
     }
     extraction, counts = run(Rule(batch_size=5, replies=replies), store, given)
-    assert (counts.malformed_triples, counts.malformed_replies, counts.recovered_replies) == (2, 3, 1)
-    assert (counts.extracted, counts.without_facts, counts.triples) == (5, 3, 2)
+    assert (counts.malformed_triples, counts.malformed_replies, counts.recovered_replies) == (3, 3, 1)
+    assert (counts.extracted, counts.without_facts, counts.triples) == (5, 1, 2)
     assert found(store, extraction, given[0]) == (Triple("a", "b", "c"),)
     assert found(store, extraction, given[2]) == ()
 
