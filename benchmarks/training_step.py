@@ -26,6 +26,7 @@ from measure import PeakMemory, environment, gigabytes, quiet, write_result
 from data_builders.hotpotqa_subq import BuildOptions, build
 from data_builders.sources import Source
 from data_builders.world import WorldOptions, write_world
+from train.compiled import as_written, compile_layers
 
 
 @dataclass
@@ -38,7 +39,9 @@ class Variant:
         grouped: Batches of similar length instead of random ones.
         bf16: bfloat16 weights and autocast instead of float32.
         attention: Attention kernel of transformers.
+        compiled: Layers compiled with `torch.compile`.
         seconds: Of each pass over the records.
+        first_step: Seconds of the first step, compilation included, which is not counted.
         memory: Of the pass with the highest peak.
     """
 
@@ -47,7 +50,9 @@ class Variant:
     grouped: bool = True
     bf16: bool = True
     attention: str = "eager"
+    compiled: bool = False
     seconds: list[float] = field(default_factory=list)
+    first_step: float = 0.0
     memory: PeakMemory | None = None
 
 
@@ -107,8 +112,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     if bf16:
         variants.append(Variant("float32", bf16=False))
     difference = _loss_difference(bench)
+    if args.compile:
+        compile_layers(bench.models[bf16].get_base_model().language_model)
+        variants.append(Variant("compiled layers", bf16=bf16, compiled=True))
     for variant in variants:
+        start = time.perf_counter()
         _step(bench, variant, bench.batches[variant.grouped][0])  # warm-up, not counted
+        variant.first_step = time.perf_counter() - start
     for turn in range(args.repeats):
         for variant in variants[turn % len(variants) :] + variants[: turn % len(variants)]:
             with PeakMemory() as memory:
@@ -217,6 +227,7 @@ def _step(bench: Bench, variant: Variant, numbers: list[int]) -> None:
     model.get_base_model().language_model.set_attn_implementation(variant.attention)
     batch = bench.collate([bench.rows[n] for n in numbers])
     with contextlib.ExitStack() as stack:
+        stack.enter_context(as_written(not variant.compiled))
         if variant.bf16:
             stack.enter_context(torch.autocast("cpu", torch.bfloat16))
             stack.enter_context(disable_input_dtype_casting(model))
@@ -248,6 +259,8 @@ def _row(bench: Bench, variant: Variant) -> dict[str, Any]:
         "grouped": variant.grouped,
         "bf16": variant.bf16,
         "attention": variant.attention,
+        "compiled": variant.compiled,
+        "first_step_seconds": round(variant.first_step, 2),
         "records": len(bench.rows),
         "tokens": tokens,
         "padding_share": round(1 - tokens / padded, 4),
@@ -274,6 +287,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--steps", type=int, default=4, help="optimiser steps in a pass (default: %(default)s)")
     add("--batch-size", type=int, default=4, help="records in a step (default: %(default)s)")
     add("--repeats", type=int, default=3, help="passes of each variant, whose median counts (default: %(default)s)")
+    add("--compile", action="store_true", help="also measure compiled layers (needs a C++ compiler)")
     add("--seed", type=int, default=7, help="seed of world, weights and data order (default: %(default)s)")
     add("--output", default="runs/benchmarks", help="folder of the JSON (default: %(default)s)")
     return parser

@@ -98,7 +98,7 @@ class TrainSection:
     action_weight: float = setting(1.0, "weight of the tokens of [SUBQ], [SUFFICIENT], [NO_RETRIEVAL] in the loss")
     answer_weight: float = setting(1.0, "weight of the tokens of answering records' labels in the loss")
     group_by_length: bool = setting(True, "put records of similar length into a batch")
-    torch_compile: bool = setting(False, "compile the model (100 s up front on a CPU)")
+    torch_compile: bool = setting(False, "compile the language model's layers (needs a C++ compiler)")
     logging_steps: int = setting(10, "optimiser steps between log lines")
     eval_steps: int | None = setting(None, "optimiser steps between evaluations; at the end only unless set")
     eval_generate: bool = setting(True, "evaluate by generating replies, besides the loss")

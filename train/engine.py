@@ -17,6 +17,7 @@ from models.graph_processor import GraphLLMProcessor
 from models.records import Record
 from models.text_embeddings import EmbeddingTable
 from train.collate import Collator
+from train.compiled import as_written
 from train.config import RunConfig
 from train.evaluation import generate_and_score
 from train.run_trainer import LOSS_FILE, LossLog, PlainProgress, RunMixin, newest_checkpoint, shared_arguments, use_bf16
@@ -79,21 +80,22 @@ class GraphLLMTrainer(RunMixin, Trainer):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Loss on the validation records and, unless switched off, scores of generated replies."""
-        metrics = super().evaluate(*args, **kwargs)
-        if self.config.train.eval_generate and self.eval_records:
-            scores = generate_and_score(
-                self.accelerator.unwrap_model(self.model),
-                self.processor,
-                self.table,
-                self.eval_records,
-                self.config.train.eval_batch_size,
-                self.config.train.eval_max_new_tokens,
-                self.args.process_index,
-                self.args.world_size,
-            )
-            scores = {f"eval_{name}": value for name, value in scores.items()}
-            self.log(scores)
-            metrics |= scores
+        with as_written(self.config.train.torch_compile):
+            metrics = super().evaluate(*args, **kwargs)
+            if self.config.train.eval_generate and self.eval_records:
+                scores = generate_and_score(
+                    self.accelerator.unwrap_model(self.model),
+                    self.processor,
+                    self.table,
+                    self.eval_records,
+                    self.config.train.eval_batch_size,
+                    self.config.train.eval_max_new_tokens,
+                    self.args.process_index,
+                    self.args.world_size,
+                )
+                scores = {f"eval_{name}": value for name, value in scores.items()}
+                self.log(scores)
+                metrics |= scores
         return metrics
 
     def save_beside(self, folder: Path) -> None:

@@ -12,6 +12,7 @@ import math
 import os
 import time
 import zipfile
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from checkpoints.folders import check_weights
 from models.sources import best_dtype
+from train.compiled import compile_layers
 from train.same_run import only_run_in
 from train.sampling import EpochSampler
 
@@ -66,7 +68,6 @@ def shared_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
         "max_grad_norm": train.max_grad_norm,
         "bf16": use_bf16(train.bf16),
         "activation_checkpointing": train.gradient_checkpointing,
-        "torch_compile": train.torch_compile,
         "logging_steps": train.logging_steps,
         "logging_first_step": True,
         "eval_strategy": "steps" if train.eval_steps and evaluates else "no",
@@ -114,6 +115,10 @@ class RunMixin(Trainer):
             # Where there is no terminal, one readable line in the place of transformers' printed dictionary.
             self.remove_callback(PrinterCallback)
             self.add_callback(PlainProgress())
+        if config.train.torch_compile:
+            base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+            # Of a Graph-LLM the language model alone: graphs have another size in every batch.
+            compile_layers(getattr(base, "language_model", base))
 
     def make_sampler(self, dataset: Any, batch_size: int) -> EpochSampler:
         """The order of the rows; `batch_size` counts the rows of an optimiser step."""
@@ -145,14 +150,19 @@ class RunMixin(Trainer):
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """One micro-batch; its share of the step's loss goes to the loss log."""
-        if self.args.bf16:
-            # Adapter layers would copy their input to float32 and autocast would copy it back.
-            with disable_input_dtype_casting(model):
-                loss = super().training_step(model, inputs, num_items_in_batch)
-        else:
+        with self._as_cast(model):
             loss = super().training_step(model, inputs, num_items_in_batch)
         self.losses.add(loss, int(inputs["input_ids"].numel()))
         return loss
+
+    def prediction_step(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        """One batch of an evaluation."""
+        with self._as_cast(model):
+            return super().prediction_step(model, *args, **kwargs)
+
+    def _as_cast(self, model: Any) -> AbstractContextManager[None]:
+        # Adapter layers would copy their input to float32 and autocast would copy it back.
+        return disable_input_dtype_casting(model) if self.args.bf16 else nullcontext()
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)

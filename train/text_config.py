@@ -61,7 +61,7 @@ class TextTrainSection:
     packing: bool = setting(False, "several samples in a row, apart from each other (decoders)")
     pack_tokens: int = setting(1024, "tokens of a pack")
     group_by_length: bool = setting(True, "put rows of similar length into a batch")
-    torch_compile: bool = setting(False, "compile the model (100 s up front on a CPU)")
+    torch_compile: bool = setting(False, "compile the language model's layers (needs a C++ compiler)")
     logging_steps: int = setting(10, "optimiser steps between log lines")
     eval_steps: int | None = setting(None, "optimiser steps between evaluations; at the end only unless set")
     eval_generate_records: int = setting(64, "validation samples whose replies are generated and scored; 0 for none")

@@ -16,6 +16,7 @@ import torch
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from models.label_loss import IGNORED, label_loss
+from train.compiled import as_written
 from train.run_trainer import RunMixin, shared_arguments
 from train.sampling import EpochSampler
 from train.text_batches import Seq2SeqCollator
@@ -29,6 +30,8 @@ class TextMixin(RunMixin):
     evaluations: EvaluationLog
     scorer: Scorer | None
     files: Mapping[str, str]
+    # Optimiser steps done, and the metrics.
+    last_evaluation: tuple[int, dict[str, float]] | None = None
 
     def begin_text_run(self, config: TextRunConfig, scorer: Scorer | None, files: Mapping[str, str]) -> None:
         """Set the logs up.
@@ -51,18 +54,18 @@ class TextMixin(RunMixin):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Loss on the validation rows and the scorer's scores; both go to `evaluations.jsonl`."""
-        metrics = super().evaluate(*args, **kwargs)
-        scores: dict[str, float] = {}
+        with as_written(self.config.train.torch_compile):
+            metrics = super().evaluate(*args, **kwargs)
+            model = self.accelerator.unwrap_model(self.model)
+            scores = self.scorer(model, self.args.process_index, self.args.world_size) if self.scorer else {}
         if self.scorer is not None:
-            scores = self.scorer(
-                self.accelerator.unwrap_model(self.model), self.args.process_index, self.args.world_size
-            )
             named = {f"eval_{name}": value for name, value in scores.items()}
             self.log(dict(named))
             metrics |= named
         if self.is_world_process_zero():
             row = {"step": self.state.global_step, "epoch": self.state.epoch or 0.0, "loss": metrics["eval_loss"]}
             self.evaluations.add(row | scores)
+        self.last_evaluation = self.state.global_step, metrics
         return metrics
 
     def save_beside(self, folder: Path) -> None:

@@ -147,8 +147,11 @@ def train_to_the_end(
     start = time.perf_counter()
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     seconds = time.perf_counter() - start
-    metrics = trainer.evaluate() if trainer.eval_dataset is not None else {}
-    return metrics, seconds
+    if trainer.eval_dataset is None:
+        return {}, seconds
+    done, metrics = trainer.last_evaluation or (None, {})
+    # Where `eval_steps` has just ended with the run, nothing has changed since.
+    return metrics if done == trainer.state.global_step else trainer.evaluate(), seconds
 
 
 def save_text_result(

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from train.compiled import compile_layers
 from train.config import RunConfig
 from train.engine import GraphLLMTrainer, newest_checkpoint, training_arguments, use_bf16
 from train.run import load_data, load_model
@@ -87,6 +88,26 @@ def test_accumulation_of_two_times_two_is_a_batch_of_four(make_config: Config, t
         assert small_loss == pytest.approx(big_loss, rel=1e-3)
     for name, value in weights(one).items():
         assert torch.allclose(weights(other)[name], value, atol=2e-3), name
+
+
+def test_compiled_layers_learn_the_same(make_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+
+    def compile_quickly(model: torch.nn.Module) -> None:
+        found.append(compile_layers(model, "aot_eager"))
+
+    monkeypatch.setattr("train.run_trainer.compile_layers", compile_quickly)
+    quiet = {"model.graph_dropout": 0.0, "model.lora_dropout": 0.0}
+    plain = make_config({**quiet, "output_dir": str(tmp_path / "plain")})
+    compiled = make_config({**quiet, "train.torch_compile": True, "output_dir": str(tmp_path / "compiled")})
+    train(plain)
+    trainer = train(compiled)
+    assert found == [len(trainer.model.get_decoder().layers)]
+    for (_, one, _), (_, other, _) in zip(losses(plain), losses(compiled), strict=True):
+        assert other == pytest.approx(one, rel=1e-3)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    trainer.evaluate()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs, "evaluation runs the model as written"
 
 
 def test_the_logged_loss_is_the_mean_over_label_tokens(make_config: Config) -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from train.extraction_run import load_pairs, model_files
 from train.run_trainer import newest_checkpoint
 from train.text_batches import Seq2SeqCollator, TextCollator
 from train.text_engine import TextSeq2SeqTrainer, make_trainer
-from train.text_run import load_text_model
+from train.text_run import load_text_model, train_to_the_end
 from train.text_sft import TextTrainer
 
 Config = Callable[..., Any]
@@ -323,3 +324,14 @@ def test_padding_of_a_target_is_never_learned(tiny_t5: Path) -> None:
     assert batch["labels"].tolist() == [[8, 2, -100, -100], [8, 9, 10, 2]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
     assert batch["decoder_input_ids"].tolist() == [[3, 8, 2, 3], [3, 8, 9, 10]]
+
+
+def test_an_evaluation_at_the_last_step_is_not_repeated(make_extraction_config: Any, tmp_path: Path) -> None:
+    config = make_extraction_config({"output_dir": str(tmp_path / "run")})
+    for steps, expected in ((3, 1.0), (2, 2.0)):
+        trainer = MagicMock(eval_dataset=[1], last_evaluation=(steps, {"eval_loss": 1.0}))
+        trainer.state.global_step = 3
+        trainer.evaluate.return_value = {"eval_loss": 2.0}
+        (tmp_path / "run").mkdir(exist_ok=True)
+        metrics, _ = train_to_the_end(trainer, config, None, "digest")
+        assert metrics == {"eval_loss": expected}
