@@ -158,7 +158,6 @@ def _add_model(command: argparse.ArgumentParser, required: bool = True) -> None:
     command.add_argument("--limit", type=int, metavar="N", help="only the first N")
     command.add_argument("--batch-size", type=int, default=16, help="inputs a forward pass (default: %(default)s)")
     command.add_argument("--dtype", default="float32", help="float32 (default), bfloat16, float16 or auto")
-    command.add_argument("--beams", type=int, default=1, help="beams of a Graph-LLM's beam search (default: 1, greedy)")
     command.add_argument("--max-plan-tokens", type=int, help="longest plan (default: 64)")
     command.add_argument("--max-answer-tokens", type=int, help="longest answer (default: the task's, or 100)")
 

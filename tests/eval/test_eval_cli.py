@@ -50,7 +50,7 @@ class Oracle:
 def oracle(monkeypatch):
     model = Oracle()
     module = types.ModuleType("models.local_generator")
-    module.load_generator = lambda folder, batch_size, dtype, beams: model
+    module.load_generator = lambda folder, batch_size, dtype: model
     monkeypatch.setitem(sys.modules, "models.local_generator", module)
     # The oracle's folder holds no weights; tests/checkpoints has the check itself.
     monkeypatch.setattr("eval.commands.check_model_folder", lambda folder: None)
@@ -156,7 +156,6 @@ def test_other_systems_and_compare(files, oracle, capsys):
         ({"retriever": "dense"}, "--retriever dense needs --encoder"),
         ({"max_rounds": -1, "top_k": 0}, "max_rounds is -1: it must be at least 0; top_k is 0"),
         ({"limit": 0}, "--limit is 0"),
-        ({"beams": 0}, "--beams is 0"),
     ],
 )
 def test_bad_input_gives_one_line_and_exit_code_2(files, oracle, capsys, change, message):
@@ -182,8 +181,6 @@ def test_changed_settings_need_overwrite(files, oracle, capsys):
     assert main(command(files, top_k=2)) == 2
     assert "options was" in error_of(capsys)
     assert main(command(files, top_k=2, overwrite=True)) == 0
-    assert main(command(files, top_k=2, beams=2)) == 2
-    assert "beams was" in error_of(capsys)
     assert main(command(files, top_k=2, concurrency=1, batch_size=3)) == 0, "speed settings are free to change"
 
 
@@ -251,6 +248,8 @@ def test_records_command_with_bad_input(files, oracle, shards, capsys):
     call = ["records", "--data", str(shards), "--model", str(files / "model"), "--output", str(files / "scores")]
     assert main([*call, "--split", "test"]) == 2
     assert "holds no test*.jsonl" in error_of(capsys)
+    assert main([*call, "--batch-size", "0", "--limit", "0"]) == 2
+    assert "--batch-size is 0: it must be at least 1; --limit is 0" in error_of(capsys)
     shard = shards / "validation-00000.jsonl"
     shard.write_text(shard.read_text() + shard.read_text().splitlines()[0] + "\n")
     assert main(call) == 2

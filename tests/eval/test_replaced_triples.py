@@ -105,7 +105,7 @@ class Reader:
 def model(tmp_path, monkeypatch):
     reader = Reader()
     module = types.ModuleType("models.local_generator")
-    module.load_generator = lambda folder, batch_size, dtype, beams: reader
+    module.load_generator = lambda folder, batch_size, dtype: reader
     monkeypatch.setitem(sys.modules, "models.local_generator", module)
     monkeypatch.setattr("eval.commands.check_model_folder", lambda folder: None)
     (tmp_path / "model").mkdir()

@@ -42,47 +42,6 @@ def test_many_at_once_are_as_one_by_one(generator: LocalGenerator, records: list
     ]
 
 
-def test_beams_find_likelier_replies_than_greedy_decoding(
-    generator: LocalGenerator, records: list[Record], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wide = LocalGenerator(generator.model, generator.processor, 8, generator.embeddings, beams=4)
-    assert wide.batch_size == 2, "four beams of an input are four rows"
-    # Replies of one length, so that their likelihoods compare.
-    monkeypatch.setattr(generator.model.generation_config, "min_new_tokens", 5)
-    inputs = [record.input for record in records]
-    together = wide.generate_many(inputs, 5)
-    assert [essence(reply) for reply in together] == [essence(wide.generate_many([one], 5)[0]) for one in inputs]
-    assert likelihood(wide, inputs) > likelihood(generator, inputs)
-    with pytest.raises(ValueError, match="beams 0"):
-        LocalGenerator(generator.model, generator.processor, beams=0)
-
-
-def likelihood(generator: LocalGenerator, inputs: list[ModelInput]) -> float:
-    """Summed log-probability of the replies of five tokens."""
-    outputs: list[tuple[torch.Tensor, dict[str, Any]]] = []
-    generate = generator.model.generate
-
-    def spy(**given: Any) -> torch.Tensor:
-        outputs.append((generate(**given), given))
-        return outputs[-1][0]
-
-    generator.model.generate = spy
-    try:
-        generator.generate_many(inputs, 5)
-    finally:
-        generator.model.generate = generate
-    total = 0.0
-    for output, given in outputs:
-        labels = output.clone()
-        labels[:, :-5] = -100
-        width = output.shape[1] - given["attention_mask"].shape[1]
-        mask = torch.nn.functional.pad(given["attention_mask"], (0, width), value=1)
-        with torch.inference_mode():
-            loss = generator.model(input_ids=output, attention_mask=mask, labels=labels, graphs=given["graphs"]).loss
-        total -= float(loss) * 5 * len(output)
-    return total
-
-
 def test_calls_of_many_tasks_meet_in_batches(generator: LocalGenerator, records: list[Record]) -> None:
     inputs = [record.input for record in records]
     expected = generator.generate_many(inputs, 8)
