@@ -207,6 +207,8 @@ def test_stored_direct_answers_decide_by_normalised_match(tmp_path, source):
 
 
 def test_ctrl_c_ends_the_direct_answer_pass_after_its_batch(tmp_path, source, monkeypatch):
+    # A shell lets what it starts in the background ignore the signal.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     stopped, answered = threading.Event(), []
 
     class Model:
