@@ -1,11 +1,11 @@
 """Distil CIRAG's teacher into a small integrator (CIRAG, sections 3.5 and B.4): LoRA on its trajectories.
 
     # two CPU cores, on trajectories of `python -m data_builders.trajectories …`
-    accelerate launch --config_file recipes/accelerate/cpu.yaml recipes/cirag_distill.py \
+    accelerate launch --quiet --config_file recipes/accelerate/cpu.yaml recipes/cirag_distill.py \
         --config recipes/configs/smollm2_135m_cirag_cpu.yaml --data.train runs/cirag/trajectories
 
     # GPUs, the paper's settings
-    accelerate launch recipes/cirag_distill.py --config recipes/configs/qwen25_7b_cirag_paper.yaml
+    accelerate launch --quiet recipes/cirag_distill.py --config recipes/configs/qwen25_7b_cirag_paper.yaml
 
 Any field can be set on the command line (`--data.rounds separate`); `--dry-run` shows what would happen, with the
 learned tokens of a trajectory. A run that was stopped, by whatever means, goes on when the same command is given again.
@@ -53,7 +53,7 @@ def main(config: DistillConfig, dry_run: bool = False) -> None:
         return
 
     trainer = _trainer(config, model, tokenizer, data)
-    metrics, seconds = train_to_the_end(trainer, config, checkpoint, digest)
+    metrics, seconds = train_to_the_end(trainer, checkpoint, digest)
     found = teachers(data.counts["train"])
     folder = save_text_result(trainer, config, data.digests, metrics, seconds, tokenised=data.counts, teachers=found)
     logging.info("trained for %d s; the student is in %s", seconds, folder)

@@ -1,11 +1,11 @@
 """Train a text-to-triples model, the f_t2t of RAS (sections 3.2 and D.1): a decoder or an encoder-decoder.
 
     # two CPU cores, on pairs of `python -m data_builders.text_to_triples …`
-    accelerate launch --config_file recipes/accelerate/cpu.yaml recipes/text_to_triples.py \
+    accelerate launch --quiet --config_file recipes/accelerate/cpu.yaml recipes/text_to_triples.py \
         --config recipes/configs/smollm2_135m_t2t_cpu.yaml --data.train runs/t2t_mixed
 
     # GPUs, the paper's settings
-    accelerate launch recipes/text_to_triples.py --config recipes/configs/flan_t5_large_t2t_paper_text.yaml
+    accelerate launch --quiet recipes/text_to_triples.py --config recipes/configs/flan_t5_large_t2t_paper_text.yaml
 
 Any field can be set on the command line (`--train.learning_rate 3e-4`); `--dry-run` shows what would happen. A run
 that was stopped, by whatever means, goes on when the same command is given again.
@@ -49,7 +49,7 @@ def main(config: ExtractionConfig, dry_run: bool = False) -> None:
     trainer = make_trainer(
         model, config, tokenizer, data.train, data.validation, data.scorer, model_files(config, model)
     )
-    metrics, seconds = train_to_the_end(trainer, config, checkpoint, digest)
+    metrics, seconds = train_to_the_end(trainer, checkpoint, digest)
     folder = save_text_result(trainer, config, data.digests, metrics, seconds, tokenised=data.counts)
     logging.info("trained for %d s; the result is in %s", seconds, folder)
     for name in sorted(metrics):

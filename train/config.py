@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Sequence
@@ -74,6 +75,7 @@ class DataSection:
     answering_prompt: str | None = setting(None, "file that replaces the answering instruction")
     max_input_tokens: int = setting(2500, "longest prompt; the oldest triples are left out first")
     max_label_tokens: int = setting(300, "longest label; a longer one is an error")
+    learn_copies: bool = setting(True, "learn the words of a first sub-query that repeats the main question")
     max_train_records: int | None = setting(None, "train on the first so many records")
     max_validation_records: int | None = setting(None, "evaluate on the first so many records")
 
@@ -168,6 +170,7 @@ class RunConfig:
             "train.eval_batch_size": train.eval_batch_size,
             "train.eval_max_new_tokens": train.eval_max_new_tokens,
             "model.lora_rank": model.lora_rank,
+            "model.lora_alpha": model.lora_alpha,
             "model.graph_layers": model.graph_layers,
             "model.graph_hidden_width": model.graph_hidden_width,
             "model.projector_width": model.projector_width,
@@ -186,6 +189,7 @@ class RunConfig:
             }.items()
             if not 0 <= value <= 1
         ]
+        problems += optimisation_problems(self)
         for name, file in {
             "data.planning_prompt": data.planning_prompt,
             "data.answering_prompt": data.answering_prompt,
@@ -200,6 +204,46 @@ def one_of(problems: list[str], name: str, value: str, known: Sequence[str]) -> 
     """Add a problem when a value is not among those known, with the nearest of them."""
     if value not in known:
         problems.append(f"{name}: {value!r} is not one of {', '.join(known)}{_nearest(value, known)}")
+
+
+def optimisation_problems(config: Any) -> list[str]:
+    """What can't work in the settings that every training run has.
+
+    Args:
+        config: A run with `output_dir`, `seed`, `data.train` and the optimiser's settings under `train`.
+    """
+    train = config.train
+    problems = [f"{name}: name a folder or file" for name in ("output_dir", "data.train") if _at(config, name) == ""]
+    problems += [
+        f"{name}: {_at(config, name)} must be 0 or more"
+        for name in ("seed", "train.weight_decay", "train.max_grad_norm", "train.workers")
+        if _at(config, name) < 0
+    ]
+    return problems + [
+        f"train.{name}: {getattr(train, name)} must be at least 0 and below 1"
+        for name in ("adam_beta1", "adam_beta2")
+        if not 0 <= getattr(train, name) < 1
+    ]
+
+
+def _at(config: Any, name: str) -> Any:
+    for part in name.split("."):
+        config = getattr(config, part)
+    return config
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """A safe loader that refuses a name given twice, of which YAML would silently drop the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"{key.value} is given twice: put its values under one", problem_mark=key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 def load_config(kind: type[T], path: str | Path | None, overrides: dict[str, Any] | None = None) -> T:
@@ -220,7 +264,7 @@ def load_config(kind: type[T], path: str | Path | None, overrides: dict[str, Any
         if not Path(path).is_file():
             raise FileNotFoundError(f"no such configuration file: {path}")
         try:
-            loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            loaded = yaml.load(Path(path).read_text(encoding="utf-8"), _UniqueKeys)
         except yaml.YAMLError as error:
             raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
         if loaded is not None and not isinstance(loaded, dict):
@@ -352,9 +396,15 @@ def _convert(value: Any, hint: Any, name: str, problems: list[str]) -> Any:
             if isinstance(value, bool):
                 raise ValueError
             # PyYAML reads 1e-5 as a string; it is a number to everyone else.
+            if not math.isfinite(float(value)):
+                raise ValueError
             return float(value)
         if value is None or isinstance(value, (dict, list)):
             raise ValueError
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            # YAML has made 42798 of the revision 0123456; what was written is gone.
+            problems.append(f"{name}: {value!r} was read as a number; put text in quotes")
+            return str(value)
         return str(value).lower() if isinstance(value, bool) else str(value)
     except (TypeError, ValueError, OverflowError):
         wanted = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}

@@ -67,11 +67,24 @@ def build_table(
     return EmbeddingTable.build(strings(), encoder, folder)
 
 
-def tokenize(source: RecordSource, processor: GraphLLMProcessor, table: EmbeddingTable | None, cache: Path) -> Any:
+def tokenize(
+    source: RecordSource,
+    processor: GraphLLMProcessor,
+    table: EmbeddingTable | None,
+    cache: Path,
+    learn_copies: bool = True,
+) -> Any:
     """Write the tokenised records of a source once and open them memory-mapped.
 
     Columns: `input_ids`, `label_ids`, `marker` (label tokens of the action marker), `length`
     and, with graphs, those of `models.graphs.GraphRows`.
+
+    Args:
+        source: The records.
+        processor: Makes prompts and labels.
+        table: Rows of node and edge strings; None for models without graph.
+        cache: Folder of the files.
+        learn_copies: As in `encode_row`.
 
     Returns:
         A `datasets.Dataset`; `meta.json` beside it counts what was truncated.
@@ -97,6 +110,7 @@ def tokenize(source: RecordSource, processor: GraphLLMProcessor, table: Embeddin
         processor.tokenizer.name_or_path,
         len(processor.tokenizer),
         empty,
+        learn_copies,
     ]
     folder = cache / f"tokens-{_digest([source.digest()], settings, table.digest if table else None)}"
     if (folder / "meta.json").exists():
@@ -112,7 +126,7 @@ def tokenize(source: RecordSource, processor: GraphLLMProcessor, table: Embeddin
     }
     writer = ArrowWriter(path=str(folder / "records.arrow"), features=Features(columns), writer_batch_size=512)
     for record in tqdm(source, desc="tokenising", unit=" records", disable=None):
-        row = encode_row(record, processor, table)
+        row = encode_row(record, processor, table, learn_copies)
         lost = row.pop("lost")
         writer.write(row)
         meta["records"] += 1
@@ -133,10 +147,22 @@ def tokenize(source: RecordSource, processor: GraphLLMProcessor, table: Embeddin
     return Dataset.from_file(str(folder / "records.arrow"))
 
 
-def encode_row(record: Record, processor: GraphLLMProcessor, table: EmbeddingTable | None) -> dict[str, Any]:
-    """One record as integers; `lost` counts truncated triples and words."""
+def encode_row(
+    record: Record, processor: GraphLLMProcessor, table: EmbeddingTable | None, learn_copies: bool = True
+) -> dict[str, Any]:
+    """One record as integers; `lost` counts truncated triples and words.
+
+    Args:
+        record: The record.
+        processor: Makes prompt and label.
+        table: Rows of node and edge strings; None for models without graph.
+        learn_copies: Whether a first sub-query that repeats the main question is part of its label. A loop whose q_0 is
+            the main question (RAS, section 3.1) fills it in itself and reads the action alone.
+    """
     encoded = processor.encode_input(record.input)
     label = processor.encode_label(record)
+    if not learn_copies and not record.steps and record.subquery == record.question:
+        label = label[: processor.marker_length(record)]
     row: dict[str, Any] = {"input_ids": encoded.input_ids, "label_ids": label}
     if table is not None:
         rows = table.rows(text for graph in encoded.graphs for text in graph.strings)

@@ -13,6 +13,7 @@ from train.collate import IGNORED, Collator
 from train.config import RunConfig, to_yaml
 from train.dataset import RecordSource
 from train.run import RunData, sources
+from train.same_run import process_count
 
 
 def report(config: RunConfig, model: Any, processor: GraphLLMProcessor, data: RunData) -> str:
@@ -72,10 +73,12 @@ def _counts(name: str, source: RecordSource) -> str:
 
 
 def _steps(config: RunConfig, records: int) -> str:
+    devices = process_count()
     per_step = config.train.batch_size * config.train.gradient_accumulation
-    steps = config.train.max_steps or math.ceil(math.ceil(records / per_step) * config.train.epochs)
+    steps = config.train.max_steps or math.ceil(math.ceil(records / (per_step * devices)) * config.train.epochs)
     warmup = math.ceil(config.train.warmup_ratio * steps)
-    return f"{steps} optimiser steps of {per_step} records a device, {warmup} of them warm-up"
+    where = "a device" if devices == 1 else f"on each of {devices} devices"
+    return f"{steps} optimiser steps of {per_step} records {where}, {warmup} of them warm-up"
 
 
 def _masked_text(ids: list[int], labels: list[int], processor: GraphLLMProcessor) -> str:

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import Trainer, TrainingArguments
 
 from models.graph_processor import GraphLLMProcessor
 from models.records import Record
 from models.text_embeddings import EmbeddingTable
-from train.collate import Collator
+from train.collate import IGNORED, Collator
 from train.compiled import as_written
 from train.config import RunConfig
 from train.evaluation import generate_and_score
@@ -76,6 +77,7 @@ class GraphLLMTrainer(RunMixin, Trainer):
         self.processor = processor
         self.table = table
         self.eval_records = eval_records
+        self._eval_sums = torch.zeros(2, dtype=torch.double)
         self.begin_run(config)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -97,6 +99,23 @@ class GraphLLMTrainer(RunMixin, Trainer):
                 self.log(scores)
                 metrics |= scores
         return metrics
+
+    def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """One batch of an evaluation, whose loss counts as often as it has label tokens."""
+        found = super().prediction_step(model, inputs, *args, **kwargs)
+        tokens = (inputs["labels"] != IGNORED).sum().double()
+        self._eval_sums += torch.stack([found[0].double() * tokens, tokens]).cpu()
+        return found
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
+        """transformers' loop; its loss is the mean over label tokens, as in training, and not over batches."""
+        self._eval_sums = torch.zeros(2, dtype=torch.double)
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        sums = self._eval_sums.to(self.args.device)
+        if self.args.world_size > 1:
+            torch.distributed.all_reduce(sums)
+        output.metrics[f"{metric_key_prefix}_loss"] = (sums[0] / sums[1]).item()
+        return output
 
     def save_beside(self, folder: Path) -> None:
         """The base's configuration and the processor, so that a checkpoint loads by itself."""

@@ -18,7 +18,7 @@ from models.sources import parse_dtype
 from models.text_embeddings import EmbeddingTable
 from train.config import RunConfig
 from train.dataset import RecordSource, build_table, tokenize
-from train.run_folder import RESULT, save_run_settings
+from train.run_folder import RESULT
 from train.run_trainer import LOSS_FILE
 from train.same_run import write_text
 
@@ -30,7 +30,6 @@ __all__ = [
     "load_data",
     "load_model",
     "save_result",
-    "save_run_settings",
     "sources",
 ]
 
@@ -135,8 +134,8 @@ def load_data(config: RunConfig, processor: GraphLLMProcessor) -> RunData:
     table = build_table(both, processor, config.model.encoder, cache) if config.model.use_graph else None
     return RunData(
         table,
-        tokenize(train, processor, table, cache),
-        tokenize(validation, processor, table, cache) if validation else None,
+        tokenize(train, processor, table, cache, config.data.learn_copies),
+        tokenize(validation, processor, table, cache, config.data.learn_copies) if validation else None,
         list(validation) if validation and config.train.eval_generate else [],
     )
 

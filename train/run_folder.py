@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from train.config import to_yaml
-from train.same_run import ENVIRONMENT, SETTINGS, TRAIN_DIGEST, write_text
+from train.same_run import ENVIRONMENT, PROCESSES, SETTINGS, TRAIN_DIGEST, process_count, write_text
 
 RESULT = "final"
 PACKAGES = (
@@ -44,6 +44,7 @@ def save_run_settings(config: Any, train_digest: str | None = None) -> None:
         "platform": platform.platform(),
         "versions": {name: version for name in PACKAGES if (version := _version(name)) is not None},
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        PROCESSES: process_count(),
         TRAIN_DIGEST: train_digest,
     }
     write_text(folder / ENVIRONMENT, json.dumps(about, indent=2) + "\n")

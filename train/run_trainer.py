@@ -26,7 +26,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from checkpoints.folders import check_weights
 from models.sources import best_dtype
 from train.compiled import compile_layers
-from train.same_run import only_run_in
+from train.run_folder import save_run_settings
+from train.same_run import forget_checkpoints, only_run_in, set_result_aside
 from train.sampling import EpochSampler
 
 if TYPE_CHECKING:
@@ -143,10 +144,35 @@ class RunMixin(Trainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train, alone in the run folder."""
-        if not self.is_world_process_zero():
+        with self._alone():
             return super().train(*args, **kwargs)
-        with only_run_in(self.args.output_dir):
-            return super().train(*args, **kwargs)
+
+    def train_as_run(self, checkpoint: Path | None, train_digest: str) -> float:
+        """Train, alone in the run folder, which then says what is trained in it.
+
+        Args:
+            checkpoint: Where to go on; None begins, and sets the result of an earlier run aside.
+            train_digest: Fingerprint of the training data.
+
+        Returns:
+            The seconds of training in this process.
+
+        Raises:
+            ValueError: another process trains in the folder; nothing in it has been touched.
+        """
+        with self._alone():
+            if self.is_world_process_zero():
+                if not self.config.resume:
+                    forget_checkpoints(self.config.output_dir)
+                if checkpoint is None:
+                    set_result_aside(self.config.output_dir)
+                save_run_settings(self.config, train_digest)
+            start = time.perf_counter()
+            super().train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            return time.perf_counter() - start
+
+    def _alone(self) -> AbstractContextManager[None]:
+        return only_run_in(self.args.output_dir) if self.is_world_process_zero() else nullcontext()
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """One micro-batch; its share of the step's loss goes to the loss log."""
@@ -211,12 +237,9 @@ class LossLog(TrainerCallback):
             loss, tokens = both[0], int(both[1])
         self._lines.append((state.global_step, loss, tokens, now - self._time))
         self._time, self._step, self._tokens = now, [], 0
-        if len(self._lines) >= self.flush_every:
+        # Before a checkpoint and not after it: a kill between the two would leave a gap that no resume fills.
+        if control.should_save or len(self._lines) >= self.flush_every:
             self._flush(state)
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Everything up to a checkpoint is on disk with it."""
-        self._flush(state)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write what is left."""

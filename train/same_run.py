@@ -18,11 +18,13 @@ from typing import Any
 
 import yaml
 
+from checkpoints.folders import FINAL
+
 logger = logging.getLogger(__name__)
 
 SETTINGS, ENVIRONMENT, LOCK = "config.yaml", "environment.json", ".lock"
-# The key of the training data's digest in `environment.json`.
-TRAIN_DIGEST = "train_sha256"
+# Keys of `environment.json`: the training data's digest, and the processes of the run.
+TRAIN_DIGEST, PROCESSES = "train_sha256", "processes"
 # What may change between two starts: how a run is watched, kept and computed, not what is learned.
 _FREE = {
     "output_dir", "run_name", "report_to", "resume",
@@ -54,9 +56,14 @@ def check_same_run(config: Any, train_digest: str) -> None:
         for name in now
         if name in before and before[name] != now[name] and not _is_free(name)
     ]
-    if _per_step(before) != _per_step(now):
-        changed.append(f"records a step and device were {_per_step(before)} and are {_per_step(now)}")
-    if _stored_digest(folder / ENVIRONMENT) not in (None, train_digest):
+    about = _stored_environment(folder / ENVIRONMENT)
+    processes = about.get(PROCESSES) or process_count()  # an earlier version kept no count
+    per_step = _per_step(before, processes), _per_step(now, process_count())
+    if per_step[0] != per_step[1]:
+        changed.append(
+            f"records a step were {per_step[0]} on {processes} process(es) and are {per_step[1]} on {process_count()}"
+        )
+    if about.get(TRAIN_DIGEST) not in (None, train_digest):
         changed.append("the training data have another content")
     if changed:
         raise ValueError(
@@ -68,16 +75,32 @@ def check_same_run(config: Any, train_digest: str) -> None:
 def forget_checkpoints(output_dir: str | Path) -> None:
     """Remove the checkpoints of an earlier run, which a new one in their folder would be mixed up with.
 
-    Trainers delete the checkpoints with the smallest steps first: those of the new run.
-
-    Raises:
-        ValueError: another process trains in the folder.
+    Trainers delete the checkpoints with the smallest steps first: those of the new run. Hold the folder meanwhile.
     """
-    with only_run_in(output_dir):
-        for folder in sorted(Path(output_dir).glob("checkpoint-*")):
-            if folder.is_dir():
-                logger.info("removing %s: the run starts anew", folder)
-                shutil.rmtree(folder)
+    for folder in sorted(Path(output_dir).glob("checkpoint-*")):
+        if folder.is_dir():
+            logger.info("removing %s: the run starts anew", folder)
+            shutil.rmtree(folder)
+
+
+def set_result_aside(output_dir: str | Path) -> None:
+    """Rename the result of an earlier run to `final.previous`: beside the settings of a new one it would pass for its.
+
+    Hold the folder meanwhile.
+    """
+    result = Path(output_dir) / FINAL
+    if result.is_dir():
+        aside = result.with_name(f"{FINAL}.previous")
+        shutil.rmtree(aside, ignore_errors=True)
+        os.replace(result, aside)
+        logger.info("the result of the earlier run is now in %s", aside)
+
+
+def process_count() -> int:
+    """How many processes train together."""
+    from accelerate import PartialState
+
+    return int(PartialState().num_processes)
 
 
 @contextmanager
@@ -127,12 +150,12 @@ def _stored_settings(path: Path) -> dict[str, Any] | None:
     return dict(_flat(stored)) if isinstance(stored, dict) else None
 
 
-def _stored_digest(path: Path) -> str | None:
+def _stored_environment(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8")).get(TRAIN_DIGEST)
-    except (OSError, ValueError, AttributeError):
-        return None
-    return found if isinstance(found, str) else None
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -143,6 +166,8 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def _per_step(settings: dict[str, Any]) -> int | None:
+def _per_step(settings: dict[str, Any], processes: int) -> int | None:
     sizes = [settings.get(name) for name in _PER_STEP]
-    return sizes[0] * sizes[1] if all(isinstance(size, int) for size in sizes) else None  # type: ignore[operator]
+    if not all(isinstance(size, int) for size in sizes):
+        return None
+    return sizes[0] * sizes[1] * processes  # type: ignore[operator]

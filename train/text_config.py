@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from train.config import ATTENTION, SCHEDULERS, one_of, setting
+from train.config import ATTENTION, SCHEDULERS, one_of, optimisation_problems, setting
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 TRACKERS = ("wandb", "tensorboard", "none")
@@ -114,7 +114,7 @@ class TextRunConfig:
         problems: list[str] = []
         for target in self.report_to:
             one_of(problems, "report_to", target, TRACKERS)
-        problems += self.model.check() + self.train.check()
+        problems += self.model.check() + self.train.check() + optimisation_problems(self)
         return problems + missing_files({"train.deepspeed": self.train.deepspeed})
 
 

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from train.config import to_yaml
+from train.same_run import process_count
 from train.text_config import TextRunConfig
 from train.text_rows import IGNORED, rows_meta
 
@@ -91,9 +92,7 @@ def _counts(name: str, rows: Any) -> str:
 
 
 def _steps(config: TextRunConfig, rows: Any) -> str:
-    from accelerate import PartialState
-
-    devices = PartialState().num_processes
+    devices = process_count()
     per_step = config.train.batch_size * config.train.gradient_accumulation
     # Nothing is learned of prompts for on-policy distillation; those that do not fill a step are left out of an epoch.
     whole, rest = divmod(len(rows), per_step * devices)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from checkpoints.card import seconds_until
 from models.adapters import add_lora
 from models.label_loss import learn_labels_only
 from models.sources import adapter_base, best_dtype, load_tokenizer, load_weights, parse_dtype, resolve
-from train.run_folder import RESULT, save_run_settings
+from train.run_folder import RESULT
 from train.run_trainer import LOSS_FILE, newest_checkpoint
-from train.same_run import check_same_run, forget_checkpoints, write_text
+from train.same_run import check_same_run, write_text
 from train.text_config import TextModelSection, TextRunConfig
 from train.tracking import check_tracking
 
@@ -120,14 +119,11 @@ def checkpoint_to_go_on_from(config: TextRunConfig, train_digest: str) -> Path |
     return checkpoint
 
 
-def train_to_the_end(
-    trainer: Any, config: TextRunConfig, checkpoint: Path | None, train_digest: str
-) -> tuple[dict[str, float], float]:
+def train_to_the_end(trainer: Any, checkpoint: Path | None, train_digest: str) -> tuple[dict[str, float], float]:
     """Train, from a checkpoint where there is one, and evaluate.
 
     Args:
         trainer: From `train.text_engine.make_trainer`.
-        config: The run.
         checkpoint: From `checkpoint_to_go_on_from`.
         train_digest: Fingerprint of the training data.
 
@@ -136,17 +132,11 @@ def train_to_the_end(
     """
     if checkpoint is not None:
         logger.info("going on from %s", checkpoint)
-    if trainer.is_world_process_zero():
-        if not config.resume:
-            forget_checkpoints(config.output_dir)
-        save_run_settings(config, train_digest)
     trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
     logger.info("training %s parameters on %d rows", f"{trained:,}", len(trainer.train_dataset))
     if trainer.eval_dataset is None:
         logger.info("there are no validation rows: nothing is evaluated")
-    start = time.perf_counter()
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    seconds = time.perf_counter() - start
+    seconds = trainer.train_as_run(checkpoint, train_digest)
     if trainer.eval_dataset is None:
         return {}, seconds
     done, metrics = trainer.last_evaluation or (None, {})

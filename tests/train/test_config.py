@@ -47,7 +47,6 @@ def test_all_problems_come_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("train.learning_rate", float("nan"), "must be greater than 0"),
         ("train.batch_size", 0, "must be greater than 0"),
         ("train.batch_size", float("inf"), "not a whole number"),
         ("train.warmup_ratio", 1.5, "must be from 0 to 1"),
@@ -64,6 +63,17 @@ def test_all_problems_come_at_once(tmp_path: Path) -> None:
         ("data.planning_prompt", "/nowhere.md", "there is no file /nowhere.md"),
         ("report_to", "mlflow", "not one of wandb, tensorboard, none"),
         ("seed", None, "not a whole number"),
+        ("seed", -1, "must be 0 or more"),
+        ("train.epochs", float("inf"), "not a number"),
+        ("train.learning_rate", float("nan"), "not a number"),
+        ("train.workers", -2, "must be 0 or more"),
+        ("train.weight_decay", -1, "must be 0 or more"),
+        ("train.max_grad_norm", -1, "must be 0 or more"),
+        ("train.adam_beta1", 2, "at least 0 and below 1"),
+        ("model.lora_alpha", 0, "must be greater than 0"),
+        ("model.revision", 42798, "put text in quotes"),
+        ("data.train", "", "name a folder or file"),
+        ("output_dir", "", "name a folder or file"),
         ("output_dir", None, "not text"),
     ],
 )
@@ -92,6 +102,12 @@ def test_defaults_are_the_papers() -> None:
     assert (train.batch_size, train.gradient_accumulation, train.max_grad_norm) == (2, 2, 0.5)
     assert (model.lora_rank, model.lora_alpha, model.graph_layers, model.graph_heads) == (8, 16, 3, 8)
     assert RunConfig().check() == []
+
+
+def test_a_name_given_twice_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, "train:\n  learning_rate: 3e-4\ntrain:\n  batch_size: 4\n")
+    with pytest.raises(ConfigError, match=r"train is given twice.*line 3"):
+        load_config(RunConfig, path)
 
 
 def test_two_configurations_share_nothing() -> None:

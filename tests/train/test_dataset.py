@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from models.graph_processor import GraphLLMProcessor
-from models.records import Record
+from models.records import Action, Record
 from models.text_embeddings import EmbeddingTable
 from train import dataset
 from train.dataset import RecordSource, build_table, encode_row, tokenize
@@ -123,12 +123,14 @@ def test_the_cache_depends_on_all_that_changes_a_row(
     counts.append(len(folders()))
     tokenize(source(path, limit=3), processor, None, tmp_path)
     counts.append(len(folders()))
+    tokenize(source(path), processor, None, tmp_path, learn_copies=False)
+    counts.append(len(folders()))
     tokenize(source(path, tasks=("planning",)), processor, None, tmp_path)
     counts.append(len(folders()))
     write_records(records[1:])
     tokenize(source(path), processor, None, tmp_path)
     counts.append(len(folders()))
-    assert counts == list(range(1, 10))
+    assert counts == list(range(1, 11))
 
 
 def test_limit_and_tasks(records: list[Record], write_records: Write) -> None:
@@ -174,3 +176,19 @@ def test_a_table_holds_the_strings_of_training_and_validation(
     }
     assert len(table) == len(strings)
     assert set(table.rows(strings)) == strings
+
+
+def test_a_copied_question_is_left_out_of_the_label_and_nothing_else(
+    records: list[Record], processor: GraphLLMProcessor
+) -> None:
+    question = "In which country was Ada Lovelace born?"
+    copied = Record("c", "c", "planning", question, Action.SUBQ, (), question)
+    other = Record("o", "o", "planning", question, Action.SUBQ, (), "In which town was Ada Lovelace born?")
+    later = dataclasses.replace(copied, id="l", steps=records[0].steps)
+    row = encode_row(copied, processor, None, learn_copies=False)
+    assert processor.tokenizer.decode(row["label_ids"]) == "[SUBQ]"
+    assert row["length"] == len(row["input_ids"]) + len(row["label_ids"])
+    assert row["marker"] == len(row["label_ids"])
+    assert processor.tokenizer.decode(encode_row(copied, processor, None)["label_ids"]).startswith(f"[SUBQ] {question}")
+    for record in (other, later, *records):
+        assert encode_row(record, processor, None, learn_copies=False) == encode_row(record, processor, None)

@@ -2,6 +2,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from models.records import Action, Record
 from train.config import RunConfig
 from train.dry_run import report
@@ -47,6 +49,12 @@ def test_steps_are_those_of_the_trainer(make_config: Config, tmp_path: Path) -> 
         trainer = GraphLLMTrainer(model, config, processor, data.table, data.train)
         trainer.train()
         assert f"  {trainer.state.max_steps} optimiser steps" in shown
+
+
+def test_steps_count_the_records_of_every_process(make_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train.dry_run.process_count", lambda: 2)
+    text, _, _ = dry(make_config({"train.epochs": 2}))
+    assert "4 optimiser steps of 4 records on each of 2 devices, 1 of them warm-up" in text
 
 
 def test_the_mask_is_shown_in_any_script(make_config: Config, write_records: Any, records: list[Record]) -> None:

@@ -16,6 +16,7 @@ from train.compiled import compile_layers
 from train.config import RunConfig
 from train.engine import GraphLLMTrainer, newest_checkpoint, training_arguments, use_bf16
 from train.run import load_data, load_model
+from train.same_run import only_run_in
 
 Config = Callable[..., RunConfig]
 
@@ -120,6 +121,36 @@ def test_the_logged_loss_is_the_mean_over_label_tokens(make_config: Config) -> N
         expected = trainer.model.eval()(**batch).loss.item()
     trainer.train()
     assert losses(config)[0][1] == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_evaluation_loss_does_not_depend_on_the_batch_size(make_config: Config, tmp_path: Path) -> None:
+    found = []
+    for size in (1, 3, 4):
+        config = make_config({"train.eval_batch_size": size, "train.eval_generate": False})
+        trainer = trainer_of(config)
+        found.append(trainer.evaluate()["eval_loss"])
+    rows = [trainer.eval_dataset[number] for number in range(len(trainer.eval_dataset))]
+    with torch.no_grad():
+        expected = trainer.model.eval()(**trainer.data_collator(rows)).loss.item()
+    assert found == pytest.approx([expected] * 3, rel=1e-5)
+
+
+def test_a_second_start_leaves_a_running_run_alone(make_config: Config, tmp_path: Path) -> None:
+    first = trainer_of(make_config())
+    first.train_as_run(None, "aa")
+    folder = tmp_path / "run"
+    (folder / "final").mkdir(exist_ok=True)
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    assert json.loads(before["environment.json"])["train_sha256"] == "aa"
+    second = trainer_of(make_config({"train.learning_rate": 0.5, "resume": False}))
+    with only_run_in(folder), pytest.raises(ValueError, match="another process trains"):
+        second.train_as_run(None, "bb")
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+    assert list(folder.glob("checkpoint-*"))
+    assert (folder / "final").is_dir()
+    second.train_as_run(None, "bb")
+    assert json.loads((folder / "environment.json").read_text())["train_sha256"] == "bb"
+    assert (folder / "final.previous").is_dir()
 
 
 def test_the_learning_rate_counts_optimiser_steps(make_config: Config) -> None:

@@ -9,7 +9,8 @@ import yaml
 
 from models.records import Record
 from train.config import RunConfig
-from train.run import check_inputs, load_data, load_model, save_result, save_run_settings, sources
+from train.run import check_inputs, load_data, load_model, save_result, sources
+from train.run_folder import save_run_settings
 
 Config = Callable[..., RunConfig]
 

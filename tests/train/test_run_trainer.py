@@ -23,12 +23,12 @@ def state(step: int, **more: Any) -> Any:
 ONE_PROCESS = SimpleNamespace(world_size=1)
 
 
-def write_steps(log: LossLog, steps: range) -> None:
+def write_steps(log: LossLog, steps: range, saved: int | None = None) -> None:
     log.on_train_begin(ONE_PROCESS, state(steps.start - 1), None)
     for step in steps:
         log.add(torch.tensor(0.25 * step), 10)
         log.add(torch.tensor(0.5), 6)
-        log.on_step_end(ONE_PROCESS, state(step), None)
+        log.on_step_end(ONE_PROCESS, state(step), SimpleNamespace(should_save=step == saved))
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -40,7 +40,8 @@ def test_a_step_has_one_line_with_the_sum_of_its_parts(tmp_path: Path) -> None:
     log = LossLog(path, flush_every=2)
     write_steps(log, range(1, 4))
     assert [row["step"] for row in rows(path)] == [1, 2]
-    log.on_save(ONE_PROCESS, state(3), None)
+    # A checkpoint that follows finds every line up to it on disk.
+    write_steps(LossLog(path, flush_every=2), range(3, 4), saved=3)
     assert [(row["step"], row["loss"], row["tokens"]) for row in rows(path)] == [
         (1, 0.75, 16),
         (2, 1.0, 16),

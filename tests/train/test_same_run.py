@@ -9,7 +9,7 @@ import pytest
 
 from train.config import RunConfig, load_config, to_yaml
 from train.run_folder import save_run_settings
-from train.same_run import check_same_run, forget_checkpoints, only_run_in
+from train.same_run import check_same_run, forget_checkpoints, only_run_in, set_result_aside
 
 
 def begun(tmp_path: Path, **changes: Any) -> RunConfig:
@@ -48,7 +48,7 @@ def test_how_it_is_watched_kept_and_computed_may_change(change: dict[str, Any], 
         ),
         ({"data.tasks": "planning"}, "data.tasks was"),
         ({"seed": 1}, "seed was 42 and is 1"),
-        ({"train.batch_size": 4}, "records a step and device were 4 and are 8"),
+        ({"train.batch_size": 4}, "records a step were 4 on 1 process\(es\) and are 8 on 1"),
     ],
 )
 def test_what_is_learned_may_not(change: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -77,9 +77,8 @@ def test_settings_that_a_later_version_added_do_not_count(tmp_path: Path) -> Non
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
     with only_run_in(tmp_path / "run"):
-        for start in (only_run_in(tmp_path / "run").__enter__, lambda: forget_checkpoints(tmp_path / "run")):
-            with pytest.raises(ValueError, match=r"another process trains in .*run: wait"):
-                start()
+        with pytest.raises(ValueError, match=r"another process trains in .*run: wait"), only_run_in(tmp_path / "run"):
+            pass
         with only_run_in(tmp_path / "another"):
             pass
     with only_run_in(tmp_path / "run"):
@@ -112,3 +111,28 @@ def test_a_run_that_starts_anew_forgets_checkpoints_alone(tmp_path: Path) -> Non
         (tmp_path / name / "file").write_text("x")
     forget_checkpoints(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["cache", "final"]
+
+
+def test_the_result_of_an_earlier_run_is_set_aside(tmp_path: Path) -> None:
+    set_result_aside(tmp_path)  # there is none
+    for text in ("first", "second"):
+        (tmp_path / "final").mkdir()
+        (tmp_path / "final" / "weights").write_text(text)
+        set_result_aside(tmp_path)
+        assert not (tmp_path / "final").exists()
+        assert (tmp_path / "final.previous" / "weights").read_text() == text
+
+
+@pytest.mark.parametrize(("processes", "batch", "fits"), [(2, 2, True), (2, 4, False), (1, 2, False), (1, 4, True)])
+def test_the_records_of_a_step_count_all_processes(
+    tmp_path: Path, processes: int, batch: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("train.run_folder.process_count", lambda: 2)
+    save_run_settings(begun(tmp_path, **{"train.batch_size": 2}), "aa")
+    monkeypatch.setattr("train.same_run.process_count", lambda: processes)
+    config = begun(tmp_path, **{"train.batch_size": batch})
+    if fits:
+        check_same_run(config, "aa")
+        return
+    with pytest.raises(ValueError, match=r"records a step were 8 on 2 process\(es\) and are"):
+        check_same_run(config, "aa")

@@ -326,12 +326,10 @@ def test_padding_of_a_target_is_never_learned(tiny_t5: Path) -> None:
     assert batch["decoder_input_ids"].tolist() == [[3, 8, 2, 3], [3, 8, 9, 10]]
 
 
-def test_an_evaluation_at_the_last_step_is_not_repeated(make_extraction_config: Any, tmp_path: Path) -> None:
-    config = make_extraction_config({"output_dir": str(tmp_path / "run")})
+def test_an_evaluation_at_the_last_step_is_not_repeated() -> None:
     for steps, expected in ((3, 1.0), (2, 2.0)):
         trainer = MagicMock(eval_dataset=[1], last_evaluation=(steps, {"eval_loss": 1.0}))
         trainer.state.global_step = 3
         trainer.evaluate.return_value = {"eval_loss": 2.0}
-        (tmp_path / "run").mkdir(exist_ok=True)
-        metrics, _ = train_to_the_end(trainer, config, None, "digest")
+        metrics, _ = train_to_the_end(trainer, None, "digest")
         assert metrics == {"eval_loss": expected}
