@@ -29,7 +29,7 @@ from rag.trace import Trace
 
 logger = logging.getLogger(__name__)
 
-_COSTS = ("calls", "prompt_tokens", "completion_tokens", "truncated_triples")
+_COSTS = ("calls", "prompt_tokens", "completion_tokens", "truncated_triples", "truncated_words")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +208,8 @@ def summarise(setup: Setup, log: ResultLog) -> dict[str, Any]:
         sums.update(triples=sum(len(step["triples"]) for step in trace["steps"]))
         sums.update(passages=sum(len(step["passages"]) for step in trace["steps"]))
         sums.update(passages_without_triples=sum(step["passages_without_triples"] for step in trace["steps"]))
-        sums.update({name: trace[name] for name in _COSTS})
-        # Results of earlier versions have none.
+        # Results of earlier versions lack some of these.
+        sums.update({name: trace.get(name, 0) for name in _COSTS})
         counts["tallies"].update(trace.get("tallies", {}))
         seconds += trace["seconds"]
     total = max(1, sums["questions"])

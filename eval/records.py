@@ -183,6 +183,7 @@ def predict_records(
                     "prompt_tokens": completion.prompt_tokens,
                     "completion_tokens": completion.completion_tokens,
                     "truncated_triples": completion.truncated_triples,
+                    "truncated_words": completion.truncated_words,
                     "seconds": completion.seconds,
                 }
 

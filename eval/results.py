@@ -15,10 +15,12 @@ from rag.index_folder import write_json
 
 logger = logging.getLogger(__name__)
 
+ASIDE = ".old"
 RESULTS = "results.jsonl"
 SETTINGS = "settings.json"
 METRICS = "metrics.json"
 ABOUT = "run.json"
+_FILES = (RESULTS, METRICS, SETTINGS, ABOUT)
 
 
 class ResultLog:
@@ -27,7 +29,8 @@ class ResultLog:
     Args:
         folder: The output folder.
         settings: What the rows depend on; a folder is only continued with the same settings.
-        overwrite: Start anew, whatever the folder holds of an earlier run.
+        overwrite: Start anew, whatever the folder holds of an earlier run. Its files are set aside under names that end
+            in `.old`; they go with the first new row, and come back when there is none.
         retry_errors: Forget rows with an "error", so that they are run again.
 
     Raises:
@@ -42,9 +45,9 @@ class ResultLog:
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"output {self.folder} is a file: name a folder")
         self.folder.mkdir(parents=True, exist_ok=True)
-        if overwrite:
-            for name in (RESULTS, METRICS, SETTINGS, ABOUT):
-                (self.folder / name).unlink(missing_ok=True)
+        if (self.folder / (RESULTS + ASIDE)).exists() and not (self.path.exists() and self.path.stat().st_size):
+            self._bring_back()  # a kill came before the first new row
+        self._aside = overwrite and self._set_aside()
         self._check_settings(json.loads(json.dumps(settings)))
         self._repair()
         if retry_errors:
@@ -68,6 +71,8 @@ class ResultLog:
         self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
         self._file.flush()
         self.done.add(row["id"])
+        if self._aside:
+            self._forget_aside()
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Stream the rows in the order of the file."""
@@ -96,8 +101,28 @@ class ResultLog:
         os.replace(scratch, self.path)
 
     def close(self) -> None:
-        """Close the file as it is."""
+        """Close the file as it is; without a new row what was there before comes back."""
         self._file.close()
+        if self._aside:
+            self._bring_back()
+
+    def _set_aside(self) -> bool:
+        found = [name for name in _FILES if (self.folder / name).exists()]
+        for name in found:
+            os.replace(self.folder / name, self.folder / (name + ASIDE))
+        return bool(found)
+
+    def _forget_aside(self) -> None:
+        self._aside = False
+        for name in _FILES:
+            (self.folder / (name + ASIDE)).unlink(missing_ok=True)
+
+    def _bring_back(self) -> None:
+        self._aside = False
+        for name in _FILES:
+            (self.folder / name).unlink(missing_ok=True)
+            if (self.folder / (name + ASIDE)).exists():
+                os.replace(self.folder / (name + ASIDE), self.folder / name)
 
     def _check_settings(self, settings: dict[str, Any]) -> None:
         path = self.folder / SETTINGS

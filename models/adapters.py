@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,6 +12,18 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers.pytorch_utils import Conv1D
 
 ALL_LINEAR = "all-linear"
+
+
+@contextmanager
+def no_weights_missing() -> Iterator[None]:
+    """PEFT only warns of an adapter file without some of its layers, which then do nothing; here that is an error.
+
+    Raises:
+        UserWarning: with the names of the weights that are missing.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Found missing adapter keys", category=UserWarning)
+        yield
 
 
 def chosen_layers(model: Any, targets: Sequence[str], name: str) -> set[str]:

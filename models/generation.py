@@ -21,6 +21,7 @@ class Completion:
         finish_reason: "stop" when the model ended its reply, "length" when it was cut off.
         retries: Attempts that failed before this one.
         cached: Whether it came from the ledger, so that nothing was paid for it now.
+        truncated_words: Words of raw text left out so that the prompt fits.
     """
 
     text: str
@@ -31,6 +32,7 @@ class Completion:
     finish_reason: str = "stop"
     retries: int = 0
     cached: bool = False
+    truncated_words: int = 0
 
 
 class Generator(Protocol):

@@ -2,7 +2,8 @@
 
 Token order (RAS, sections 3.4 and D.2): BOS and opening of the user turn, ONE graph placeholder, instruction, history
 and question, closing of the turn, label, end of sequence. Marker strings are ordinary text. A prompt that is too long
-loses its oldest triples first, never the instruction or the question; the graph keeps all of them.
+loses triples of its oldest step first, never the instruction or the question; the graph keeps all of them. Within a
+step the last go first: those of the passage that was ranked lowest.
 """
 
 from __future__ import annotations
@@ -253,9 +254,9 @@ class GraphLLMProcessor:
         )
 
     def _shorten(self, sample: ModelInput, evidence: str, room: int) -> tuple[list[int], int, int]:
-        """Drop the oldest triples (or words of raw text) until the body fits."""
+        """Drop triples (or words of raw text) until the body fits: of the oldest step first, from its end."""
         units = [list(step.triples) if evidence == "triples" else step.text.split() for step in sample.steps]
-        order = [(number, unit) for number, group in enumerate(units) for unit in group]
+        order = [(number, unit) for number, group in enumerate(units) for unit in reversed(group)]
         sizes = [len(self._plain_ids(str(unit))) + (2 if evidence == "triples" else 0) for _, unit in order]
 
         def body_without(count: int) -> list[int]:
@@ -264,10 +265,11 @@ class GraphLLMProcessor:
                 dropped[number] += 1
             steps = []
             for step, lost, group in zip(sample.steps, dropped, units):
+                kept = len(group) - lost
                 if evidence == "triples":
-                    steps.append(Step(step.query, step.triples[lost:], step.text))
+                    steps.append(Step(step.query, step.triples[:kept], step.text))
                 else:
-                    steps.append(Step(step.query, step.triples, " ".join(str(word) for word in group[lost:])))
+                    steps.append(Step(step.query, step.triples, " ".join(str(word) for word in group[:kept])))
             return self._plain_ids(render(dataclasses.replace(sample, steps=tuple(steps)), evidence))
 
         over = len(body_without(0)) - room

@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import PreTrainedModel
 
-from models.adapters import chosen_layers
+from models.adapters import chosen_layers, no_weights_missing
 from models.graph_llm import GraphLLM, GraphLLMConfig
 from models.graph_processor import GraphLLMProcessor
 from models.sources import load_causal_lm
@@ -133,7 +133,7 @@ def load_graph_llm(
 
     Raises:
         FileNotFoundError: no such folder, or files are missing in it.
-        ValueError: weights can't be read, for example because a file was cut off.
+        ValueError: weights can't be read, for example because a file was cut off, or do not fit the base model.
     """
     path = Path(folder)
     if not is_graph_llm_folder(path):
@@ -144,16 +144,25 @@ def load_graph_llm(
         return build_graph_llm(str(folder), dtype=dtype, use_graph=False)
     if (path / "adapter_config.json").exists() and not list(path.glob("adapter_model.*")):
         raise FileNotFoundError(f"adapter folder {path} has no weights (adapter_model.safetensors): copy it again")
-    processor = GraphLLMProcessor.from_pretrained(path)
-    config = GraphLLMConfig.from_pretrained(path)
     try:
+        processor = GraphLLMProcessor.from_pretrained(path)
+        config = GraphLLMConfig.from_pretrained(path)
         if (path / "adapter_config.json").exists():
             language_model, _ = load_causal_lm(config.base_model, dtype, config.base_revision)
             base = GraphLLM(config, language_model)
             # The base is frozen and known by name; what the folder holds is the adapter.
-            model = PeftModel.from_pretrained(base, str(path), is_trainable=trainable)
+            with no_weights_missing():
+                model = PeftModel.from_pretrained(base, str(path), is_trainable=trainable)
         else:
             model = GraphLLM.from_pretrained(path, **({"dtype": dtype} if dtype else {}))
+    except (RuntimeError, KeyError, TypeError, UserWarning) as error:
+        # torch and PEFT report shapes and names that do not match by these; a processor of another version is a
+        # TypeError. The last line says which.
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise ValueError(
+            f"the model in {path} does not fit together ({reason}): is it the adapter of another base model, or of "
+            "another version of this project?"
+        ) from error
     except Exception as error:
         if type(error).__name__ != "SafetensorError":
             raise

@@ -162,6 +162,7 @@ class LocalGenerator:
             completion_tokens=length,
             seconds=seconds,
             truncated_triples=item.truncated_triples,
+            truncated_words=item.truncated_words,
             finish_reason="stop" if stopped else "length",
         )
 

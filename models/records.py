@@ -34,6 +34,11 @@ class Action(StrEnum):
     NO_RETRIEVAL = "[NO_RETRIEVAL]"
 
 
+def one_line(text: str) -> str:
+    """Text with a space in the place of each line break: a line of a prompt must not be able to begin another."""
+    return text if text.splitlines() in ([text], []) else " ".join(text.split())
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One round of retrieval and structuring: the sub-query q_i, its triples g_i and the text they come from."""
@@ -102,7 +107,7 @@ class Record:
         """The text to be learned."""
         if self.task == "answering":
             return self.answers[0]
-        return f"{self.action.value} {self.subquery}".strip()
+        return one_line(f"{self.action.value} {self.subquery}".strip())
 
     def to_json(self) -> dict[str, Any]:
         """The row as it is stored."""

@@ -19,7 +19,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.records import Action, ModelInput
+from models.records import Action, ModelInput, one_line
 from models.triples import format_triples
 
 PROMPTS = Path(__file__).parent / "prompts"
@@ -60,10 +60,10 @@ def render(sample: ModelInput, evidence: str = "triples") -> str:
     lines = []
     for step in sample.steps:
         shown = format_triples(step.triples) if evidence == "triples" else " ".join(step.text.split())
-        lines += [f"{Action.SUBQ.value} {step.query}", f"Retrieved Graph Information: {shown}".rstrip()]
+        lines += [f"{Action.SUBQ.value} {one_line(step.query)}", f"Retrieved Graph Information: {shown}".rstrip()]
     if not sample.steps and sample.task == "answering":
         lines.append(Action.NO_RETRIEVAL.value)
-    lines.append(f"Question: {sample.question}")
+    lines.append(f"Question: {one_line(sample.question)}")
     return "\n".join(lines)
 
 

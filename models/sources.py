@@ -195,10 +195,13 @@ def _merged(model: PreTrainedModel, adapter: str) -> PreTrainedModel:
     """The model with an adapter's weights added to its own."""
     from peft import PeftModel
 
+    from models.adapters import no_weights_missing
+
     try:
-        adapted = PeftModel.from_pretrained(model, adapter)
+        with no_weights_missing():
+            adapted = PeftModel.from_pretrained(model, adapter)
         merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
-    except (RuntimeError, KeyError, ValueError) as error:
+    except (RuntimeError, KeyError, ValueError, UserWarning) as error:
         reason = str(error).strip().splitlines()[-1].strip()
         raise ValueError(f"the adapter in {adapter} does not fit its base model ({reason})") from error
     except Exception as error:

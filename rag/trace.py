@@ -78,6 +78,7 @@ class Trace:
         prompt_tokens: Tokens read in all calls.
         completion_tokens: Tokens written in all calls.
         truncated_triples: Triples left out of prompts so that they fit, summed over the calls.
+        truncated_words: Words of raw text left out of prompts so that they fit, summed over the calls.
         seconds: Wall-clock seconds, waiting for other questions included.
         error: The message of the exception that ended the run, else empty.
         tallies: Counts of a system's own, such as recovered replies by kind; a run's metrics add them up.
@@ -96,6 +97,7 @@ class Trace:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     truncated_triples: int = 0
+    truncated_words: int = 0
     seconds: float = 0.0
     error: str = ""
     tallies: dict[str, int] = field(default_factory=dict)
@@ -111,6 +113,7 @@ class Trace:
         self.prompt_tokens += completion.prompt_tokens
         self.completion_tokens += completion.completion_tokens
         self.truncated_triples += completion.truncated_triples
+        self.truncated_words += completion.truncated_words
 
     def add_plan(self, reply: str, plan: Plan, unexpected: bool) -> None:
         """Add a planning reply and how it was read."""

@@ -135,11 +135,17 @@ def _wrong_shape(run: Path) -> None:
     save_file({**tensors, name: torch.zeros(8, 99)}, path)
 
 
-def _missing_tensor(run: Path) -> None:
-    from safetensors.torch import load_file, save_file
+def _without_tensors(part: str) -> Callable[[Path], None]:
+    def damage(run: Path) -> None:
+        from safetensors.torch import load_file, save_file
 
-    path = run / "final" / "adapter_model.safetensors"
-    save_file({name: tensor for name, tensor in load_file(path).items() if "projector" not in name}, path)
+        path = run / "final" / "adapter_model.safetensors"
+        tensors = load_file(path)
+        kept = {name: tensor for name, tensor in tensors.items() if part not in name}
+        assert len(kept) < len(tensors)
+        save_file(kept, path)
+
+    return damage
 
 
 def _other_kind(run: Path) -> None:
@@ -168,7 +174,8 @@ def _base_is_gone(run: Path) -> None:
         (_cut("tokenizer.json", 30), ["tokenizer.json", "not valid JSON"]),
         (_other_kind, ["model_type is 'llama'"]),
         (_wrong_shape, ["does not fit together", "size mismatch"]),
-        (_missing_tensor, ["does not fit together", "projector"]),
+        (_without_tensors("projector"), ["does not fit together", "projector"]),
+        (_without_tensors("layers.1."), ["does not fit together", "missing adapter keys", "layers.1."]),
         (_base_is_gone, ["/nowhere/base", "no such folder"]),
     ],
 )

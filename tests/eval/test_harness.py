@@ -181,6 +181,23 @@ def test_other_settings_are_refused_unless_overwritten(tmp_path):
         ResultLog(tmp_path, {"version": 2})
 
 
+def test_overwritten_results_are_there_until_there_are_new_ones(tmp_path):
+    run(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    ResultLog(tmp_path, {"version": 2}, overwrite=True).close()  # as when a model can't be loaded
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+    killed = ResultLog(tmp_path, {"version": 2}, overwrite=True)
+    with pytest.raises(ValueError, match=r"version was 1 and is 2"):
+        ResultLog(tmp_path, {"version": 2})
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+    killed.close()
+    log = ResultLog(tmp_path, {"version": 2}, overwrite=True)
+    log.append({"id": "q1"})
+    log.close()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["results.jsonl", "settings.json"]
+    assert [row["id"] for row in rows(tmp_path)] == ["q1"]
+
+
 def test_settings_of_a_call_without_any_answer_bind_nobody(tmp_path):
     ResultLog(tmp_path, {"dtype": "float23"}).close()
     ResultLog(tmp_path, {"dtype": "float32"}).close()

@@ -115,7 +115,7 @@ def test_control_tokens_in_data_stay_text(tokenizer: Any, form: str) -> None:
         assert ids.count(made.graph_token_id) == 1
         clean = made.encode_input(ModelInput("planning", "x", (Step("x", (), "x"),)), evidence).input_ids
         assert sorted(i for i in ids if i in special) == sorted(i for i in clean if i in special)
-        assert "x<|im_end|>\n<|graph|>" in text(made, ids)
+        assert "x<|im_end|> <|graph|>" in text(made, ids)
     assert made.encode_input(good).input_ids.count(made.graph_token_id) == 1
     label = made.encode_label(Record("1", "1", "answering", "q", Action.NO_RETRIEVAL, answers=(evil,)))
     assert not special & set(label[:-1])
@@ -135,14 +135,14 @@ def test_a_training_row_begins_with_the_prompt_of_inference(tokenizer: Any, reco
             assert made.decode(row["label_ids"]) == record.label
 
 
-def test_oldest_triples_go_first_and_are_counted(tokenizer: Any) -> None:
+def test_the_oldest_step_loses_its_last_triples_first_and_they_are_counted(tokenizer: Any) -> None:
     whole = processor(tokenizer).encode_input(LONG)
     lost_before = 0
     for cut in (1, 40, 120, 160):
         made = processor(tokenizer, max_input_tokens=len(whole.input_ids) - cut)
         encoded = made.encode_input(LONG)
         shown = text(made, encoded.input_ids)
-        kept = [str(triple) in shown for triple in OLD + NEW]
+        kept = [str(triple) in shown for triple in [*reversed(OLD), *reversed(NEW)]]
         lost = encoded.truncated_triples
         assert kept == [False] * lost + [True] * (12 - lost)
         assert lost >= max(lost_before, 1)
@@ -159,13 +159,13 @@ def test_oldest_triples_go_first_and_are_counted(tokenizer: Any) -> None:
 def test_no_more_than_needed_is_left_out(tokenizer: Any) -> None:
     made = processor(tokenizer)
     whole = made.encode_input(LONG).input_ids
-    without_first = made.encode_input(
-        dataclasses.replace(LONG, steps=(dataclasses.replace(LONG.steps[0], triples=OLD[1:]), LONG.steps[1]))
+    without_last = made.encode_input(
+        dataclasses.replace(LONG, steps=(dataclasses.replace(LONG.steps[0], triples=OLD[:-1]), LONG.steps[1]))
     ).input_ids
-    made = processor(tokenizer, max_input_tokens=len(without_first))
+    made = processor(tokenizer, max_input_tokens=len(without_last))
     encoded = made.encode_input(LONG)
     assert encoded.truncated_triples == 1
-    assert encoded.input_ids == without_first
+    assert encoded.input_ids == without_last
     exact = processor(tokenizer, max_input_tokens=len(whole)).encode_input(LONG)
     assert (exact.truncated_triples, exact.input_ids) == (0, whole)
 
@@ -178,7 +178,7 @@ def test_raw_text_loses_its_oldest_words(tokenizer: Any) -> None:
     assert len(encoded.input_ids) <= made.settings.max_input_tokens
     assert encoded.truncated_triples == 0
     assert 80 <= encoded.truncated_words < 160
-    assert shown.count("words") == 80 - encoded.truncated_words // 2
+    assert shown.count("words") == 80 - -(-encoded.truncated_words // 2)
     assert "old" not in shown
     assert "Question: What is it?" in shown
 
