@@ -70,6 +70,9 @@ class DirectAnswerTest:
                 attention_mask=batch["attention_mask"],
                 do_sample=False,
                 num_beams=1,
+                # A base model's own generation settings, such as Qwen's repetition penalty, are not greedy decoding.
+                repetition_penalty=1.0,
+                no_repeat_ngram_size=0,
                 max_new_tokens=self.max_new_tokens,
                 pad_token_id=tokenizer.pad_token_id,
             )
@@ -78,9 +81,13 @@ class DirectAnswerTest:
 
     def _model(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         if self._loaded is None:
+            import torch
+
             from models.sources import load_causal_lm
 
             model, tokenizer = load_causal_lm(self.model_spec, dtype=None)
+            if torch.cuda.is_available():
+                model = model.to("cuda")
             # Generation goes on from the last column, so the padding stands on the left.
             tokenizer.padding_side = "left"
             self._loaded = model, tokenizer

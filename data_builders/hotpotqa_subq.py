@@ -112,7 +112,9 @@ async def _build(
         if client is not None:
             await client.close()
     for one in opened:
-        logger.info("%s: %d questions labelled, %d left out", one.source.name, one.labelled, one.drops.total())
+        reasons = "; ".join(f"{count} x {reason}" for reason, count in one.ordered_drops().items())
+        left_out = f"{one.drops.total()} left out{f' ({reasons})' if reasons else ''}"
+        logger.info("%s: %d questions labelled, %s", one.source.name, one.labelled, left_out)
     if empty:
         raise NothingLabelled(why_empty(options.output) or "no question could be labelled")
     return output.statistics.to_json()

@@ -180,8 +180,11 @@ def replaced_folder(output: str | Path, overwrite: bool) -> Iterator[Path]:
         FileExistsError: `output` holds something and may not be replaced, or holds files that are not shards.
     """
     output = Path(output)
+    partial, old = output.with_name(f"{output.name}.partial"), output.with_name(f"{output.name}.old")
+    if old.exists() and not output.exists():
+        # A kill between the two renames below: the old folder is still the newest whole one.
+        os.replace(old, output)
     check_output(output, overwrite)
-    partial = output.with_name(f"{output.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
@@ -191,7 +194,6 @@ def replaced_folder(output: str | Path, overwrite: bool) -> Iterator[Path]:
         raise
     if output.exists():
         # A folder can't be replaced by another in one step; the old one steps aside first, so that it is never lost.
-        old = output.with_name(f"{output.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         os.replace(output, old)
         os.replace(partial, output)

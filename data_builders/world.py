@@ -31,6 +31,7 @@ from data_builders.world_relations import RELATIONS, Relation
 logger = logging.getLogger(__name__)
 
 MANIFEST = "world.json"
+FILES = (".jsonl", ".teacher.jsonl", ".corpus.jsonl", ".triples.jsonl")
 _SHARE_FIELDS = ("one_hop", "two_hop", "three_hop", "four_hop", "comparison", "intersection")
 
 
@@ -245,10 +246,14 @@ def write_world(options: WorldOptions, output_dir: str | Path) -> dict[str, Any]
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"the output folder {folder} is a file: name another folder")
     folder.mkdir(parents=True, exist_ok=True)
+    earlier = _splits_of(folder / MANIFEST)
     (folder / MANIFEST).unlink(missing_ok=True)
     manifest: dict[str, Any] = {"options": asdict(options), "splits": {}}
     for split in SPLITS:
         if not options.questions(split):
+            for kind in FILES if split in earlier else ():
+                # Of another world, perhaps one that shares its entities with a split of this one.
+                (folder / f"{split}{kind}").unlink(missing_ok=True)
             continue
         world = generate_world(options, split)
         _write_lines(folder / f"{split}.jsonl", world.question_rows())
@@ -265,6 +270,13 @@ def write_world(options: WorldOptions, output_dir: str | Path) -> dict[str, Any]
         logger.info("%s: %d questions, %d articles in %s", split, len(world.questions), len(world.articles), folder)
     _write_text(folder / MANIFEST, [json.dumps(manifest, indent=2) + "\n"])
     return manifest
+
+
+def _splits_of(manifest: Path) -> set[str]:
+    try:
+        return set(json.loads(manifest.read_text(encoding="utf-8"))["splits"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

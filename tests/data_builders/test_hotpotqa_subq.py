@@ -206,9 +206,10 @@ def test_stored_direct_answers_decide_by_normalised_match(tmp_path, source):
     assert not (tmp_path / "b").exists()
 
 
-def test_ctrl_c_ends_the_direct_answer_pass_after_its_batch(tmp_path, source, monkeypatch):
+def test_ctrl_c_ends_the_direct_answer_pass_after_its_batch(tmp_path, source, monkeypatch, request):
     # A shell lets what it starts in the background ignore the signal.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, handler))
     stopped, answered = threading.Event(), []
 
     class Model:

@@ -75,6 +75,10 @@ def test_folder_is_replaced_only_when_allowed_and_only_if_it_is_a_data_set(tmp_p
     with replaced_folder(output, overwrite=True) as folder:
         (folder / "dev-00000.jsonl").write_text("new")
     assert [path.name for path in output.iterdir()] == ["dev-00000.jsonl"]
+    output.rename(tmp_path / "out.old")  # as a kill between the two renames leaves it
+    with pytest.raises(FileExistsError, match="add --overwrite"), replaced_folder(output, overwrite=False):
+        pass
+    assert [path.name for path in output.iterdir()] == ["dev-00000.jsonl"]
     (output / "thesis.tex").write_text("mine")
     with pytest.raises(FileExistsError, match=r"thesis\.tex"), replaced_folder(output, overwrite=True):
         pass

@@ -138,6 +138,17 @@ def test_the_manifest_counts_what_was_written(folder):
         assert manifest["splits"][split]["articles"] == len(rows(folder, f"{split}.corpus.jsonl"))
 
 
+def test_splits_of_an_earlier_world_do_not_stay(tmp_path):
+    write_world(WorldOptions(train=8, validation=4, test=4, seed=1), tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    write_world(WorldOptions(train=8, validation=0, test=4, seed=2), tmp_path)
+    assert not list(tmp_path.glob("validation*"))
+    assert (tmp_path / "notes.txt").exists()
+    (tmp_path / "world.json").unlink()
+    write_world(WorldOptions(train=8, validation=0, test=0, seed=3), tmp_path)
+    assert (tmp_path / "test.jsonl").exists(), "without a manifest it may be anybody's"
+
+
 def test_counts_add_up_and_follow_the_shares():
     for train in (1, 7, 33, 600):
         assert sum(WorldOptions(train=train).counts("train").values()) == train
