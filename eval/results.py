@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from models.folder_lock import lock_folder
 from models.llm.api import redact
 from models.records import read_jsonl
 from rag.index_folder import write_json
@@ -34,7 +35,8 @@ class ResultLog:
         retry_errors: Forget rows with an "error", so that they are run again.
 
     Raises:
-        ValueError: the folder was made with other settings, or its results are damaged before the last line.
+        ValueError: the folder was made with other settings, its results are damaged before the last line, or another
+            process writes into it.
     """
 
     def __init__(
@@ -45,6 +47,16 @@ class ResultLog:
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"output {self.folder} is a file: name a folder")
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = lock_folder(
+            self.folder, f"another process writes into {self.folder}: wait for it or stop it, or give another --output"
+        )
+        try:
+            self._open(settings, overwrite, retry_errors)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _open(self, settings: dict[str, Any], overwrite: bool, retry_errors: bool) -> None:
         if (self.folder / (RESULTS + ASIDE)).exists() and not (self.path.exists() and self.path.stat().st_size):
             self._bring_back()  # a kill came before the first new row
         self._aside = overwrite and self._set_aside()
@@ -105,6 +117,11 @@ class ResultLog:
         self._file.close()
         if self._aside:
             self._bring_back()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
 
     def _set_aside(self) -> bool:
         found = [name for name in _FILES if (self.folder / name).exists()]

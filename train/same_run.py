@@ -12,17 +12,18 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from checkpoints.folders import FINAL
+from models.folder_lock import lock_folder
 
 logger = logging.getLogger(__name__)
 
-SETTINGS, ENVIRONMENT, LOCK = "config.yaml", "environment.json", ".lock"
+SETTINGS, ENVIRONMENT = "config.yaml", "environment.json"
 # Keys of `environment.json`: the training data's digest, and the processes of the run.
 TRAIN_DIGEST, PROCESSES = "train_sha256", "processes"
 # What may change between two starts: how a run is watched, kept and computed, not what is learned.
@@ -112,22 +113,11 @@ def only_run_in(output_dir: str | Path) -> Iterator[None]:
     Raises:
         ValueError: another process holds it.
     """
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
     folder = Path(output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"another process trains in {folder}: wait for it or stop it, or give another --output_dir"
-            ) from None
-        except OSError as error:
-            logger.warning("%s can't be locked (%s): start no second run in it", folder, error)
+    lock = lock_folder(
+        folder, f"another process trains in {folder}: wait for it or stop it, or give another --output_dir"
+    )
+    with lock or nullcontext():
         yield
 
 

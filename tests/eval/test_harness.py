@@ -187,6 +187,9 @@ def test_overwritten_results_are_there_until_there_are_new_ones(tmp_path):
     ResultLog(tmp_path, {"version": 2}, overwrite=True).close()  # as when a model can't be loaded
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
     killed = ResultLog(tmp_path, {"version": 2}, overwrite=True)
+    with pytest.raises(ValueError, match="another process writes into"):
+        ResultLog(tmp_path, {"version": 2})
+    killed._let_go()
     with pytest.raises(ValueError, match=r"version was 1 and is 2"):
         ResultLog(tmp_path, {"version": 2})
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
@@ -194,7 +197,11 @@ def test_overwritten_results_are_there_until_there_are_new_ones(tmp_path):
     log = ResultLog(tmp_path, {"version": 2}, overwrite=True)
     log.append({"id": "q1"})
     log.close()
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["results.jsonl", "settings.json"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
+        ".lock",
+        "results.jsonl",
+        "settings.json",
+    ]
     assert [row["id"] for row in rows(tmp_path)] == ["q1"]
 
 
