@@ -73,7 +73,7 @@ class DataSection:
     prompt_format: str = setting("auto", "chat (the tokenizer's template), plain, llama2, or auto")
     planning_prompt: str | None = setting(None, "file that replaces the planning instruction")
     answering_prompt: str | None = setting(None, "file that replaces the answering instruction")
-    max_input_tokens: int = setting(2500, "longest prompt; the oldest triples are left out first")
+    max_input_tokens: int = setting(2500, "longest prompt; triples of the oldest step are left out first")
     max_label_tokens: int = setting(300, "longest label; a longer one is an error")
     learn_copies: bool = setting(True, "learn the words of a first sub-query that repeats the main question")
     max_train_records: int | None = setting(None, "train on the first so many records")
@@ -238,6 +238,8 @@ class _UniqueKeys(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue  # which PyYAML refuses by itself
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
                     problem=f"{key.value} is given twice: put its values under one", problem_mark=key.start_mark
@@ -396,9 +398,10 @@ def _convert(value: Any, hint: Any, name: str, problems: list[str]) -> Any:
             if isinstance(value, bool):
                 raise ValueError
             # PyYAML reads 1e-5 as a string; it is a number to everyone else.
-            if not math.isfinite(float(value)):
+            number = float(value)
+            if not math.isfinite(number):
                 raise ValueError
-            return float(value)
+            return number
         if value is None or isinstance(value, (dict, list)):
             raise ValueError
         if isinstance(value, (int, float)) and not isinstance(value, bool):
