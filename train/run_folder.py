@@ -11,10 +11,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from checkpoints.folders import FINAL
 from train.config import to_yaml
 from train.same_run import ENVIRONMENT, PROCESSES, SETTINGS, TRAIN_DIGEST, process_count, write_text
 
-RESULT = "final"
+RESULT = FINAL
 PACKAGES = (
     "torch",
     "transformers",
