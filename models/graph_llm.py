@@ -18,6 +18,7 @@ from torch_geometric.data import Batch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
+from models.branches import branch_mask
 from models.graph_encoder import GraphEncoder
 from models.label_loss import label_loss, scaled_logits
 
@@ -198,12 +199,15 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         weight = next(self.projector.parameters())
         return self.projector(self.graph_encoder(graphs.to(weight.device)))
 
-    def embed_inputs(self, input_ids: torch.Tensor, graph_embeds: torch.Tensor | None) -> torch.Tensor:
+    def embed_inputs(
+        self, input_ids: torch.Tensor, graph_embeds: torch.Tensor | None, one_a_row: bool = True
+    ) -> torch.Tensor:
         """Token embeddings with the placeholder replaced.
 
         Args:
             input_ids: (B, T), at most one placeholder a row.
             graph_embeds: (B, W) graph tokens, or None where no row has a placeholder.
+            one_a_row: False for rows of several samples: graph tokens then come in the order of their placeholders.
 
         Returns:
             (B, T, W).
@@ -222,7 +226,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             if bool(is_graph.any()):
                 raise ValueError("input_ids hold a graph placeholder, but no graphs were passed")
             return embeds
-        placeholders = is_graph.sum(-1)
+        placeholders = is_graph.sum(-1) if one_a_row else is_graph[is_graph].long()
         if len(placeholders) != graph_embeds.shape[0] or bool((placeholders != 1).any()):
             raise ValueError(
                 f"input_ids hold {placeholders.tolist()} graph placeholders in their rows, for {graph_embeds.shape[0]} "
@@ -241,6 +245,8 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         graph_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         label_weights: torch.Tensor | None = None,
+        branches: torch.Tensor | None = None,
+        shared: torch.Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         full_logits: bool = False,
@@ -259,6 +265,9 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             graph_embeds: (B, W) graph tokens, when they were computed before.
             labels: (B, T), -100 where nothing is learned; they are shifted here.
             label_weights: (B, T), factors of the label tokens' losses; all 1 when left out.
+            branches: (B, T), for rows of several samples; see `models.branches`. `graphs` are then those of all
+                samples, in the order of their placeholders, and `position_ids` are needed.
+            shared: (B, T), with `branches`.
             use_cache: Return a cache.
             logits_to_keep: As in transformers, for generation.
             full_logits: With labels: also compute logits where nothing is learned (for tests and analysis).
@@ -276,7 +285,9 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             # After the first step of generation the new tokens hold no placeholder.
             if graph_embeds is not None and input_ids.shape[1] == 1 and past_key_values is not None:
                 graph_embeds = None
-            inputs_embeds = self.embed_inputs(input_ids, graph_embeds)
+            inputs_embeds = self.embed_inputs(input_ids, graph_embeds, one_a_row=branches is None)
+        if branches is not None and shared is not None:
+            attention_mask = branch_mask(branches, shared, inputs_embeds.dtype)
         if position_ids is None and attention_mask is not None and attention_mask.dim() == 2:
             position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -inputs_embeds.shape[1] :]
         inputs = {

@@ -4,6 +4,9 @@ Token order (RAS, sections 3.4 and D.2): BOS and opening of the user turn, ONE g
 and question, closing of the turn, label, end of sequence. Marker strings are ordinary text. A prompt that is too long
 loses triples of its oldest step first, never the instruction or the question; the graph keeps all of them. Within a
 step the last go first: those of the passage that was ranked lowest.
+
+With `prompt_order: history_first` (ours) the history comes before placeholder, instruction and question, so that all
+prompts of a question begin alike; `train.shared_prefixes` computes that beginning once.
 """
 
 from __future__ import annotations
@@ -21,10 +24,11 @@ from transformers import PreTrainedTokenizerBase
 from models.graphs import TextGraph, question_graph, step_graphs
 from models.llm.chat import DATE
 from models.records import ModelInput, Record, Step
-from models.rendering import Instructions, render
+from models.rendering import Instructions, render, render_parts
 
 GRAPH_TOKEN = "<|graph|>"
 PROMPT_FORMATS = ("auto", "chat", "plain", "llama2")
+PROMPT_ORDERS = ("instruction_first", "history_first")
 _SETTINGS_FILE = "processor_config.json"
 # Private-use characters: they mark the places of instruction and body in a chat template and occur in neither.
 _INSTRUCTION, _BODY = "\ue000instruction\ue001", "\ue000body\ue001"
@@ -39,6 +43,8 @@ class ProcessorSettings:
         answering_instruction: INST_Ans.
         prompt_format: "chat" uses the tokenizer's chat template, "plain" writes instruction, blank line, body, line
             break; "llama2" is plain within [INST] … [/INST]; "auto" is chat where there is a template, else plain.
+        prompt_order: "instruction_first" (paper), or "history_first": the graph placeholder and the instruction stand
+            between history and question, all in the user turn.
         evidence: "triples", or "text" (ablation "No Text-to-Triple").
         use_graph: Whether prompts hold a graph placeholder.
         graph_pooling: "subgraphs" (one graph a step) or "union" (the question graph).
@@ -49,6 +55,7 @@ class ProcessorSettings:
     planning_instruction: str
     answering_instruction: str
     prompt_format: str = "auto"
+    prompt_order: str = "instruction_first"
     evidence: str = "triples"
     use_graph: bool = True
     graph_pooling: str = "subgraphs"
@@ -58,6 +65,8 @@ class ProcessorSettings:
     def __post_init__(self) -> None:
         if self.prompt_format not in PROMPT_FORMATS:
             raise ValueError(f"prompt_format {self.prompt_format!r} is not one of {', '.join(PROMPT_FORMATS)}")
+        if self.prompt_order not in PROMPT_ORDERS:
+            raise ValueError(f"prompt_order {self.prompt_order!r} is not one of {', '.join(PROMPT_ORDERS)}")
         if self.evidence not in ("triples", "text"):
             raise ValueError(f"evidence {self.evidence!r} is not one of triples, text")
         if self.max_input_tokens < 16 or self.max_label_tokens < 2:
@@ -101,10 +110,10 @@ class GraphLLMProcessor:
         if settings.use_graph:
             tokenizer.add_tokens([GRAPH_TOKEN], special_tokens=True)
             self.graph_token_id = int(tokenizer.convert_tokens_to_ids(GRAPH_TOKEN))
-        opening, middle, self._closing = self._frame()
-        graph = [self.graph_token_id] if self.graph_token_id is not None else []
+        self._opening, middle, self._closing = self._frame()
+        self._graph = [self.graph_token_id] if self.graph_token_id is not None else []
         self._heads = {
-            task: [*opening, *graph, *self._plain_ids(self._instruction(task)), *middle]
+            task: [*self._opening, *self._graph, *self._plain_ids(self._instruction(task)), *middle]
             for task in ("planning", "answering")
         }
 
@@ -121,13 +130,11 @@ class GraphLLMProcessor:
             ValueError: instruction and question alone are longer than `max_input_tokens`.
         """
         evidence = evidence or self.settings.evidence
-        head = self._heads[sample.task]
-        room = self.settings.max_input_tokens - len(head) - len(self._closing)
-        body = self._plain_ids(render(sample, evidence))
+        prompt = self._prompt(sample, evidence)
         triples = words = 0
-        if len(body) > room:
-            body, triples, words = self._shorten(sample, evidence, room)
-        return EncodedInput([*head, *body, *self._closing], self.graphs(sample.steps), triples, words)
+        if len(prompt) > self.settings.max_input_tokens:
+            prompt, triples, words = self._shorten(sample, evidence)
+        return EncodedInput(prompt, self.graphs(sample.steps), triples, words)
 
     def graphs(self, steps: Sequence[Step]) -> list[TextGraph]:
         """The graphs behind the placeholder: one a step, or the question graph alone; none without graph."""
@@ -202,6 +209,19 @@ class GraphLLMProcessor:
 
     # Helpers
 
+    def _prompt(self, sample: ModelInput, evidence: str) -> list[int]:
+        """The whole prompt, however long."""
+        if self.settings.prompt_order == "instruction_first":
+            return [*self._heads[sample.task], *self._plain_ids(render(sample, evidence)), *self._closing]
+        history, question = render_parts(sample, evidence)
+        return [
+            *self._opening,
+            *(self._plain_ids(f"{history}\n\n") if history else []),
+            *self._graph,
+            *self._plain_ids(f"{self._instruction(sample.task)}\n\n{question}"),
+            *self._closing,
+        ]
+
     def _instruction(self, task: str) -> str:
         settings = self.settings
         return Instructions(settings.planning_instruction, settings.answering_instruction).of(task)
@@ -231,7 +251,7 @@ class GraphLLMProcessor:
     def _chat_frame(self) -> tuple[str, str, str]:
         system = [{"role": "system", "content": _INSTRUCTION}, {"role": "user", "content": _BODY}]
         user = [{"role": "user", "content": f"{_INSTRUCTION}\n\n{_BODY}"}]
-        for messages in (system, user):
+        for messages in (system, user) if self.settings.prompt_order == "instruction_first" else (user,):
             try:
                 text = self.tokenizer.apply_chat_template(
                     messages,
@@ -253,13 +273,14 @@ class GraphLLMProcessor:
             "the tokenizer's chat template does not repeat the messages as they are; set prompt_format to plain"
         )
 
-    def _shorten(self, sample: ModelInput, evidence: str, room: int) -> tuple[list[int], int, int]:
-        """Drop triples (or words of raw text) until the body fits: of the oldest step first, from its end."""
+    def _shorten(self, sample: ModelInput, evidence: str) -> tuple[list[int], int, int]:
+        """Drop triples (or words of raw text) until the prompt fits: of the oldest step first, from its end."""
+        limit = self.settings.max_input_tokens
         units = [list(step.triples) if evidence == "triples" else step.text.split() for step in sample.steps]
         order = [(number, unit) for number, group in enumerate(units) for unit in reversed(group)]
         sizes = [len(self._plain_ids(str(unit))) + (2 if evidence == "triples" else 0) for _, unit in order]
 
-        def body_without(count: int) -> list[int]:
+        def prompt_without(count: int) -> list[int]:
             dropped = [0] * len(units)
             for number, _ in order[:count]:
                 dropped[number] += 1
@@ -270,25 +291,24 @@ class GraphLLMProcessor:
                     steps.append(Step(step.query, step.triples[:kept], step.text))
                 else:
                     steps.append(Step(step.query, step.triples, " ".join(str(word) for word in group[:kept])))
-            return self._plain_ids(render(dataclasses.replace(sample, steps=tuple(steps)), evidence))
+            return self._prompt(dataclasses.replace(sample, steps=tuple(steps)), evidence)
 
-        over = len(body_without(0)) - room
+        over = len(prompt_without(0)) - limit
         count = 0
         while True:
             # Sizes of units by themselves are estimates; measure, and drop more until it really fits.
             while over > 0 and count < len(order):
                 over -= sizes[count]
                 count += 1
-            body = body_without(count)
-            if len(body) <= room:
-                return (body, count, 0) if evidence == "triples" else (body, 0, count)
+            prompt = prompt_without(count)
+            if len(prompt) <= limit:
+                return (prompt, count, 0) if evidence == "triples" else (prompt, 0, count)
             if count == len(order):
                 raise ValueError(
                     f"question {sample.question[:80]!r}: without any evidence the prompt still has "
-                    f"{len(body) - room} tokens more than max_input_tokens={self.settings.max_input_tokens} allows: "
-                    "raise it"
+                    f"{len(prompt) - limit} tokens more than max_input_tokens={limit} allows: raise it"
                 )
-            over = len(body) - room
+            over = len(prompt) - limit
 
 
 def pad_batch(

@@ -57,14 +57,18 @@ def render(sample: ModelInput, evidence: str = "triples") -> str:
     Returns:
         The body of the prompt; the question stands last.
     """
+    return "\n".join(part for part in render_parts(sample, evidence) if part)
+
+
+def render_parts(sample: ModelInput, evidence: str = "triples") -> tuple[str, str]:
+    """The two parts of `render`: the history, empty where there is none, and the line of the question."""
     lines = []
     for step in sample.steps:
         shown = format_triples(step.triples) if evidence == "triples" else " ".join(step.text.split())
         lines += [f"{Action.SUBQ.value} {one_line(step.query)}", f"Retrieved Graph Information: {shown}".rstrip()]
     if not sample.steps and sample.task == "answering":
         lines.append(Action.NO_RETRIEVAL.value)
-    lines.append(f"Question: {one_line(sample.question)}")
-    return "\n".join(lines)
+    return "\n".join(lines), f"Question: {one_line(sample.question)}"
 
 
 @dataclass(frozen=True, slots=True)

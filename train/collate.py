@@ -1,6 +1,6 @@
 """Tokenised records become training batches.
 
-Shapes: B records, T tokens of the longest one.
+Shapes: B records (questions, where prefixes are shared), T tokens of the longest one.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
+from models.branches import PADDING
 from models.graph_processor import pad_batch
 from models.graphs import GraphRows, batch_graphs
 from models.text_embeddings import EmbeddingTable
+from train.shared_prefixes import SharedSequence, share_prefixes
 
 IGNORED = -100
 
@@ -29,6 +31,8 @@ class Collator:
         pad_to_multiple_of: Round T up, which keeps the number of shapes small for compiled models.
         action_weight: Weight of the action marker's tokens in the loss.
         answer_weight: Weight of the label tokens of answering records in the loss.
+        shared_prefixes: Put records of one question into one row, their common beginning once.
+        graph_token_id: Placeholder, which ends what is shared.
     """
 
     def __init__(
@@ -38,7 +42,11 @@ class Collator:
         pad_to_multiple_of: int = 8,
         action_weight: float = 1.0,
         answer_weight: float = 1.0,
+        shared_prefixes: bool = False,
+        graph_token_id: int | None = None,
     ) -> None:
+        self.shared_prefixes = shared_prefixes
+        self.graph_token_id = graph_token_id
         self.action_weight = action_weight
         self.answer_weight = answer_weight
         self.pad_token_id = pad_token_id
@@ -53,28 +61,44 @@ class Collator:
 
         Returns:
             `input_ids` (B, T), `labels` (B, T) with -100 where nothing is learned, `graphs`, a PyG batch, and
-            `label_weights` (B, T) where markers or answers weigh more or less than other tokens.
+            `label_weights` (B, T) where markers or answers weigh more or less than other tokens. With shared prefixes
+            also `position_ids`, `branches` and `shared`, (B, T) each, and the graphs are in the order of their
+            placeholders.
         """
-        sequences = [[*row["input_ids"], *row["label_ids"]] for row in rows]
-        input_ids, _ = pad_batch(sequences, self.pad_token_id, "right", self.pad_to_multiple_of)
+        if self.shared_prefixes:
+            sequences = share_prefixes(rows, self.graph_token_id)
+        else:
+            sequences = []
+            for number, row in enumerate(rows):
+                sequences.append(SharedSequence())
+                sequences[-1].add(number, row, 0)
+        input_ids = self._pad([sequence.tokens for sequence in sequences], self.pad_token_id)
         labels = torch.full_like(input_ids, IGNORED)
-        for number, row in enumerate(rows):
-            start, end = len(row["input_ids"]), len(sequences[number])
-            labels[number, start:end] = input_ids[number, start:end]
+        weights = torch.ones(input_ids.shape)
+        for place, sequence in enumerate(sequences):
+            for number, start in zip(sequence.records, sequence.labels):
+                row = rows[number]
+                end = start + len(row["label_ids"])
+                labels[place, start:end] = input_ids[place, start:end]
+                if row["marker"]:
+                    weights[place, start : start + row["marker"]] = self.action_weight
+                else:
+                    weights[place, start:end] = self.answer_weight
         batch: dict[str, Any] = {"input_ids": input_ids, "labels": labels}
         if self.action_weight != 1.0 or self.answer_weight != 1.0:
-            weights = torch.ones(input_ids.shape)
-            for number, row in enumerate(rows):
-                start, end = len(row["input_ids"]), len(sequences[number])
-                if row["marker"]:
-                    weights[number, start : start + row["marker"]] = self.action_weight
-                else:
-                    weights[number, start:end] = self.answer_weight
             batch["label_weights"] = weights
+        if self.shared_prefixes:
+            batch["position_ids"] = self._pad([sequence.positions for sequence in sequences], 0)
+            batch["branches"] = self._pad([sequence.branches for sequence in sequences], PADDING)
+            batch["shared"] = self._pad([sequence.shared for sequence in sequences], 0)
         if self.table is not None:
+            ordered = [rows[number] for sequence in sequences for number in sequence.records]
             graphs = [
                 GraphRows(row["node_rows"], row["edge_rows"], row["sources"], row["targets"], row["subgraph"])
-                for row in rows
+                for row in ordered
             ]
             batch["graphs"] = batch_graphs(graphs, self.table.vectors, self.table.dimension)
         return batch
+
+    def _pad(self, rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
+        return pad_batch(rows, value, "right", self.pad_to_multiple_of)[0]

@@ -71,6 +71,10 @@ class DataSection:
     tasks: list[str] = setting(["planning", "answering"], "one task alone for the ablation No Multi-Task")  # noqa: RUF009
     evidence: str = setting("triples", "triples, or text: passages instead of triples (ablation No Text-to-Triple)")
     prompt_format: str = setting("auto", "chat (the tokenizer's template), plain, llama2, or auto")
+    prompt_order: str = setting(
+        "instruction_first",
+        "instruction_first (paper); history_first: graph token and instruction after the history",
+    )
     planning_prompt: str | None = setting(None, "file that replaces the planning instruction")
     answering_prompt: str | None = setting(None, "file that replaces the answering instruction")
     max_input_tokens: int = setting(2500, "longest prompt; triples of the oldest step are left out first")
@@ -100,6 +104,7 @@ class TrainSection:
     action_weight: float = setting(1.0, "weight of the tokens of [SUBQ], [SUFFICIENT], [NO_RETRIEVAL] in the loss")
     answer_weight: float = setting(1.0, "weight of the tokens of answering records' labels in the loss")
     group_by_length: bool = setting(True, "put records of similar length into a batch")
+    shared_prefixes: bool = setting(False, "put records of one question into a batch, their common beginning once")
     torch_compile: bool = setting(False, "compile the language model's layers (needs a C++ compiler)")
     logging_steps: int = setting(10, "optimiser steps between log lines")
     eval_steps: int | None = setting(None, "optimiser steps between evaluations; at the end only unless set")
@@ -136,6 +141,7 @@ class RunConfig:
         one_of(problems, "model.attention", model.attention, ATTENTION)
         one_of(problems, "data.evidence", data.evidence, ("triples", "text"))
         one_of(problems, "data.prompt_format", data.prompt_format, ("auto", "chat", "plain", "llama2"))
+        one_of(problems, "data.prompt_order", data.prompt_order, ("instruction_first", "history_first"))
         one_of(problems, "train.bf16", str(train.bf16).lower(), ("auto", "true", "false"))
         one_of(problems, "train.scheduler", train.scheduler, SCHEDULERS)
         for task in data.tasks:
@@ -155,6 +161,15 @@ class RunConfig:
             problems.append(
                 f"data.max_input_tokens {data.max_input_tokens} and data.max_label_tokens {data.max_label_tokens} must "
                 "be at least 16 and 2"
+            )
+        if train.shared_prefixes and model.use_graph and data.prompt_order == "instruction_first":
+            problems.append(
+                "train.shared_prefixes: with data.prompt_order instruction_first each record's graph token is among "
+                "its first tokens, so that nothing is shared; set data.prompt_order history_first"
+            )
+        if train.shared_prefixes and model.attention not in ("auto", "sdpa", "eager"):
+            problems.append(
+                f"train.shared_prefixes: model.attention {model.attention} takes no mask of our own; set sdpa or eager"
             )
         if not data.tasks:
             problems.append("data.tasks: name planning, answering or both")

@@ -76,8 +76,8 @@ def tokenize(
 ) -> Any:
     """Write the tokenised records of a source once and open them memory-mapped.
 
-    Columns: `input_ids`, `label_ids`, `marker` (label tokens of the action marker), `length`
-    and, with graphs, those of `models.graphs.GraphRows`.
+    Columns: `input_ids`, `label_ids`, `marker` (label tokens of the action marker), `length`, `question` (a number that
+    records of one question have in common) and, with graphs, those of `models.graphs.GraphRows`.
 
     Args:
         source: The records.
@@ -102,6 +102,7 @@ def tokenize(
         columns |= {name: Sequence(Value("int32")) for name in ("sources", "targets", "subgraph")}
     columns["marker"] = Value("int32")
     columns["length"] = Value("int32")
+    columns["question"] = Value("int64")
     # An empty prompt shows template and tokenizer, which may change while their folder keeps its name.
     empty = [processor.encode_input(ModelInput(task, "?")).input_ids for task in TASKS]
     settings = [
@@ -169,6 +170,7 @@ def encode_row(
         row |= graph_rows(encoded.graphs, rows).to_json()
     row["marker"] = processor.marker_length(record)
     row["length"] = len(encoded.input_ids) + len(label)
+    row["question"] = int.from_bytes(hashlib.sha256(record.question_id.encode()).digest()[:7])
     row["lost"] = (encoded.truncated_triples, encoded.truncated_words)
     return row
 

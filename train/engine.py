@@ -22,6 +22,7 @@ from train.compiled import as_written
 from train.config import RunConfig
 from train.evaluation import generate_and_score
 from train.run_trainer import LOSS_FILE, LossLog, PlainProgress, RunMixin, newest_checkpoint, shared_arguments, use_bf16
+from train.sampling import EpochSampler, QuestionSampler
 
 __all__ = [
     "LOSS_FILE",
@@ -70,6 +71,8 @@ class GraphLLMTrainer(RunMixin, Trainer):
                 table,
                 action_weight=config.train.action_weight,
                 answer_weight=config.train.answer_weight,
+                shared_prefixes=config.train.shared_prefixes,
+                graph_token_id=processor.graph_token_id,
             ),
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
@@ -79,6 +82,14 @@ class GraphLLMTrainer(RunMixin, Trainer):
         self.eval_records = eval_records
         self._eval_sums = torch.zeros(2, dtype=torch.double)
         self.begin_run(config)
+
+    def make_sampler(self, dataset: Any, batch_size: int) -> EpochSampler:
+        """As for every run, or with the records of a question together where their prefixes are shared."""
+        if not self.config.train.shared_prefixes:
+            return super().make_sampler(dataset, batch_size)
+        # Together in a micro-batch: what is in another one can't be shared.
+        questions = dataset.with_format("numpy")["question"][:]
+        return QuestionSampler(questions, self.args.train_batch_size, self.config.seed)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Loss on the validation records and, unless switched off, scores of generated replies."""

@@ -101,6 +101,7 @@ def load_model(config: RunConfig) -> tuple[Any, GraphLLMProcessor]:
             "planning_instruction": instructions.planning,
             "answering_instruction": instructions.answering,
             "prompt_format": data.prompt_format,
+            "prompt_order": data.prompt_order,
             "evidence": data.evidence,
             "max_input_tokens": data.max_input_tokens,
             "max_label_tokens": data.max_label_tokens,
@@ -114,6 +115,13 @@ def load_model(config: RunConfig) -> tuple[Any, GraphLLMProcessor]:
         graph_pooling=model.graph_pooling,
         projector_width=model.projector_width,
     )
+    text = base.config.get_text_config()
+    kinds = getattr(text, "layer_types", None) or ["sliding_attention"]
+    if config.train.shared_prefixes and getattr(text, "sliding_window", None) and "sliding_attention" in kinds:
+        raise ValueError(
+            f"train.shared_prefixes: {model.base} has layers that see the last {text.sliding_window} tokens alone, "
+            "which the mask of shared prefixes leaves out of account; set it to false"
+        )
     adapted = add_adapter(
         base,
         lora=model.lora,

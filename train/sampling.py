@@ -6,6 +6,7 @@ epoch when a run resumes in its middle.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -33,11 +34,14 @@ class EpochSampler(Sampler[int]):
         """Choose the epoch whose order comes next."""
         self.epoch = int(epoch)
 
+    def _generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        generator = self._generator()
         order = torch.randperm(len(self.lengths), generator=generator)
         if not self.group_by_length:
             return iter(order.tolist())
@@ -47,7 +51,35 @@ class EpochSampler(Sampler[int]):
             part = order[start : start + block]
             part = part[torch.argsort(self.lengths[part], descending=True, stable=True)]
             batches += [part[at : at + self.batch_size].tolist() for at in range(0, len(part), self.batch_size)]
+        return self._shuffled(batches, generator)
+
+    def _shuffled(self, batches: list[list[int]], generator: torch.Generator) -> Iterator[int]:
         # The incomplete batch stays last: elsewhere it would shift the borders of all that follow.
         tail = [batches.pop()] if batches and len(batches[-1]) < self.batch_size else []
         shuffled = [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()] + tail
         return iter([index for batch in shuffled for index in batch])
+
+
+class QuestionSampler(EpochSampler):
+    """Shuffles questions anew every epoch; the records of one stay together and within a batch where they fit.
+
+    Args:
+        questions: Number of each record's question.
+        batch_size: Records of a batch.
+        seed: Seed.
+    """
+
+    def __init__(self, questions: Sequence[int], batch_size: int, seed: int) -> None:
+        super().__init__(questions, batch_size, seed, group_by_length=False)
+        self.questions: dict[int, list[int]] = defaultdict(list)
+        for record, question in enumerate(questions):
+            self.questions[int(question)].append(record)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = self._generator()
+        groups = list(self.questions.values())
+        chosen = [groups[number] for number in torch.randperm(len(groups), generator=generator).tolist()]
+        # Those of one size fill batches together, so that few are divided.
+        order = [record for group in sorted(chosen, key=len, reverse=True) for record in group]
+        batches = [order[at : at + self.batch_size] for at in range(0, len(order), self.batch_size)]
+        return self._shuffled(batches, generator)

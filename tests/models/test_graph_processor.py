@@ -1,6 +1,7 @@
 """Prompts as tokens: layout, truncation, and data that tries to be more than text."""
 
 import dataclasses
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,29 @@ def test_llama2_layout(tokenizer: Any) -> None:
     ids = made.encode_input(LONG).input_ids
     assert ids[0] == tokenizer.bos_token_id
     assert text(made, ids) == f"<|endoftext|>[INST] <|graph|>Plan.\n\n{render(LONG)} [/INST]"
+
+
+@pytest.mark.parametrize(
+    ("form", "frame"),
+    [
+        ("chat", "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"),
+        ("plain", "<|endoftext|>{}\n"),
+        ("llama2", "<|endoftext|>[INST] {} [/INST]"),
+    ],
+)
+def test_history_first_layout(tokenizer: Any, form: str, frame: str) -> None:
+    made = processor(tokenizer, prompt_format=form, prompt_order="history_first")
+    history, question = render(LONG).rsplit("\n", 1)
+    assert text(made, made.encode_input(LONG).input_ids) == frame.format(f"{history}\n\n<|graph|>Plan.\n\n{question}")
+    empty = ModelInput("answering", "Q?")
+    expected = frame.format("[NO_RETRIEVAL]\n\n<|graph|>Answer.\n\nQuestion: Q?")
+    assert text(made, made.encode_input(empty).input_ids) == expected
+    first = frame.format("<|graph|>Plan.\n\nQuestion: Q?")
+    assert text(made, made.encode_input(ModelInput("planning", "Q?")).input_ids) == first
+    # All prompts of a question begin alike, up to what they know.
+    plan, answer = made.encode_input(LONG).input_ids, made.encode_input(dataclasses.replace(LONG, task="answering"))
+    place = plan.index(made.graph_token_id)
+    assert plan[: place + 1] == answer.input_ids[: place + 1]
 
 
 def test_without_template_auto_is_plain(tokenizer: Any) -> None:
@@ -126,8 +150,8 @@ def test_control_tokens_in_data_stay_text(tokenizer: Any, form: str) -> None:
 def test_a_training_row_begins_with_the_prompt_of_inference(tokenizer: Any, records: list[Record]) -> None:
     from train.dataset import encode_row
 
-    for form in ("chat", "plain", "llama2"):
-        made = processor(tokenizer, prompt_format=form)
+    for form, order in product(("chat", "plain", "llama2"), ("instruction_first", "history_first")):
+        made = processor(tokenizer, prompt_format=form, prompt_order=order)
         for record in records:
             row = encode_row(record, made, None)
             prompt = made.encode_input(ModelInput(record.task, record.question, record.steps)).input_ids
@@ -135,11 +159,12 @@ def test_a_training_row_begins_with_the_prompt_of_inference(tokenizer: Any, reco
             assert made.decode(row["label_ids"]) == record.label
 
 
-def test_the_oldest_step_loses_its_last_triples_first_and_they_are_counted(tokenizer: Any) -> None:
-    whole = processor(tokenizer).encode_input(LONG)
+@pytest.mark.parametrize("order", ["instruction_first", "history_first"])
+def test_the_oldest_step_loses_its_last_triples_first_and_they_are_counted(tokenizer: Any, order: str) -> None:
+    whole = processor(tokenizer, prompt_order=order).encode_input(LONG)
     lost_before = 0
     for cut in (1, 40, 120, 160):
-        made = processor(tokenizer, max_input_tokens=len(whole.input_ids) - cut)
+        made = processor(tokenizer, max_input_tokens=len(whole.input_ids) - cut, prompt_order=order)
         encoded = made.encode_input(LONG)
         shown = text(made, encoded.input_ids)
         kept = [str(triple) in shown for triple in [*reversed(OLD), *reversed(NEW)]]
@@ -231,6 +256,7 @@ def test_saving_and_loading(tokenizer: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"prompt_order": "question_first"}, "not one of instruction_first, history_first"),
         ({"prompt_format": "alpaca"}, "not one of auto, chat, plain, llama2"),
         ({"evidence": "both"}, "not one of triples, text"),
         ({"max_input_tokens": 3}, "at least 16"),

@@ -28,6 +28,14 @@ def test_an_unknown_key_names_the_nearest(tmp_path: Path) -> None:
         load_config(RunConfig, written(tmp_path, "modle:\n  base: x/y\n"))
 
 
+def test_shared_prefixes_need_a_kernel_that_takes_a_mask() -> None:
+    values = {"data.prompt_order": "history_first", "train.shared_prefixes": True}
+    assert load_config(RunConfig, None, values).train.shared_prefixes
+    with pytest.raises(ConfigError, match=r"flash_attention_2 takes no mask of our own; set sdpa or eager"):
+        load_config(RunConfig, None, {**values, "model.attention": "flash_attention_2"})
+    load_config(RunConfig, None, {"train.shared_prefixes": True, "model.use_graph": False})
+
+
 def test_all_problems_come_at_once(tmp_path: Path) -> None:
     text = "sed: 1\ntrain:\n  batch_size: two\n  epochs: yes\nmodel:\n  use_graph: 1\n  lora_rank: 2.5\n"
     with pytest.raises(ConfigError) as error:
@@ -56,6 +64,8 @@ def test_all_problems_come_at_once(tmp_path: Path) -> None:
         ("model.graph_hidden_width", 12, "not a multiple of model.graph_heads 8"),
         ("model.graph_hidden_width", 0, "must be greater than 0"),
         ("model.lora_targets", [], "at least one linear layer"),
+        ("data.prompt_order", "history", r"did you mean history_first\?"),
+        ("train.shared_prefixes", True, "set data.prompt_order history_first"),
         ("data.tasks", [], "name planning, answering or both"),
         ("data.tasks", "planing", r"did you mean planning\?"),
         ("data.max_input_tokens", 5, "at least 16"),

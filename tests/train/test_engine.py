@@ -91,6 +91,47 @@ def test_accumulation_of_two_times_two_is_a_batch_of_four(make_config: Config, t
         assert torch.allclose(weights(other)[name], value, atol=2e-3), name
 
 
+SHARED = {"data.prompt_order": "history_first", "train.shared_prefixes": True, "train.batch_size": 3}
+
+
+def test_shared_prefixes_learn_what_separate_records_teach(make_config: Config, tmp_path: Path) -> None:
+    quiet = {**SHARED, "model.graph_dropout": 0.0, "model.lora_dropout": 0.0, "train.gradient_accumulation": 2}
+    shared = trainer_of(make_config({**quiet, "output_dir": str(tmp_path / "shared")}))
+    off = {"train.shared_prefixes": False, "output_dir": str(tmp_path / "separate")}
+    separate = trainer_of(make_config({**quiet, **off}))
+    questions = [shared.train_dataset[index]["question"] for index in shared._get_train_sampler()]
+    assert [len(set(questions[at : at + 3])) for at in range(0, 12, 3)] == [1, 1, 1, 1]
+    # The same records in the same order, in both.
+    separate.make_sampler = shared.make_sampler
+    shared.train()
+    separate.train()
+    assert len(losses(shared.config)) == 2
+    for (_, one, tokens), (_, other, others) in zip(losses(shared.config), losses(separate.config), strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+        assert tokens < 0.75 * others
+    for name, value in weights(separate).items():
+        assert torch.allclose(weights(shared)[name], value, atol=1e-3), name
+    rows = shared.evaluate(), separate.evaluate()
+    assert rows[0]["eval_loss"] == pytest.approx(rows[1]["eval_loss"], rel=1e-3)
+
+
+def test_a_resumed_run_with_shared_prefixes_is_the_uninterrupted_run(make_config: Config, tmp_path: Path) -> None:
+    common = {**SHARED, "train.epochs": 2, "train.gradient_accumulation": 1, "train.save_steps": 3}
+    whole = make_config({**common, "output_dir": str(tmp_path / "whole")})
+    expected = weights(train(whole))
+    parts = make_config({**common, "output_dir": str(tmp_path / "parts")})
+    train(parts, stop_at=6)
+    found = weights(train(parts))
+    assert losses(parts) == losses(whole)
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+def test_shared_prefixes_refuse_layers_with_a_window(make_config: Config) -> None:
+    with pytest.raises(ValueError, match="see the last 8 tokens alone"):
+        load_model(make_config(SHARED, "gemma3"))
+
+
 def test_compiled_layers_learn_the_same(make_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[int] = []
 

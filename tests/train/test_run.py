@@ -70,6 +70,7 @@ def test_settings_reach_model_and_processor(make_config: Config, tmp_path: Path)
         {
             "data.planning_prompt": str(plan),
             "data.prompt_format": "plain",
+            "data.prompt_order": "history_first",
             "data.max_input_tokens": 321,
             "data.max_label_tokens": 45,
             "data.evidence": "text",
@@ -84,6 +85,7 @@ def test_settings_reach_model_and_processor(make_config: Config, tmp_path: Path)
     settings = processor.settings
     assert settings.planning_instruction == "Plan it my way."
     assert (settings.prompt_format, settings.max_input_tokens, settings.max_label_tokens) == ("plain", 321, 45)
+    assert settings.prompt_order == "history_first"
     assert (settings.evidence, settings.graph_pooling, settings.use_graph) == ("text", "union", True)
     base = model.get_base_model()
     assert (base.config.graph_architecture, base.config.graph_pooling) == ("gat", "union")
@@ -109,7 +111,7 @@ def test_without_graph_nothing_is_embedded(make_config: Config) -> None:
     _, processor = load_model(config)
     data = load_data(config, processor)
     assert data.table is None
-    assert set(data.train.column_names) == {"input_ids", "label_ids", "marker", "length"}
+    assert set(data.train.column_names) == {"input_ids", "label_ids", "marker", "length", "question"}
     assert len(data.validation_records) == 4
     assert not list((Path(config.output_dir) / "cache").glob("embeddings-*"))
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.sampling import EpochSampler
+from train.sampling import EpochSampler, QuestionSampler
 
 
 def order(lengths: list[int], batch: int = 4, seed: int = 1, epoch: int = 0, group: bool = True) -> list[int]:
@@ -72,3 +72,33 @@ def test_the_incomplete_batch_stands_last() -> None:
 
 def test_epochs_share_no_seed_with_neighbouring_runs() -> None:
     assert order(LENGTHS, seed=1, epoch=1) != order(LENGTHS, seed=2, epoch=0)
+
+
+def batches_of(questions: list[int], batch: int, seed: int = 1, epoch: int = 0) -> list[list[int]]:
+    sampler = QuestionSampler(questions, batch, seed)
+    sampler.set_epoch(epoch)
+    found = list(sampler)
+    assert sorted(found) == list(range(len(questions)))
+    assert len(sampler) == len(questions)
+    return [found[at : at + batch] for at in range(0, len(found), batch)]
+
+
+@given(st.lists(st.integers(0, 12), max_size=60), st.integers(1, 7), st.integers(0, 5))
+def test_every_record_of_every_question_comes_exactly_once(questions: list[int], batch: int, epoch: int) -> None:
+    batches_of(questions, batch, epoch=epoch)
+
+
+def test_records_of_a_question_share_a_batch() -> None:
+    # As in HotpotQA-SUBQ: most questions have four records, some three.
+    questions = [number for number in range(200) for _ in range(3 if number % 7 == 0 else 4)]
+    rows = batches_of(questions, 4)
+    divided = sum(len({questions[record] for record in row}) > 1 for row in rows)
+    assert len(rows) == -(-len(questions) // 4)
+    # Four questions of three fill three batches.
+    assert divided == 29 * 3 // 4
+    assert rows != batches_of(questions, 4, epoch=1)
+    assert rows != batches_of(questions, 4, seed=2)
+    assert rows == batches_of(questions, 4)
+    firsts = [row[0] for row in rows]
+    assert firsts not in (sorted(firsts), sorted(firsts, reverse=True))
+    assert len(batches_of([*questions, 999, 999], 4)[-1]) == (len(questions) + 2) % 4 or 4
