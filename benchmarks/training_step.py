@@ -26,6 +26,7 @@ from measure import PeakMemory, environment, gigabytes, quiet, write_result
 from data_builders.hotpotqa_subq import BuildOptions, build
 from data_builders.sources import Source
 from data_builders.world import WorldOptions, write_world
+from models.branches import PADDING
 from train.compiled import as_written, compile_layers
 
 
@@ -36,7 +37,8 @@ class Variant:
     Attributes:
         name: As in the table.
         full_logits: Compute logits at every position instead of label positions alone.
-        grouped: Batches of similar length instead of random ones.
+        layout: "grouped" batches of similar length, "random" ones, or "shared" prefixes, whose prompts begin with the
+            history.
         bf16: bfloat16 weights and autocast instead of float32.
         attention: Attention kernel of transformers.
         compiled: Layers compiled with `torch.compile`.
@@ -47,7 +49,7 @@ class Variant:
 
     name: str
     full_logits: bool = False
-    grouped: bool = True
+    layout: str = "grouped"
     bf16: bool = True
     attention: str = "eager"
     compiled: bool = False
@@ -57,14 +59,25 @@ class Variant:
 
 
 @dataclass
+class Layout:
+    """The same records in batches of one kind."""
+
+    rows: list[dict[str, Any]]
+    collate: Any
+    batches: list[list[int]]
+
+    def batch(self, numbers: list[int]) -> dict[str, Any]:
+        """Arguments of a forward pass."""
+        return self.collate([self.rows[number] for number in numbers])  # type: ignore[no-any-return]
+
+
+@dataclass
 class Bench:
     """Models and batches that the variants share."""
 
     models: dict[bool, Any]
     optimizers: dict[bool, Any]
-    rows: Any
-    collate: Any
-    batches: dict[bool, list[list[int]]]
+    layouts: dict[str, Layout]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -106,7 +119,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     variants = [
         Variant("as trained", bf16=bf16),
         Variant("logits everywhere", full_logits=True, bf16=bf16),
-        Variant("random batches", grouped=False, bf16=bf16),
+        Variant("random batches", layout="random", bf16=bf16),
+        Variant("shared prefixes", layout="shared", bf16=bf16),
         Variant("sdpa attention", bf16=bf16, attention="sdpa"),
     ]
     if bf16:
@@ -115,15 +129,16 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     if args.compile:
         compile_layers(bench.models[bf16].get_base_model().language_model)
         variants.append(Variant("compiled layers", bf16=bf16, compiled=True))
+        variants.append(Variant("compiled, shared prefixes", layout="shared", bf16=bf16, compiled=True))
     for variant in variants:
         start = time.perf_counter()
-        _step(bench, variant, bench.batches[variant.grouped][0])  # warm-up, not counted
+        _step(bench, variant, bench.layouts[variant.layout].batches[0])  # warm-up, not counted
         variant.first_step = time.perf_counter() - start
     for turn in range(args.repeats):
         for variant in variants[turn % len(variants) :] + variants[: turn % len(variants)]:
             with PeakMemory() as memory:
                 start = time.perf_counter()
-                for numbers in bench.batches[variant.grouped]:
+                for numbers in bench.layouts[variant.layout].batches:
                     _step(bench, variant, numbers)
                 variant.seconds.append(time.perf_counter() - start)
             if variant.memory is None or memory.peak > variant.memory.peak:
@@ -166,7 +181,7 @@ def show(result: dict[str, Any]) -> None:
     console.print(
         "“As trained”: logits at label positions alone, batches of similar length, eager attention"
         + (", bfloat16. " if result["native_bf16"] else ". This CPU has no native bfloat16: all in float32. ")
-        + "Each other row changes one thing. Tokens are those of the records, padding not counted."
+        + "Each other row changes one thing. Tokens are those computed, padding not counted; shared ones count once."
     )
     console.print(
         f"losses of label-only and full logits differ by "
@@ -177,11 +192,12 @@ def show(result: dict[str, Any]) -> None:
 def _prepare(args: argparse.Namespace, scratch: Path) -> Bench:
     import torch
 
+    from models.graph_processor import GraphLLMProcessor
     from models.loading import add_adapter, build_graph_llm
     from models.sources import best_dtype
     from train.collate import Collator
     from train.dataset import RecordSource, build_table, tokenize
-    from train.sampling import EpochSampler
+    from train.sampling import EpochSampler, QuestionSampler
 
     records = args.steps * args.batch_size
     # A question gives about four records; a third more, so that there are enough.
@@ -198,24 +214,28 @@ def _prepare(args: argparse.Namespace, scratch: Path) -> Bench:
         models[dtype is torch.bfloat16] = adapted
     selection = RecordSource(str(scratch / "records"), "train", limit=records)
     table = build_table([selection], processor, args.encoder, scratch)
-    rows = tokenize(selection, processor, table, scratch)
-    lengths = rows.with_format("numpy")["length"][:]
-    batches = {}
-    for grouped in (True, False):
-        order = list(EpochSampler(lengths, args.batch_size, args.seed, grouped))
-        batches[grouped] = [order[at : at + args.batch_size] for at in range(0, len(order), args.batch_size)]
+    history_first = GraphLLMProcessor.create(processor.tokenizer, prompt_order="history_first")
+    layouts = {}
+    for name in ("grouped", "random", "shared"):
+        shared = name == "shared"
+        # Read once: the memory-mapped file lies in a folder that goes away.
+        rows = list(tokenize(selection, history_first if shared else processor, table, scratch))
+        if shared:
+            order = list(QuestionSampler([row["question"] for row in rows], args.batch_size, args.seed))
+        else:
+            order = list(EpochSampler([row["length"] for row in rows], args.batch_size, args.seed, name == "grouped"))
+        layouts[name] = Layout(
+            rows,
+            Collator(
+                processor.tokenizer.pad_token_id, table, shared_prefixes=shared, graph_token_id=processor.graph_token_id
+            ),
+            [order[at : at + args.batch_size] for at in range(0, len(order), args.batch_size)],
+        )
     optimizers = {
         key: torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-5)
         for key, model in models.items()
     }
-    # Rows are read once: the memory-mapped file lies in a folder that goes away.
-    return Bench(
-        models,
-        optimizers,
-        [rows[n] for n in range(len(rows))],
-        Collator(processor.tokenizer.pad_token_id, table),
-        batches,
-    )
+    return Bench(models, optimizers, layouts)
 
 
 def _step(bench: Bench, variant: Variant, numbers: list[int]) -> None:
@@ -225,7 +245,7 @@ def _step(bench: Bench, variant: Variant, numbers: list[int]) -> None:
 
     model, optimizer = bench.models[variant.bf16].train(), bench.optimizers[variant.bf16]
     model.get_base_model().language_model.set_attn_implementation(variant.attention)
-    batch = bench.collate([bench.rows[n] for n in numbers])
+    batch = bench.layouts[variant.layout].batch(numbers)
     with contextlib.ExitStack() as stack:
         stack.enter_context(as_written(not variant.compiled))
         if variant.bf16:
@@ -242,31 +262,36 @@ def _loss_difference(bench: Bench) -> float:
     import torch
 
     model = bench.models[False].eval()
-    batch = bench.collate([bench.rows[n] for n in bench.batches[True][0]])
+    layout = bench.layouts["grouped"]
+    batch = layout.batch(layout.batches[0])
     with torch.no_grad():
         return abs(float(model(**batch).loss) - float(model(**batch, full_logits=True).loss))
 
 
 def _row(bench: Bench, variant: Variant) -> dict[str, Any]:
-    batches = bench.batches[variant.grouped]
-    tokens = sum(bench.rows[n]["length"] for numbers in batches for n in numbers)
-    padded = sum(bench.collate([bench.rows[n] for n in numbers])["input_ids"].numel() for numbers in batches)
+    layout = bench.layouts[variant.layout]
+    made = [layout.batch(numbers) for numbers in layout.batches]
+    padded = sum(batch["input_ids"].numel() for batch in made)
+    if variant.layout == "shared":
+        tokens = sum(int((batch["branches"] != PADDING).sum()) for batch in made)
+    else:
+        tokens = sum(row["length"] for row in layout.rows)
     seconds = statistics.median(variant.seconds)
     memory = variant.memory or PeakMemory()
     return {
         "name": variant.name,
         "full_logits": variant.full_logits,
-        "grouped": variant.grouped,
+        "layout": variant.layout,
         "bf16": variant.bf16,
         "attention": variant.attention,
         "compiled": variant.compiled,
         "first_step_seconds": round(variant.first_step, 2),
-        "records": len(bench.rows),
+        "records": len(layout.rows),
         "tokens": tokens,
         "padding_share": round(1 - tokens / padded, 4),
         "passes_seconds": [round(value, 4) for value in variant.seconds],
         "seconds_a_pass": round(seconds, 4),
-        "samples_per_second": round(len(bench.rows) / seconds, 4),
+        "samples_per_second": round(len(layout.rows) / seconds, 4),
         "tokens_per_second": round(tokens / seconds, 2),
         "peak_bytes": memory.peak,
         "peak_above_resting_bytes": memory.peak - memory.resting if memory.own and memory.resting else None,
