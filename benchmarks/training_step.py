@@ -181,7 +181,8 @@ def show(result: dict[str, Any]) -> None:
     console.print(
         "“As trained”: logits at label positions alone, batches of similar length, eager attention"
         + (", bfloat16. " if result["native_bf16"] else ". This CPU has no native bfloat16: all in float32. ")
-        + "Each other row changes one thing. Tokens are those computed, padding not counted; shared ones count once."
+        + "Each other row changes one thing, shared prefixes the order of prompts too. "
+        "Tokens are those computed, padding not counted; shared ones count once."
     )
     console.print(
         f"losses of label-only and full logits differ by "
@@ -220,10 +221,11 @@ def _prepare(args: argparse.Namespace, scratch: Path) -> Bench:
         shared = name == "shared"
         # Read once: the memory-mapped file lies in a folder that goes away.
         rows = list(tokenize(selection, history_first if shared else processor, table, scratch))
+        lengths = [row["length"] for row in rows]
         if shared:
-            order = list(QuestionSampler([row["question"] for row in rows], args.batch_size, args.seed))
+            order = list(QuestionSampler(lengths, [row["question"] for row in rows], args.batch_size, args.seed))
         else:
-            order = list(EpochSampler([row["length"] for row in rows], args.batch_size, args.seed, name == "grouped"))
+            order = list(EpochSampler(lengths, args.batch_size, args.seed, name == "grouped"))
         layouts[name] = Layout(
             rows,
             Collator(

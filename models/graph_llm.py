@@ -143,7 +143,11 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         elif language_model.config._attn_implementation is None:
             # Sharing the configuration with a composite one resets the attention it was loaded with: take the fastest
             # that the family supports (not every one has scaled_dot_product_attention, Gemma 2 for one).
-            language_model.set_attn_implementation(language_model.get_correct_attn_implementation(None, True))
+            attention = language_model.get_correct_attn_implementation(None, True)
+            language_model.set_attn_implementation(attention)
+            if language_model.config._attn_implementation is None:
+                # Old families, such as GPT-J, refuse to be set: without a name they would get no causal mask either.
+                language_model.config._attn_implementation = attention
         self.language_model = language_model
         self._no_split_modules = list(getattr(language_model, "_no_split_modules", None) or [])
         if config.use_graph:
@@ -226,8 +230,13 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             if bool(is_graph.any()):
                 raise ValueError("input_ids hold a graph placeholder, but no graphs were passed")
             return embeds
-        placeholders = is_graph.sum(-1) if one_a_row else is_graph[is_graph].long()
-        if len(placeholders) != graph_embeds.shape[0] or bool((placeholders != 1).any()):
+        placeholders = is_graph.sum(-1)
+        if not one_a_row:
+            if int(placeholders.sum()) != graph_embeds.shape[0]:
+                raise ValueError(
+                    f"input_ids hold {int(placeholders.sum())} graph placeholders, for {graph_embeds.shape[0]} graphs"
+                )
+        elif len(placeholders) != graph_embeds.shape[0] or bool((placeholders != 1).any()):
             raise ValueError(
                 f"input_ids hold {placeholders.tolist()} graph placeholders in their rows, for {graph_embeds.shape[0]} "
                 "graphs; each sample needs exactly one"
@@ -266,7 +275,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             labels: (B, T), -100 where nothing is learned; they are shifted here.
             label_weights: (B, T), factors of the label tokens' losses; all 1 when left out.
             branches: (B, T), for rows of several samples; see `models.branches`. `graphs` are then those of all
-                samples, in the order of their placeholders, and `position_ids` are needed.
+                samples, in the order of their placeholders; `shared` and `position_ids` are needed.
             shared: (B, T), with `branches`.
             use_cache: Return a cache.
             logits_to_keep: As in transformers, for generation.
@@ -276,7 +285,13 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
 
         Returns:
             Loss, logits and cache.
+
+        Raises:
+            ValueError: arguments that go together are not given together, or graphs and placeholders do not match.
         """
+        if branches is not None or shared is not None:
+            if branches is None or shared is None or position_ids is None or attention_mask is not None:
+                raise ValueError("branches, shared and position_ids go together, without an attention_mask")
         if inputs_embeds is None:
             if input_ids is None:
                 raise ValueError("pass input_ids or inputs_embeds")

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from models.graphs import TextGraph, question_graph, step_graphs
 from models.llm.chat import DATE
-from models.records import ModelInput, Record, Step
+from models.records import TASKS, ModelInput, Record, Step
 from models.rendering import Instructions, render, render_parts
 
 GRAPH_TOKEN = "<|graph|>"
@@ -114,7 +114,7 @@ class GraphLLMProcessor:
         self._graph = [self.graph_token_id] if self.graph_token_id is not None else []
         self._heads = {
             task: [*self._opening, *self._graph, *self._plain_ids(self._instruction(task)), *middle]
-            for task in ("planning", "answering")
+            for task in (TASKS if settings.prompt_order == "instruction_first" else ())
         }
 
     # Encoding

@@ -1,6 +1,6 @@
 """The one renderer: a structured input becomes the model's text, and a reply becomes an action.
 
-Training and inference both call `render`, so their prompts cannot differ. Layout (RAS, section C.3 and figures 10-13):
+Training and inference both render here, so their prompts cannot differ. Layout (RAS, section C.3 and figures 10-13):
 
     <instruction>
 
@@ -9,6 +9,8 @@ Training and inference both call `render`, so their prompts cannot differ. Layou
     [SUBQ] q_1
     ...
     Question: Q
+
+With `prompt_order: history_first` (`models.graph_processor`) the instruction stands between history and question.
 
 An answering input without steps carries `[NO_RETRIEVAL]` in the place of the steps (figure 12).
 """

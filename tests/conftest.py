@@ -99,6 +99,11 @@ def _config(family: str, vocabulary: int) -> Any:
         # The one with learned positions, counted from the start.
         "gpt2": (transformers.GPT2Config, {}),
         "cohere": (transformers.CohereConfig, {"logit_scale": 0.25}),
+        # Its attention kernel can't be set once it is built.
+        "gptj": (transformers.GPTJConfig, {"rotary_dim": 4}),
+        # A convolution beside an attention layer, and positions that the mask stands for.
+        "lfm2": (transformers.Lfm2Config, {"layer_types": ["conv", "full_attention"]}),
+        "bloom": (transformers.BloomConfig, {}),
     }
     kind, more = special[family]
     return kind(**{**common, **more})

@@ -1,6 +1,6 @@
 """Tokenised records become training batches.
 
-Shapes: B records (questions, where prefixes are shared), T tokens of the longest one.
+Shapes: B rows of a batch, which are records, or questions where prefixes are shared; T tokens of the longest one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Collator:
         """Make a batch.
 
         Args:
-            rows: B rows of `train.dataset.tokenize`.
+            rows: Records, as `train.dataset.tokenize` writes them.
 
         Returns:
             `input_ids` (B, T), `labels` (B, T) with -100 where nothing is learned, `graphs`, a PyG batch, and

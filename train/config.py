@@ -104,7 +104,10 @@ class TrainSection:
     action_weight: float = setting(1.0, "weight of the tokens of [SUBQ], [SUFFICIENT], [NO_RETRIEVAL] in the loss")
     answer_weight: float = setting(1.0, "weight of the tokens of answering records' labels in the loss")
     group_by_length: bool = setting(True, "put records of similar length into a batch")
-    shared_prefixes: bool = setting(False, "put records of one question into a batch, their common beginning once")
+    shared_prefixes: bool = setting(
+        False,
+        "put records of one question into a batch, their common beginning once; group_by_length then has no effect",
+    )
     torch_compile: bool = setting(False, "compile the language model's layers (needs a C++ compiler)")
     logging_steps: int = setting(10, "optimiser steps between log lines")
     eval_steps: int | None = setting(None, "optimiser steps between evaluations; at the end only unless set")
@@ -166,6 +169,10 @@ class RunConfig:
             problems.append(
                 "train.shared_prefixes: with data.prompt_order instruction_first each record's graph token is among "
                 "its first tokens, so that nothing is shared; set data.prompt_order history_first"
+            )
+        if train.shared_prefixes and train.batch_size == 1:
+            problems.append(
+                "train.shared_prefixes: with train.batch_size 1 nothing is shared; a question has about 4 records"
             )
         if train.shared_prefixes and model.attention not in ("auto", "sdpa", "eager"):
             problems.append(

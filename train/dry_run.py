@@ -9,10 +9,10 @@ from typing import Any
 
 from models.graph_processor import GraphLLMProcessor
 from models.sources import parse_dtype
-from train.collate import IGNORED, Collator
+from train.collate import IGNORED
 from train.config import RunConfig, to_yaml
 from train.dataset import RecordSource
-from train.run import RunData, sources
+from train.run import RunData, make_collator, sources
 from train.same_run import process_count
 
 
@@ -26,7 +26,11 @@ def report(config: RunConfig, model: Any, processor: GraphLLMProcessor, data: Ru
         data: Tokenised data.
     """
     train, validation = sources(config)
-    batch = Collator(processor.tokenizer.pad_token_id, data.table)([data.train[0]])
+    first = [data.train[0]]
+    if config.train.shared_prefixes:
+        rows = (data.train[number] for number in range(1, min(len(data.train), config.train.batch_size)))
+        first += [row for row in rows if row["question"] == first[0]["question"]]
+    batch = make_collator(config, processor, data.table)(first)
     return "\n".join(
         [
             "resolved configuration",

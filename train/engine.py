@@ -17,10 +17,11 @@ from transformers import Trainer, TrainingArguments
 from models.graph_processor import GraphLLMProcessor
 from models.records import Record
 from models.text_embeddings import EmbeddingTable
-from train.collate import IGNORED, Collator
+from train.collate import IGNORED
 from train.compiled import as_written
 from train.config import RunConfig
 from train.evaluation import generate_and_score
+from train.run import make_collator
 from train.run_trainer import LOSS_FILE, LossLog, PlainProgress, RunMixin, newest_checkpoint, shared_arguments, use_bf16
 from train.sampling import EpochSampler, QuestionSampler
 
@@ -66,14 +67,7 @@ class GraphLLMTrainer(RunMixin, Trainer):
         super().__init__(
             model=model,
             args=training_arguments(config),
-            data_collator=Collator(
-                processor.tokenizer.pad_token_id,
-                table,
-                action_weight=config.train.action_weight,
-                answer_weight=config.train.answer_weight,
-                shared_prefixes=config.train.shared_prefixes,
-                graph_token_id=processor.graph_token_id,
-            ),
+            data_collator=make_collator(config, processor, table),
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
         )
@@ -88,8 +82,10 @@ class GraphLLMTrainer(RunMixin, Trainer):
         if not self.config.train.shared_prefixes:
             return super().make_sampler(dataset, batch_size)
         # Together in a micro-batch: what is in another one can't be shared.
-        questions = dataset.with_format("numpy")["question"][:]
-        return QuestionSampler(questions, self.args.train_batch_size, self.config.seed)
+        columns = dataset.with_format("numpy")
+        return QuestionSampler(
+            columns["length"][:], columns["question"][:], self.args.train_batch_size, self.config.seed
+        )
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Loss on the validation records and, unless switched off, scores of generated replies."""

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints.card import seconds_until
+from models.branches import check_branches
 from models.graph_processor import GraphLLMProcessor
 from models.loading import add_adapter, build_graph_llm
 from models.records import Record
 from models.rendering import Instructions
 from models.sources import parse_dtype
 from models.text_embeddings import EmbeddingTable
+from train.collate import Collator
 from train.config import RunConfig
 from train.dataset import RecordSource, build_table, tokenize
 from train.run_folder import RESULT
@@ -29,6 +31,7 @@ __all__ = [
     "check_inputs",
     "load_data",
     "load_model",
+    "make_collator",
     "save_result",
     "sources",
 ]
@@ -115,13 +118,8 @@ def load_model(config: RunConfig) -> tuple[Any, GraphLLMProcessor]:
         graph_pooling=model.graph_pooling,
         projector_width=model.projector_width,
     )
-    text = base.config.get_text_config()
-    kinds = getattr(text, "layer_types", None) or ["sliding_attention"]
-    if config.train.shared_prefixes and getattr(text, "sliding_window", None) and "sliding_attention" in kinds:
-        raise ValueError(
-            f"train.shared_prefixes: {model.base} has layers that see the last {text.sliding_window} tokens alone, "
-            "which the mask of shared prefixes leaves out of account; set it to false"
-        )
+    if config.train.shared_prefixes:
+        check_branches(base.language_model, data.max_input_tokens + data.max_label_tokens)
     adapted = add_adapter(
         base,
         lora=model.lora,
@@ -145,6 +143,18 @@ def load_data(config: RunConfig, processor: GraphLLMProcessor) -> RunData:
         tokenize(train, processor, table, cache, config.data.learn_copies),
         tokenize(validation, processor, table, cache, config.data.learn_copies) if validation else None,
         list(validation) if validation and config.train.eval_generate else [],
+    )
+
+
+def make_collator(config: RunConfig, processor: GraphLLMProcessor, table: EmbeddingTable | None) -> Collator:
+    """What makes the batches of a run."""
+    return Collator(
+        processor.tokenizer.pad_token_id,
+        table,
+        action_weight=config.train.action_weight,
+        answer_weight=config.train.answer_weight,
+        shared_prefixes=config.train.shared_prefixes,
+        graph_token_id=processor.graph_token_id,
     )
 
 

@@ -52,10 +52,13 @@ def check_same_run(config: Any, train_digest: str) -> None:
     before, now = _stored_settings(folder / SETTINGS), dict(_flat(dataclasses.asdict(config)))
     if before is None:
         return
+    # Before there were such options, runs were trained without.
+    before = {"data.prompt_order": "instruction_first", "train.shared_prefixes": False} | before
+    shared = now.get("train.shared_prefixes", False)
     changed = [
         f"{name} was {before[name]!r} and is {now[name]!r}"
         for name in now
-        if name in before and before[name] != now[name] and not _is_free(name)
+        if name in before and before[name] != now[name] and not _is_free(name, shared)
     ]
     about = _stored_environment(folder / ENVIRONMENT)
     processes = about.get(PROCESSES) or process_count()  # an earlier version kept no count
@@ -128,8 +131,9 @@ def write_text(path: Path, text: str) -> None:
     os.replace(scratch, path)
 
 
-def _is_free(name: str) -> bool:
-    return name in _FREE or name in _PER_STEP or name.startswith(_FREE_BEGINNINGS)
+def _is_free(name: str, shared_prefixes: bool) -> bool:
+    # Records that share a prefix are in one micro-batch, whose size then makes their order.
+    return name in _FREE or (name in _PER_STEP and not shared_prefixes) or name.startswith(_FREE_BEGINNINGS)
 
 
 def _stored_settings(path: Path) -> dict[str, Any] | None:

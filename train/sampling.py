@@ -6,7 +6,6 @@ epoch when a run resumes in its middle.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -61,25 +60,33 @@ class EpochSampler(Sampler[int]):
 
 
 class QuestionSampler(EpochSampler):
-    """Shuffles questions anew every epoch; the records of one stay together and within a batch where they fit.
+    """Shuffles questions anew every epoch; the records of one stay together.
+
+    Questions with equally many records fill batches one after the other: four records to a batch of four or eight.
+    Where sizes do not go together, as three records and a batch of four, questions are divided between two batches.
 
     Args:
+        lengths: Tokens of each record.
         questions: Number of each record's question.
-        batch_size: Records of a batch.
+        batch_size: Records of a micro-batch.
         seed: Seed.
     """
 
-    def __init__(self, questions: Sequence[int], batch_size: int, seed: int) -> None:
-        super().__init__(questions, batch_size, seed, group_by_length=False)
-        self.questions: dict[int, list[int]] = defaultdict(list)
+    def __init__(self, lengths: Sequence[int], questions: Sequence[int], batch_size: int, seed: int) -> None:
+        super().__init__(lengths, batch_size, seed, group_by_length=False)
+        self.questions: dict[int, list[int]] = {}
         for record, question in enumerate(questions):
-            self.questions[int(question)].append(record)
+            self.questions.setdefault(int(question), []).append(record)
 
     def __iter__(self) -> Iterator[int]:
         generator = self._generator()
         groups = list(self.questions.values())
         chosen = [groups[number] for number in torch.randperm(len(groups), generator=generator).tolist()]
-        # Those of one size fill batches together, so that few are divided.
-        order = [record for group in sorted(chosen, key=len, reverse=True) for record in group]
+        order: list[int] = []
+        for group in sorted(chosen, key=len, reverse=True):
+            if len(group) > self.batch_size:
+                # Its records do not all meet: let others meet in every epoch.
+                group = [group[place] for place in torch.randperm(len(group), generator=generator).tolist()]
+            order += group
         batches = [order[at : at + self.batch_size] for at in range(0, len(order), self.batch_size)]
         return self._shuffled(batches, generator)

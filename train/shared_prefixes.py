@@ -1,6 +1,7 @@
 """Records of one question become one sequence, in which their common beginning stands once (`models.branches`).
 
-The loss is that of the separate records; what is saved is the time for tokens that they have in common.
+The loss is that of the separate records (but for dropout, which tokens in common then have in common too); what is
+saved is the time for these tokens.
 """
 
 from __future__ import annotations

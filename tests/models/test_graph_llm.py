@@ -45,7 +45,7 @@ def test_label_only_logits_give_the_full_loss(
     assert torch.allclose(short.logits, full.logits[:, :-1][targets != -100], atol=1e-4)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "gpt2", "gptj"])
 def test_padding_on_the_right_needs_no_mask(
     family: str, make_graph_llm: Make, make_batch: Make, records: list[Record]
 ) -> None:

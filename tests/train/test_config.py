@@ -34,6 +34,8 @@ def test_shared_prefixes_need_a_kernel_that_takes_a_mask() -> None:
     with pytest.raises(ConfigError, match=r"flash_attention_2 takes no mask of our own; set sdpa or eager"):
         load_config(RunConfig, None, {**values, "model.attention": "flash_attention_2"})
     load_config(RunConfig, None, {"train.shared_prefixes": True, "model.use_graph": False})
+    with pytest.raises(ConfigError, match=r"with train.batch_size 1 nothing is shared"):
+        load_config(RunConfig, None, {**values, "train.batch_size": 1})
 
 
 def test_all_problems_come_at_once(tmp_path: Path) -> None:

@@ -66,3 +66,14 @@ def test_the_mask_is_shown_in_any_script(make_config: Config, write_records: Any
     assert text.endswith("⟦紫式部<|im_end|>⟧" + text.rsplit("⟧", 1)[1])
     assert text.count("⟦") == text.count("⟧") == 2
     assert "�" not in text
+
+
+def test_with_shared_prefixes_the_first_question_is_shown_as_one_row(make_config: Config) -> None:
+    shared = {"data.prompt_order": "history_first", "train.shared_prefixes": True}
+    text, _, _ = dry(make_config({**shared, "train.batch_size": 4}))
+    shown = text.rsplit("first batch", 1)[1]
+    # Its three records, each with a graph of its own, and the facts of the first step once.
+    assert shown.count("⟦") == 1 + 3
+    assert shown.count("<|graph|>") == 3
+    assert shown.count("(S> Ada Lovelace| P> born in| O> London)") == 1
+    assert "⟦England<|im_end|>⟧" in shown

@@ -127,8 +127,16 @@ def test_a_resumed_run_with_shared_prefixes_is_the_uninterrupted_run(make_config
         assert torch.equal(found[name], value), name
 
 
+def test_shared_prefixes_and_gradient_checkpointing(make_config: Config, tmp_path: Path) -> None:
+    quiet = {**SHARED, "model.graph_dropout": 0.0, "model.lora_dropout": 0.0}
+    plain = train(make_config({**quiet, "output_dir": str(tmp_path / "plain")}))
+    saving = train(make_config({**quiet, "output_dir": str(tmp_path / "saving"), "train.gradient_checkpointing": True}))
+    for name, value in weights(saving).items():
+        assert torch.allclose(value, weights(plain)[name], atol=1e-4), name
+
+
 def test_shared_prefixes_refuse_layers_with_a_window(make_config: Config) -> None:
-    with pytest.raises(ValueError, match="see the last 8 tokens alone"):
+    with pytest.raises(ValueError, match=r"layers that see 8 tokens \(sliding_window\), samples have up to 2800"):
         load_model(make_config(SHARED, "gemma3"))
 
 

@@ -59,6 +59,7 @@ def test_how_it_is_watched_kept_and_computed_may_change(change: dict[str, Any], 
         ),
         ({"data.tasks": "planning"}, "data.tasks was"),
         ({"seed": 1}, "seed was 42 and is 1"),
+        ({"data.prompt_order": "history_first"}, "data.prompt_order was 'instruction_first' and is 'history_first'"),
         ({"train.batch_size": 4}, "records a step were 4 on 1 process\(es\) and are 8 on 1"),
     ],
 )
@@ -85,6 +86,24 @@ def test_settings_that_a_later_version_added_do_not_count(tmp_path: Path) -> Non
     assert not goes_on(begun(tmp_path, seed=1))
     (tmp_path / "config.yaml").write_text("{cut off")
     assert goes_on(begun(tmp_path, seed=1))
+
+
+def test_options_that_did_not_exist_were_off(tmp_path: Path) -> None:
+    lines = to_yaml(begun(tmp_path)).splitlines()
+    kept = [line for line in lines if "prompt_order" not in line and "shared_prefixes" not in line]
+    assert len(kept) == len(lines) - 2
+    (tmp_path / "config.yaml").write_text("\n".join(kept))
+    assert goes_on(begun(tmp_path))
+    assert not goes_on(begun(tmp_path, **{"data.prompt_order": "history_first"}))
+
+
+def test_with_shared_prefixes_the_micro_batch_makes_the_order(tmp_path: Path) -> None:
+    shared = {"data.prompt_order": "history_first", "train.shared_prefixes": True}
+    save_run_settings(begun(tmp_path, **shared), "aa")
+    assert goes_on(begun(tmp_path, **shared))
+    change = {**shared, "train.batch_size": 4, "train.gradient_accumulation": 1}
+    with pytest.raises(ValueError, match=r"train\.batch_size was 2 and is 4"):
+        check_same_run(begun(tmp_path, **change), "aa")
 
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:

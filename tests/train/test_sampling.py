@@ -2,7 +2,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from train.sampling import EpochSampler, QuestionSampler
@@ -75,7 +75,7 @@ def test_epochs_share_no_seed_with_neighbouring_runs() -> None:
 
 
 def batches_of(questions: list[int], batch: int, seed: int = 1, epoch: int = 0) -> list[list[int]]:
-    sampler = QuestionSampler(questions, batch, seed)
+    sampler = QuestionSampler([1] * len(questions), questions, batch, seed)
     sampler.set_epoch(epoch)
     found = list(sampler)
     assert sorted(found) == list(range(len(questions)))
@@ -83,6 +83,7 @@ def batches_of(questions: list[int], batch: int, seed: int = 1, epoch: int = 0) 
     return [found[at : at + batch] for at in range(0, len(found), batch)]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 12), max_size=60), st.integers(1, 7), st.integers(0, 5))
 def test_every_record_of_every_question_comes_exactly_once(questions: list[int], batch: int, epoch: int) -> None:
     batches_of(questions, batch, epoch=epoch)
@@ -101,4 +102,13 @@ def test_records_of_a_question_share_a_batch() -> None:
     assert rows == batches_of(questions, 4)
     firsts = [row[0] for row in rows]
     assert firsts not in (sorted(firsts), sorted(firsts, reverse=True))
-    assert len(batches_of([*questions, 999, 999], 4)[-1]) == (len(questions) + 2) % 4 or 4
+    # Also within a question larger than a batch.
+    assert [sorted(row) for row in batches_of([0] * 12, 4)] != [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+def test_the_incomplete_batch_of_questions_stands_last() -> None:
+    questions = [number // 4 for number in range(42)]
+    for epoch in range(5):
+        rows = batches_of(questions, 4, epoch=epoch)
+        assert [len({questions[record] for record in row}) for row in rows] == [1] * 11
+        assert len(rows[-1]) == 2

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.branches import TRUNK
@@ -16,7 +16,7 @@ from train.collate import Collator
 from train.dataset import encode_row
 from train.shared_prefixes import share_prefixes
 
-FAMILIES = ("llama", "smollm2", "qwen2", "qwen3", "gemma", "granite", "cohere", "gpt2")
+FAMILIES = ("llama", "smollm2", "qwen2", "qwen3", "gemma", "granite", "cohere", "gpt2", "gptj")
 OWN = 9
 
 
@@ -29,6 +29,7 @@ prompts = st.lists(st.sampled_from([1, 2, OWN]), min_size=1, max_size=8)
 labels = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=3)
 
 
+@settings(deadline=None)
 @given(st.lists(st.builds(row, prompts, labels, st.integers(0, 2)), min_size=1, max_size=8))
 def test_every_record_can_be_read_off_its_sequence(rows: list[dict[str, Any]]) -> None:
     sequences = share_prefixes(rows, OWN)
@@ -101,10 +102,37 @@ def test_loss_and_gradients_are_those_of_separate_records(
     assert gradients.keys() == others.keys()
     for name, gradient in gradients.items():
         assert torch.allclose(others[name], gradient, atol=1e-3 * gradient.abs().max().item() + 1e-6), name
+
+
+def test_arguments_that_go_together_are_given_together(make_graph_llm: Any, collated: Callable[..., Any]) -> None:
+    model, processor = make_graph_llm(processor_settings={"prompt_order": "history_first"})
+    shared = collated(processor)[1]
+    for missing in ("branches", "shared", "position_ids"):
+        with pytest.raises(ValueError, match="go together, without an attention_mask"):
+            model(**{name: value for name, value in shared.items() if name != missing})
+    with pytest.raises(ValueError, match="go together, without an attention_mask"):
+        model(**shared, attention_mask=torch.ones_like(shared["branches"]))
     # A row of several records is not taken for one.
-    del shared["branches"], shared["shared"]
     with pytest.raises(ValueError, match="each sample needs exactly one"):
+        model(**{name: value for name, value in shared.items() if name not in ("branches", "shared")})
+    shared["input_ids"][0, 0] = processor.graph_token_id
+    with pytest.raises(ValueError, match="hold 13 graph placeholders, for 12 graphs"):
         model(**shared)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_in_bfloat16_the_loss_is_nearly_the_same(
+    attention: str, make_graph_llm: Any, collated: Callable[..., Any]
+) -> None:
+    settings = {"prompt_order": "history_first"}
+    model, processor = make_graph_llm(
+        graph_dropout=0.0, attention=attention, dtype=torch.bfloat16, processor_settings=settings
+    )
+    separate, shared = collated(processor)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, found = learned(model, separate)[0], learned(model, shared)
+    assert found[0] == pytest.approx(loss, rel=1e-2)
+    assert all(torch.isfinite(gradient).all() for gradient in found[1].values())
 
 
 def test_without_graph_the_paper_order_shares_what_a_task_has_in_common(
