@@ -289,9 +289,9 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         Raises:
             ValueError: arguments that go together are not given together, or graphs and placeholders do not match.
         """
-        if branches is not None or shared is not None:
-            if branches is None or shared is None or position_ids is None or attention_mask is not None:
-                raise ValueError("branches, shared and position_ids go together, without an attention_mask")
+        shares = branches is not None or shared is not None
+        if shares and (branches is None or shared is None or position_ids is None or attention_mask is not None):
+            raise ValueError("branches, shared and position_ids go together, without an attention_mask")
         if inputs_embeds is None:
             if input_ids is None:
                 raise ValueError("pass input_ids or inputs_embeds")
