@@ -1,3 +1,4 @@
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ def test_the_report(make_config: Config) -> None:
     assert "5 optimiser steps of 4 records a device, 1 of them warm-up" in text
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert f"({trained:,} parameters)" in text
+    assert "shared prefixes:" not in text
     assert f"for 2 x {max(data.train['length'])} tokens" in text
 
 
@@ -70,7 +72,12 @@ def test_the_mask_is_shown_in_any_script(make_config: Config, write_records: Any
 
 def test_with_shared_prefixes_the_first_question_is_shown_as_one_row(make_config: Config) -> None:
     shared = {"data.prompt_order": "history_first", "train.shared_prefixes": True}
-    text, _, _ = dry(make_config({**shared, "train.batch_size": 4}))
+    text, _, data = dry(make_config({**shared, "train.batch_size": 3}))
+    apart = sum(data.train["length"])
+    found = re.search(r"shared prefixes: ([\d,]+) tokens in the place of ([\d,]+) \((\d+)%\)", text)
+    assert found is not None
+    assert found[2] == f"{apart:,}"
+    assert int(found[3]) == round(100 * int(found[1].replace(",", "")) / apart) < 70
     shown = text.rsplit("first batch", 1)[1]
     # Its three records, each with a graph of its own, and the facts of the first step once.
     assert shown.count("⟦") == 1 + 3
