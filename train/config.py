@@ -165,19 +165,7 @@ class RunConfig:
                 f"data.max_input_tokens {data.max_input_tokens} and data.max_label_tokens {data.max_label_tokens} must "
                 "be at least 16 and 2"
             )
-        if train.shared_prefixes and model.use_graph and data.prompt_order == "instruction_first":
-            problems.append(
-                "train.shared_prefixes: with data.prompt_order instruction_first each record's graph token is among "
-                "its first tokens, so that nothing is shared; set data.prompt_order history_first"
-            )
-        if train.shared_prefixes and train.batch_size == 1:
-            problems.append(
-                "train.shared_prefixes: with train.batch_size 1 nothing is shared; a question has about 4 records"
-            )
-        if train.shared_prefixes and model.attention not in ("auto", "sdpa", "eager"):
-            problems.append(
-                f"train.shared_prefixes: model.attention {model.attention} takes no mask of our own; set sdpa or eager"
-            )
+        problems += _sharing_problems(self)
         if not data.tasks:
             problems.append("data.tasks: name planning, answering or both")
         positive = {
@@ -226,6 +214,28 @@ def one_of(problems: list[str], name: str, value: str, known: Sequence[str]) -> 
     """Add a problem when a value is not among those known, with the nearest of them."""
     if value not in known:
         problems.append(f"{name}: {value!r} is not one of {', '.join(known)}{_nearest(value, known)}")
+
+
+def _sharing_problems(config: RunConfig) -> list[str]:
+    """What can't work with shared prefixes."""
+    model, data, train = config.model, config.data, config.train
+    problems: list[str] = []
+    if not train.shared_prefixes:
+        return problems
+    if model.use_graph and data.prompt_order == "instruction_first":
+        problems.append(
+            "train.shared_prefixes: with data.prompt_order instruction_first each record's graph token is among "
+            "its first tokens, so that nothing is shared; set data.prompt_order history_first"
+        )
+    if train.batch_size == 1:
+        problems.append(
+            "train.shared_prefixes: with train.batch_size 1 nothing is shared; a question has about 4 records"
+        )
+    if model.attention not in ("auto", "sdpa", "eager"):
+        problems.append(
+            f"train.shared_prefixes: model.attention {model.attention} takes no mask of our own; set sdpa or eager"
+        )
+    return problems
 
 
 def optimisation_problems(config: Any) -> list[str]:
