@@ -26,8 +26,8 @@ from typing import Any
 
 from measure import PeakMemory, environment, write_result
 
-from models.generation import Completion
-from models.llm.client import CallError, Message, Sampling
+from tripletune.models.llm.client import CallError, Message, Sampling
+from tripletune.models.local.generation import Completion
 
 PATHS = ("annotations", "ledger")
 _PASSAGES, _WORDS = 10, 45
@@ -187,11 +187,11 @@ def _in_process(folder: Path, step: str, size: int) -> dict[str, Any]:
 
 def _work(folder: Path, size: int, step: str) -> dict[str, Any]:
     """One build, in a process of its own."""
-    from data_builders.hotpotqa_subq import build
-    from data_builders.sources import Source
-    from data_builders.subq_options import BuildOptions
-    from models.llm.ledger import Ledger
-    from models.llm.ledger_client import LedgerClient
+    from tripletune.data_builders.hotpotqa_subq.build import build
+    from tripletune.data_builders.hotpotqa_subq.options import BuildOptions
+    from tripletune.data_builders.hotpotqa_subq.sources import Source
+    from tripletune.models.llm.ledger import Ledger
+    from tripletune.models.llm.ledger_client import LedgerClient
 
     logging.basicConfig(level=logging.ERROR)
     questions, replies = folder / "questions.jsonl", folder / "replies.jsonl"

@@ -26,9 +26,9 @@ from typing import Any
 
 from measure import PeakMemory, environment, gigabytes, quiet, write_result
 
-from data_builders.world import WorldOptions, write_world
-from rag.cirag_options import CiragOptions
-from rag.systems import Tools, load_system
+from tripletune.data_builders.world.build import WorldOptions, write_world
+from tripletune.rag.systems.cirag.options import CiragOptions
+from tripletune.rag.systems.registry import Tools, load_system
 
 _SIZES = (
     "questions", "concurrency", "batch_size", "repeats", "max_rounds", "top_k", "candidates", "max_integration_tokens",
@@ -65,10 +65,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         FileNotFoundError: a model is not there.
         ValueError: an option can't work.
     """
-    from models.llm.hf import HFBackend
-    from models.llm.ledger_client import LedgerClient
-    from rag.retrieval import open_retriever
-    from rag.triple_store import TripleStore
+    from tripletune.models.llm.backends.hf import HFBackend
+    from tripletune.models.llm.ledger_client import LedgerClient
+    from tripletune.rag.retrieval.retrievers import open_retriever
+    from tripletune.rag.triples.store import TripleStore
 
     quiet()
     options = CiragOptions(

@@ -77,12 +77,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """
     import torch
 
-    from models.adapters import add_lora
-    from models.decoding import end_tokens
-    from models.label_loss import learn_labels_only
-    from models.sources import best_dtype, load_causal_lm, resolve
-    from train.text_batches import TextCollator
-    from train.trajectory_rows import TrajectoryEncoder
+    from tripletune.models.adapters import add_lora
+    from tripletune.models.label_loss import learn_labels_only
+    from tripletune.models.local.decoding import end_tokens
+    from tripletune.models.sources import best_dtype, load_causal_lm, resolve
+    from tripletune.train.text_batches import TextCollator
+    from tripletune.train.trajectory_rows import TrajectoryEncoder
 
     quiet()
     resolve(args.model)
@@ -159,8 +159,8 @@ def show(result: dict[str, Any]) -> None:
 def _trajectories(args: argparse.Namespace) -> list[Any]:
     from itertools import islice
 
-    from models.sources import resolve
-    from models.trajectories import read_trajectories
+    from tripletune.models.data.trajectories import read_trajectories
+    from tripletune.models.sources import resolve
 
     if args.data:
         split = "train" if Path(args.data).is_dir() else None
@@ -176,10 +176,10 @@ def _trajectories(args: argparse.Namespace) -> list[Any]:
 
 def _made(args: argparse.Namespace, scratch: Path) -> list[Any]:
     """A perfect teacher's trajectories on a world, by the commands that anybody would use."""
-    from data_builders.trajectories import main as build
-    from data_builders.world import WorldOptions, write_world
-    from eval.__main__ import main as evaluate
-    from models.trajectories import read_trajectories
+    from tripletune.data_builders.trajectories.build import main as build
+    from tripletune.data_builders.world.build import WorldOptions, write_world
+    from tripletune.eval.__main__ import main as evaluate
+    from tripletune.models.data.trajectories import read_trajectories
 
     options = WorldOptions(
         seed=args.seed, train=args.trajectories, validation=0, test=0, common_knowledge=0,
@@ -202,8 +202,8 @@ def _made(args: argparse.Namespace, scratch: Path) -> list[Any]:
 def _layout(
     name: str, encoder: Any, tokenizer: Any, ends: list[int], trajectories: list[Any], args: argparse.Namespace
 ) -> Layout:
-    from train.sampling import EpochSampler
-    from train.trajectory_rows import RowOptions
+    from tripletune.train.sampling import EpochSampler
+    from tripletune.train.trajectory_rows import RowOptions
 
     options = RowOptions(rounds=name)  # type: ignore[arg-type]
     rows = list(encoder(tokenizer, ends, options).rows(trajectories, Counter()))
@@ -212,7 +212,7 @@ def _layout(
 
 
 def _of_first(layout: Layout, trajectory: Any, tokenizer: Any, ends: list[int]) -> list[dict[str, Any]]:
-    from train.trajectory_rows import RowOptions, TrajectoryEncoder
+    from tripletune.train.trajectory_rows import RowOptions, TrajectoryEncoder
 
     encoder = TrajectoryEncoder(tokenizer, ends, RowOptions(rounds=layout.name))  # type: ignore[arg-type]
     return list(encoder.rows([trajectory], Counter()))

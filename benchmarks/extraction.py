@@ -27,17 +27,17 @@ from typing import Any
 
 from measure import PeakMemory, environment, gigabytes, quiet, write_result
 
-from models.extraction_pairs import load_instruction, read_reply
-from models.generation import Completion
-from models.triples import Triple
-from rag.circles import Circles
-from rag.corpus import Passage
-from rag.extract import CorpusExtraction, ExtractionCounts, source_pieces
-from rag.extract_cli import read_passages
-from rag.extract_prompt import ExtractionPrompt
-from rag.extraction_store import ExtractionStore
-from rag.local_extractor import DTYPES, PROMPT_FILE, LocalOptions, open_local_extractor
-from rag.triple_store import passage_key
+from tripletune.models.data.pairs import load_instruction, read_reply
+from tripletune.models.data.passages import Passage
+from tripletune.models.data.triples import Triple
+from tripletune.models.local.generation import Completion
+from tripletune.rag.systems.cirag.circles import Circles
+from tripletune.rag.triples.cli import read_passages
+from tripletune.rag.triples.extract import CorpusExtraction, ExtractionCounts, source_pieces
+from tripletune.rag.triples.extraction_store import ExtractionStore
+from tripletune.rag.triples.local_extractor import DTYPES, PROMPT_FILE, LocalOptions, open_local_extractor
+from tripletune.rag.triples.prompt import ExtractionPrompt
+from tripletune.rag.triples.store import passage_key
 
 CORPUS = Path(__file__).resolve().parents[2] / "shared" / "data" / "2wikimultihopqa_corpus.jsonl"
 
@@ -140,9 +140,9 @@ def _one_by_one(args: argparse.Namespace, passages: Sequence[Passage]) -> dict[s
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    from models.decoding import Request, end_tokens
-    from models.llm.chat import ChatEncoder
-    from models.sources import adapter_base, load_tokenizer, load_weights, parse_dtype, resolve
+    from tripletune.models.llm.chat import ChatEncoder
+    from tripletune.models.local.decoding import Request, end_tokens
+    from tripletune.models.sources import adapter_base, load_tokenizer, load_weights, parse_dtype, resolve
 
     folder = resolve(args.model)
     base = adapter_base(folder)

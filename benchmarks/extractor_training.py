@@ -85,7 +85,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     import torch
     from datasets import disable_progress_bars
 
-    from models.sources import best_dtype, resolve
+    from tripletune.models.sources import best_dtype, resolve
 
     quiet()
     disable_progress_bars()
@@ -143,9 +143,9 @@ def show(result: dict[str, Any]) -> None:
 
 def _data(args: argparse.Namespace, scratch: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The same pairs as chats, for TRL, and as rows, for us."""
-    from models.extraction_pairs import NO_FACTS, extraction_chat, load_instruction, read_pairs
-    from models.sources import load_tokenizer
-    from train.extraction_rows import PairEncoder, RowLimits
+    from tripletune.models.data.pairs import NO_FACTS, extraction_chat, load_instruction, read_pairs
+    from tripletune.models.sources import load_tokenizer
+    from tripletune.train.extraction_rows import PairEncoder, RowLimits
 
     tokenizer, instruction = load_tokenizer(args.model), load_instruction()
     encoder = PairEncoder(tokenizer, instruction, RowLimits(10_000, 10_000), model=args.model)
@@ -167,10 +167,10 @@ def _data(args: argparse.Namespace, scratch: Path) -> tuple[list[dict[str, Any]]
 def _world(scratch: Path, args: argparse.Namespace) -> str:
     import json
 
-    from data_builders.world import WorldOptions, write_world
-    from models.extraction_pairs import ExtractionPair
-    from models.records import read_jsonl
-    from models.triples import triples_from_json
+    from tripletune.data_builders.world.build import WorldOptions, write_world
+    from tripletune.models.data.pairs import ExtractionPair
+    from tripletune.models.data.records import read_jsonl
+    from tripletune.models.data.triples import triples_from_json
 
     write_world(WorldOptions(seed=args.seed, train=max(60, args.pairs * 2), validation=0, test=0), scratch / "world")
     path = scratch / "pairs.jsonl"
@@ -187,7 +187,7 @@ def _world(scratch: Path, args: argparse.Namespace) -> str:
 def _variant(name: str, args: argparse.Namespace, chats: list[Any], rows: list[Any], folder: Path) -> Variant:
     import torch
 
-    from models.sources import best_dtype, load_causal_lm
+    from tripletune.models.sources import best_dtype, load_causal_lm
 
     dtype = torch.float32 if name == "trl" else best_dtype()
     torch.manual_seed(args.seed)
@@ -227,11 +227,11 @@ def _trl(model: Any, tokenizer: Any, args: argparse.Namespace, chats: list[Any],
 
 
 def _ours(model: Any, tokenizer: Any, args: argparse.Namespace, rows: list[Any], folder: Path, name: str) -> Any:
-    from models.label_loss import learn_labels_only
-    from train.config import load_config
-    from train.extraction_config import ExtractionConfig
-    from train.text_engine import make_trainer
-    from train.text_rows import cached_rows, pack_rows
+    from tripletune.models.label_loss import learn_labels_only
+    from tripletune.train.config import load_config
+    from tripletune.train.extraction_config import ExtractionConfig
+    from tripletune.train.text_engine import make_trainer
+    from tripletune.train.text_rows import cached_rows, pack_rows
 
     packed = name == "packed"
     # A pack of pack_tokens holds about as many samples as a batch; the step is the same size.
@@ -257,7 +257,7 @@ def _ours(model: Any, tokenizer: Any, args: argparse.Namespace, rows: list[Any],
 
 
 def _with_lora(model: Any, args: argparse.Namespace) -> Any:
-    from models.adapters import add_lora
+    from tripletune.models.adapters import add_lora
 
     return add_lora(
         model, rank=args.lora_rank, alpha=2 * args.lora_rank, dropout=0.0, targets=("all-linear",), base=args.model

@@ -36,12 +36,12 @@ from measure import environment, write_result
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from models.generation import Completion
-from models.llm.client import Message, Sampling
-from models.llm.ledger import Ledger
-from models.llm.ledger_client import LedgerClient
-from models.llm.limits import Limits
-from models.llm.openai import OpenAIBackend
+from tripletune.models.llm.backends.openai import OpenAIBackend
+from tripletune.models.llm.client import Message, Sampling
+from tripletune.models.llm.ledger import Ledger
+from tripletune.models.llm.ledger_client import LedgerClient
+from tripletune.models.llm.limits import Limits
+from tripletune.models.local.generation import Completion
 
 CALLS_A_QUESTION = 5
 PROMPT = "You look at a question and at the documents that were found for it. " * 12

@@ -24,8 +24,8 @@ from typing import Any
 
 from measure import PeakMemory, environment, gigabytes, quiet, write_result
 
-from data_builders.world import WorldOptions, write_world
-from rag.systems import LoopOptions, Tools, load_system
+from tripletune.data_builders.world.build import WorldOptions, write_world
+from tripletune.rag.systems.registry import LoopOptions, Tools, load_system
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,8 +55,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         FileNotFoundError: model or encoder is not there.
         ValueError: an option can't work.
     """
-    from rag.retrieval import open_retriever
-    from rag.triple_store import TripleStore
+    from tripletune.rag.retrieval.retrievers import open_retriever
+    from tripletune.rag.triples.store import TripleStore
 
     quiet()
     options = LoopOptions(
@@ -133,8 +133,8 @@ def show(result: dict[str, Any]) -> None:
 def _load(args: argparse.Namespace) -> tuple[Any, Any]:
     import torch
 
-    from models.loading import build_graph_llm, load_graph_llm
-    from models.sources import parse_dtype
+    from tripletune.models.loading import build_graph_llm, load_graph_llm
+    from tripletune.models.sources import parse_dtype
 
     if args.model is not None:
         model, processor = load_graph_llm(args.model, parse_dtype(args.dtype))
@@ -147,7 +147,7 @@ def _load(args: argparse.Namespace) -> tuple[Any, Any]:
 
 
 def _tools(model: Any, processor: Any, batch_size: int, retriever: Any, store: Any) -> Tools:
-    from models.local_generator import LocalGenerator
+    from tripletune.models.local.generator import LocalGenerator
 
     generator = LocalGenerator(model, processor, batch_size)
     return Tools(generator, generator, retriever, store)

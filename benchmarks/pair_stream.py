@@ -110,12 +110,12 @@ def _write(path: Path, count: int, seed: int) -> None:
 
 
 def _work(args: argparse.Namespace) -> dict[str, Any]:
-    from models.extraction_pairs import load_instruction
-    from models.sources import load_tokenizer
-    from train.extraction_rows import PairEncoder, RowLimits
-    from train.extraction_run import PairSource, tokenize_pairs
-    from train.sampling import EpochSampler
-    from train.text_batches import TextCollator
+    from tripletune.models.data.pairs import load_instruction
+    from tripletune.models.sources import load_tokenizer
+    from tripletune.train.extraction_rows import PairEncoder, RowLimits
+    from tripletune.train.extraction_run import PairSource, tokenize_pairs
+    from tripletune.train.sampling import EpochSampler
+    from tripletune.train.text_batches import TextCollator
 
     folder = Path(args.worker)
     tokenizer = load_tokenizer(args.model)

@@ -23,11 +23,11 @@ from typing import Any
 
 from measure import PeakMemory, environment, gigabytes, quiet, write_result
 
-from data_builders.hotpotqa_subq import BuildOptions, build
-from data_builders.sources import Source
-from data_builders.world import WorldOptions, write_world
-from models.branches import PADDING
-from train.compiled import as_written, compile_layers
+from tripletune.data_builders.hotpotqa_subq.build import BuildOptions, build
+from tripletune.data_builders.hotpotqa_subq.sources import Source
+from tripletune.data_builders.world.build import WorldOptions, write_world
+from tripletune.models.graph_llm.branches import PADDING
+from tripletune.train.compiled import as_written, compile_layers
 
 
 @dataclass
@@ -107,7 +107,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         FileNotFoundError: model or encoder is not there.
         ValueError: an option can't work.
     """
-    from models.sources import resolve
+    from tripletune.models.sources import resolve
 
     quiet()
     # Before any work: a missing package is the likeliest trouble.
@@ -193,12 +193,12 @@ def show(result: dict[str, Any]) -> None:
 def _prepare(args: argparse.Namespace, scratch: Path) -> Bench:
     import torch
 
-    from models.graph_processor import GraphLLMProcessor
-    from models.loading import add_adapter, build_graph_llm
-    from models.sources import best_dtype
-    from train.collate import Collator
-    from train.dataset import RecordSource, build_table, tokenize
-    from train.sampling import EpochSampler, QuestionSampler
+    from tripletune.models.graph_llm.processor import GraphLLMProcessor
+    from tripletune.models.loading import add_adapter, build_graph_llm
+    from tripletune.models.sources import best_dtype
+    from tripletune.train.collate import Collator
+    from tripletune.train.dataset import RecordSource, build_table, tokenize
+    from tripletune.train.sampling import EpochSampler, QuestionSampler
 
     records = args.steps * args.batch_size
     # A question gives about four records; a third more, so that there are enough.

@@ -1,4 +1,4 @@
-"""Hand a trained model on: `python -m checkpoints export`, `verify` and `merge`."""
+"""Hand a trained model on: `tripletune checkpoints export`, `verify` and `merge`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    top = argparse.ArgumentParser(prog="python -m checkpoints", description=__doc__)
+    top = argparse.ArgumentParser(prog="tripletune checkpoints", description=__doc__)
     top.add_argument("--verbose", action="store_true", help="log more, and show tracebacks")
     commands = top.add_subparsers(dest="command", required=True, metavar="{export,verify,merge}")
     _add_export(
@@ -43,7 +43,7 @@ def _add_export(export: argparse.ArgumentParser) -> None:
 
 
 def _add_merge(merge: argparse.ArgumentParser) -> None:
-    from checkpoints.merge import DTYPES
+    from tripletune.checkpoints.merge import DTYPES
 
     merge.add_argument("folder", metavar="DIR", help="export, run or checkpoint folder with an adapter")
     merge.add_argument("--output", required=True, metavar="OUT", help="folder to write")
@@ -84,18 +84,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from checkpoints.export import ExportOptions, export
+    from tripletune.checkpoints.export import ExportOptions, export
 
     options = ExportOptions(
         args.base_model, args.base_revision, args.encoder, args.licence, tuple(args.scores), args.overwrite
     )
     folder = export(args.run, args.output, options)
-    print(f"exported to {folder}; check it with: python -m checkpoints verify {folder}")
+    print(f"exported to {folder}; check it with: tripletune checkpoints verify {folder}")
     return 0
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from checkpoints.verify import TOLERANCE, explain, table, verify
+    from tripletune.checkpoints.verify import TOLERANCE, explain, table, verify
 
     tolerance = TOLERANCE if args.tolerance is None else args.tolerance
     if not tolerance >= 0:
@@ -114,7 +114,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _merge(args: argparse.Namespace) -> int:
-    from checkpoints.merge import merge
+    from tripletune.checkpoints.merge import merge
 
     report = merge(
         args.folder,
@@ -139,8 +139,8 @@ def _merge(args: argparse.Namespace) -> int:
 def _observe(args: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from checkpoints.folders import read_json, write_json
-    from checkpoints.verify import cases_of, observe
+    from tripletune.checkpoints.verify import cases_of, observe
+    from tripletune.models.run_folders import read_json, write_json
 
     cases = cases_of(read_json(Path(args.cases)), args.cases)
     write_json(Path(args.output), observe(args.folder, cases))

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import yaml
 
-from checkpoints.folders import is_text_model, public, read_json
+from tripletune.models.run_folders import is_text_model, public, read_json
 
 CARD = "README.md"
 PROVENANCE = "provenance.json"
@@ -41,9 +41,9 @@ _CAUTION = (
 )
 _NO_CAUTION = "It was trained without graph token, so it says the same as the Graph-LLM when it gets the same prompt."
 _LOAD_GRAPH_LLM = """\
-from models.local_generator import load_generator
-from models.records import ModelInput, Step
-from models.triples import Triple
+from tripletune.models.local.generator import load_generator
+from tripletune.models.data.records import ModelInput, Step
+from tripletune.models.data.triples import Triple
 
 generator = load_generator("{folder}")
 facts = (Triple("The Glass Harbour", "written by", "Ida Morn"), Triple("Ida Morn", "born in", "Velsund"))
@@ -97,7 +97,7 @@ def collect(source: Path, scores: Sequence[str | Path] = (), licence: str | None
 
     Args:
         source: `final/` or a checkpoint of a run (the run's own files are looked for one folder up), or an export.
-        scores: Files of metrics (`metrics.json` of `python -m eval`).
+        scores: Files of metrics (`metrics.json` of `tripletune eval`).
         licence: Licence identifier.
 
     Raises:
@@ -216,7 +216,7 @@ VERIFY = """\
 `verify.json` holds what the trained model said in float32 to a few made-up inputs. This loads the folder in a new
 process and compares prompts, logits and greedy replies:
 
-    python -m checkpoints verify {folder}"""
+    tripletune checkpoints verify {folder}"""
 
 
 def front_matter(provenance: Provenance, kind: Kind | TextKind, base: str, task: str = "") -> str:
@@ -303,7 +303,7 @@ def scores_section(provenance: Provenance) -> Iterator[str]:
         else:
             yield _table(["metric", "value"], [[f"`{metric}`", _cell(value)] for metric, value in _numbers(content)])
     if nothing:
-        yield "None are recorded. Evaluate with `python -m eval`, then export again with `--scores …/metrics.json`."
+        yield "None are recorded. Evaluate with `tripletune eval`, then export again with `--scores …/metrics.json`."
 
 
 def _intervals(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

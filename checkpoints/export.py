@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from checkpoints.card import CARD, PROVENANCE, Provenance, collect, render_card
-from checkpoints.folders import (
+from tripletune.checkpoints.card import CARD, PROVENANCE, Provenance, collect, render_card
+from tripletune.checkpoints.text_export import export_text_model
+from tripletune.checkpoints.verify import REFERENCE, observe, weight_digests
+from tripletune.models.run_folders import (
     ADAPTER,
     ADAPTER_CONFIG,
     CONFIG,
@@ -32,8 +34,6 @@ from checkpoints.folders import (
     trained_folder,
     write_json,
 )
-from checkpoints.text_export import export_text_model
-from checkpoints.verify import REFERENCE, observe, weight_digests
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from checkpoints.card import CARD, PROVENANCE, Provenance, collect, render_card
-from checkpoints.folders import (
+from tripletune.checkpoints.card import CARD, PROVENANCE, Provenance, collect, render_card
+from tripletune.checkpoints.text_export import merge_text_model
+from tripletune.checkpoints.verify import (
+    CASES,
+    REFERENCE,
+    TOLERANCE,
+    Comparison,
+    compare,
+    insist,
+    observe,
+    observe_model,
+    weight_digests,
+)
+from tripletune.models.run_folders import (
     CONFIG,
     check_model_folder,
     check_output,
@@ -26,18 +38,6 @@ from checkpoints.folders import (
     replaced_folder,
     trained_folder,
     write_json,
-)
-from checkpoints.text_export import merge_text_model
-from checkpoints.verify import (
-    CASES,
-    REFERENCE,
-    TOLERANCE,
-    Comparison,
-    compare,
-    insist,
-    observe,
-    observe_model,
-    weight_digests,
 )
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def merge(
     """
     import torch
 
-    from models.sources import parse_dtype
+    from tripletune.models.sources import parse_dtype
 
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
@@ -153,7 +153,7 @@ def _write_language_model(model: Any, processor: Any, dtype: torch.dtype, scratc
     import torch
     from transformers import AutoModelForCausalLM
 
-    from models.sources import load_tokenizer
+    from tripletune.models.sources import load_tokenizer
 
     prompts = [
         [token for token in processor.encode_input(sample).input_ids if token != processor.graph_token_id]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from checkpoints.card import (
+from tripletune.checkpoints.card import (
     VERIFY,
     Provenance,
     TextKind,
@@ -14,8 +14,8 @@ from checkpoints.card import (
     scores_section,
     training_section,
 )
-from checkpoints.folders import public
-from models.llm.chat import DATE
+from tripletune.models.llm.chat import DATE
+from tripletune.models.run_folders import public
 
 # By the task that a folder names.
 _TITLES = {
@@ -56,7 +56,7 @@ print(tokenizer.decode(reply, skip_special_tokens=True))"""
 _IN_THE_LOOP = """\
 In the loop, with TripleTune installed, it decides in its teacher's place:
 
-    python -m eval run --system cirag --integrator {folder} …{limit}
+    tripletune eval run --system cirag --integrator {folder} …{limit}
 
 `prompt.md`, where it is there, is the system prompt of its training; in a folder of prompts, under the name
 `cirag_integrate.md`, it reaches the loop by `--set prompts=FOLDER`."""

@@ -13,8 +13,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from checkpoints.card import CARD, PROVENANCE, Provenance, TextKind, collect
-from checkpoints.folders import (
+from tripletune.checkpoints.card import CARD, PROVENANCE, Provenance, TextKind, collect
+from tripletune.checkpoints.text_card import render_text_card
+from tripletune.checkpoints.text_models import (
+    PROMPT_FILE,
+    TextModel,
+    load_text_model,
+    observe_text_model,
+    task_of,
+    text_cases,
+)
+from tripletune.checkpoints.verify import REFERENCE, Comparison, compare, insist, observe, weight_digests
+from tripletune.models.run_folders import (
     ADAPTER,
     ADAPTER_CONFIG,
     CONFIG,
@@ -26,12 +36,9 @@ from checkpoints.folders import (
     replaced_folder,
     write_json,
 )
-from checkpoints.text_card import render_text_card
-from checkpoints.text_models import PROMPT_FILE, TextModel, load_text_model, observe_text_model, task_of, text_cases
-from checkpoints.verify import REFERENCE, Comparison, compare, insist, observe, weight_digests
 
 if TYPE_CHECKING:
-    from checkpoints.export import ExportOptions
+    from tripletune.checkpoints.export import ExportOptions
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +85,7 @@ def merge_text_model(source: Path, output: Path, dtype: str, overwrite: bool) ->
     Raises:
         ValueError: the adapter can't be merged.
     """
-    from models.sources import parse_dtype
+    from tripletune.models.sources import parse_dtype
 
     adapter = read_json(source / ADAPTER_CONFIG)
     base = _Base(str(adapter["base_model_name_or_path"]), adapter.get("revision"))

@@ -12,8 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from checkpoints.folders import TASK_FILES, read_json
-from checkpoints.replies import FORMAT, observed_reply
+from tripletune.checkpoints.replies import FORMAT, observed_reply
+from tripletune.models.run_folders import TASK_FILES, read_json
 
 PROMPT_FILE = "prompt.md"
 # What an extractor and anything else is asked; nothing of it is true.
@@ -64,7 +64,7 @@ class TextModel:
 
     def prompt_ids(self, case: TextCase) -> list[int]:
         """The tokens the model reads."""
-        from models.llm.chat import ChatEncoder
+        from tripletune.models.llm.chat import ChatEncoder
 
         if not case.messages:
             return list(self.tokenizer(case.text)["input_ids"])
@@ -103,7 +103,7 @@ def load_text_model(folder: str | Path) -> TextModel:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    from models.sources import adapter_base, load_tokenizer, load_weights
+    from tripletune.models.sources import adapter_base, load_tokenizer, load_weights
 
     about = task_of(folder)
     kind = AutoModelForSeq2SeqLM if about.get("encoder_decoder") else AutoModelForCausalLM
@@ -124,7 +124,7 @@ def load_text_model(folder: str | Path) -> TextModel:
 
 def observe_text_model(loaded: TextModel, cases: Mapping[str, TextCase]) -> dict[str, Any]:
     """What a model says to each case: the content of `verify.json`."""
-    from models.decoding import end_tokens
+    from tripletune.models.local.decoding import end_tokens
 
     ends = end_tokens(loaded.model, loaded.tokenizer)
     observed = []

@@ -18,7 +18,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from checkpoints.folders import (
+import tripletune
+from tripletune.checkpoints.replies import FORMAT, observed_reply
+from tripletune.checkpoints.text_models import TextCase, load_text_model, observe_text_model, text_cases
+from tripletune.models.data.records import ModelInput, Step
+from tripletune.models.data.triples import Triple, triples_from_json
+from tripletune.models.run_folders import (
     check_model_folder,
     file_digest,
     is_text_model,
@@ -28,10 +33,6 @@ from checkpoints.folders import (
     weight_files,
     write_json,
 )
-from checkpoints.replies import FORMAT, observed_reply
-from checkpoints.text_models import TextCase, load_text_model, observe_text_model, text_cases
-from models.records import ModelInput, Step
-from models.triples import Triple, triples_from_json
 
 REFERENCE = "verify.json"
 TOLERANCE = 1e-3
@@ -120,7 +121,7 @@ def observe(folder: str | Path, cases: Mapping[str, Any] | None = None) -> dict[
 
 def observe_model(model: Any, processor: Any, cases: Mapping[str, ModelInput] | None = None) -> dict[str, Any]:
     """What a loaded float32 model says to each case; see `observe`."""
-    from models.text_embeddings import LiveEmbeddings
+    from tripletune.models.graph_llm.embeddings import LiveEmbeddings
 
     config = model.get_base_model().config if hasattr(model, "get_base_model") else model.config
     embeddings = LiveEmbeddings(config.encoder, config.text_embedding_width)
@@ -138,7 +139,7 @@ def observe_model(model: Any, processor: Any, cases: Mapping[str, ModelInput] | 
 
 
 def _observe_case(name: str, sample: ModelInput, model: Any, processor: Any, embeddings: Any) -> dict[str, Any]:
-    from models.graphs import batch_graphs, graph_rows
+    from tripletune.models.graph_llm.graphs import batch_graphs, graph_rows
 
     encoded = processor.encode_input(sample)
     extra: dict[str, Any] = {}
@@ -178,7 +179,7 @@ def read_reference(folder: str | Path) -> dict[str, Any]:
     path = Path(folder) / REFERENCE
     if not path.is_file():
         raise FileNotFoundError(
-            f"{folder} has no {REFERENCE}: only folders written by `python -m checkpoints export` or `merge` can be "
+            f"{folder} has no {REFERENCE}: only folders written by `tripletune checkpoints export` or `merge` can be "
             "verified"
         )
     reference = read_json(path)
@@ -304,9 +305,9 @@ def observe_in_new_process(folder: Path, reference: dict[str, Any]) -> dict[str,
     with tempfile.TemporaryDirectory(prefix="tripletune-verify-") as scratch:
         cases, output = Path(scratch) / "cases.json", Path(scratch) / "observed.json"
         write_json(cases, {"format": FORMAT, "cases": reference["cases"]})
-        command = [sys.executable, "-m", "checkpoints", "observe", str(folder)]
+        command = [sys.executable, "-m", "tripletune.checkpoints", "observe", str(folder)]
         # The packages need not be installed: the other process finds them where this one did.
-        places = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        places = [str(Path(tripletune.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         done = subprocess.run(
             [*command, "--cases", str(cases), "--output", str(output)],
             capture_output=True,

@@ -1,4 +1,4 @@
-"""Small jobs on data sets: `python -m data_builders {stats,validate,peek,merge,released,explagraphs}`."""
+"""Small jobs on data sets: `tripletune data {stats,validate,peek,merge,released,explagraphs}`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,31 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from data_builders.card import BuildFacts, Statistics, file_digest, table_rows
-from data_builders.dataset_folder import FolderOptions, add_folder_arguments, write_dataset
-from data_builders.merge import merge as merge_shards
-from data_builders.pair_card import LENGTH_HEAD, SOURCE_HEAD, length_rows, source_rows
-from data_builders.pair_inspection import find_pair, holds_pairs, pair_statistics, pair_troubles, shown_pair
-from data_builders.peek import LABELS, find_records, shown
-from data_builders.readers.explagraphs import read_explagraphs, split_names
-from data_builders.released_records import HUB_ID, Rejected, read_released
-from data_builders.shards import NO_RECORDS, SPLIT_NAME, STATISTICS, dataset_files, split_of, why_empty
-from data_builders.validation import SplitCheck, troubles
-from models.normalize import normalize_answer
-from models.records import Record, read_records
+from tripletune.data_builders.datasets.card import BuildFacts, Statistics, file_digest, table_rows
+from tripletune.data_builders.datasets.folder import FolderOptions, add_folder_arguments, write_dataset
+from tripletune.data_builders.datasets.peek import LABELS, find_records, shown
+from tripletune.data_builders.datasets.shards import (
+    NO_RECORDS,
+    SPLIT_NAME,
+    STATISTICS,
+    dataset_files,
+    split_of,
+    why_empty,
+)
+from tripletune.data_builders.datasets.validation import SplitCheck, troubles
+from tripletune.data_builders.hotpotqa_subq.merge import merge as merge_shards
+from tripletune.data_builders.hotpotqa_subq.released_records import HUB_ID, Rejected, read_released
+from tripletune.data_builders.readers.explagraphs import read_explagraphs, split_names
+from tripletune.data_builders.text_to_triples.card import LENGTH_HEAD, SOURCE_HEAD, length_rows, source_rows
+from tripletune.data_builders.text_to_triples.inspection import (
+    find_pair,
+    holds_pairs,
+    pair_statistics,
+    pair_troubles,
+    shown_pair,
+)
+from tripletune.models.data.normalize import normalize_answer
+from tripletune.models.data.records import Record, read_records
 
 _MOST_TROUBLES = 20
 
@@ -97,7 +110,7 @@ def peek(arguments: argparse.Namespace) -> int:
     found = find_records(arguments.folder, arguments.id, arguments.number, arguments.label, arguments.split)
     print(f"\n\n{'-' * 80}\n\n".join(shown(record, split) for split, record in found))
     if arguments.picture:
-        from data_builders.picture import draw_record
+        from tripletune.data_builders.world.picture import draw_record
 
         record = max((record for _, record in found), key=lambda record: len(record.steps))
         draw_record(record, arguments.picture)
@@ -111,7 +124,7 @@ def _peek_pair(arguments: argparse.Namespace) -> int:
     split, pair = find_pair(arguments.folder, arguments.id, arguments.number, arguments.split)
     print(shown_pair(pair, split))
     if arguments.picture:
-        from data_builders.picture import draw_pair
+        from tripletune.data_builders.world.picture import draw_pair
 
         draw_pair(pair, arguments.picture)
         print(f"\ngraph of {pair.id} drawn in {arguments.picture}")
@@ -225,7 +238,7 @@ def _options(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m data_builders", description=__doc__)
+    parser = argparse.ArgumentParser(prog="tripletune data", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(function: Callable[[argparse.Namespace], int]) -> Callable[..., argparse.Action]:

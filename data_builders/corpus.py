@@ -5,7 +5,7 @@ make one corpus. Each paragraph stands in it once; copies that differ in their s
 are one. A passage's id is made of its content alone, so it is the same in every corpus. The gold links say which
 passages support a question, for the recall of retrieval.
 
-    python -m data_builders.corpus --reader hotpotqa --train train.json --evaluation dev.json --output runs/hotpotqa
+    tripletune build corpus --reader hotpotqa --train train.json --evaluation dev.json --output runs/hotpotqa
 
 writes `<split>.jsonl` (the drawn questions, as they stand in the benchmark's file), `<split>.corpus.jsonl`,
 `<split>.gold.jsonl` and, last, `corpus.json`. The paper draws 1,000 questions a split; the same options give the same
@@ -27,14 +27,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from data_builders.card import file_digest
-from data_builders.progress import progress
-from data_builders.questions import DropReason, Question
-from data_builders.readers import get_reader, reader_names
-from data_builders.readers._rows import Row, read_rows
-from data_builders.seen import SeenTable
-from rag.index_folder import write_json
-from rag.triple_store import passage_key
+from tripletune.data_builders.datasets.card import file_digest
+from tripletune.data_builders.datasets.progress import progress
+from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question
+from tripletune.data_builders.readers import get_reader, reader_names
+from tripletune.data_builders.readers._rows import Row, read_rows
+from tripletune.data_builders.text_to_triples.seen import SeenTable
+from tripletune.rag.retrieval.index_folder import write_json
+from tripletune.rag.triples.store import passage_key
 
 logger = logging.getLogger(__name__)
 
@@ -260,7 +260,7 @@ def _line(file: IO[str], row: Row) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; bad input ends it with one line and exit code 2."""
     parser = argparse.ArgumentParser(
-        prog="python -m data_builders.corpus",
+        prog="tripletune build corpus",
         description="Draw questions of a benchmark and build the corpus they are answered from.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )

@@ -1,4 +1,4 @@
-"""Evaluate from the command line: `python -m eval run`, `compare` and `records`."""
+"""Evaluate from the command line: `tripletune eval run`, `compare` and `records`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import sys
 from collections.abc import Sequence
 from typing import get_args
 
-from eval import curve, extraction_cli
-from eval.decisions_cli import add_arguments as add_decision_arguments
-from eval.reports.cli import add_arguments as add_report_arguments
-from eval.task import task_names
-from models.llm.options import add_arguments
-from rag.retrieval import RetrieverKind
-from rag.systems import SYSTEMS, Evidence, FirstQuery
+from tripletune.eval.report import curve
+from tripletune.eval.report.cli import add_arguments as add_report_arguments
+from tripletune.eval.suites import extraction_cli
+from tripletune.eval.suites.decisions_cli import add_arguments as add_decision_arguments
+from tripletune.eval.task import task_names
+from tripletune.models.llm.options import add_arguments
+from tripletune.rag.retrieval.retrievers import RetrieverKind
+from tripletune.rag.systems.registry import SYSTEMS, Evidence, FirstQuery
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    top = argparse.ArgumentParser(prog="python -m eval", description="Evaluate retrieval systems and planners.")
+    top = argparse.ArgumentParser(prog="tripletune eval", description="Evaluate retrieval systems and planners.")
     top.add_argument("--verbose", action="store_true", help="log more, and show tracebacks")
     commands = top.add_subparsers(dest="command", required=True)
     _add_run(commands.add_parser("run", help="answer the questions of a task with a system"))
@@ -60,10 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     from rich.console import Console
 
-    from eval import commands, decisions_cli
-    from eval.harness import QuestionsPending
-    from eval.reports.cli import report
-    from models.llm.client import CallError
+    from tripletune.eval.harness import QuestionsPending
+    from tripletune.eval.report.cli import report
+    from tripletune.eval.suites import decisions_cli
+    from tripletune.eval.suites import questions as commands
+    from tripletune.models.llm.client import CallError
 
     command = {
         "run": commands.run,

@@ -15,17 +15,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from data_builders.questions import Question
-from eval.metrics import score_answer
-from eval.progress import Progress
-from eval.results import METRICS, ResultLog
-from eval.statistics import bootstrap_mean
-from eval.task import Task
-from models.llm.client import RepliesPending, SetupError
-from models.llm.ledger_client import RetriesExhausted
-from rag.index_folder import write_json
-from rag.systems import System, Tools
-from rag.trace import Trace
+from tripletune.data_builders.hotpotqa_subq.questions import Question
+from tripletune.eval.metrics import score_answer
+from tripletune.eval.progress import Progress
+from tripletune.eval.results import METRICS, ResultLog
+from tripletune.eval.statistics import bootstrap_mean
+from tripletune.eval.task import Task
+from tripletune.models.llm.client import RepliesPending, SetupError
+from tripletune.models.llm.ledger_client import RetriesExhausted
+from tripletune.rag.retrieval.index_folder import write_json
+from tripletune.rag.systems.registry import System, Tools
+from tripletune.rag.trace import Trace
 
 logger = logging.getLogger(__name__)
 

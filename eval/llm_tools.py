@@ -1,4 +1,4 @@
-"""The language models of prompt-based systems, from the command line of `python -m eval run`.
+"""The language models of prompt-based systems, from the command line of `tripletune eval run`.
 
 `--teacher-backend`, `--teacher-model` and the like name the model that answers all prompts; `--integrator SPEC` puts a
 local model, such as a distilled student, in its place in CIRAG's integration phase; `--oracle DIR/SPLIT` is the teacher
@@ -12,19 +12,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-from checkpoints.text_models import PROMPT_FILE
-from models.llm.api import ledger_name
-from models.llm.client import LLMClient, Sampling
-from models.llm.ledger import Ledger
-from models.llm.ledger_client import LedgerClient
-from models.llm.options import LLMOptions, from_arguments, open_client
-from models.sources import resolve
-from rag.cirag_options import INTEGRATION_PROMPT, PROMPT_NAMES
-from rag.index_folder import weights_fingerprint
-from rag.prompt_files import load_prompts
-from rag.systems import System
+from tripletune.checkpoints.text_models import PROMPT_FILE
+from tripletune.models.llm.backends.api import ledger_name
+from tripletune.models.llm.client import LLMClient, Sampling
+from tripletune.models.llm.ledger import Ledger
+from tripletune.models.llm.ledger_client import LedgerClient
+from tripletune.models.llm.options import LLMOptions, from_arguments, open_client
+from tripletune.models.sources import resolve
+from tripletune.rag.retrieval.index_folder import weights_fingerprint
+from tripletune.rag.systems.cirag.options import INTEGRATION_PROMPT, PROMPT_NAMES
+from tripletune.rag.systems.prompt_files import load_prompts
+from tripletune.rag.systems.registry import System
 
-_LOCAL = ("hf", "vllm")
+_LOCAL = ("hf",)
 # Teacher, the model in its place in the integration phase if there is one, and how replies are drawn.
 LLMs = tuple[LLMClient, LLMClient | None, Sampling]
 
@@ -136,7 +136,7 @@ def _open(options: LLMOptions) -> LedgerClient:
 
 
 def _oracle(args: argparse.Namespace, options: LLMOptions) -> LedgerClient:
-    from data_builders.world_oracle import WorldOracle
+    from tripletune.data_builders.world.oracle import WorldOracle
 
     folder, _, split = args.oracle.rstrip("/").rpartition("/")
     return LedgerClient(WorldOracle.open(folder or ".", split), Ledger(str(options.ledger)))

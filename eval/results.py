@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from models.folder_lock import lock_folder
-from models.llm.api import redact
-from models.records import read_jsonl
-from rag.index_folder import write_json
+from tripletune.models.data.records import read_jsonl
+from tripletune.models.folder_lock import lock_folder
+from tripletune.models.llm.backends.api import redact
+from tripletune.rag.retrieval.index_folder import write_json
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ import logging
 import time
 from collections.abc import Sequence
 
-from eval.commands import Job
-from eval.harness import QuestionsPending, answer_questions, finish_task, pending_message
-from eval.progress import Progress
+from tripletune.eval.harness import QuestionsPending, answer_questions, finish_task, pending_message
+from tripletune.eval.progress import Progress
+from tripletune.eval.suites.questions import Job
 
 logger = logging.getLogger(__name__)
 

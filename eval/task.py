@@ -18,9 +18,9 @@ from typing import Any
 
 import yaml
 
-from data_builders.questions import Question
-from data_builders.readers import get_reader
-from eval.metrics import METRICS
+from tripletune.data_builders.hotpotqa_subq.questions import Question
+from tripletune.data_builders.readers import get_reader
+from tripletune.eval.metrics import METRICS
 
 TASKS = Path(__file__).parent / "tasks"
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.extraction_pairs import predicate_words
-from models.triples import Triple
+from tripletune.models.data.pairs import predicate_words
+from tripletune.models.data.triples import Triple
 
 # Texts to vectors, one row each, of any length; `rag.retrieval.load_embedder` gives one.
 Embedder = Callable[[list[str]], np.ndarray]
@@ -193,7 +193,7 @@ def _numbers(text: str) -> list[str]:
 
 def _assignment(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rows and columns of the pairing with the largest sum of weights."""
-    # Imported here: it takes longer than all of `python -m eval --help`.
+    # Imported here: it takes longer than all of `tripletune eval --help`.
     from scipy.optimize import linear_sum_assignment
 
     rows, columns = linear_sum_assignment(weights, maximize=True)

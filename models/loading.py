@@ -10,11 +10,11 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import PreTrainedModel
 
-from models.adapters import chosen_layers, no_weights_missing
-from models.graph_llm import GraphLLM, GraphLLMConfig
-from models.graph_processor import GraphLLMProcessor
-from models.sources import load_causal_lm
-from models.text_embeddings import encoder_dimension
+from tripletune.models.adapters import chosen_layers, no_weights_missing
+from tripletune.models.graph_llm.embeddings import encoder_dimension
+from tripletune.models.graph_llm.model import GraphLLM, GraphLLMConfig
+from tripletune.models.graph_llm.processor import GraphLLMProcessor
+from tripletune.models.sources import load_causal_lm
 
 GRAPH_MODULES = ("graph_encoder", "projector")
 # PEFT's own name for "an adapter without adapter layers": graph-token tuning trains the saved modules alone.

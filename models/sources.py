@@ -195,7 +195,7 @@ def _merged(model: PreTrainedModel, adapter: str) -> PreTrainedModel:
     """The model with an adapter's weights added to its own."""
     from peft import PeftModel
 
-    from models.adapters import no_weights_missing
+    from tripletune.models.adapters import no_weights_missing
 
     try:
         with no_weights_missing():

@@ -1,8 +1,8 @@
-"""Ask one question, or read the triples out of a corpus: `python -m rag ask`, `extract` and `export`.
+"""Ask one question, or read the triples out of a corpus: `tripletune rag ask`, `extract` and `export`.
 
-python -m rag ask "Who …?" --model FOLDER --corpus FILE --triples FILE
-python -m rag extract --corpus FILE --model FOLDER --output triples.sqlite
-python -m rag export --corpus FILE --store triples.sqlite --output triples.jsonl
+tripletune rag ask "Who …?" --model FOLDER --corpus FILE --triples FILE
+tripletune rag extract --corpus FILE --model FOLDER --output triples.sqlite
+tripletune rag export --corpus FILE --store triples.sqlite --output triples.jsonl
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import get_args
 
-from checkpoints.folders import check_model_folder, trained_folder
-from rag.extract_cli import add_extract
-from rag.systems import SYSTEMS, FirstQuery, LoopOptions, System, Tools, load_system
-from rag.trace import Trace
+from tripletune.models.run_folders import check_model_folder, trained_folder
+from tripletune.rag.systems.registry import SYSTEMS, FirstQuery, LoopOptions, System, Tools, load_system
+from tripletune.rag.trace import Trace
+from tripletune.rag.triples.cli import add_extract
 
 
 def ask(args: argparse.Namespace) -> None:
@@ -33,7 +33,7 @@ def ask(args: argparse.Namespace) -> None:
     system = load_system(args.system)
     if system.model == "llm":
         raise ValueError(
-            f"system {args.system!r} prompts a language model: run it with `python -m eval run --system {args.system} "
+            f"system {args.system!r} prompts a language model: run it with `tripletune eval run --system {args.system} "
             "--teacher-model NAME`"
         )
     if system.needs_corpus(options) and not args.corpus:
@@ -46,9 +46,9 @@ def ask(args: argparse.Namespace) -> None:
 
     from transformers.utils.logging import disable_progress_bar
 
-    from models.local_generator import load_generator
-    from rag.extraction_store import open_triples
-    from rag.retrieval import open_retriever
+    from tripletune.models.local.generator import load_generator
+    from tripletune.rag.retrieval.retrievers import open_retriever
+    from tripletune.rag.triples.extraction_store import open_triples
 
     if not sys.stderr.isatty():
         disable_progress_bar()
@@ -81,7 +81,7 @@ def show(trace: Trace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(prog="python -m rag", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(prog="tripletune rag", description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("ask", help="answer one question")
     one.add_argument("question")
@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_extract(commands)
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("rag").setLevel(logging.INFO if args.run is not ask else logging.WARNING)
+    logging.getLogger("tripletune.rag").setLevel(logging.INFO if args.run is not ask else logging.WARNING)
     try:
         return args.run(args) or 0
     except (ValueError, OSError) as error:

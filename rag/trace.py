@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from models.generation import Completion
-from models.records import Step
-from models.rendering import Plan
-from rag.retrieval import Retrieved
+from tripletune.models.data.records import Step
+from tripletune.models.local.generation import Completion
+from tripletune.models.prompts.rendering import Plan
+from tripletune.rag.retrieval.retrievers import Retrieved
 
 StopReason = Literal[
     "",

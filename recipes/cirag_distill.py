@@ -1,6 +1,6 @@
 """Distil CIRAG's teacher into a small integrator (CIRAG, sections 3.5 and B.4): LoRA on its trajectories.
 
-    # two CPU cores, on trajectories of `python -m data_builders.trajectories …`
+    # two CPU cores, on trajectories of `tripletune build trajectories …`
     accelerate launch --quiet --config_file recipes/accelerate/cpu.yaml recipes/cirag_distill.py \
         --config recipes/configs/smollm2_135m_cirag_cpu.yaml --data.train runs/cirag/trajectories
 
@@ -18,15 +18,15 @@ import logging
 import sys
 from typing import Any
 
-from train.config import ConfigError, parse_command_line
-from train.distill_config import DistillConfig
+from tripletune.train.config import ConfigError, parse_command_line
+from tripletune.train.distill_config import DistillConfig
 
 
 def main(config: DistillConfig, dry_run: bool = False) -> None:
     """Data, model, trainer, save."""
-    from train.distill_data import check_trajectories, load_trajectories, teachers
-    from train.text_dry_run import text_report
-    from train.text_run import (
+    from tripletune.train.distill_data import check_trajectories, load_trajectories, teachers
+    from tripletune.train.text_dry_run import text_report
+    from tripletune.train.text_run import (
         checkpoint_to_go_on_from,
         load_text_model,
         save_text_result,
@@ -62,7 +62,7 @@ def main(config: DistillConfig, dry_run: bool = False) -> None:
 
 
 def _trainer(config: DistillConfig, model: Any, tokenizer: Any, data: Any) -> Any:
-    from train.distill_data import shared_prompt
+    from tripletune.train.distill_data import shared_prompt
 
     about = {
         "task": "cirag.integrate",
@@ -78,16 +78,16 @@ def _trainer(config: DistillConfig, model: Any, tokenizer: Any, data: Any) -> An
         logging.warning("the trajectories do not have one system prompt in common, so none is saved with the student")
     rest = (config, tokenizer, data.train, data.validation, data.scorer, files)
     if config.train.method == "on_policy":
-        from train.text_rows import trl_pack_dataset
+        from tripletune.train.text_rows import trl_pack_dataset
 
         trl_pack_dataset()  # says in a sentence what is missing
-        from train.on_policy import OnPolicyTrainer
-        from train.teacher import check_same_width, load_teacher
+        from tripletune.train.on_policy import OnPolicyTrainer
+        from tripletune.train.teacher import check_same_width, load_teacher
 
         teacher = load_teacher(config, tokenizer)
         check_same_width(model, teacher)
         return OnPolicyTrainer(model, teacher, *rest)
-    from train.text_engine import make_trainer
+    from tripletune.train.text_engine import make_trainer
 
     return make_trainer(model, *rest)
 

@@ -21,8 +21,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from train.collect_config import CollectConfig
-from train.config import ConfigError, parse_command_line, to_yaml
+from tripletune.train.collect_config import CollectConfig
+from tripletune.train.config import ConfigError, parse_command_line, to_yaml
 
 TRAJECTORIES = "trajectories"
 
@@ -35,16 +35,16 @@ def main(config: CollectConfig, dry_run: bool = False) -> None:
     if dry_run:
         print(to_yaml(config))
         for source in config.sources():
-            print(shlex.join(["python", "-m", "eval", *config.command(source)]))
+            print(shlex.join(["tripletune", "eval", *config.command(source)]))
         return
 
-    from data_builders.corpus import ensure_corpus
-    from data_builders.dataset_folder import FolderOptions
-    from data_builders.trajectories import build_trajectories
-    from eval.__main__ import run_arguments
-    from eval.commands import open_job
-    from eval.llm_tools import open_llms
-    from eval.several import run_jobs
+    from tripletune.data_builders.corpus import ensure_corpus
+    from tripletune.data_builders.datasets.folder import FolderOptions
+    from tripletune.data_builders.trajectories.build import build_trajectories
+    from tripletune.eval.__main__ import run_arguments
+    from tripletune.eval.llm_tools import open_llms
+    from tripletune.eval.several import run_jobs
+    from tripletune.eval.suites.questions import open_job
 
     folder = Path(config.output_dir)
     sources = config.sources()
@@ -72,8 +72,8 @@ def save_config(config: CollectConfig, folder: Path) -> None:
 
 def run(argv: list[str] | None = None) -> int:
     """The command line; bad input gives one clear message and exit code 2."""
-    from eval.harness import QuestionsPending
-    from models.llm.client import CallError
+    from tripletune.eval.harness import QuestionsPending
+    from tripletune.models.llm.client import CallError
 
     try:
         main(*parse_command_line(CollectConfig, __doc__ or "", argv))

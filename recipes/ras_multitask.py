@@ -1,6 +1,6 @@
 """Train the RAS Graph-LLM on planning and answering records (RAS, sections 3.4 and D.2).
 
-    # two CPU cores, 20 minutes for 200 questions, on records of `python -m data_builders …`
+    # two CPU cores, 20 minutes for 200 questions, on records of `tripletune data …`
     accelerate launch --quiet --config_file recipes/accelerate/cpu.yaml recipes/ras_multitask.py \
         --config recipes/configs/smollm2_135m_ras_cpu.yaml --data.train runs/subq
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from train.config import ConfigError, RunConfig, parse_command_line
+from tripletune.train.config import ConfigError, RunConfig, parse_command_line
 
 
 def main(config: RunConfig, dry_run: bool = False) -> None:
@@ -24,11 +24,11 @@ def main(config: RunConfig, dry_run: bool = False) -> None:
     from accelerate import DistributedType, PartialState
     from transformers.utils import logging as transformers_logging
 
-    from train.dry_run import report
-    from train.engine import GraphLLMTrainer, newest_checkpoint
-    from train.run import check_inputs, load_data, load_model, save_result, sources
-    from train.same_run import check_same_run
-    from train.tracking import check_tracking
+    from tripletune.train.dry_run import report
+    from tripletune.train.engine import GraphLLMTrainer, newest_checkpoint
+    from tripletune.train.run import check_inputs, load_data, load_model, save_result, sources
+    from tripletune.train.same_run import check_same_run
+    from tripletune.train.tracking import check_tracking
 
     state = PartialState(cpu=not _has_gpu())
     quiet = logging.WARNING if not state.is_main_process else logging.INFO

@@ -1,6 +1,6 @@
 """Train a text-to-triples model, the f_t2t of RAS (sections 3.2 and D.1): a decoder or an encoder-decoder.
 
-    # two CPU cores, on pairs of `python -m data_builders.text_to_triples …`
+    # two CPU cores, on pairs of `tripletune build pairs …`
     accelerate launch --quiet --config_file recipes/accelerate/cpu.yaml recipes/text_to_triples.py \
         --config recipes/configs/smollm2_135m_t2t_cpu.yaml --data.train runs/t2t_mixed
 
@@ -16,16 +16,16 @@ from __future__ import annotations
 import logging
 import sys
 
-from train.config import ConfigError, parse_command_line
-from train.extraction_config import ExtractionConfig
+from tripletune.train.config import ConfigError, parse_command_line
+from tripletune.train.extraction_config import ExtractionConfig
 
 
 def main(config: ExtractionConfig, dry_run: bool = False) -> None:
     """Data, model, trainer, save."""
-    from train.extraction_run import check_pairs, load_pairs, model_files
-    from train.text_dry_run import text_report
-    from train.text_engine import make_trainer
-    from train.text_run import (
+    from tripletune.train.extraction_run import check_pairs, load_pairs, model_files
+    from tripletune.train.text_dry_run import text_report
+    from tripletune.train.text_engine import make_trainer
+    from tripletune.train.text_run import (
         checkpoint_to_go_on_from,
         load_text_model,
         save_text_result,

@@ -15,8 +15,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest
 
-from models.records import Action, Record, Step
-from models.triples import Triple
+from tripletune.models.data.records import Action, Record, Step
+from tripletune.models.data.triples import Triple
 
 MARKERS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>")
 CHAT_TEMPLATE = (
@@ -191,7 +191,7 @@ def make_graph_llm(tiny_model: Callable[[str], Path], tiny_encoder: Path) -> Cal
     def make(family: str = "llama", **options: Any) -> tuple[Any, Any]:
         import torch
 
-        from models.loading import build_graph_llm
+        from tripletune.models.loading import build_graph_llm
 
         torch.manual_seed(11)
         settings = {
@@ -250,7 +250,7 @@ def write_records(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def embeddings(tiny_encoder: Path) -> Any:
     """Node and edge vectors of the tiny encoder."""
-    from models.text_embeddings import LiveEmbeddings
+    from tripletune.models.graph_llm.embeddings import LiveEmbeddings
 
     return LiveEmbeddings(str(tiny_encoder), 16)
 
@@ -262,8 +262,8 @@ def make_batch(embeddings: Any) -> Callable[..., dict[str, Any]]:
     def make(processor: Any, records: list[Record], labels: bool = True, side: str = "right") -> dict[str, Any]:
         import torch
 
-        from models.graph_processor import pad_batch
-        from models.graphs import batch_graphs, graph_rows
+        from tripletune.models.graph_llm.graphs import batch_graphs, graph_rows
+        from tripletune.models.graph_llm.processor import pad_batch
 
         prompts = [processor.encode_input(record.input) for record in records]
         ends = [processor.encode_label(record) if labels else [] for record in records]
@@ -291,7 +291,7 @@ def make_config(
     """A run on tiny models that takes a second: `make_config({"train.epochs": 2}, family="qwen2")`."""
 
     def make(overrides: dict[str, Any] | None = None, family: str = "llama") -> Any:
-        from train.config import RunConfig, load_config
+        from tripletune.train.config import RunConfig, load_config
 
         data = write_records(records, "train")
         write_records(records[:4], "validation", data)
@@ -353,7 +353,7 @@ def tiny_t5(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) ->
 @pytest.fixture(scope="session")
 def extraction_pairs() -> list[Any]:
     """Twelve text-to-triples pairs: of different lengths, with titles, without facts, in several scripts."""
-    from models.extraction_pairs import ExtractionPair
+    from tripletune.models.data.pairs import ExtractionPair
 
     names = [("Ada Lovelace", "London"), ("René Descartes", "La Haye"), ("紫式部", "京都"), ("Zeno (of Elea)", "Elea")]
     found = []
@@ -387,8 +387,8 @@ def make_extraction_config(
     """A text-to-triples run on tiny models that takes a second: `make_extraction_config({...}, seq2seq=True)`."""
 
     def make(overrides: dict[str, Any] | None = None, seq2seq: bool = False) -> Any:
-        from train.config import load_config
-        from train.extraction_config import ExtractionConfig
+        from tripletune.train.config import load_config
+        from tripletune.train.extraction_config import ExtractionConfig
 
         data = write_pairs(extraction_pairs, "train")
         write_pairs(extraction_pairs[:5], "validation", data)

@@ -18,16 +18,17 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from data_builders.annotations import RecordedTeacher
-from data_builders.labelling import label_question
-from data_builders.questions import Question
-from eval.task import load_task
-from models.records import Record
-from rag.corpus import Passage
-from train.config import RunConfig
+from tripletune.__main__ import PROGRAMS
+from tripletune.data_builders.hotpotqa_subq.annotations import RecordedTeacher
+from tripletune.data_builders.hotpotqa_subq.labelling import label_question
+from tripletune.data_builders.hotpotqa_subq.questions import Question
+from tripletune.eval.task import load_task
+from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import Record
+from tripletune.train.config import RunConfig
 
 SECTIONS = [item for item in fields(RunConfig) if is_dataclass(getattr(RunConfig(), item.name))]
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 NAMES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
 DOCUMENTS = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").glob("*.md"))]
 ROOMS = ("recipes", "train", "eval", "data_builders", "rag", "checkpoints", "models", "benchmarks", "docs", "tests")
@@ -90,11 +91,18 @@ def program(words: list[str]) -> tuple[str, ...]:
     """What `--help` is asked of: `-m module subcommand`, or a script; empty for other programs."""
     if words[:2] == ["accelerate", "launch"]:
         return tuple(next(([word] for word in words if word.startswith("recipes/") and word.endswith(".py")), ()))
+    if words[:1] == ["tripletune"]:
+        length = 2 if " ".join(words[1:3]) in PROGRAMS else 1
+        return (
+            "-m",
+            *words[: 1 + length],
+            *(word for word in words[1 + length : 2 + length] if not word.startswith("-")),
+        )
     if not words or Path(words[0]).name not in ("python", "python3"):
         return ()
     if words[1:2] != ["-m"]:
         return tuple(words[1:2])
-    if words[2].split(".")[0] not in ROOMS:
+    if words[2].removeprefix("tripletune.").split(".")[0] not in ROOMS:
         return ()
     subcommand = words[3:4] if len(words) > 3 and not words[3].startswith("-") else []
     return ("-m", words[2], *subcommand)
@@ -192,6 +200,8 @@ def test_relative_links_resolve(path):
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_named_files_and_functions_exist(path):
+    if path.name == "CHANGELOG.md":
+        pytest.skip("it tells of files as they were called then")
     assert dangling(text_of(path)) == []
 
 
@@ -266,14 +276,14 @@ def test_fields_named_on_the_training_page_exist():
 
 def test_commands_are_found_in_bash_blocks_alone():
     text = (
-        "```bash\npython -m eval run \\\n  --system ras  # why\npip install x\n"
+        "```bash\ntripletune eval run \\\n  --system ras  # why\npip install x\n"
         "OMP_NUM_THREADS=1 accelerate launch --config_file recipes/accelerate/cpu.yaml recipes/ras_multitask.py "
         "--dry-run\ncd x && python benchmarks/loop.py --questions 4\n```\n"
-        "```text\npython -m eval nonsense\n```\n"
+        "```text\ntripletune eval nonsense\n```\n"
     )
     found = commands_in(text, "here")
     assert [program(command.words) for command in found] == [
-        ("-m", "eval", "run"),
+        ("-m", "tripletune", "eval", "run"),
         ("recipes/ras_multitask.py",),
         ("benchmarks/loop.py",),
     ]
@@ -284,9 +294,9 @@ def test_commands_are_found_in_bash_blocks_alone():
 @pytest.mark.parametrize(
     ("text", "trouble"),
     [
-        ("python -m eval run --sistem ras", "has no --sistem"),
-        ("python -m eval run --system raz", "--system raz is not one of"),
-        ("python -m data_builders.world --train=4 --sizes 5", "has no --sizes"),
+        ("tripletune eval run --sistem ras", "has no --sistem"),
+        ("tripletune eval run --system raz", "--system raz is not one of"),
+        ("tripletune build world --train=4 --sizes 5", "has no --sizes"),
         ("accelerate launch recipes/ras_multitask.py --config recipes/configs/none.yaml", "there is no file"),
         ("accelerate launch recipes/ras_multitask.py --train.learning_rat 1", "has no --train.learning_rat"),
     ],

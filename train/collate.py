@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from models.branches import PADDING
-from models.graph_processor import pad_batch
-from models.graphs import GraphRows, batch_graphs
-from models.text_embeddings import EmbeddingTable
-from train.shared_prefixes import SharedSequence, share_prefixes
+from tripletune.models.graph_llm.branches import PADDING
+from tripletune.models.graph_llm.embeddings import EmbeddingTable
+from tripletune.models.graph_llm.graphs import GraphRows, batch_graphs
+from tripletune.models.graph_llm.processor import pad_batch
+from tripletune.train.shared_prefixes import SharedSequence, share_prefixes
 
 IGNORED = -100
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from data_builders.corpus import CorpusOptions
-from data_builders.trajectories import TrajectoryOptions
-from eval.task import load_task
-from models.llm.options import LLMOptions
-from rag.retrieval import RetrieverKind
-from rag.system_options import make_options
-from rag.systems import load_system
-from train.config import setting
+from tripletune.data_builders.corpus import CorpusOptions
+from tripletune.data_builders.trajectories.build import TrajectoryOptions
+from tripletune.eval.task import load_task
+from tripletune.models.llm.options import LLMOptions
+from tripletune.rag.retrieval.retrievers import RetrieverKind
+from tripletune.rag.systems.options import make_options
+from tripletune.rag.systems.registry import load_system
+from tripletune.train.config import setting
 
 SYSTEM = "cirag"
 
@@ -139,7 +139,7 @@ class CollectConfig:
         )
 
     def command(self, source: Source) -> list[str]:
-        """The words after `python -m eval` that run the loop over a training set."""
+        """The words after `tripletune eval` that run the loop over a training set."""
         folder, llm = source.folder, self.llm()
         words = [
             "run", "--system", SYSTEM, "--task", source.task, "--data", f"{folder}/train.jsonl",

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.graph_processor import GraphLLMProcessor
-from models.graphs import graph_rows
-from models.records import TASKS, ModelInput, Record, read_records, record_files
-from models.text_embeddings import EmbeddingTable
+from tripletune.models.data.records import TASKS, ModelInput, Record, read_records, record_files
+from tripletune.models.graph_llm.embeddings import EmbeddingTable
+from tripletune.models.graph_llm.graphs import graph_rows
+from tripletune.models.graph_llm.processor import GraphLLMProcessor
 
 logger = logging.getLogger(__name__)
 

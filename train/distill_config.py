@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from train.config import one_of, setting
-from train.text_config import TextModelSection, TextRunConfig, TextTrainSection, above_zero, missing_files
+from tripletune.train.config import one_of, setting
+from tripletune.train.text_config import TextModelSection, TextRunConfig, TextTrainSection, above_zero, missing_files
 
 Method = Literal["sft", "on_policy"]
 ROUNDS, LEARN = ("together", "separate"), ("decisions", "everything")

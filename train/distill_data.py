@@ -14,14 +14,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from eval.decisions import Case, decision_cases, means, score_reply
-from models.decoding import end_tokens
-from models.trajectories import Trajectory, read_trajectories
-from rag.cirag_integration import INTEGRATE_ROLE
-from train.distill_config import DistillConfig, folder_and_share
-from train.text_evaluation import generate_replies
-from train.text_rows import cached_rows, files_digest, pack_rows, rows_meta
-from train.trajectory_rows import RowOptions, TrajectoryEncoder
+from tripletune.eval.suites.decisions import Case, decision_cases, means, score_reply
+from tripletune.models.data.trajectories import Trajectory, read_trajectories
+from tripletune.models.local.decoding import end_tokens
+from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE
+from tripletune.train.distill_config import DistillConfig, folder_and_share
+from tripletune.train.text_evaluation import generate_replies
+from tripletune.train.text_rows import cached_rows, files_digest, pack_rows, rows_meta
+from tripletune.train.trajectory_rows import RowOptions, TrajectoryEncoder
 
 _HASHES = 1 << 64
 

@@ -7,15 +7,15 @@ from collections import Counter
 from itertools import groupby
 from typing import Any
 
-from models.graph_processor import GraphLLMProcessor
-from models.sources import parse_dtype
-from train.collate import IGNORED
-from train.config import RunConfig, to_yaml
-from train.dataset import RecordSource
-from train.run import RunData, make_collator, sources
-from train.same_run import process_count
-from train.sampling import QuestionSampler
-from train.shared_prefixes import share_prefixes
+from tripletune.models.graph_llm.processor import GraphLLMProcessor
+from tripletune.models.sources import parse_dtype
+from tripletune.train.collate import IGNORED
+from tripletune.train.config import RunConfig, to_yaml
+from tripletune.train.dataset import RecordSource
+from tripletune.train.run import RunData, make_collator, sources
+from tripletune.train.same_run import process_count
+from tripletune.train.sampling import QuestionSampler
+from tripletune.train.shared_prefixes import share_prefixes
 
 
 def report(config: RunConfig, model: Any, processor: GraphLLMProcessor, data: RunData) -> str:

@@ -14,16 +14,24 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainingArguments
 
-from models.graph_processor import GraphLLMProcessor
-from models.records import Record
-from models.text_embeddings import EmbeddingTable
-from train.collate import IGNORED
-from train.compiled import as_written
-from train.config import RunConfig
-from train.evaluation import generate_and_score
-from train.run import make_collator
-from train.run_trainer import LOSS_FILE, LossLog, PlainProgress, RunMixin, newest_checkpoint, shared_arguments, use_bf16
-from train.sampling import EpochSampler, QuestionSampler
+from tripletune.models.data.records import Record
+from tripletune.models.graph_llm.embeddings import EmbeddingTable
+from tripletune.models.graph_llm.processor import GraphLLMProcessor
+from tripletune.train.collate import IGNORED
+from tripletune.train.compiled import as_written
+from tripletune.train.config import RunConfig
+from tripletune.train.evaluation import generate_and_score
+from tripletune.train.run import make_collator
+from tripletune.train.run_trainer import (
+    LOSS_FILE,
+    LossLog,
+    PlainProgress,
+    RunMixin,
+    newest_checkpoint,
+    shared_arguments,
+    use_bf16,
+)
+from tripletune.train.sampling import EpochSampler, QuestionSampler
 
 __all__ = [
     "LOSS_FILE",

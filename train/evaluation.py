@@ -1,4 +1,4 @@
-"""Evaluation while training: the model's own replies to validation records, scored like `python -m eval records`."""
+"""Evaluation while training: the model's own replies to validation records, scored like `tripletune eval records`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from accelerate.utils import gather_object
 
-from eval.records import flatten, score_predictions
-from models.graph_processor import GraphLLMProcessor
-from models.local_generator import LocalGenerator
-from models.records import Record
-from models.text_embeddings import EmbeddingTable, TableEmbeddings
+from tripletune.eval.suites.records import flatten, score_predictions
+from tripletune.models.data.records import Record
+from tripletune.models.graph_llm.embeddings import EmbeddingTable, TableEmbeddings
+from tripletune.models.graph_llm.processor import GraphLLMProcessor
+from tripletune.models.local.generator import LocalGenerator
 
 
 def generate_and_score(

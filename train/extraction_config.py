@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from train.config import setting
-from train.text_config import TextRunConfig, TextTrainSection, above_zero, missing_files
+from tripletune.train.config import setting
+from tripletune.train.text_config import TextRunConfig, TextTrainSection, above_zero, missing_files
 
 
 @dataclass
 class ExtractionDataSection:
     """Pairs of text and triples, and how they become tokens."""
 
-    train: str = setting("data/t2t", "folder or file of training pairs (python -m data_builders.text_to_triples)")
+    train: str = setting("data/t2t", "folder or file of training pairs (tripletune build pairs)")
     validation: str | None = setting(None, "folder or file of validation pairs; the train folder unless set")
     train_split: str = setting("train", "shards to train on, where a folder is given")
     validation_split: str = setting("validation", "shards to evaluate on, where a folder is given")

@@ -1,6 +1,6 @@
 """Evaluation of an extractor while it trains: the triples it writes for some validation texts (RAS, D.1 and figure 15).
 
-Scored by `eval.triples`, as `python -m eval extraction` does, so the two can't disagree.
+Scored by `eval.triples`, as `tripletune eval extraction` does, so the two can't disagree.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from eval.triples import Prediction, flatten, score_extractions
-from models.extraction_pairs import ExtractionPair
-from rag.circles import Circles
-from train.extraction_rows import PairEncoder
-from train.text_evaluation import generate_replies
+from tripletune.eval.suites.triples import Prediction, flatten, score_extractions
+from tripletune.models.data.pairs import ExtractionPair
+from tripletune.rag.systems.cirag.circles import Circles
+from tripletune.train.extraction_rows import PairEncoder
+from tripletune.train.text_evaluation import generate_replies
 
 
 def choose_pairs(pairs: Iterable[ExtractionPair], count: int) -> list[ExtractionPair]:
@@ -69,7 +69,7 @@ class ExtractionScorer:
         )
         embed = None
         if self.embedder is not None:
-            from rag.retrieval import load_embedder
+            from tripletune.rag.retrieval.retrievers import load_embedder
 
             embed = load_embedder(self.embedder)
         summary = score_extractions((Prediction.of(*both) for both in zip(self.pairs, replies)), embed)

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from models.extraction_pairs import NO_FACTS, ExtractionPair, extraction_chat, render_target
-from models.llm.chat import ChatEncoder, end_tokens
-from models.llm.client import Message
-from models.triples import Triple
+from tripletune.models.data.pairs import NO_FACTS, ExtractionPair, extraction_chat, render_target
+from tripletune.models.data.triples import Triple
+from tripletune.models.llm.chat import ChatEncoder, end_tokens
+from tripletune.models.llm.client import Message
 
 IGNORED = -100
 # Pairs that are tokenised in one call.

@@ -9,11 +9,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from models.extraction_pairs import ExtractionPair, load_instruction, read_pairs
-from train.extraction_config import ExtractionConfig
-from train.extraction_evaluation import ExtractionScorer, choose_pairs
-from train.extraction_rows import PairEncoder, RowLimits
-from train.text_rows import cached_rows, files_digest, pack_rows, rows_meta
+from tripletune.models.data.pairs import ExtractionPair, load_instruction, read_pairs
+from tripletune.train.extraction_config import ExtractionConfig
+from tripletune.train.extraction_evaluation import ExtractionScorer, choose_pairs
+from tripletune.train.extraction_rows import PairEncoder, RowLimits
+from tripletune.train.text_rows import cached_rows, files_digest, pack_rows, rows_meta
 
 # In every checkpoint: the instruction of a decoder, and what the model was made for.
 PROMPT_FILE, TASK_FILE = "prompt.md", "extractor.json"

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from trl import DistillationConfig, DistillationTrainer
 
-from train.distill_config import DistillConfig
-from train.run_trainer import shared_arguments
-from train.sampling import EpochSampler
-from train.teacher import RepeatedSteps
-from train.text_engine import TextMixin
-from train.text_evaluation import Scorer
+from tripletune.train.distill_config import DistillConfig
+from tripletune.train.run_trainer import shared_arguments
+from tripletune.train.sampling import EpochSampler
+from tripletune.train.teacher import RepeatedSteps
+from tripletune.train.text_engine import TextMixin
+from tripletune.train.text_evaluation import Scorer
 
 
 def distillation_arguments(config: DistillConfig) -> DistillationConfig:
@@ -110,7 +110,7 @@ class OnPolicyTrainer(TextMixin, DistillationTrainer):
         return prompts, None, {}
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: `python -m checkpoints export` writes the card."""
+        """Nothing: `tripletune checkpoints export` writes the card."""
 
     def _send_telemetry(self) -> None:
         """Nothing is sent anywhere that was not asked for."""

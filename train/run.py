@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checkpoints.card import seconds_until
-from models.branches import check_branches
-from models.graph_processor import GraphLLMProcessor
-from models.loading import add_adapter, build_graph_llm
-from models.records import Record
-from models.rendering import Instructions
-from models.sources import parse_dtype
-from models.text_embeddings import EmbeddingTable
-from train.collate import Collator
-from train.config import RunConfig
-from train.dataset import RecordSource, build_table, tokenize
-from train.run_folder import RESULT
-from train.run_trainer import LOSS_FILE
-from train.same_run import write_text
+from tripletune.checkpoints.card import seconds_until
+from tripletune.models.data.records import Record
+from tripletune.models.graph_llm.branches import check_branches
+from tripletune.models.graph_llm.embeddings import EmbeddingTable
+from tripletune.models.graph_llm.processor import GraphLLMProcessor
+from tripletune.models.loading import add_adapter, build_graph_llm
+from tripletune.models.prompts.rendering import Instructions
+from tripletune.models.sources import parse_dtype
+from tripletune.train.collate import Collator
+from tripletune.train.config import RunConfig
+from tripletune.train.dataset import RecordSource, build_table, tokenize
+from tripletune.train.run_folder import RESULT
+from tripletune.train.run_trainer import LOSS_FILE
+from tripletune.train.same_run import write_text
 
 logger = logging.getLogger(__name__)
 __all__ = [

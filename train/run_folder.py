@@ -11,9 +11,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from checkpoints.folders import FINAL
-from train.config import to_yaml
-from train.same_run import ENVIRONMENT, PROCESSES, SETTINGS, TRAIN_DIGEST, process_count, write_text
+from tripletune.models.run_folders import FINAL
+from tripletune.train.config import to_yaml
+from tripletune.train.same_run import ENVIRONMENT, PROCESSES, SETTINGS, TRAIN_DIGEST, process_count, write_text
 
 RESULT = FINAL
 PACKAGES = (

@@ -23,12 +23,12 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from checkpoints.folders import check_weights
-from models.sources import best_dtype
-from train.compiled import compile_layers
-from train.run_folder import save_run_settings
-from train.same_run import forget_checkpoints, only_run_in, set_result_aside
-from train.sampling import EpochSampler
+from tripletune.models.run_folders import check_weights
+from tripletune.models.sources import best_dtype
+from tripletune.train.compiled import compile_layers
+from tripletune.train.run_folder import save_run_settings
+from tripletune.train.same_run import forget_checkpoints, only_run_in, set_result_aside
+from tripletune.train.sampling import EpochSampler
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -196,7 +196,7 @@ class RunMixin(Trainer):
         if self.args.should_save:
             # A pickle that nothing here reads; the run's own YAML holds the settings.
             (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
-            # PEFT's empty model card; `python -m checkpoints export` writes a full one.
+            # PEFT's empty model card; `tripletune checkpoints export` writes a full one.
             (folder / "README.md").unlink(missing_ok=True)
             self.save_beside(folder)
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import yaml
 
-from checkpoints.folders import FINAL
-from models.folder_lock import lock_folder
+from tripletune.models.folder_lock import lock_folder
+from tripletune.models.run_folders import FINAL
 
 logger = logging.getLogger(__name__)
 

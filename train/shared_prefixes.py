@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from models.branches import TRUNK
+from tripletune.models.graph_llm.branches import TRUNK
 
 
 @dataclass

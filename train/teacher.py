@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
-from train.distill_config import DistillConfig
-from train.sampling import EpochSampler
+from tripletune.train.distill_config import DistillConfig
+from tripletune.train.sampling import EpochSampler
 
 
 class RepeatedSteps(Sampler[int]):
@@ -53,7 +53,7 @@ def load_teacher(config: DistillConfig, tokenizer: Any) -> Any:
     """
     from transformers import AutoModelForCausalLM
 
-    from models.sources import load_tokenizer, load_weights
+    from tripletune.models.sources import load_tokenizer, load_weights
 
     spec, revision = str(config.train.teacher), config.train.teacher_revision
     theirs, ours = load_tokenizer(spec, revision).get_vocab(), tokenizer.get_vocab()

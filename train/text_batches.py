@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from models.graph_processor import pad_batch
-from models.label_loss import IGNORED
+from tripletune.models.graph_llm.processor import pad_batch
+from tripletune.models.label_loss import IGNORED
 
 
 class TextCollator:

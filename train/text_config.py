@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from train.config import ATTENTION, SCHEDULERS, one_of, optimisation_problems, setting
+from tripletune.train.config import ATTENTION, SCHEDULERS, one_of, optimisation_problems, setting
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 TRACKERS = ("wandb", "tensorboard", "none")

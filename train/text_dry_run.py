@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from itertools import groupby
 from typing import Any
 
-from train.config import to_yaml
-from train.same_run import process_count
-from train.text_config import TextRunConfig
-from train.text_rows import IGNORED, rows_meta
+from tripletune.train.config import to_yaml
+from tripletune.train.same_run import process_count
+from tripletune.train.text_config import TextRunConfig
+from tripletune.train.text_rows import IGNORED, rows_meta
 
 
 def text_report(config: TextRunConfig, model: Any, tokenizer: Any, train: Any, validation: Any = None) -> str:

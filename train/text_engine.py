@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
-from models.label_loss import IGNORED, label_loss
-from train.compiled import as_written
-from train.run_trainer import RunMixin, shared_arguments
-from train.sampling import EpochSampler
-from train.text_batches import Seq2SeqCollator
-from train.text_config import TextRunConfig
-from train.text_evaluation import EVALUATIONS, EvaluationLog, Scorer
+from tripletune.models.label_loss import IGNORED, label_loss
+from tripletune.train.compiled import as_written
+from tripletune.train.run_trainer import RunMixin, shared_arguments
+from tripletune.train.sampling import EpochSampler
+from tripletune.train.text_batches import Seq2SeqCollator
+from tripletune.train.text_config import TextRunConfig
+from tripletune.train.text_evaluation import EVALUATIONS, EvaluationLog, Scorer
 
 
 class TextMixin(RunMixin):
@@ -133,9 +133,9 @@ def make_trainer(model: Any, *args: Any, **kwargs: Any) -> TextMixin:
     """
     if model.config.is_encoder_decoder:
         return TextSeq2SeqTrainer(model, *args, **kwargs)
-    from train.text_rows import trl_pack_dataset
+    from tripletune.train.text_rows import trl_pack_dataset
 
     trl_pack_dataset()  # says in a sentence what is missing
-    from train.text_sft import TextTrainer
+    from tripletune.train.text_sft import TextTrainer
 
     return TextTrainer(model, *args, **kwargs)

@@ -78,8 +78,8 @@ def generate_replies(
     Returns:
         The replies in the order of the prompts, without special tokens, on every process.
     """
-    from models.decoding import Request, end_tokens
-    from models.generate_batch import GenerateBatch
+    from tripletune.models.local.decoding import Request, end_tokens
+    from tripletune.models.local.generate_batch import GenerateBatch
 
     # The decoder puts settings of its own in the model's place, which the next evaluation has to find again.
     was_training, own = model.training, model.generation_config

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from models.records import record_files
+from tripletune.models.data.records import record_files
 
 logger = logging.getLogger(__name__)
 ROWS, META = "rows.arrow", "meta.json"

@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from checkpoints.card import seconds_until
-from models.adapters import add_lora
-from models.label_loss import learn_labels_only
-from models.sources import adapter_base, best_dtype, load_tokenizer, load_weights, parse_dtype, resolve
-from train.run_folder import RESULT
-from train.run_trainer import LOSS_FILE, newest_checkpoint
-from train.same_run import check_same_run, write_text
-from train.text_config import TextModelSection, TextRunConfig
-from train.tracking import check_tracking
+from tripletune.checkpoints.card import seconds_until
+from tripletune.models.adapters import add_lora
+from tripletune.models.label_loss import learn_labels_only
+from tripletune.models.sources import adapter_base, best_dtype, load_tokenizer, load_weights, parse_dtype, resolve
+from tripletune.train.run_folder import RESULT
+from tripletune.train.run_trainer import LOSS_FILE, newest_checkpoint
+from tripletune.train.same_run import check_same_run, write_text
+from tripletune.train.text_config import TextModelSection, TextRunConfig
+from tripletune.train.tracking import check_tracking
 
 logger = logging.getLogger(__name__)
 

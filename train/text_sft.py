@@ -9,11 +9,11 @@ import torch
 from transformers import Trainer
 from trl import SFTConfig, SFTTrainer
 
-from train.run_trainer import shared_arguments
-from train.text_batches import TextCollator
-from train.text_config import TextRunConfig
-from train.text_engine import TextMixin
-from train.text_evaluation import Scorer
+from tripletune.train.run_trainer import shared_arguments
+from tripletune.train.text_batches import TextCollator
+from tripletune.train.text_config import TextRunConfig
+from tripletune.train.text_engine import TextMixin
+from tripletune.train.text_evaluation import Scorer
 
 
 def sft_arguments(config: TextRunConfig, evaluates: bool = True) -> SFTConfig:
@@ -74,7 +74,7 @@ class TextTrainer(TextMixin, SFTTrainer):
         return Trainer.compute_loss(self, model, inputs, return_outputs, num_items_in_batch)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: `python -m checkpoints export` writes the card."""
+        """Nothing: `tripletune checkpoints export` writes the card."""
 
     def _send_telemetry(self) -> None:
         """Nothing is sent anywhere that was not asked for."""

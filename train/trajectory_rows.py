@@ -1,9 +1,9 @@
 """Trajectories become token ids with labels at the teacher's decisions alone (CIRAG, section 3.5, eq. 8).
 
 What the student reads is what the loop would give it: the same chat template, tokenised by the same code
-(`models/llm/chat.py:ChatEncoder`), shortened by the same function (`rag/cirag_history.py:shorten`). No template needs
-generation tags. Where a turn begins and ends is found by rendering the chat up to it; the tokens of the shorter chat
-must be the first tokens of the longer one. A template for which they are not is refused: its mask would be wrong.
+(`models/llm/chat.py:ChatEncoder`), shortened by the same function (`rag/systems/cirag/history.py:shorten`). No template
+needs generation tags. Where a turn begins and ends is found by rendering the chat up to it; the tokens of the shorter
+chat must be the first tokens of the longer one. A template for which they are not is refused: its mask would be wrong.
 
 Learned is a turn's text and the token that ends it, never its header: that is what the model has to write.
 """
@@ -15,11 +15,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from models.llm.chat import ChatEncoder
-from models.llm.client import CallError, Message
-from models.trajectories import Trajectory
-from rag.cirag_history import shorten
-from train.text_rows import IGNORED
+from tripletune.models.data.trajectories import Trajectory
+from tripletune.models.llm.chat import ChatEncoder
+from tripletune.models.llm.client import CallError, Message
+from tripletune.rag.systems.cirag.history import shorten
+from tripletune.train.text_rows import IGNORED
 
 Rounds = Literal["together", "separate"]
 Learn = Literal["decisions", "everything"]

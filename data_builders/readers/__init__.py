@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Protocol, cast
 
-from data_builders.questions import Dropped, Question
+from tripletune.data_builders.hotpotqa_subq.questions import Dropped, Question
 
 
 class Reader(Protocol):

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from data_builders.readers._rows import Row, read_rows
-from models.extraction_pairs import plain_markers
-from models.triples import Triple, parse_triples
+from tripletune.data_builders.readers._rows import Row, read_rows
+from tripletune.models.data.pairs import plain_markers
+from tripletune.models.data.triples import Triple, parse_triples
 
 MALFORMED_TRIPLES = "malformed triples, left out"
 BAD_TITLES = "titles that are no text, left out"

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from models.records import read_jsonl, whole_characters
-from rag.corpus import Passage
+from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import read_jsonl, whole_characters
 
 _CHUNK = 1 << 18
 # One question with its context takes some ten kilobytes; a value this long is a broken file, not a row.

@@ -11,9 +11,9 @@ import hashlib
 import re
 from collections.abc import Iterator
 
-from data_builders.questions import Question
-from data_builders.readers._rows import Row, required_text
-from rag.corpus import Passage
+from tripletune.data_builders.hotpotqa_subq.questions import Question
+from tripletune.data_builders.readers._rows import Row, required_text
+from tripletune.models.data.passages import Passage
 
 NO_ANSWER = "rows without an answer, passed over"
 _INPUT = re.compile(r"## Input:\s*")

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from data_builders.questions import Dropped, Question
-from data_builders.readers._rows import read_rows
-from data_builders.readers._self_rag import NO_ANSWER, is_self_rag, self_rag_question
-from data_builders.readers.multiple_choice import choice_question
+from tripletune.data_builders.hotpotqa_subq.questions import Dropped, Question
+from tripletune.data_builders.readers._rows import read_rows
+from tripletune.data_builders.readers._self_rag import NO_ANSWER, is_self_rag, self_rag_question
+from tripletune.data_builders.readers.multiple_choice import choice_question
 
 NOT_TRAIN = "rows that say of themselves that they are not of the train split"
 

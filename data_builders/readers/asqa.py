@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_builders.questions import Dropped, Question
-from data_builders.readers._rows import Row, first_character, read_rows, required_text
-from data_builders.readers._self_rag import NO_ANSWER, is_self_rag, self_rag_question
-from rag.corpus import Passage
+from tripletune.data_builders.hotpotqa_subq.questions import Dropped, Question
+from tripletune.data_builders.readers._rows import Row, first_character, read_rows, required_text
+from tripletune.data_builders.readers._self_rag import NO_ANSWER, is_self_rag, self_rag_question
+from tripletune.models.data.passages import Passage
 
 _NO_CONTEXT = "No context provided"
 

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from models.records import Action, Record, Step
-from models.triples import Triple
+from tripletune.models.data.records import Action, Record, Step
+from tripletune.models.data.triples import Triple
 
 LABELS = ("support", "counter")
 SPLITS = {"train": 0.6, "validation": 0.2, "test": 0.2}

@@ -11,8 +11,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from data_builders.readers._pair_rows import PairRow, pair_rows
-from data_builders.readers._rows import Row
+from tripletune.data_builders.readers._pair_rows import PairRow, pair_rows
+from tripletune.data_builders.readers._rows import Row
 
 _PLACEHOLDER = re.compile(r"<ENT_(\d+)>")
 

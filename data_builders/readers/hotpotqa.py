@@ -10,8 +10,8 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 
-from data_builders.questions import Dropped, DropReason, Question
-from data_builders.readers._rows import (
+from tripletune.data_builders.hotpotqa_subq.questions import Dropped, DropReason, Question
+from tripletune.data_builders.readers._rows import (
     context_passages,
     gold_answers,
     read_rows,

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from data_builders.questions import Dropped, DropReason, Hop, Question
-from data_builders.readers._rows import Row, gold_answers, read_rows, required_text
-from rag.corpus import Passage
+from tripletune.data_builders.hotpotqa_subq.questions import Dropped, DropReason, Hop, Question
+from tripletune.data_builders.readers._rows import Row, gold_answers, read_rows, required_text
+from tripletune.models.data.passages import Passage
 
 
 def read_questions(

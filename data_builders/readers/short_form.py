@@ -11,8 +11,8 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 
-from data_builders.questions import Dropped, Question
-from data_builders.readers._rows import Row, read_rows, required_text
+from tripletune.data_builders.hotpotqa_subq.questions import Dropped, Question
+from tripletune.data_builders.readers._rows import Row, read_rows, required_text
 
 
 def read_questions(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from data_builders.readers._pair_rows import PairRow, pair_rows
+from tripletune.data_builders.readers._pair_rows import PairRow, pair_rows
 
 
 def read_pairs(location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:

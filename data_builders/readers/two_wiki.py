@@ -11,8 +11,8 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 
-from data_builders.questions import Dropped, DropReason, Question
-from data_builders.readers._rows import (
+from tripletune.data_builders.hotpotqa_subq.questions import Dropped, DropReason, Question
+from tripletune.data_builders.readers._rows import (
     Row,
     context_passages,
     gold_answers,
@@ -21,8 +21,8 @@ from data_builders.readers._rows import (
     supporting_facts,
     supporting_passages,
 )
-from data_builders.readers.hotpotqa import OUT_OF_RANGE
-from models.triples import Triple, triples_from_json
+from tripletune.data_builders.readers.hotpotqa import OUT_OF_RANGE
+from tripletune.models.data.triples import Triple, triples_from_json
 
 logger = logging.getLogger(__name__)
 

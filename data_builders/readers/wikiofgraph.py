@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from data_builders.readers._pair_rows import PairRow, pair_rows
+from tripletune.data_builders.readers._pair_rows import PairRow, pair_rows
 
 HUB_ID = "andreaKIM/WikiOFGraph"
 

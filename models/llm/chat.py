@@ -7,7 +7,7 @@ from typing import Any
 
 import jinja2
 
-from models.llm.client import CallError, Message
+from tripletune.models.llm.client import CallError, Message
 
 # System turns whose tokens are kept.
 _BEGINNINGS = 64

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypedDict
 
-from models.generation import Completion
+from tripletune.models.local.generation import Completion
 
 
 class Message(TypedDict):

@@ -8,7 +8,7 @@ Replies that arrive together are written in one transaction (`models.llm.ledger_
 commit, so a reply that a caller has seen outlives `kill -9`. (The file is in WAL mode with synchronous=NORMAL: a power
 cut may take the last moments, never the file.) WAL needs a local disk, not a network file system.
 
-    python -m models.llm.ledger stats|export|verify|import FILE
+    tripletune ledger stats|export|verify|import FILE
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from models.generation import Completion
-from models.llm.client import Message, Sampling
-from models.llm.ledger_file import open_file
-from models.llm.ledger_writer import LedgerWriter, trouble
+from tripletune.models.llm.client import Message, Sampling
+from tripletune.models.llm.ledger_file import open_file
+from tripletune.models.llm.ledger_writer import LedgerWriter, trouble
+from tripletune.models.local.generation import Completion
 
 T = TypeVar("T")
 OK, FAILED, PENDING = "ok", "failed", "pending"
@@ -256,6 +256,6 @@ def _put(row: tuple[Any, ...], use: tuple[str, str, str] | None) -> Callable[[sq
 
 
 if __name__ == "__main__":
-    from models.llm.ledger_cli import main
+    from tripletune.models.llm.ledger_cli import main
 
     sys.exit(main())

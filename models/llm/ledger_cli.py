@@ -1,4 +1,4 @@
-"""The jobs of `python -m models.llm.ledger`: stats, export, verify and import. Memory does not grow with the ledger."""
+"""The jobs of `tripletune ledger`: stats, export, verify and import. Memory does not grow with the ledger."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from models.generation import Completion
-from models.llm.ledger import (
+from tripletune.models.llm.ledger import (
     FAILED,
     OK,
     PUT,
@@ -25,7 +24,8 @@ from models.llm.ledger import (
     make_call,
     sampling_of,
 )
-from models.llm.ledger_file import LedgerError, open_file
+from tripletune.models.llm.ledger_file import LedgerError, open_file
+from tripletune.models.local.generation import Completion
 
 _NUMBERS = ("prompt_tokens", "completion_tokens", "retries")
 _TEXTS = ("model", "text", "finish_reason", "status", "detail", "time")
@@ -245,9 +245,7 @@ def _import(arguments: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; bad input ends it with one line and exit code 2."""
-    parser = argparse.ArgumentParser(
-        prog="python -m models.llm.ledger", description="Look after a ledger of LLM calls."
-    )
+    parser = argparse.ArgumentParser(prog="tripletune ledger", description="Look after a ledger of LLM calls.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, function in (("stats", _stats), ("export", _export), ("verify", _verify), ("import", _import)):
         command = commands.add_parser(name, help=function.__doc__, description=function.__doc__)

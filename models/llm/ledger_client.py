@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 from tenacity.wait import wait_random_exponential
 
-from models.generation import Completion
-from models.llm.api import redact
-from models.llm.batch import BatchBackend
-from models.llm.client import Backend, CallError, Message, RepliesPending, Sampling, TransientError
-from models.llm.ledger import Call, Ledger, make_call
-from models.llm.limits import Limits
+from tripletune.models.llm.backends.api import redact
+from tripletune.models.llm.backends.batch import BatchBackend
+from tripletune.models.llm.client import Backend, CallError, Message, RepliesPending, Sampling, TransientError
+from tripletune.models.llm.ledger import Call, Ledger, make_call
+from tripletune.models.llm.limits import Limits
+from tripletune.models.local.generation import Completion
 
 logger = logging.getLogger(__name__)
 GREEDY = Sampling()

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from models.llm.ledger_file import LedgerError, connect
+from tripletune.models.llm.ledger_file import LedgerError, connect
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -166,7 +166,7 @@ class LedgerWriter:
 
 def trouble(path: Path, error: sqlite3.Error) -> LedgerError:
     """What SQLite says about a ledger, with the next step."""
-    return LedgerError(f"ledger {path}: {error}; `python -m models.llm.ledger verify {path}` looks closer")
+    return LedgerError(f"ledger {path}: {error}; `tripletune ledger verify {path}` looks closer")
 
 
 class _Failure(NamedTuple):

@@ -16,7 +16,7 @@ from typing import Any
 
 from aiolimiter import AsyncLimiter
 
-from models.llm.client import Message, Sampling
+from tripletune.models.llm.client import Message, Sampling
 
 _BURST_SECONDS = 5.0
 _BYTES_A_TOKEN, _TOKENS_A_MESSAGE = 4, 4

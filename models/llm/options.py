@@ -18,14 +18,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from models.llm.client import Backend, Sampling
-from models.llm.ledger import Ledger
-from models.llm.ledger_client import LedgerClient, Retry
-from models.llm.limits import Limits
+from tripletune.models.llm.client import Backend, Sampling
+from tripletune.models.llm.ledger import Ledger
+from tripletune.models.llm.ledger_client import LedgerClient, Retry
+from tripletune.models.llm.limits import Limits
 
-BACKENDS = ("openai", "anthropic", "hf", "vllm", "batch")
+BACKENDS = ("openai", "anthropic", "hf", "batch")
 KEY_VARIABLES = {"openai": "OPENAI_API_KEY", "anthropic": "ANTHROPIC_API_KEY"}
-_LOCAL = ("hf", "vllm")
+_LOCAL = ("hf",)
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 
@@ -192,23 +192,19 @@ def _backend(options: LLMOptions, key: str | None, ledger: Ledger | None) -> Bac
     if options.send_temperature != "auto":
         more["send_temperature"] = options.send_temperature == "yes"
     if options.backend == "openai":
-        from models.llm.openai import OpenAIBackend
+        from tripletune.models.llm.backends.openai import OpenAIBackend
 
         field: Any = options.token_field
         return OpenAIBackend(options.model, options.url, key, options.timeout, token_field=field, **more)
     if options.backend == "anthropic":
-        from models.llm.anthropic import AnthropicBackend
+        from tripletune.models.llm.backends.anthropic import AnthropicBackend
 
         return AnthropicBackend(options.model, options.url, key, options.timeout, **more)
     if options.backend == "hf":
-        from models.llm.hf import HFBackend
+        from tripletune.models.llm.backends.hf import HFBackend
 
         return HFBackend(options.model, options.batch_size, options.dtype, template_options=more["extra"])
-    if options.backend == "vllm":
-        from models.llm.vllm import VLLMBackend
-
-        return VLLMBackend(options.model, template_options=more["extra"])
-    from models.llm.batch import BatchBackend
+    from tripletune.models.llm.backends.batch import BatchBackend
 
     if ledger is None:
         raise ValueError("backend batch needs a ledger")

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from models.llm.client import LLMClient, Message, Sampling
+from tripletune.models.llm.client import LLMClient, Message, Sampling
 
 T = TypeVar("T")
 PROMPTS = Path(__file__).parent / "prompts"

@@ -24,7 +24,7 @@ def train_tiny(base: Path, encoder: Path, folder: Path, *, lora: bool = True, us
     """Save random trained weights as `train.engine` saves them."""
     import torch
 
-    from models.loading import add_adapter, build_graph_llm
+    from tripletune.models.loading import add_adapter, build_graph_llm
 
     torch.manual_seed(5)
     model, processor = build_graph_llm(
@@ -87,7 +87,7 @@ def run_copy(tiny_run: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def tiny_export(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The export of `tiny_run`. Not to be changed: see `export_copy`."""
-    from checkpoints.export import export
+    from tripletune.checkpoints.export import export
 
     return export(tiny_run, tmp_path_factory.mktemp("exports") / "h1")
 
@@ -103,7 +103,7 @@ def export_copy(tiny_export: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def same_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `verify` load folders here: starting Python and torch anew takes seconds, and one test does it."""
-    from checkpoints import verify
+    from tripletune.checkpoints import verify
 
     def observe(folder: Path, reference: dict[str, Any]) -> dict[str, Any]:
         return json.loads(json.dumps(verify.observe(folder, verify.cases_of(reference))))
@@ -113,10 +113,10 @@ def same_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs `python -m checkpoints …` here and returns exit code, stdout and stderr."""
+    """Runs `tripletune checkpoints …` here and returns exit code, stdout and stderr."""
     from transformers.utils.logging import disable_progress_bar
 
-    from checkpoints.__main__ import main
+    from tripletune.checkpoints.__main__ import main
 
     # The command line sees to it by an environment variable, before transformers is imported.
     disable_progress_bar()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from checkpoints.card import Provenance, collect, render_card
+from tripletune.checkpoints.card import Provenance, collect, render_card
 
 
 def _head(card: str) -> dict[str, object]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from checkpoints.export import ExportOptions, export
-from checkpoints.folders import file_digest
+from tripletune.checkpoints.export import ExportOptions, export
+from tripletune.models.run_folders import file_digest
 
 Cli = Callable[..., tuple[int, str, str]]
 WANTED = {
@@ -32,8 +32,8 @@ def test_holds_these_files_and_no_others(tiny_export: Path) -> None:
 
 
 def test_loads_and_replies_as_the_run(tiny_run: Path, tiny_export: Path) -> None:
-    from checkpoints.verify import CASES
-    from models.local_generator import load_generator
+    from tripletune.checkpoints.verify import CASES
+    from tripletune.models.local.generator import load_generator
 
     samples = list(CASES.values())
     trained = load_generator(tiny_run / "final").generate_many(samples, 12)
@@ -45,14 +45,14 @@ def test_loads_and_replies_as_the_run(tiny_run: Path, tiny_export: Path) -> None
 def test_reference_outputs_are_those_of_the_run(tiny_run: Path, tiny_export: Path) -> None:
     import torch
 
-    from models.loading import load_graph_llm
+    from tripletune.models.loading import load_graph_llm
 
     reference = json.loads((tiny_export / "verify.json").read_text())
     tasks = [(case["task"], len(case["steps"])) for case in reference["cases"]]
     assert {("planning", 0), ("planning", 1), ("planning", 2), ("answering", 0), ("answering", 2)} == set(tasks)
     case = reference["cases"][0]
     model, processor = load_graph_llm(tiny_run / "final", torch.float32)
-    from models.graphs import GraphRows, batch_graphs
+    from tripletune.models.graph_llm.graphs import GraphRows, batch_graphs
 
     graphs = batch_graphs([GraphRows([], [], [], [], [])], torch.zeros(0, 16).__getitem__, 16)
     with torch.no_grad():
@@ -224,7 +224,7 @@ def test_does_not_replace_what_it_reads(place: str, run_copy: Path, cli: Cli) ->
 def test_failed_export_leaves_the_old_one(
     run_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
-    from checkpoints import export as module
+    from tripletune.checkpoints import export as module
 
     assert cli("export", run_copy, "--output", tmp_path / "out")[0] == 0
     before = (tmp_path / "out" / "verify.json").read_bytes()

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from checkpoints.merge import merge
-from checkpoints.verify import CASES, verify
+from tripletune.checkpoints.merge import merge
+from tripletune.checkpoints.verify import CASES, verify
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -21,7 +21,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _texts(folder: Path) -> list[str]:
-    from models.local_generator import load_generator
+    from tripletune.models.local.generator import load_generator
 
     return [reply.text for reply in load_generator(folder).generate_many(list(CASES.values()), 12)]
 
@@ -35,8 +35,8 @@ def merged(tiny_export: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_replies_as_the_adapter_without_peft(merged: Path, tiny_export: Path) -> None:
-    from models.graph_llm import GraphLLM
-    from models.loading import load_graph_llm
+    from tripletune.models.graph_llm.model import GraphLLM
+    from tripletune.models.loading import load_graph_llm
 
     model, _ = load_graph_llm(merged, torch.float32)
     assert type(model) is GraphLLM
@@ -45,8 +45,8 @@ def test_replies_as_the_adapter_without_peft(merged: Path, tiny_export: Path) ->
 
 
 def test_lora_is_in_the_weights(merged: Path, tiny_export: Path) -> None:
-    from models.graph_llm import GraphLLM
-    from models.loading import load_graph_llm
+    from tripletune.models.graph_llm.model import GraphLLM
+    from tripletune.models.loading import load_graph_llm
 
     model = GraphLLM.from_pretrained(merged)
     adapted, _ = load_graph_llm(tiny_export, torch.float32)
@@ -60,7 +60,7 @@ def test_lora_is_in_the_weights(merged: Path, tiny_export: Path) -> None:
 
 
 def test_tied_weights_stay_tied(merged: Path) -> None:
-    from models.graph_llm import GraphLLM
+    from tripletune.models.graph_llm.model import GraphLLM
 
     model = GraphLLM.from_pretrained(merged)
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
@@ -137,7 +137,7 @@ def test_language_model_alone_without_graph(
 def test_a_merge_that_went_wrong_writes_nothing(
     tiny_export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
-    from checkpoints import merge as module
+    from tripletune.checkpoints import merge as module
 
     def forget_lora(model: Any) -> Any:
         return model.unload()

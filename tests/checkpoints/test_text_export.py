@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoints.export import ExportOptions, export
-from checkpoints.merge import merge
+from tripletune.checkpoints.export import ExportOptions, export
+from tripletune.checkpoints.merge import merge
 
 Cli = Callable[..., tuple[int, str, str]]
 PROMPT = "Write down every fact.\n"
@@ -23,7 +23,7 @@ def make_run(base: Path, run: Path, seq2seq: bool, task: str = "text_to_triples"
     """A finished run with an adapter that does something, as `train.text_run` saves it."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-    from models.adapters import add_lora
+    from tripletune.models.adapters import add_lora
 
     folder = run / "final"
     torch.manual_seed(5)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints.verify import compare, verify
+from tripletune.checkpoints.verify import compare, verify
 
 Cli = Callable[..., tuple[int, str, str]]
 

@@ -14,8 +14,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from data_builders.llm_teacher import FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE, Prompts
-from data_builders.recorded_client import recorded_reply
+from tripletune.data_builders.hotpotqa_subq.recorded_client import recorded_reply
+from tripletune.data_builders.hotpotqa_subq.teacher import FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE, Prompts
 
 
 def rows(path: str | Path) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """Five records of every kind, for the tests of counts and cards."""
 
-from data_builders.stats import Statistics
-from models.records import Action, Record, Step
-from models.triples import Triple
+from tripletune.data_builders.datasets.stats import Statistics
+from tripletune.models.data.records import Action, Record, Step
+from tripletune.models.data.triples import Triple
 
 STEP = Step("q", (Triple("a", "r", "b"), Triple("a", "s", "c"), Triple("a", "r", "b")))
 OTHER = Step("p", (Triple("b", "r", "the Answer"),))

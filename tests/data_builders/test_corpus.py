@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from data_builders.corpus import CorpusOptions, build_corpus, ensure_corpus, main
-from data_builders.readers import get_reader
-from rag.corpus import read_corpus
-from rag.gold import read_gold
+from tripletune.data_builders.corpus import CorpusOptions, build_corpus, ensure_corpus, main
+from tripletune.data_builders.readers import get_reader
+from tripletune.models.data.passages import read_corpus
+from tripletune.rag.triples.gold import read_gold
 
-SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
 def row(number, supporting=True, **more):

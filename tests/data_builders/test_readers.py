@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_builders.questions import Dropped, DropReason, Question
-from data_builders.readers import _rows, get_reader, reader_names
-from data_builders.readers.explagraphs import parse_graph, read_explagraphs, split_names
-from data_builders.readers.hotpotqa import OUT_OF_RANGE
-from models.triples import Triple
+from tripletune.data_builders.hotpotqa_subq.questions import Dropped, DropReason, Question
+from tripletune.data_builders.readers import _rows, get_reader, reader_names
+from tripletune.data_builders.readers.explagraphs import parse_graph, read_explagraphs, split_names
+from tripletune.data_builders.readers.hotpotqa import OUT_OF_RANGE
+from tripletune.models.data.triples import Triple
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 

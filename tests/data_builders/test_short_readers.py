@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from data_builders.readers import get_reader
-from data_builders.readers.claims import NOT_BINARY
-from eval.task import load_task, read_questions
+from tripletune.data_builders.readers import get_reader
+from tripletune.data_builders.readers.claims import NOT_BINARY
+from tripletune.eval.task import load_task, read_questions
 
-DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
 def read(tmp_path, reader, *rows):

@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("openai")
 pytest.importorskip("aiohttp")
 
-from data_builders.world import WorldOptions, generate_world
 from tests.models.llm.server import Faults, body_key, read_log, server_process
+from tripletune.data_builders.world.build import WorldOptions, generate_world
 
 QUESTIONS, KILLS, CONCURRENCY = 40, 5, 8
 FAULTS = Faults(
@@ -44,7 +44,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(files: Path, url: str, output: Path) -> list[str]:
     return [
-        *(sys.executable, "-m", "data_builders.hotpotqa_subq", "--source", f"hotpotqa:{files / 'questions.jsonl'}"),
+        *(
+            sys.executable,
+            "-m",
+            "tripletune.data_builders.hotpotqa_subq",
+            "--source",
+            f"hotpotqa:{files / 'questions.jsonl'}",
+        ),
         *("--output", str(output), "--teacher", "openai", "--teacher-model", "m", "--teacher-url", url),
         *("--teacher-api-key-env", "SUBQ_KEY", "--teacher-concurrency", str(CONCURRENCY), "--teacher-timeout", "2"),
         *("--concurrency", str(CONCURRENCY), "--shard-size", "50", "--validation-fraction", "0.3"),

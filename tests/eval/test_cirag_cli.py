@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from data_builders.world import WorldOptions, write_world
-from data_builders.world_oracle import WorldOracle
-from eval.__main__ import main
-from models.llm.batch_cli import main as batch
-from models.llm.client import Sampling
+from tripletune.data_builders.world.build import WorldOptions, write_world
+from tripletune.data_builders.world.oracle import WorldOracle
+from tripletune.eval.__main__ import main
+from tripletune.models.llm.backends.batch_cli import main as batch
+from tripletune.models.llm.client import Sampling
 
 OPTIONS = WorldOptions(seed=5, train=0, validation=0, test=8, common_knowledge=0)
 
@@ -152,7 +152,7 @@ def test_gold_links_of_other_questions_are_refused_and_missing_ones_told(world, 
 
 
 def test_gold_links_give_the_recall_of_supporting_passages(world, tmp_path):
-    from rag.corpus import read_corpus
+    from tripletune.models.data.passages import read_corpus
 
     ids = {passage.title: passage.id for passage in read_corpus(f"{world}/test.corpus.jsonl")}
     with (tmp_path / "gold.jsonl").open("w") as file:

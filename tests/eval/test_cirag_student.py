@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from data_builders.trajectories import main as build_trajectories
-from data_builders.world import WorldOptions, write_world
-from eval.__main__ import main
-from eval.llm_tools import other_prompt
-from models.trajectories import read_trajectories
+from tripletune.data_builders.trajectories.build import main as build_trajectories
+from tripletune.data_builders.world.build import WorldOptions, write_world
+from tripletune.eval.__main__ import main
+from tripletune.eval.llm_tools import other_prompt
+from tripletune.models.data.trajectories import read_trajectories
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = ROOT / "recipes" / "configs" / "cirag_short_prompts"
@@ -32,7 +32,7 @@ def student(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Path:
     import torch
     from peft import LoraConfig, get_peft_model
 
-    from models.sources import load_causal_lm
+    from tripletune.models.sources import load_causal_lm
 
     model, tokenizer = load_causal_lm(tiny_llama, torch.float32)
     torch.manual_seed(5)

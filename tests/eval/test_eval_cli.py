@@ -6,10 +6,10 @@ import types
 
 import pytest
 
-from eval.__main__ import main
-from eval.task import load_task, task_names
-from models.generation import Completion
-from models.records import Action, Record
+from tripletune.eval.__main__ import main
+from tripletune.eval.task import load_task, task_names
+from tripletune.models.data.records import Action, Record
+from tripletune.models.local.generation import Completion
 
 HOTPOT = [
     {
@@ -49,11 +49,11 @@ class Oracle:
 @pytest.fixture
 def oracle(monkeypatch):
     model = Oracle()
-    module = types.ModuleType("models.local_generator")
+    module = types.ModuleType("tripletune.models.local.generator")
     module.load_generator = lambda folder, batch_size, dtype: model
-    monkeypatch.setitem(sys.modules, "models.local_generator", module)
+    monkeypatch.setitem(sys.modules, "tripletune.models.local.generator", module)
     # The oracle's folder holds no weights; tests/checkpoints has the check itself.
-    monkeypatch.setattr("eval.commands.check_model_folder", lambda folder: None)
+    monkeypatch.setattr("tripletune.eval.suites.questions.check_model_folder", lambda folder: None)
     return model
 
 

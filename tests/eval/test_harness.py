@@ -5,16 +5,16 @@ import json
 
 import pytest
 
-from data_builders.questions import Question
-from eval.harness import Setup, run_task
-from eval.results import ResultLog
-from eval.task import Task
-from models.generation import Completion
-from models.records import Action
-from models.triples import Triple
-from rag.corpus import Passage
-from rag.retrieval import Retrieved
-from rag.systems import LoopOptions, Tools, load_system
+from tripletune.data_builders.hotpotqa_subq.questions import Question
+from tripletune.eval.harness import Setup, run_task
+from tripletune.eval.results import ResultLog
+from tripletune.eval.task import Task
+from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import Action
+from tripletune.models.data.triples import Triple
+from tripletune.models.local.generation import Completion
+from tripletune.rag.retrieval.retrievers import Retrieved
+from tripletune.rag.systems.registry import LoopOptions, Tools, load_system
 
 TASK = Task("toy", "none", ("f1_hotpotqa", "exact_match"), 20)
 GOLD = {number: Passage(f"Page {number}", f"Fact {number}.") for number in range(70)}

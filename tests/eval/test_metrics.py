@@ -4,7 +4,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from eval.metrics import METRICS, accuracy, exact_match, f1, f1_hotpotqa, golden_match, match_raw, score_answer
+from tripletune.eval.metrics import (
+    METRICS,
+    accuracy,
+    exact_match,
+    f1,
+    f1_hotpotqa,
+    golden_match,
+    match_raw,
+    score_answer,
+)
 
 words = st.lists(
     st.sampled_from(["yes", "no", "noanswer", "the", "a", "Paris", "A", "1889", "O'Neil", "é", "日本", "-"]), max_size=6

@@ -7,14 +7,14 @@ import shutil
 
 import pytest
 
-from data_builders.world import WorldOptions, write_world
-from eval.__main__ import main
-from eval.reports.build import build_report
-from eval.reports.figures import figures_of
-from eval.reports.read import Other, Run, read_folder
-from eval.reports.variants import ABLATIONS, ablations_of, group_runs, sweeps_of
-from eval.statistics import bootstrap_mean, paired_difference
-from rag.corpus import read_corpus
+from tripletune.data_builders.world.build import WorldOptions, write_world
+from tripletune.eval.__main__ import main
+from tripletune.eval.report.build import build_report
+from tripletune.eval.report.figures import figures_of
+from tripletune.eval.report.read import Other, Run, read_folder
+from tripletune.eval.report.variants import ABLATIONS, ablations_of, group_runs, sweeps_of
+from tripletune.eval.statistics import bootstrap_mean, paired_difference
+from tripletune.models.data.passages import read_corpus
 
 VARIANTS = {
     "full": [],
@@ -125,7 +125,7 @@ def test_page_and_plots_name_each_other(report):
     assert len(plots) >= 7
     assert all(f"]({name})" in page for name in plots)
     assert page.count(".png)") == len(plots)
-    assert "python -m eval run --system cirag" in page
+    assert "tripletune eval run --system cirag" in page
     assert all((report / name).read_bytes().startswith(b"\x89PNG") for name in plots)
 
 
@@ -191,7 +191,7 @@ def test_other_evaluations_are_shown_as_they_stand(tmp_path):
     ("make", "message"),
     [
         (lambda folder: None, "no such folder"),
-        (lambda folder: folder.mkdir(), "holds no results of `python -m eval`"),
+        (lambda folder: folder.mkdir(), "holds no results of `tripletune eval`"),
         (lambda folder: (folder / "run").mkdir(parents=True) or (folder / "run/settings.json").touch(), "name those"),
         (lambda folder: folder.mkdir() or (folder / "metrics.json").write_text("{"), "metrics.json: not valid JSON"),
         (lambda folder: folder.mkdir() or (folder / "metrics.json").write_text("[]"), "expected a JSON object"),

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from eval.statistics import (
+from tripletune.eval.statistics import (
     Interval,
     bootstrap_mean,
     bootstrap_ratio,
@@ -31,9 +31,9 @@ def test_same_seed_same_interval_other_seed_other_interval():
 
 def test_chunking_covers_all_resamples(monkeypatch):
     values = list(np.random.default_rng(2).random(30))
-    monkeypatch.setattr("eval.statistics._CELLS_AT_ONCE", 100)
+    monkeypatch.setattr("tripletune.eval.statistics._CELLS_AT_ONCE", 100)
     small = bootstrap_mean(values, resamples=500)
-    monkeypatch.setattr("eval.statistics._CELLS_AT_ONCE", 1 << 22)
+    monkeypatch.setattr("tripletune.eval.statistics._CELLS_AT_ONCE", 1 << 22)
     assert small == bootstrap_mean(values, resamples=500)
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval.triple_matching import (
+from tripletune.eval.triple_matching import (
     FieldVectors,
     Thresholds,
     aligned_fields,
@@ -15,7 +15,7 @@ from eval.triple_matching import (
     normalize_predicate,
     soft_matches,
 )
-from models.triples import Triple
+from tripletune.models.data.triples import Triple
 
 TABLE = {"lawyer": [1.0, 0.0], "attorney": [0.9, np.sqrt(1 - 0.81)], "judge": [0.6, 0.8]}
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models.loading import add_adapter, is_graph_llm_folder, load_graph_llm
-from models.records import Record
+from tripletune.models.data.records import Record
+from tripletune.models.loading import add_adapter, is_graph_llm_folder, load_graph_llm
 
 Make = Callable[..., Any]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from models import sources
-from models.sources import adapter_base, cache_dir, load_causal_lm, load_tokenizer, parse_dtype, resolve
+from tripletune.models import sources
+from tripletune.models.sources import adapter_base, cache_dir, load_causal_lm, load_tokenizer, parse_dtype, resolve
 
 
 class Package:

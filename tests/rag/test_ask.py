@@ -2,13 +2,13 @@ import json
 
 import pytest
 
-from models.generation import Completion
-from models.records import Step
-from models.rendering import parse_plan
-from rag import __main__ as rag_main
-from rag.corpus import Passage
-from rag.retrieval import Retrieved
-from rag.trace import Trace
+from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import Step
+from tripletune.models.local.generation import Completion
+from tripletune.models.prompts.rendering import parse_plan
+from tripletune.rag import __main__ as rag_main
+from tripletune.rag.retrieval.retrievers import Retrieved
+from tripletune.rag.trace import Trace
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ class Scripted:
 
 @pytest.fixture
 def model(tmp_path, make_graph_llm, monkeypatch):
-    from models.loading import add_adapter
+    from tripletune.models.loading import add_adapter
 
     llm, processor = make_graph_llm()
     folder = tmp_path / "run" / "final"
@@ -46,7 +46,7 @@ def model(tmp_path, make_graph_llm, monkeypatch):
 
 
 def test_ask_shows_every_step_and_the_answer(model, world, monkeypatch, capsys):
-    monkeypatch.setattr("models.local_generator.load_generator", lambda *args, **options: Scripted())
+    monkeypatch.setattr("tripletune.models.local.generator.load_generator", lambda *args, **options: Scripted())
     question = "Where was the author of Glass Harbour born?"
     assert rag_main.main(["ask", question, "--model", str(model), *world]) == 0
     lines = capsys.readouterr().out.splitlines()

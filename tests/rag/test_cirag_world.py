@@ -9,16 +9,16 @@ from collections import Counter
 
 import pytest
 
-from data_builders.world import WorldOptions, generate_world
-from data_builders.world_oracle import WorldOracle
-from models.llm.ledger import Ledger
-from models.llm.ledger_cli import statistics
-from models.llm.ledger_client import LedgerClient
-from models.normalize import normalize_answer
-from rag.cirag import CIRAG
-from rag.cirag_options import CiragOptions
-from rag.retrieval import open_retriever
-from rag.systems import Tools
+from tripletune.data_builders.world.build import WorldOptions, generate_world
+from tripletune.data_builders.world.oracle import WorldOracle
+from tripletune.models.data.normalize import normalize_answer
+from tripletune.models.llm.ledger import Ledger
+from tripletune.models.llm.ledger_cli import statistics
+from tripletune.models.llm.ledger_client import LedgerClient
+from tripletune.rag.retrieval.retrievers import open_retriever
+from tripletune.rag.systems.cirag.loop import CIRAG
+from tripletune.rag.systems.cirag.options import CiragOptions
+from tripletune.rag.systems.registry import Tools
 
 OPTIONS = WorldOptions(
     seed=3, train=0, validation=0, test=60, common_knowledge=0, one_hop=0, two_hop=3, three_hop=2, four_hop=1,

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from models.trajectories import Trajectory
-from models.triples import Triple
-from rag.cirag_integration import Decision, Round, messages_of, write_decision
-from rag.corpus import Passage
-from rag.sentences import Fact
-from train.config import load_config, to_yaml
-from train.distill_config import DistillConfig
+from tripletune.models.data.passages import Passage
+from tripletune.models.data.trajectories import Trajectory
+from tripletune.models.data.triples import Triple
+from tripletune.rag.retrieval.sentences import Fact
+from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
+from tripletune.train.config import load_config, to_yaml
+from tripletune.train.distill_config import DistillConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "cirag_distill.py"
@@ -38,7 +38,7 @@ KILLER = """
 import os, runpy, signal, sys
 step = int(sys.argv[1])
 sys.argv = sys.argv[2:]
-from train.run_trainer import LossLog
+from tripletune.train.run_trainer import LossLog
 original = LossLog.on_step_end
 def on_step_end(self, args, state, control, **kwargs):
     original(self, args, state, control, **kwargs)
@@ -160,13 +160,13 @@ def test_a_run_and_its_student(make_distill_config: Config, tmp_path: Path, in_p
     assert (folder / "prompt.md").read_text() == "Go.\n"
 
     # The student in the place where the loop loads it from.
-    from models.sources import load_causal_lm
+    from tripletune.models.sources import load_causal_lm
 
     model, tokenizer = load_causal_lm(config.output_dir)
     assert type(model).__name__ == "LlamaForCausalLM"
     assert tokenizer.chat_template
 
-    from checkpoints.__main__ import main as checkpoints
+    from tripletune.checkpoints.__main__ import main as checkpoints
 
     exported = tmp_path / "exported"
     assert checkpoints(["export", config.output_dir, "--output", str(exported)]) == 0

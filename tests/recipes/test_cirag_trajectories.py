@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from data_builders.world import WorldOptions, write_world
-from models.llm.batch_cli import main as batch
-from models.trajectories import read_trajectories
-from recipes.cirag_trajectories import run
-from train.collect_config import CollectConfig
-from train.config import ConfigError, load_config, to_yaml
+from tripletune.data_builders.world.build import WorldOptions, write_world
+from tripletune.models.data.trajectories import read_trajectories
+from tripletune.models.llm.backends.batch_cli import main as batch
+from tripletune.recipes.cirag_trajectories import run
+from tripletune.train.collect_config import CollectConfig
+from tripletune.train.config import ConfigError, load_config, to_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"
@@ -29,8 +29,8 @@ TRAIN = {
 # Kills the process, as `kill -9` does, when so many calls have been noted as waiting.
 KILLER = """
 import os, signal, sys
-from models.llm.ledger import Ledger
-from recipes.cirag_trajectories import run
+from tripletune.models.llm.ledger import Ledger
+from tripletune.recipes.cirag_trajectories import run
 noted, original = [], Ledger.wait_for
 async def wait_for(self, call):
     await original(self, call)
@@ -144,7 +144,7 @@ def test_the_trajectories_are_there_with_two_rounds_each(collected: Path) -> Non
         assert (metrics["questions"], metrics["counts"]["rounds"]) == (4, 8)
         assert metrics["supporting_recall"]["n"] == 4
         about = json.loads((collected / name / "run" / "run.json").read_text())
-        assert about["command"][:6] == ["python", "-m", "eval", "run", "--system", "cirag"]
+        assert about["command"][:5] == ["tripletune", "eval", "run", "--system", "cirag"]
     assert yaml.safe_load((collected / "config.yaml").read_text())["questions"] == 4
 
 

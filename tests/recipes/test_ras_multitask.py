@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from models.records import Record
-from train.config import to_yaml
+from tripletune.models.data.records import Record
+from tripletune.train.config import to_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "ras_multitask.py"
@@ -30,7 +30,7 @@ sys.argv = sys.argv[3:]
 def kill():
     os.kill(os.getpid(), signal.SIGKILL)
 if moment == "step":
-    from train.engine import LossLog
+    from tripletune.train.engine import LossLog
     original = LossLog.on_step_end
     def on_step_end(self, args, state, control, **kwargs):
         original(self, args, state, control, **kwargs)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from train.config import load_config, to_yaml
-from train.extraction_config import ExtractionConfig
+from tripletune.train.config import load_config, to_yaml
+from tripletune.train.extraction_config import ExtractionConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "text_to_triples.py"
@@ -27,7 +27,7 @@ KILLER = """
 import os, runpy, signal, sys
 step = int(sys.argv[1])
 sys.argv = sys.argv[2:]
-from train.run_trainer import LossLog
+from tripletune.train.run_trainer import LossLog
 original = LossLog.on_step_end
 def on_step_end(self, args, state, control, **kwargs):
     original(self, args, state, control, **kwargs)

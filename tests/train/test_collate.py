@@ -3,11 +3,11 @@ from typing import Any
 import pytest
 import torch
 
-from models.graph_processor import GraphLLMProcessor
-from models.records import Record
-from models.text_embeddings import EmbeddingTable
-from train.collate import IGNORED, Collator
-from train.dataset import encode_row
+from tripletune.models.data.records import Record
+from tripletune.models.graph_llm.embeddings import EmbeddingTable
+from tripletune.models.graph_llm.processor import GraphLLMProcessor
+from tripletune.train.collate import IGNORED, Collator
+from tripletune.train.dataset import encode_row
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from models.loading import add_adapter
-from train.compiled import as_written, compile_layers
+from tripletune.models.loading import add_adapter
+from tripletune.train.compiled import as_written, compile_layers
 
 
 def test_layers_of_the_language_model_alone_are_compiled(make_graph_llm):
@@ -23,7 +23,7 @@ def test_a_model_without_layers_is_refused():
 
 
 def test_without_a_compiler_the_message_says_so(monkeypatch):
-    monkeypatch.setattr("train.compiled.shutil.which", lambda name: None)
+    monkeypatch.setattr("tripletune.train.compiled.shutil.which", lambda name: None)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ValueError, match="no C\\+\\+ compiler"):
         compile_layers(nn.Sequential(nn.ModuleList([nn.Linear(2, 2)])))

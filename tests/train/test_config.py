@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from train.config import ConfigError, RunConfig, load_config, parse_command_line, to_yaml
+from tripletune.train.config import ConfigError, RunConfig, load_config, parse_command_line, to_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 # The other recipes have configurations of their own kind, which their tests read.

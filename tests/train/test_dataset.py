@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.graph_processor import GraphLLMProcessor
-from models.records import Action, Record
-from models.text_embeddings import EmbeddingTable
-from train import dataset
-from train.dataset import RecordSource, build_table, encode_row, tokenize
+from tripletune.models.data.records import Action, Record
+from tripletune.models.graph_llm.embeddings import EmbeddingTable
+from tripletune.models.graph_llm.processor import GraphLLMProcessor
+from tripletune.train import dataset
+from tripletune.train.dataset import RecordSource, build_table, encode_row, tokenize
 
 Write = Callable[..., Path]
 

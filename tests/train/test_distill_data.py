@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from models.decoding import end_tokens
-from models.sources import load_causal_lm
-from models.trajectories import Trajectory
-from models.triples import Triple
-from rag.cirag_integration import Decision, Round, messages_of, write_decision
-from rag.corpus import Passage
-from rag.sentences import Fact
-from train.distill_config import DistillConfig, folder_and_share
-from train.distill_data import (
+from tripletune.models.data.passages import Passage
+from tripletune.models.data.trajectories import Trajectory
+from tripletune.models.data.triples import Triple
+from tripletune.models.local.decoding import end_tokens
+from tripletune.models.sources import load_causal_lm
+from tripletune.rag.retrieval.sentences import Fact
+from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
+from tripletune.train.distill_config import DistillConfig, folder_and_share
+from tripletune.train.distill_data import (
     DecisionScorer,
     TrajectorySource,
     choose_cases,
@@ -27,9 +27,9 @@ from train.distill_data import (
     teachers,
     trajectory_sources,
 )
-from train.sampling import EpochSampler
-from train.teacher import RepeatedSteps, check_same_width, load_teacher
-from train.trajectory_rows import RowOptions, TrajectoryEncoder
+from tripletune.train.sampling import EpochSampler
+from tripletune.train.teacher import RepeatedSteps, check_same_width, load_teacher
+from tripletune.train.trajectory_rows import RowOptions, TrajectoryEncoder
 
 PASSAGE = Passage("Kelm", "Kelm is a town.")
 
@@ -137,7 +137,7 @@ def test_scores_while_training(folders: tuple[Path, Path], tiny_llama: Path, mon
         asked.extend(prompts)
         return [write_decision(case.gold) for case in cases]
 
-    monkeypatch.setattr("train.distill_data.generate_replies", reply)
+    monkeypatch.setattr("tripletune.train.distill_data.generate_replies", reply)
     scores = DecisionScorer(cases, encoder, tokenizer, 2, 8)(model)
     assert {name: scores[name] for name in ("core_f1", "stop_accuracy", "malformed")} == {
         "core_f1": 1.0, "stop_accuracy": 1.0, "malformed": 0.0

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from models.records import Action, Record
-from train.config import RunConfig
-from train.dry_run import report
-from train.run import RunData, load_data, load_model
+from tripletune.models.data.records import Action, Record
+from tripletune.train.config import RunConfig
+from tripletune.train.dry_run import report
+from tripletune.train.run import RunData, load_data, load_model
 
 Config = Callable[..., RunConfig]
 
@@ -36,7 +36,7 @@ def test_the_report(make_config: Config) -> None:
 
 
 def test_steps_are_those_of_the_trainer(make_config: Config, tmp_path: Path) -> None:
-    from train.engine import GraphLLMTrainer
+    from tripletune.train.engine import GraphLLMTrainer
 
     changes: list[dict[str, Any]] = [
         {"train.epochs": 1.5},
@@ -54,7 +54,7 @@ def test_steps_are_those_of_the_trainer(make_config: Config, tmp_path: Path) -> 
 
 
 def test_steps_count_the_records_of_every_process(make_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("train.dry_run.process_count", lambda: 2)
+    monkeypatch.setattr("tripletune.train.dry_run.process_count", lambda: 2)
     text, _, _ = dry(make_config({"train.epochs": 2}))
     assert "4 optimiser steps of 4 records on each of 2 devices, 1 of them warm-up" in text
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from train.compiled import compile_layers
-from train.config import RunConfig
-from train.engine import GraphLLMTrainer, newest_checkpoint, training_arguments, use_bf16
-from train.run import load_data, load_model
-from train.same_run import only_run_in
+from tripletune.train.compiled import compile_layers
+from tripletune.train.config import RunConfig
+from tripletune.train.engine import GraphLLMTrainer, newest_checkpoint, training_arguments, use_bf16
+from tripletune.train.run import load_data, load_model
+from tripletune.train.same_run import only_run_in
 
 Config = Callable[..., RunConfig]
 
@@ -146,7 +146,7 @@ def test_compiled_layers_learn_the_same(make_config: Config, tmp_path: Path, mon
     def compile_quickly(model: torch.nn.Module) -> None:
         found.append(compile_layers(model, "aot_eager"))
 
-    monkeypatch.setattr("train.run_trainer.compile_layers", compile_quickly)
+    monkeypatch.setattr("tripletune.train.run_trainer.compile_layers", compile_quickly)
     quiet = {"model.graph_dropout": 0.0, "model.lora_dropout": 0.0}
     plain = make_config({**quiet, "output_dir": str(tmp_path / "plain")})
     compiled = make_config({**quiet, "train.torch_compile": True, "output_dir": str(tmp_path / "compiled")})
@@ -223,7 +223,7 @@ def test_training_learns(make_config: Config) -> None:
 
 
 def test_a_checkpoint_holds_what_is_trained_and_loads_by_itself(make_config: Config, records: list[Any]) -> None:
-    from models.local_generator import LocalGenerator, load_generator
+    from tripletune.models.local.generator import LocalGenerator, load_generator
 
     config = make_config({"train.save_steps": 3})
     trainer = train(config)

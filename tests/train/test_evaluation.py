@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 
-from models.generation import Completion
-from models.local_generator import LocalGenerator
-from models.records import ModelInput, Record
-from train.evaluation import generate_and_score
+from tripletune.models.data.records import ModelInput, Record
+from tripletune.models.local.generation import Completion
+from tripletune.models.local.generator import LocalGenerator
+from tripletune.train.evaluation import generate_and_score
 
 Make = Callable[..., Any]
 

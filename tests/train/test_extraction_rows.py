@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.extraction_pairs import (
+from tripletune.models.data.pairs import (
     NO_FACTS,
     ExtractionPair,
     extraction_chat,
@@ -15,9 +15,9 @@ from models.extraction_pairs import (
     read_reply,
     render_target,
 )
-from models.llm.chat import ChatEncoder
-from models.triples import Triple
-from train.extraction_rows import PairEncoder, RowLimits
+from tripletune.models.data.triples import Triple
+from tripletune.models.llm.chat import ChatEncoder
+from tripletune.train.extraction_rows import PairEncoder, RowLimits
 
 INSTRUCTION = load_instruction()
 LONG = "Ada Lovelace, who was born in London, wrote the first program for a machine that was never built. " * 30

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models.sources import load_causal_lm
-from train.distill_config import DistillConfig
+from tripletune.models.sources import load_causal_lm
+from tripletune.train.distill_config import DistillConfig
 
 pytest.importorskip("trl", reason="TRL is not installed")
 
@@ -25,8 +25,8 @@ def prompts(tokenizer: Any, count: int) -> Any:
 
 
 def trainer_of(folder: Path, tiny_llama: Path, teacher: Path, count: int = 12, **train: Any) -> Any:
-    from models.adapters import add_lora
-    from train.on_policy import OnPolicyTrainer
+    from tripletune.models.adapters import add_lora
+    from tripletune.train.on_policy import OnPolicyTrainer
 
     config = DistillConfig()
     config.output_dir = str(folder)

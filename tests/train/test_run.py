@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from models.records import Record
-from train.config import RunConfig
-from train.run import check_inputs, load_data, load_model, save_result, sources
-from train.run_folder import save_run_settings
+from tripletune.models.data.records import Record
+from tripletune.train.config import RunConfig
+from tripletune.train.run import check_inputs, load_data, load_model, save_result, sources
+from tripletune.train.run_folder import save_run_settings
 
 Config = Callable[..., RunConfig]
 

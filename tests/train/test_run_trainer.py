@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from train.config import RunConfig
-from train.run_trainer import LossLog, PlainProgress, newest_checkpoint, shared_arguments
+from tripletune.train.config import RunConfig
+from tripletune.train.run_trainer import LossLog, PlainProgress, newest_checkpoint, shared_arguments
 
 
 def state(step: int, **more: Any) -> Any:

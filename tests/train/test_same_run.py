@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from train.config import RunConfig, load_config, to_yaml
-from train.run_folder import save_run_settings
-from train.same_run import check_same_run, forget_checkpoints, only_run_in, set_result_aside
+from tripletune.train.config import RunConfig, load_config, to_yaml
+from tripletune.train.run_folder import save_run_settings
+from tripletune.train.same_run import check_same_run, forget_checkpoints, only_run_in, set_result_aside
 
 
 def begun(tmp_path: Path, **changes: Any) -> RunConfig:
@@ -118,7 +118,7 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
 
 def test_the_folder_of_a_killed_process_is_free(tmp_path: Path) -> None:
     hold = (
-        "import os, signal, sys\nfrom train.same_run import only_run_in\n"
+        "import os, signal, sys\nfrom tripletune.train.same_run import only_run_in\n"
         "with only_run_in(sys.argv[1]):\n    print('held', flush=True)\n    sys.stdin.read()\n"
     )
     with subprocess.Popen(
@@ -158,9 +158,9 @@ def test_the_result_of_an_earlier_run_is_set_aside(tmp_path: Path) -> None:
 def test_the_records_of_a_step_count_all_processes(
     tmp_path: Path, processes: int, batch: int, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("train.run_folder.process_count", lambda: 2)
+    monkeypatch.setattr("tripletune.train.run_folder.process_count", lambda: 2)
     save_run_settings(begun(tmp_path, **{"train.batch_size": 2}), "aa")
-    monkeypatch.setattr("train.same_run.process_count", lambda: processes)
+    monkeypatch.setattr("tripletune.train.same_run.process_count", lambda: processes)
     config = begun(tmp_path, **{"train.batch_size": batch})
     if fits:
         check_same_run(config, "aa")

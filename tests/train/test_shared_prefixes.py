@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.branches import TRUNK
-from models.records import Record
-from models.text_embeddings import EmbeddingTable
-from train.collate import Collator
-from train.dataset import encode_row
-from train.shared_prefixes import share_prefixes
+from tripletune.models.data.records import Record
+from tripletune.models.graph_llm.branches import TRUNK
+from tripletune.models.graph_llm.embeddings import EmbeddingTable
+from tripletune.train.collate import Collator
+from tripletune.train.dataset import encode_row
+from tripletune.train.shared_prefixes import share_prefixes
 
 FAMILIES = ("llama", "smollm2", "qwen2", "qwen3", "gemma", "granite", "cohere", "gpt2", "gptj")
 OWN = 9

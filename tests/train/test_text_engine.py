@@ -15,13 +15,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
-from models.label_loss import learn_labels_only
-from train.extraction_run import load_pairs, model_files
-from train.run_trainer import newest_checkpoint
-from train.text_batches import Seq2SeqCollator, TextCollator
-from train.text_engine import TextSeq2SeqTrainer, make_trainer
-from train.text_run import load_text_model, train_to_the_end
-from train.text_sft import TextTrainer
+from tripletune.models.label_loss import learn_labels_only
+from tripletune.train.extraction_run import load_pairs, model_files
+from tripletune.train.run_trainer import newest_checkpoint
+from tripletune.train.text_batches import Seq2SeqCollator, TextCollator
+from tripletune.train.text_engine import TextSeq2SeqTrainer, make_trainer
+from tripletune.train.text_run import load_text_model, train_to_the_end
+from tripletune.train.text_sft import TextTrainer
 
 Config = Callable[..., Any]
 
@@ -243,7 +243,7 @@ def test_packed_samples_have_the_loss_and_gradients_of_separate_ones(
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    from train.extraction_rows import PairEncoder, RowLimits
+    from tripletune.train.extraction_rows import PairEncoder, RowLimits
 
     model = AutoModelForCausalLM.from_pretrained(tiny_model(family), dtype=torch.float32).eval()
     learn_labels_only(model)

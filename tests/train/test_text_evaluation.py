@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from train.extraction_evaluation import ExtractionScorer, choose_pairs
-from train.extraction_rows import PairEncoder, RowLimits
-from train.text_evaluation import EvaluationLog, generate_replies
+from tripletune.train.extraction_evaluation import ExtractionScorer, choose_pairs
+from tripletune.train.extraction_rows import PairEncoder, RowLimits
+from tripletune.train.text_evaluation import EvaluationLog, generate_replies
 
 
 def steps(path: Path) -> list[tuple[int, float]]:
@@ -59,9 +59,11 @@ def test_scores_are_those_of_the_replies(
 ) -> None:
     pairs = [extraction_pairs[0], extraction_pairs[5]]
     scorer = ExtractionScorer(pairs, PairEncoder(tokenizer, "Extract.", RowLimits()), 2, 8)
-    monkeypatch.setattr("train.extraction_evaluation.generate_replies", lambda *args: [pairs[0].target, "NONE"])
+    monkeypatch.setattr(
+        "tripletune.train.extraction_evaluation.generate_replies", lambda *args: [pairs[0].target, "NONE"]
+    )
     scores = scorer(None)
     assert (scores["exact/micro/f1"], scores["normalised/macro/f1"], scores["malformed_output"]) == (1, 1, 0)
     assert scores["texts"] == 2
-    monkeypatch.setattr("train.extraction_evaluation.generate_replies", lambda *args: ["(S> cut| P", "junk"])
+    monkeypatch.setattr("tripletune.train.extraction_evaluation.generate_replies", lambda *args: ["(S> cut| P", "junk"])
     assert scorer(None)["malformed_output"] == 1

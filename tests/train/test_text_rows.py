@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from train.text_rows import cached_rows, files_digest, pack_rows, rows_meta
+from tripletune.train.text_rows import cached_rows, files_digest, pack_rows, rows_meta
 
 Rows = Callable[[Counter[str]], Iterator[dict[str, Any]]]
 
@@ -63,7 +63,7 @@ def test_packs_are_made_once_and_hold_whole_rows(tmp_path: Path, monkeypatch: py
     packs = pack_rows(dataset, 64)
     assert sorted(length for pack in packs for length in pack["seq_lengths"]) == [1, 30, 40, 60, 64]
     assert all(sum(pack["seq_lengths"]) == len(pack["input_ids"]) == len(pack["labels"]) <= 64 for pack in packs)
-    monkeypatch.setattr("train.text_rows.trl_pack_dataset", lambda: pytest.fail("packed again"))
+    monkeypatch.setattr("tripletune.train.text_rows.trl_pack_dataset", lambda: pytest.fail("packed again"))
     assert pack_rows(cached_rows(["key"], tmp_path, never), 64)[:] == packs[:]
 
 

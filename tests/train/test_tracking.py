@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from train.tracking import check_tracking
+from tripletune.train.tracking import check_tracking
 
 
 class UsageError(Exception):

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from models.decoding import end_tokens
-from models.llm.chat import ChatEncoder
-from models.sources import load_causal_lm
-from models.trajectories import Trajectory
-from models.triples import Triple
-from rag.cirag_history import shorten, shown_candidates
-from rag.cirag_integration import Decision, Round, messages_of, read_decision, write_decision
-from rag.corpus import Passage
-from rag.sentences import Fact
-from train.trajectory_rows import IGNORED, RowOptions, TrajectoryEncoder
+from tripletune.models.data.passages import Passage
+from tripletune.models.data.trajectories import Trajectory
+from tripletune.models.data.triples import Triple
+from tripletune.models.llm.chat import ChatEncoder
+from tripletune.models.local.decoding import end_tokens
+from tripletune.models.sources import load_causal_lm
+from tripletune.rag.retrieval.sentences import Fact
+from tripletune.rag.systems.cirag.history import shorten, shown_candidates
+from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, read_decision, write_decision
+from tripletune.train.trajectory_rows import IGNORED, RowOptions, TrajectoryEncoder
 
 # Template, the token that ends a turn, and whether the model's generation configuration has to name it.
 TEMPLATES = {

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.generation import Completion
-from models.llm import ledger_cli, ledger_writer
-from models.llm.client import Sampling
-from models.llm.ledger import Ledger, call_of_json, make_call, sampling_of
-from models.llm.ledger_file import APPLICATION_ID, SCHEMA_VERSION, LedgerError
+from tripletune.models.llm import ledger_cli, ledger_writer
+from tripletune.models.llm.client import Sampling
+from tripletune.models.llm.ledger import Ledger, call_of_json, make_call, sampling_of
+from tripletune.models.llm.ledger_file import APPLICATION_ID, SCHEMA_VERSION, LedgerError
+from tripletune.models.local.generation import Completion
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).resolve().parents[3]
 MODEL = "openai:m"
 
 
@@ -272,9 +272,9 @@ def test_a_closed_ledger_says_so(path):
 
 WRITER = """
 import asyncio, sys
-from models.generation import Completion
-from models.llm.client import Sampling
-from models.llm.ledger import Ledger, make_call
+from tripletune.models.local.generation import Completion
+from tripletune.models.llm.client import Sampling
+from tripletune.models.llm.ledger import Ledger, make_call
 
 async def main(path):
     with Ledger(path) as ledger:
@@ -502,7 +502,10 @@ def test_verify_finds_a_changed_row(filled, capsys):
 
 def test_a_ledger_that_is_not_there_is_one_line(path):
     done = subprocess.run(
-        [sys.executable, "-m", "models.llm.ledger", "stats", str(path)], capture_output=True, text=True, cwd=ROOT
+        [sys.executable, "-m", "tripletune.models.llm.ledger", "stats", str(path)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
     )
     assert done.returncode == 2
     assert done.stderr == f"error: no such ledger: {path}\n"

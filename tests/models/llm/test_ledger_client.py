@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from models.generation import Completion
-from models.llm.client import CallError, Message, RepliesPending, Sampling, SetupError, TransientError
-from models.llm.ledger import Ledger
-from models.llm.ledger_client import LedgerClient, RetriesExhausted, Retry
-from models.llm.limits import Limits
 from tests.models.llm.virtual_time import now
 from tests.models.llm.virtual_time import run as run_virtually
+from tripletune.models.llm.client import CallError, Message, RepliesPending, Sampling, SetupError, TransientError
+from tripletune.models.llm.ledger import Ledger
+from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted, Retry
+from tripletune.models.llm.limits import Limits
+from tripletune.models.local.generation import Completion
 
 QUICK = Retry(first_wait=0, longest_wait=0)
 

@@ -5,9 +5,9 @@ from bisect import bisect_left
 
 import pytest
 
-from models.llm.client import Message, Sampling
-from models.llm.limits import Limits, estimate_tokens
 from tests.models.llm.virtual_time import now, run
+from tripletune.models.llm.client import Message, Sampling
+from tripletune.models.llm.limits import Limits, estimate_tokens
 
 CHAT: list[Message] = [{"role": "user", "content": "x" * 400}]
 SAMPLING = Sampling(max_tokens=96)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from models.llm.batch import BatchBackend
-from models.llm.client import CallError, Sampling
-from models.llm.options import LLMOptions, add_arguments, from_arguments, open_client
+from tripletune.models.llm.backends.batch import BatchBackend
+from tripletune.models.llm.client import CallError, Sampling
+from tripletune.models.llm.options import LLMOptions, add_arguments, from_arguments, open_client
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).resolve().parents[3]
 SECRET = "sk-hunter2-0123456789"
 
 
@@ -107,7 +107,7 @@ def test_a_ledger_that_cannot_be_opened_is_told(tmp_path):
         open_client(LLMOptions(model="m", url="http://127.0.0.1:1/v1", ledger=str(tmp_path)), {})
 
 
-@pytest.mark.parametrize(("name", "made"), [("hf", "HFBackend"), ("vllm", "VLLMBackend")])
+@pytest.mark.parametrize(("name", "made"), [("hf", "HFBackend")])
 def test_local_backends_get_their_options(monkeypatch, name, made):
     class Local:
         model = "local:m"
@@ -118,7 +118,7 @@ def test_local_backends_get_their_options(monkeypatch, name, made):
         async def close(self) -> None: ...
 
     # The real ones import torch; only what they are given is looked at here.
-    module = types.ModuleType(f"models.llm.{name}")
+    module = types.ModuleType(f"tripletune.models.llm.backends.{name}")
     setattr(module, made, Local)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     client = open_client(LLMOptions(name, "m", batch_size=4, dtype="float32", extra='{"a": false}'), {})
@@ -128,8 +128,8 @@ def test_local_backends_get_their_options(monkeypatch, name, made):
 
 
 def test_local_backends_take_these_options():
-    for name, parameters in (("hf", ["model", "batch_size", "dtype"]), ("vllm", ["model"])):
-        tree = ast.parse((ROOT / "models" / "llm" / f"{name}.py").read_text(encoding="utf-8"))
+    for name, parameters in (("hf", ["model", "batch_size", "dtype"]),):
+        tree = ast.parse((ROOT / "models" / "llm" / "backends" / f"{name}.py").read_text(encoding="utf-8"))
         (made,) = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name.endswith("Backend"))
         (start,) = (node for node in made.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
         names = [argument.arg for argument in start.args.args][1:]

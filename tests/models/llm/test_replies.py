@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.generation import Completion
-from models.llm.client import Message
-from models.llm.replies import UnusableReply, ask, find_json, repair_turns
+from tripletune.models.llm.client import Message
+from tripletune.models.llm.replies import UnusableReply, ask, find_json, repair_turns
+from tripletune.models.local.generation import Completion
 
 QUESTION: list[Message] = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "A number?"}]
 

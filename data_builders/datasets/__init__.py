@@ -1,0 +1,1 @@
+"""Data sets on disk: shards, cards, statistics and their inspection."""

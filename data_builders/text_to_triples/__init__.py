@@ -1,0 +1,1 @@
+"""Text-to-triples pairs."""

@@ -1,0 +1,362 @@
+"""Teacher trajectories to distil, out of the call ledger of any loop and for any of its roles (CIRAG, section 3.5).
+
+`tripletune eval run` leaves a ledger with every call and results with every score. This builder joins them: the
+calls of a role become chats whose assistant turns are the teacher's decisions, and what the results say decides which
+are kept. Retrieved candidates are context and not learned (eq. 8); `--learn observations` adds them.
+
+    tripletune build trajectories --results runs/eval/cirag_train --output runs/trajectories \\
+        --min-score exact_match=1 --no-repairs --no-repeated-query --min-recall 1
+
+The paper names no filter, so none is the default. What each would leave out by itself, and what it left out after those
+before it, is in the card.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from tripletune.data_builders.datasets.card import BuildFacts, file_digest
+from tripletune.data_builders.datasets.folder import FolderOptions, Layout, add_folder_arguments, write_rows
+from tripletune.data_builders.datasets.progress import progress
+from tripletune.data_builders.datasets.shards import split_of
+from tripletune.data_builders.text_to_triples.seen import SeenTable
+from tripletune.data_builders.trajectories.card import TrajectoryStatistics, trajectory_schema, write_trajectory_card
+from tripletune.data_builders.trajectories.chains import Chat, RoleCalls, replies_of
+from tripletune.models.data.records import read_jsonl
+from tripletune.models.data.trajectories import Trajectory
+from tripletune.models.llm.ledger import canonical
+from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE
+
+logger = logging.getLogger(__name__)
+
+Learn = Literal["decisions", "observations"]
+RESULTS, LEDGER, ABOUT = "results.jsonl", "ledger.sqlite", "run.json"
+_CHOSEN_ENDS = ("no_question", "sufficient", "no_retrieval")
+_FAILED, _NO_CALLS, _UNREADABLE, _SEEN = (
+    "the question failed",
+    "the ledger has no chat of this run",
+    "the last decision can't be read",
+    "the same chat was there before",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryOptions:
+    """What to build.
+
+    Attributes:
+        results: Output folders of `tripletune eval run`, or their results files.
+        ledgers: Ledgers: one for all results, or one for each; none: `ledger.sqlite` beside each results file.
+        role: The role whose decisions are learned.
+        model: Only calls of this model, as the ledger calls it.
+        min_score: Least scores by metric.
+        no_repairs: Leave out chats with a reply that had to be repaired, or recovered from in any way.
+        no_repeated_query: Leave out questions that ended because a query was repeated.
+        ended_by_choice: Leave out questions that did not end by the model's own decision.
+        min_recall: Least share of the supporting passages that was retrieved.
+        learn: "decisions" of the teacher, or "observations" too: every turn after the first prompt.
+        limit: Most trajectories.
+        validation_fraction: Share of the questions for validation.
+        seed: Seed of the split.
+
+    Raises:
+        ValueError: a value makes no sense.
+    """
+
+    results: tuple[str, ...]
+    ledgers: tuple[str, ...] = ()
+    role: str = INTEGRATE_ROLE
+    model: str | None = None
+    min_score: tuple[tuple[str, float], ...] = ()
+    no_repairs: bool = False
+    no_repeated_query: bool = False
+    ended_by_choice: bool = False
+    min_recall: float | None = None
+    learn: Learn = "decisions"
+    limit: int | None = None
+    validation_fraction: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        problems = []
+        if len(self.ledgers) > 1 and len(self.ledgers) != len(self.results):
+            problems.append(
+                f"{len(self.ledgers)} ledgers and {len(self.results)} results: name one ledger for all, or one for each"
+            )
+        if not 0 <= self.validation_fraction < 1:
+            problems.append(f"validation_fraction is {self.validation_fraction}: it must be at least 0 and below 1")
+        if self.limit is not None and self.limit < 1:
+            problems.append(f"limit is {self.limit}: it must be at least 1")
+        if self.learn not in get_args(Learn):
+            problems.append(f"learn is {self.learn!r}: it must be one of {', '.join(get_args(Learn))}")
+        if problems:
+            raise ValueError("; ".join(problems))
+
+    def sources(self) -> list[tuple[Path, Path]]:
+        """Results files with their ledgers."""
+        files = [Path(text) / RESULTS if Path(text).is_dir() else Path(text) for text in self.results]
+        if len(self.ledgers) == 1:
+            return [(file, Path(self.ledgers[0])) for file in files]
+        if self.ledgers:
+            return list(zip(files, map(Path, self.ledgers)))
+        return [(file, file.parent / LEDGER) for file in files]
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A condition that a trajectory must meet.
+
+    Attributes:
+        reason: Why one that does not meet it is left out.
+        keeps: Whether it is met, given the results row and the chat.
+    """
+
+    reason: str
+    keeps: Callable[[dict[str, Any], Chat], bool]
+
+
+def make_filters(options: TrajectoryOptions) -> list[Filter]:
+    """The filters that the options name, in the order in which they are applied."""
+    filters = [_score_filter(name, least) for name, least in options.min_score]
+    if options.no_repairs:
+        filters.append(Filter("a reply was repaired or recovered from", lambda row, chat: not chat.faults))
+    if options.no_repeated_query:
+        filters.append(
+            Filter("a query was repeated", lambda row, chat: row["trace"].get("stop_reason") != "repeated_subquery")
+        )
+    if options.ended_by_choice:
+        filters.append(
+            Filter(
+                "the loop did not end by the model's own decision",
+                lambda row, chat: row["trace"].get("stop_reason") in _CHOSEN_ENDS,
+            )
+        )
+    if options.min_recall is not None:
+        filters.append(_recall_filter(options.min_recall))
+    return filters
+
+
+class FilterCounts:
+    """What the filters leave out: each by itself, and each after those before it."""
+
+    def __init__(self, filters: Sequence[Filter]) -> None:
+        self.filters = filters
+        self.alone: Counter[str] = Counter()
+        self.in_order: Counter[str] = Counter()
+        self.looked_at = 0
+
+    def keeps(self, row: dict[str, Any], chat: Chat) -> bool:
+        """Whether all filters keep a trajectory; it is counted."""
+        self.looked_at += 1
+        failed = [one.reason for one in self.filters if not one.keeps(row, chat)]
+        self.alone.update(failed)
+        self.in_order.update(failed[:1])
+        return not failed
+
+    def sentences(self) -> list[str]:
+        """The counts in words."""
+        return [
+            f"Filter: {one.reason}: {self.alone[one.reason]:,} of {self.looked_at:,} by itself, "
+            f"{self.in_order[one.reason]:,} after the filters before it."
+            for one in self.filters
+        ]
+
+
+def build_trajectories(options: TrajectoryOptions, folder: FolderOptions) -> dict[str, Any]:
+    """Write the trajectories of one or more runs.
+
+    Args:
+        options: What to build.
+        folder: Where.
+
+    Returns:
+        The statistics.
+
+    Raises:
+        FileNotFoundError: there are no such results, or there is no ledger.
+        ValueError: a file is damaged, a metric is not in the results, or no trajectory is left.
+        FileExistsError: the output folder is taken.
+    """
+    sources = options.sources()
+    for file in (file for pair in sources for file in pair):
+        if not file.is_file():
+            raise FileNotFoundError(f"no such file: {file}")
+    counts = FilterCounts(make_filters(options))
+    drops: Counter[str] = Counter()
+
+    def facts(statistics: TrajectoryStatistics) -> BuildFacts:
+        left_out = {name: drops[name] for name in (_FAILED, _NO_CALLS, _UNREADABLE, _SEEN) if drops[name]}
+        left_out |= {one.reason: counts.in_order[one.reason] for one in counts.filters}
+        if not statistics.records:
+            told = ", ".join(f"{reason}: {count}" for reason, count in left_out.items()) or "the results are empty"
+            raise ValueError(f"no trajectory is left ({told})")
+        return BuildFacts(
+            title=f"Trajectories of {options.role}",
+            summary=f"Chats of the role `{options.role}`; `learned` marks the turns that count in the loss.",
+            drops={"all": left_out},
+            files={str(file): file_digest(file) for file, _ in sources},
+            options=asdict(options),
+            notes=counts.sentences(),
+        )
+
+    rows = _limited(_trajectories(sources, options, counts, drops), options.limit)
+    layout = Layout(TrajectoryStatistics(folder.tokenizer), write_trajectory_card, trajectory_schema)
+    statistics = write_rows(rows, facts, folder, layout)
+    for sentence in counts.sentences():
+        logger.info("%s", sentence)
+    return statistics
+
+
+def _trajectories(
+    sources: Sequence[tuple[Path, Path]], options: TrajectoryOptions, counts: FilterCounts, drops: Counter[str]
+) -> Iterator[tuple[Trajectory, str]]:
+    with SeenTable() as seen:
+        for results, ledger in sources:
+            with ExitStack() as stack:
+                calls = stack.enter_context(RoleCalls(ledger, options.role, options.model))
+                found = 0
+                for row in progress(_rows(results), str(results)):
+                    found += 1
+                    split = split_of(row["question"], options.seed, options.validation_fraction)
+                    for chat in _chats(row, calls, options, drops):
+                        if not counts.keeps(row, chat):
+                            continue
+                        if seen.first("chat", canonical(list(chat.messages))) is not None:
+                            drops[_SEEN] += 1
+                            continue
+                        number = 0
+                        # Several runs of one question, or a chat a round, give it several trajectories.
+                        while seen.first("id", f"{row['id']}:{number}") is not None:
+                            number += 1
+                        yield _trajectory(f"{row['id']}:{number}", row["id"], chat, options), split
+                _tell_unfinished(results, found)
+
+
+def _tell_unfinished(results: Path, found: int) -> None:
+    """Warn of a run that was stopped before its end: nobody would miss its other questions."""
+    about = results.parent / ABOUT
+    whole = json.loads(about.read_text(encoding="utf-8")).get("questions", 0) if about.is_file() else 0
+    if found < whole:
+        logger.warning("%s is of a run that did not end: it has %d of %d questions", results, found, whole)
+
+
+def _chats(row: dict[str, Any], calls: RoleCalls, options: TrajectoryOptions, drops: Counter[str]) -> list[Chat]:
+    """The readable chats of a row's run."""
+    if row.get("error"):
+        drops[_FAILED] += 1
+        return []
+    chats = calls.chats(row["id"], replies_of(row["trace"], options.role))
+    if not chats:
+        drops[_NO_CALLS] += 1
+    drops[_UNREADABLE] += sum(not chat.readable for chat in chats)
+    return [chat for chat in chats if chat.readable]
+
+
+def _trajectory(name: str, question_id: str, chat: Chat, options: TrajectoryOptions) -> Trajectory:
+    learned = chat.learned
+    if options.learn == "observations":
+        first = learned.index(True)
+        learned = tuple(flag or position > first for position, flag in enumerate(learned))
+    return Trajectory(name, question_id, options.role, chat.model, chat.messages, learned)
+
+
+def _limited(rows: Iterator[tuple[Trajectory, str]], limit: int | None) -> Iterator[tuple[Trajectory, str]]:
+    for number, row in enumerate(rows, 1):
+        yield row
+        # Not islice, which would look at one more row before it ends, and count it.
+        if number == limit:
+            return
+
+
+def _score_filter(name: str, least: float) -> Filter:
+    def keeps(row: dict[str, Any], chat: Chat) -> bool:
+        if name not in row["scores"]:
+            raise ValueError(f"the results have no score {name!r}; they have {', '.join(row['scores'])}")
+        return bool(row["scores"][name] >= least)
+
+    return Filter(f"{name} below {least:g}", keeps)
+
+
+def _recall_filter(least: float) -> Filter:
+    def keeps(row: dict[str, Any], chat: Chat) -> bool:
+        found = row.get("supporting_recall")
+        if found is None:
+            raise ValueError(
+                f"question {row['id']!r}: its results don't say which supporting passages were retrieved: "
+                "run eval with --gold (data_builders.corpus writes the file), or leave out --min-recall"
+            )
+        return bool(found >= least)
+
+    return Filter(f"less than {least:g} of the supporting passages retrieved", keeps)
+
+
+def _rows(results: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a results file."""
+    rows = read_jsonl(results)
+    while True:
+        try:
+            where, row = next(rows)
+        except StopIteration:
+            return
+        except ValueError as error:
+            raise ValueError(f"{error}; a run that was killed leaves half a line: give its command again") from None
+        missing = [name for name in ("id", "question", "scores", "trace") if name not in row]
+        if missing:
+            raise ValueError(f"{where}: not a row of `tripletune eval run`: it lacks {', '.join(missing)}")
+        scores, trace = row["scores"], row["trace"]
+        if not isinstance(trace, dict) or not isinstance(scores, dict) or None in scores.values():
+            raise ValueError(f"{where}: not a row of `tripletune eval run`: its scores or its trace are damaged")
+        yield row
+
+
+def _min_score(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        return name.strip(), float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: write it as METRIC=VALUE, for example exact_match=1") from None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; bad input ends it with one line and exit code 2."""
+    parser = argparse.ArgumentParser(
+        prog="tripletune build trajectories",
+        description="Turn the ledger and the results of a loop into trajectories to distil.",
+    )
+    add = parser.add_argument
+    add("--results", action="append", required=True, metavar="DIR",
+        help="output folder of `tripletune eval run`, or its results file; repeatable")  # fmt: skip
+    add("--ledger", action="append", default=[], metavar="FILE", dest="ledgers",
+        help="one ledger for all results, or one for each (default: ledger.sqlite beside the results)")  # fmt: skip
+    add("--role", default=INTEGRATE_ROLE, help="role whose decisions are learned (default: %(default)s)")
+    add("--model", metavar="NAME", help="only calls of this model, as the ledger calls it")
+    add("--min-score", type=_min_score, action="append", default=[], metavar="METRIC=VALUE",
+        help="least score of the answer, for example exact_match=1 or f1=0.8; repeatable")  # fmt: skip
+    add("--no-repairs", action="store_true", help="leave out chats with a reply that was repaired or recovered from")
+    add("--no-repeated-query", action="store_true", help="leave out questions that ended by a repeated query")
+    add("--ended-by-choice", action="store_true", help="leave out questions that ended by a limit or a malformed reply")
+    add("--min-recall", type=float, metavar="SHARE", help="least share of the supporting passages retrieved")
+    add("--learn", choices=get_args(Learn), default="decisions",
+        help="what the loss counts: the decisions (the paper), or the observations between them too")  # fmt: skip
+    add("--limit", type=int, metavar="N", help="most trajectories, in the order of --results; the paper has 3,000")
+    add("--validation-fraction", type=float, default=0.0, help="share of the questions for validation (default: 0)")
+    add("--seed", type=int, default=0, help="seed of the split")
+    add_folder_arguments(parser)
+    parsed = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    values = {name: value for name, value in vars(parsed).items() if name in TrajectoryOptions.__dataclass_fields__}
+    values |= {name: tuple(values[name]) for name in ("results", "ledgers", "min_score")}
+    try:
+        statistics = build_trajectories(TrajectoryOptions(**values), FolderOptions.from_arguments(parsed))
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"error: {error}\n")
+    logger.info("%s: %s", parsed.output, statistics["splits"])
+    return 0

@@ -1,0 +1,226 @@
+"""Trajectories out of a call ledger: the calls of one role and question, put together into the chats they belong to.
+
+A loop that keeps a chat sends in its last round everything that went before, so a trajectory is the last call and its
+reply. A call is a continuation of another when its messages begin with the other's and go on with an assistant turn;
+calls that no other one continues end a chat. An assistant turn counts as the teacher's when the ledger has the call
+that it answers, so examples inside a prompt are never learned. A loop that asks every round anew gives a chat a round.
+
+Nothing of this is of one system. What is: how a reply is understood (`TURN_READERS`). With a reader the last turn is
+written as the loop would have written it into the next round, and every deviation of a reply has a name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tripletune.models.data.passages import Passage
+from tripletune.models.data.triples import Triple
+from tripletune.models.llm.client import Message
+from tripletune.models.llm.ledger_file import open_file
+from tripletune.models.llm.replies import REPAIR_ROLE
+from tripletune.rag.retrieval.sentences import Fact
+from tripletune.rag.systems.cirag.first_thought import begin_with, hide_thought
+from tripletune.rag.systems.cirag.generation import ANSWER_ROLE
+from tripletune.rag.systems.cirag.integration import CANDIDATES, INTEGRATE_ROLE, read_decision, write_decision
+
+_NOWHERE = Passage("", "", "-")
+# Model and sampling: with other sampling the same messages are another call, perhaps of another run.
+_Maker = tuple[str, str]
+# The reply as the loop understood it (None: not at all), and what was wrong with it.
+TurnReader = Callable[[Sequence[Message], str], tuple[str | None, tuple[str, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """One chat of a question with its last reply.
+
+    Attributes:
+        model: The model, as the ledger calls it.
+        messages: All turns; the last one is the reply to the last call, as the loop understood it.
+        learned: For each turn, whether the model wrote it.
+        replies: The model's replies as they came, in order.
+        faults: What was wrong with them, a name each time; "repaired" where a repair turn was needed.
+        readable: Whether the last reply could be understood.
+    """
+
+    model: str
+    messages: tuple[Message, ...]
+    learned: tuple[bool, ...]
+    replies: tuple[str, ...]
+    faults: tuple[str, ...]
+    readable: bool
+
+
+class RoleCalls:
+    """The calls of one role in a ledger, by question; a context manager.
+
+    Args:
+        path: The ledger.
+        role: The role, for example "cirag.integrate".
+        model: Only calls of this model; None: of any.
+
+    Raises:
+        FileNotFoundError: there is no such ledger.
+        LedgerError: the file is no ledger.
+    """
+
+    def __init__(self, path: str | Path, role: str, model: str | None = None) -> None:
+        self.role, self._model = role, model
+        self._connection = open_file(Path(path), create=False)
+        # The ledger looks calls up by key; by question there is no index, so one is made on disk beside it.
+        self._connection.execute("PRAGMA temp_store = FILE")
+        self._connection.execute("CREATE TEMP TABLE chosen (question_id TEXT, repair INTEGER, call_id INTEGER)")
+        self._connection.execute(
+            "INSERT INTO chosen SELECT question_id, role <> :role, call_id FROM uses WHERE role IN (:role, :repair)",
+            {"role": role, "repair": role + REPAIR_ROLE},
+        )
+        self._connection.execute("CREATE INDEX temp.chosen_question ON chosen (question_id)")
+
+    def __enter__(self) -> RoleCalls:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def chats(self, question_id: str, replies: Sequence[str] | None = None) -> list[Chat]:
+        """The chats of a question, in the order in which their last calls were stored.
+
+        Args:
+            question_id: The question.
+            replies: The replies of one run, whose chats are wanted, since a ledger may hold several runs of a question;
+                None takes every chat that no other one continues.
+        """
+        calls, repairs = _Calls(), _Calls()
+        for maker, messages, text, repair in self._rows(question_id):
+            (repairs if repair else calls).add(maker, messages, text)
+        chats = [
+            self._chat(maker, messages, text, calls, repairs)
+            for maker, messages, text in calls.all
+            # A longer run of the same question may go on where the wanted one ended.
+            if replies is not None or not calls.continued(maker, messages)
+        ]
+        return chats if replies is None else _chats_of_run(chats, replies)
+
+    def _rows(self, question_id: str) -> Iterator[tuple[_Maker, list[Message], str, bool]]:
+        query = (
+            "SELECT model, sampling, messages, text, repair FROM chosen JOIN calls ON calls.id = call_id "
+            "WHERE question_id = ? AND status = 'ok' AND (? IS NULL OR model = ?) ORDER BY calls.id"
+        )
+        with closing(self._connection.execute(query, (question_id, self._model, self._model))) as rows:
+            for model, sampling, messages, text, repair in rows:
+                # Students get no prefix: the prompt as it is without, and the reply that begins with it.
+                turns, thought = hide_thought(json.loads(messages))
+                yield (model, sampling), turns, begin_with(text, thought), bool(repair)
+
+    def _chat(self, maker: _Maker, messages: list[Message], text: str, calls: _Calls, repairs: _Calls) -> Chat:
+        read = TURN_READERS.get(self.role, _as_it_is)
+        learned: list[bool] = []
+        replies: list[str] = []
+        faults: list[str] = []
+        for position, message in enumerate(messages):
+            reply = calls.reply(maker, messages[:position]) if message["role"] == "assistant" else None
+            learned.append(reply is not None)
+            if reply is not None:
+                understood, found = read(messages[:position], reply)
+                faults += found
+                if understood is None or understood.strip() != message["content"].strip():
+                    faults.append("repaired")
+                    reply = repairs.under(maker, messages[:position]) or reply
+                replies.append(reply)
+        last, found = read(messages, text)
+        faults += found
+        if last is None and (repaired := repairs.under(maker, messages)) is not None:
+            text = repaired
+            last, found = read(messages, text)
+            faults += ["repaired", *found]
+        turns = (*messages, Message(role="assistant", content=text if last is None else last))
+        return Chat(maker[0], turns, (*learned, True), (*replies, text), tuple(faults), last is not None)
+
+
+class _Calls:
+    """Calls of one question, to be found by maker and messages."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[_Maker, list[Message], str]] = []
+        self._replies: dict[str, str] = {}
+        self._continued: set[str] = set()
+
+    def add(self, maker: _Maker, messages: list[Message], text: str) -> None:
+        self.all.append((maker, messages, text))
+        self._replies[_key(maker, messages)] = text
+        for position, message in enumerate(messages):
+            if message["role"] == "assistant":
+                self._continued.add(_key(maker, messages[:position]))
+
+    def reply(self, maker: _Maker, messages: Sequence[Message]) -> str | None:
+        return self._replies.get(_key(maker, messages))
+
+    def continued(self, maker: _Maker, messages: Sequence[Message]) -> bool:
+        return _key(maker, messages) in self._continued
+
+    def under(self, maker: _Maker, messages: Sequence[Message]) -> str | None:
+        """The last reply of a repair of the call with these messages."""
+        # A repair goes on after the call's messages, or says it in the last of them where the reply was empty.
+        kept = list(messages[:-1])
+        found = [
+            text
+            for one, turns, text in self.all
+            if one == maker
+            and turns[: len(kept)] == kept
+            and len(turns) >= len(messages)
+            and turns[len(kept)]["content"].startswith(messages[-1]["content"])
+        ]
+        return found[-1] if found else None
+
+
+def replies_of(trace: dict[str, Any], role: str) -> list[str] | None:
+    """The replies to calls of a role that a results row holds; None where results do not hold them."""
+    if role == INTEGRATE_ROLE:
+        return [action["reply"] for action in trace.get("actions", [])]
+    if role.startswith(f"{ANSWER_ROLE}."):
+        answers = trace.get("details", {}).get("answers", [])
+        return [answer["reply"] for answer in answers if role == f"{ANSWER_ROLE}.{answer['granularity']}"]
+    return None
+
+
+def _chats_of_run(chats: Sequence[Chat], replies: Sequence[str]) -> list[Chat]:
+    """The chats in which a run's replies stand, each reply in one: as few and as long ones as there are.
+
+    One chat is the rule. A loop that asks every round anew has a chat a round, and one that leaves the oldest
+    candidates out of a prompt that has grown too long (`rag/systems/cirag/history.py`) begins a new chat there.
+    """
+    found: list[Chat] = []
+    end = len(replies)
+    while end:
+        ending = [chat for chat in chats if list(chat.replies) == list(replies[:end][-len(chat.replies) :])]
+        if ending:
+            # Of equals the first: `max` does so.
+            found.insert(0, max(ending, key=lambda chat: len(chat.replies)))
+        end -= len(found[0].replies) if ending else 1
+    return found
+
+
+def _as_it_is(messages: Sequence[Message], reply: str) -> tuple[str | None, tuple[str, ...]]:
+    return (reply, ()) if reply.strip() else (None, ("empty_reply",))
+
+
+def _read_integration(messages: Sequence[Message], reply: str) -> tuple[str | None, tuple[str, ...]]:
+    """A decision of CIRAG in its canonical form, with core triples from the round's candidates alone."""
+    shown = messages[-1]["content"].split(f"[[## {CANDIDATES} ##]]\n", 1)
+    if len(shown) != 2:
+        return None, ("no_candidates",)
+    rows = json.loads(shown[1].split("\n", 1)[0])["fact"]
+    decision = read_decision(reply, [Fact(Triple(*row), _NOWHERE, "") for row in rows])
+    return (None if decision.query is None else write_decision(decision)), decision.faults
+
+
+def _key(maker: _Maker, messages: Sequence[Message]) -> str:
+    return json.dumps([*maker, *([message["role"], message["content"]] for message in messages)])
+
+
+TURN_READERS: dict[str, TurnReader] = {INTEGRATE_ROLE: _read_integration}

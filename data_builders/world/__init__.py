@@ -1,0 +1,1 @@
+"""A fictional world whose questions no model has seen."""

@@ -1,0 +1,345 @@
+"""Questions about the fictional world of `data_builders.world`: chains of one to four hops, comparisons, intersections.
+
+Every relation has one object, so a question that names its first entity and follows relations has one answer.
+A question keeps its `Program`, the relations it follows, which is what tests recompute the answer from.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+from tripletune.data_builders.world.articles import Article
+from tripletune.data_builders.world.facts import Entity
+from tripletune.data_builders.world.relations import RELATION_OF, RELATIONS, RELATIONS_OF_KIND, WH_WORDS, Relation
+
+CHAIN_KINDS: tuple[str, ...] = ("1-hop", "2-hop", "3-hop", "4-hop")
+COMPARISON = "comparison"
+INTERSECTION = "intersection"
+COMMON = "common"
+KINDS: tuple[str, ...] = (*CHAIN_KINDS, COMPARISON, INTERSECTION, COMMON)
+_LEVELS = {"1-hop": "easy", "3-hop": "hard", "4-hop": "hard", COMMON: "easy"}
+_ATTEMPTS = 2000
+_YES_NO = 0.4
+_CLOSEST_YEARS = 5
+_CLOSEST_RATIO = 1.15
+# Nobody asks for "the birthplace of the spouse of …" through three people.
+_MOST_OF_A_KIND = 2
+_WITH_KIND = ("film", "novel", "album", "band", "company", "club")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a question computes.
+
+    Attributes:
+        kind: A member of `KINDS`.
+        seeds: Titles that the question names.
+        path: Predicates: followed one after the other from one seed, or one for each of two seeds.
+        test: For comparisons "less", "more" or "same", else "".
+    """
+
+    kind: str
+    seeds: tuple[str, ...]
+    path: tuple[str, ...]
+    test: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question with its gold documents in reasoning order and one sub-query for each."""
+
+    program: Program
+    text: str
+    answer: str
+    helpful: tuple[str, ...] = ()
+    subqueries: tuple[str, ...] = ()
+    predicates: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """A member of `KINDS`."""
+        return self.program.kind
+
+    @property
+    def official_type(self) -> str:
+        """HotpotQA's `type`: "comparison" or "bridge"."""
+        return COMPARISON if self.kind == COMPARISON else "bridge"
+
+    @property
+    def level(self) -> str:
+        """HotpotQA's `level`: "easy", "medium" or "hard"."""
+        return _LEVELS.get(self.kind, "medium")
+
+
+class QuestionMaker:
+    """Draws questions about one world; none is drawn twice.
+
+    Args:
+        rng: Source of chance.
+        world: Entities by title.
+        relations: What questions may ask about.
+        wordings: How many wordings of each relation are used; 0: all.
+    """
+
+    def __init__(
+        self,
+        rng: random.Random,
+        world: Mapping[str, Entity],
+        relations: Sequence[Relation] = RELATIONS,
+        wordings: int = 0,
+    ) -> None:
+        self._rng = rng
+        self._world = world
+        self._wordings = wordings or None
+        self._of = {kind: [e for e in world.values() if e.kind == kind] for kind in RELATIONS_OF_KIND}
+        self._subjects: dict[tuple[str, str], list[tuple[Relation, Entity]]] = {}
+        for entity in world.values():
+            for predicate, object_ in entity.facts.items():
+                relation = RELATION_OF[entity.kind, predicate]
+                if relation in relations:
+                    self._subjects.setdefault((relation.target, object_), []).append((relation, entity))
+        self._decks: dict[str, Iterator[tuple[Relation, ...]]] = {
+            kind: self._deal(list(_paths(hops, relations))) for hops, kind in enumerate(CHAIN_KINDS, 1)
+        }
+        self._decks["order"] = self._deal([(r,) for r in relations if r.less or r.more])
+        self._decks["same"] = self._deal([(r,) for r in relations if r.same])
+        self._shared = [
+            key
+            for key, pairs in self._subjects.items()
+            if key[0] in WH_WORDS and sum(bool(relation.act) for relation, _ in pairs) > 1
+        ]
+        self._drawn: set[tuple[str, ...]] = set()
+
+    def draw(self, kind: str) -> Question:
+        """Make a new question of one kind.
+
+        Raises:
+            ValueError: the world is too small for another one.
+        """
+        attempt = self._attempt(kind)
+        for _ in range(_ATTEMPTS):
+            question = attempt()
+            if question is None:
+                continue
+            # "A or B?" and "B or A?" are one question.
+            key = (kind, *sorted(question.program.seeds), *sorted(question.program.path), question.program.test)
+            if key not in self._drawn and not _leaks(question):
+                self._drawn.add(key)
+                return question
+        raise ValueError(
+            f"a world of {len(self._world)} articles holds no further {kind} question: raise articles_per_question, "
+            "lower the share of this kind, ask for fewer questions, or let them be about more relations"
+        )
+
+    def _attempt(self, kind: str) -> Callable[[], Question | None]:
+        # What is drawn here stays as it is while attempts fail: two things that share something are rarer than two
+        # that do not, and drawing again would make most answers "no".
+        if kind in CHAIN_KINDS:
+            return partial(self._chain, kind)
+        if kind == INTERSECTION:
+            return self._intersection
+        return partial(self._same, self._rng.random() < 0.5) if self._rng.random() < _YES_NO else self._order
+
+    def _word(self, forms: Sequence[str]) -> str:
+        return self._rng.choice(forms[: self._wordings])
+
+    def _deal(self, paths: list[tuple[Relation, ...]]) -> Iterator[tuple[Relation, ...]]:
+        # Like a deck of cards: every pattern comes up once before any comes up again.
+        while paths:
+            self._rng.shuffle(paths)
+            yield from paths
+
+    def _chain(self, kind: str) -> Question | None:
+        path = next(self._decks[kind], None)
+        if path is None:
+            return None
+        seed = self._rng.choice(self._of[path[0].kind])
+        hops = [seed]
+        for relation in path[:-1]:
+            object_ = hops[-1].facts.get(relation.predicate)
+            if object_ is None:
+                return None
+            hops.append(self._world[object_])
+        answer = hops[-1].facts.get(path[-1].predicate)
+        titles = [hop.title for hop in hops]
+        if answer is None or len({*titles, answer}) < len(titles) + 1:
+            return None
+        # Each document must be needed: a bridge's own article names the river of the town it stands in.
+        if any(answer in hop.facts.values() for hop in hops[:-1]):
+            return None
+        phrase = self._named(seed)
+        for relation in path[:-1]:
+            phrase = self._refer(relation, phrase, nested=relation is not path[0])
+        return Question(
+            Program(kind, (seed.title,), tuple(r.predicate for r in path)),
+            _sentence(self._word(path[-1].ask).format(x=phrase)),
+            answer,
+            tuple(titles),
+            tuple(_subquery(r, hop) for r, hop in zip(path, hops)),
+            tuple(r.predicate for r in path),
+        )
+
+    def _refer(self, relation: Relation, phrase: str, nested: bool) -> str:
+        # "the town where the director of X was born" reads well once; deeper, the inner phrase has to stand last.
+        forms = [form for form in relation.refer if form.endswith("{x}")] if nested else relation.refer
+        return self._word(forms).format(x=phrase)
+
+    def _named(self, entity: Entity) -> str:
+        # "the company Rolira Company" says it twice.
+        named_after = entity.kind in entity.title.lower()
+        if entity.kind in _WITH_KIND and not named_after and self._rng.random() < 0.4:
+            return f"the {entity.kind} {entity.title}"
+        return entity.mention
+
+    def _intersection(self) -> Question | None:
+        if not self._shared:
+            return None
+        key = self._rng.choice(self._shared)
+        pairs = [pair for pair in self._subjects[key] if pair[0].act]
+        (first, one), (second, other) = self._rng.sample(pairs, 2)
+        if one is other:
+            return None
+        a, b = self._named(one), self._named(other)
+        if first.act == second.act:
+            a, b = one.mention, other.mention
+            does = first.act.format(x=self._rng.choice([f"both {a} and {b}", f"{a} as well as {b}"]))
+        else:
+            link = self._rng.choice(["and", "and also"])
+            does = f"{first.act.format(x=a)} {link} {second.act.format(x=b)}"
+        return Question(
+            Program(INTERSECTION, (one.title, other.title), (first.predicate, second.predicate)),
+            f"{WH_WORDS[key[0]]} {does}?",
+            key[1],
+            (one.title, other.title),
+            (_subquery(first, one), _subquery(second, other)),
+            (first.predicate, second.predicate),
+        )
+
+    def _order(self) -> Question | None:
+        (relation,) = next(self._decks["order"], (None,))
+        if relation is None:
+            return None
+        one, other = self._rng.sample(self._of[relation.kind], 2)
+        values = [entity.facts.get(relation.predicate) for entity in (one, other)]
+        if values[0] is None or values[1] is None or not _far_apart(values[0], values[1]):
+            return None
+        test = self._rng.choice([name for name in ("less", "more") if getattr(relation, name)])
+        first_is_less = number_in(values[0]) < number_in(values[1])
+        winner = one if first_is_less == (test == "less") else other
+        return self._compare(relation, test, one, other, winner.title)
+
+    def _same(self, equal: bool) -> Question | None:
+        (relation,) = next(self._decks["same"], (None,))
+        if relation is None:
+            return None
+        with_fact = [e for e in self._rng.sample(self._of[relation.kind], 3) if relation.predicate in e.facts]
+        if not with_fact:
+            return None
+        one = with_fact[0]
+        if equal:
+            peers = self._subjects[relation.target, one.facts[relation.predicate]]
+            others = [e for r, e in peers if r is relation and e is not one]
+        else:
+            others = [e for e in with_fact if e.facts[relation.predicate] != one.facts[relation.predicate]]
+        if not others:
+            return None
+        return self._compare(relation, "same", one, self._rng.choice(others), "yes" if equal else "no")
+
+    def _compare(self, relation: Relation, test: str, one: Entity, other: Entity, answer: str) -> Question:
+        text = self._word(getattr(relation, test)).format(a=one.mention, b=other.mention)
+        return Question(
+            Program(COMPARISON, (one.title, other.title), (relation.predicate,), test),
+            _sentence(text),
+            answer,
+            (one.title, other.title),
+            (_subquery(relation, one), _subquery(relation, other)),
+            (relation.predicate, relation.predicate),
+        )
+
+
+def pick_context(
+    rng: random.Random,
+    question: Question,
+    articles: Mapping[str, Article],
+    neighbours: Mapping[str, Sequence[str]],
+    of_kind: Mapping[str, Sequence[str]],
+    size: int,
+) -> list[str]:
+    """Choose the paragraphs of a question: the helpful ones, their neighbours, others of their kinds; shuffled.
+
+    Args:
+        rng: Source of chance.
+        question: The question; without helpful documents any paragraphs will do.
+        articles: All articles by title, at least `size`.
+        neighbours: Titles that an article mentions or that mention it.
+        of_kind: Titles by kind.
+        size: How many paragraphs.
+
+    Returns:
+        `size` distinct titles.
+    """
+    chosen = dict.fromkeys(question.helpful)
+    near = [title for helpful in question.helpful for title in neighbours[helpful] if title not in chosen]
+    near = list(dict.fromkeys(near))
+    chosen.update(dict.fromkeys(rng.sample(near, min(len(near), (size - len(chosen)) // 2))))
+    kinds = [articles[title].kind for title in question.helpful] or list(of_kind)
+    for _ in range(10 * size):
+        if len(chosen) < size:
+            chosen[rng.choice(of_kind[rng.choice(kinds)])] = None
+    # A kind with few members may be used up.
+    spare = (title for title in articles if title not in chosen)
+    context = [*chosen, *islice(spare, size - len(chosen))]
+    rng.shuffle(context)
+    return context
+
+
+def number_in(text: str) -> int:
+    """The number in a value such as "312 km" or "48,200"."""
+    return int("".join(character for character in text if character.isdigit()))
+
+
+def _paths(hops: int, relations: Sequence[Relation]) -> Iterator[tuple[Relation, ...]]:
+    def extend(path: tuple[Relation, ...]) -> Iterator[tuple[Relation, ...]]:
+        if len(path) == hops:
+            yield path
+            return
+        for relation in RELATIONS_OF_KIND[path[-1].target]:
+            kinds = [step.kind for step in path]
+            repeated = any(step.predicate == relation.predicate for step in path)
+            if (
+                relation in relations
+                and not repeated
+                and kinds.count(relation.kind) < _MOST_OF_A_KIND
+                and (relation.target or len(path) + 1 == hops)
+            ):
+                yield from extend((*path, relation))
+
+    for relation in relations:
+        if relation.target or hops == 1:
+            yield from extend((relation,))
+
+
+def _far_apart(one: str, other: str) -> bool:
+    low, high = sorted((number_in(one), number_in(other)))
+    is_year = one.isdigit() and other.isdigit()
+    return high - low >= _CLOSEST_YEARS if is_year else high >= _CLOSEST_RATIO * low
+
+
+def _subquery(relation: Relation, entity: Entity) -> str:
+    return _sentence(relation.ask[0].format(x=entity.mention))
+
+
+def _leaks(question: Question) -> bool:
+    """Whether a sub-query gives the answer away, or a chain's question does."""
+    answer = question.answer.lower()
+    if question.kind == COMPARISON:
+        return False
+    return any(answer in text.lower() for text in (question.text, *question.subqueries))
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]

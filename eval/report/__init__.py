@@ -1,0 +1,1 @@
+"""Reports of finished evaluations."""

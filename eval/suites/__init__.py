@@ -1,0 +1,1 @@
+"""What can be evaluated: questions, records, extraction, decisions."""

@@ -1,0 +1,262 @@
+"""Scores a text-to-triples model (RAS, section D.1): ROUGE, triple matching at three strictnesses, and grounding.
+
+| level | two triples are the same when |
+|---|---|
+| `exact` | all three fields are the same text |
+| `normalised` | they are, case, articles, punctuation and the form of the predicate aside |
+| `soft` | the cosine of each of the three fields reaches its threshold (`eval.triple_matching.Thresholds`) |
+
+Matches are one-to-one. Micro scores add up matches over all texts; macro scores are the mean over texts, where a text
+without facts for which nothing is predicted scores 1 and one for which anything is predicted 0. A text that could not
+be asked for scores 0. Intervals draw texts.
+
+ROUGE compares the reply as it was written with the gold triples in RAS's format, as the paper does; the word for "no
+facts" counts as an empty reply. Markers count as words there, and letters outside a to z and 0 to 9 do not: it is for
+comparison with the paper, not for decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+from tripletune.eval.statistics import RESAMPLES, bootstrap_mean, bootstrap_ratio
+from tripletune.eval.triple_matching import (
+    Embedder,
+    FieldVectors,
+    Thresholds,
+    aligned_fields,
+    entity_words,
+    grounded,
+    normalize_triple,
+    soft_matches,
+)
+from tripletune.models.data.pairs import ExtractionPair, read_replies, read_reply, render_target
+from tripletune.models.data.triples import Triple
+
+ROUGE = ("rouge1", "rouge2", "rougeL")
+THRESHOLDS = Thresholds()
+LEVELS = ("exact", "normalised", "soft")
+FIELDS = ("subject", "predicate", "object")
+# Texts whose fields are embedded together: bounds memory, and is enough to fill an embedder's batches.
+_CHUNK = 256
+_LONGEST_ROUGE = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A text with its gold triples and what a model replied.
+
+    Attributes:
+        id: Names the text.
+        text: What the model read, title included.
+        gold: The gold triples; none when the text states no fact.
+        reply: The model's reply as it was written.
+        pieces: The replies to the pieces of a text that was cut, in order; none where it was read whole.
+        failed: Whether there is no reply: an error is never right, also where there is nothing to find.
+    """
+
+    id: str
+    text: str
+    gold: tuple[Triple, ...]
+    reply: str
+    pieces: tuple[str, ...] = ()
+    failed: bool = False
+
+    @classmethod
+    def of(cls, pair: ExtractionPair, reply: str, pieces: tuple[str, ...] = (), failed: bool = False) -> Prediction:
+        """The prediction for a pair."""
+        return cls(pair.id, pair.source_text, pair.triples, reply, pieces, failed)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The replies that are read one by one."""
+        return self.pieces or (self.reply,)
+
+
+def score_extractions(
+    predictions: Iterable[Prediction],
+    embed: Embedder | None = None,
+    thresholds: Thresholds = THRESHOLDS,
+    rouge: bool = True,
+    resamples: int = RESAMPLES,
+) -> dict[str, Any]:
+    """Score replies; see `score_rows` and `summarise`."""
+    return summarise(score_rows(predictions, embed, thresholds, rouge), thresholds, resamples)
+
+
+def score_rows(
+    predictions: Iterable[Prediction],
+    embed: Embedder | None = None,
+    thresholds: Thresholds = THRESHOLDS,
+    rouge: bool = True,
+) -> Iterator[dict[str, Any]]:
+    """Score replies one by one, in their order; a row is JSON and is all that `summarise` needs.
+
+    Args:
+        predictions: Texts with gold triples and replies, streamed.
+        embed: For the soft level; None leaves it out.
+        thresholds: Smallest cosines of two fields that mean the same.
+        rouge: Whether ROUGE is computed; it takes most of the time.
+
+    Yields:
+        `id`, `failed`, `gold` and `predicted` (distinct triples), `malformed_triples`, `malformed` (whether the output
+        was), `exact`, `normalised`, `soft` (matches, predicted, gold), `subject`, `predicate`, `object` (gold triples
+        that have this field right), `entities` and `grounded`, and the ROUGE F-measures.
+
+    Raises:
+        ValueError: the embedder gives vectors of another number.
+    """
+    stream = iter(predictions)
+    while chunk := list(islice(stream, _CHUNK)):
+        replies = [read_replies(prediction.parts) for prediction in chunk]
+        vectors = None
+        if embed is not None:
+            triples = [t for one, reply in zip(chunk, replies) for t in (*one.gold, *reply.triples)]
+            vectors = FieldVectors(triples, embed)
+        for prediction, reply in zip(chunk, replies):
+            row = _score(prediction, reply.triples, vectors, thresholds)
+            row["malformed_triples"], row["malformed"] = reply.malformed, reply.is_malformed
+            if rouge:
+                row |= _rouge_of(prediction)
+            yield row
+
+
+def summarise(
+    rows: Iterable[Mapping[str, Any]], thresholds: Thresholds = THRESHOLDS, resamples: int = RESAMPLES
+) -> dict[str, Any]:
+    """Scores of a data set.
+
+    Args:
+        rows: Rows of `score_rows`.
+        thresholds: Those they were made with, to be stated.
+        resamples: Bootstrap samples of the intervals.
+
+    Returns:
+        `texts`; by level `{"micro": {"precision", "recall", "f1"}, "macro": {...}}`, under `soft` also `thresholds`;
+        `accuracy` by field (of the gold triples); `malformed_output` (share of texts), `malformed_triples` (share of
+        the triples written), `groundedness` (share of the predicted subjects and objects that occur in the text) and
+        the ROUGE scores. Scores are `{"mean", "low", "high", "n"}`, with None where there is nothing to score.
+    """
+    kept = list(rows)
+
+    def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, Any]:
+        return bootstrap_ratio(above, below, resamples).to_json()
+
+    def column(name: str) -> list[float]:
+        return [float(row[name]) for row in kept]
+
+    summary: dict[str, Any] = {"texts": len(kept)}
+    for level in LEVELS:
+        if kept and level in kept[0]:
+            summary[level] = _level(kept, level, resamples)
+    if "soft" in summary:
+        summary["soft"]["thresholds"] = asdict(thresholds)
+    gold = [row["normalised"][2] for row in kept]
+    summary["accuracy"] = {field: ratio(column(field), gold) for field in FIELDS}
+    summary["malformed_output"] = bootstrap_mean(column("malformed"), resamples=resamples).to_json()
+    malformed = column("malformed_triples")
+    summary["malformed_triples"] = ratio(malformed, [m + row["predicted"] for m, row in zip(malformed, kept)])
+    summary["groundedness"] = ratio(column("grounded"), column("entities"))
+    for name in ROUGE:
+        if kept and name in kept[0]:
+            summary[name] = bootstrap_mean(column(name), resamples=resamples).to_json()
+    return summary
+
+
+def flatten(summary: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """The means of a summary under names such as `soft/micro/f1`, for trackers and tables; None is left out."""
+    flat: dict[str, float] = {}
+    for name, value in summary.items():
+        if isinstance(value, Mapping) and "mean" in value:
+            if value["mean"] is not None:
+                flat[f"{prefix}{name}"] = value["mean"]
+        elif isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}/")
+        elif isinstance(value, (int, float)):
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def rouge_scores(reply: str, gold: str) -> dict[str, float]:
+    """ROUGE-1, -2 and -L F-measures (Lin, 2004; Google's `rouge-score`, no stemming); 1 when both are empty.
+
+    A reply that is ten times longer than any target, as of a model that loops, is cut at 20,000 characters.
+    """
+    if not reply.strip() and not gold.strip():
+        return dict.fromkeys(ROUGE, 1.0)
+    scores = _rouge().score(gold, reply[:_LONGEST_ROUGE])
+    return {name: float(scores[name].fmeasure) for name in ROUGE}
+
+
+def text_scores(row: Mapping[str, Any], level: str) -> tuple[float, float, float]:
+    """Precision, recall and F1 of one row of `score_rows`; all 0 where the model gave no reply."""
+    return (0.0, 0.0, 0.0) if row.get("failed") else precision_recall_f1(*row[level])
+
+
+def precision_recall_f1(matches: float, predicted: float, gold: float) -> tuple[float, float, float]:
+    """Precision, recall and F1 of one text; all 1 when there is nothing to find and nothing was found."""
+    if not predicted and not gold:
+        return 1.0, 1.0, 1.0
+    precision = matches / predicted if predicted else 0.0
+    recall = matches / gold if gold else 0.0
+    return precision, recall, 2 * matches / (predicted + gold)
+
+
+def _score(
+    prediction: Prediction, found: Sequence[Triple], vectors: FieldVectors | None, thresholds: Thresholds
+) -> dict[str, Any]:
+    predicted, gold = list(dict.fromkeys(found)), list(dict.fromkeys(prediction.gold))
+    # One triple for each normalised form, so that a triple in two spellings is not counted twice.
+    forms = {normalize_triple(triple): triple for triple in reversed(predicted)}
+    gold_forms = {normalize_triple(triple): triple for triple in reversed(gold)}
+    row: dict[str, Any] = {"id": prediction.id, "failed": prediction.failed}
+    row |= {"gold": len(gold), "predicted": len(predicted)}
+    row["exact"] = [len(set(predicted) & set(gold)), len(predicted), len(gold)]
+    row["normalised"] = [len(forms.keys() & gold_forms.keys()), len(forms), len(gold_forms)]
+    if vectors is not None:
+        similar = vectors.similarities(list(forms.values()), list(gold_forms.values()))
+        row["soft"] = [soft_matches(similar, thresholds), len(forms), len(gold_forms)]
+    row |= dict(zip(FIELDS, aligned_fields(list(forms), list(gold_forms))))
+    names = {name for triple in predicted for name in (triple.subject, triple.object)}
+    words = f" {' '.join(entity_words(prediction.text))} "
+    return row | {"entities": len(names), "grounded": sum(grounded(name, words) for name in names)}
+
+
+def _rouge_of(prediction: Prediction) -> dict[str, float]:
+    if prediction.failed:
+        return dict.fromkeys(ROUGE, 0.0)
+    # A reply that says "no facts" in a word is the empty one of the gold triples.
+    read = ((text, read_reply(text)) for text in prediction.parts)
+    written = "\n".join(text for text, reply in read if reply.triples or reply.is_malformed)
+    return rouge_scores(written, render_target(prediction.gold))
+
+
+def _level(rows: Sequence[Mapping[str, Any]], level: str, resamples: int) -> dict[str, Any]:
+    matches, predicted, gold = ([float(value) for value in column] for column in zip(*(row[level] for row in rows)))
+    both = [a + b for a, b in zip(predicted, gold)]
+    micro = {
+        "precision": bootstrap_ratio(matches, predicted, resamples),
+        "recall": bootstrap_ratio(matches, gold, resamples),
+        "f1": bootstrap_ratio([2 * value for value in matches], both, resamples),
+    }
+    each = [text_scores(row, level) for row in rows]
+    macro = {
+        name: bootstrap_mean([values[place] for values in each], resamples=resamples)
+        for place, name in enumerate(("precision", "recall", "f1"))
+    }
+    return {
+        "micro": {name: interval.to_json() for name, interval in micro.items()},
+        "macro": {name: interval.to_json() for name, interval in macro.items()},
+    }
+
+
+@lru_cache(maxsize=1)
+def _rouge() -> Any:
+    # Imports nltk, which takes a while.
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer(list(ROUGE), use_stemmer=False)

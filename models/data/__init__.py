@@ -1,0 +1,1 @@
+"""Triples, records, pairs, trajectories and passages."""

@@ -1,0 +1,279 @@
+"""The text-to-triples pair: what a sample *is*, the text it becomes, and how a reply is read (RAS, 3.2 and D.1).
+
+One JSON object a line: `{"id", "text", "title", "triples": [[s, p, o]], "source"}`. Training and extraction both call
+`render_source`, `render_target` and `extraction_chat`, so what a model reads at use is what it was trained on.
+
+    source   Oslo: Oslo is the capital of Norway.
+    target   (S> Oslo| P> capital of| O> Norway)
+
+A text without facts has an empty target. A text that is only a name has the target `(S> NAME| P> is| O> NAME)` (RAS,
+figure 19, rule 7).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tripletune.models.data.records import read_jsonl, record_files
+from tripletune.models.data.triples import Triple, format_triples, parse_triples, triples_from_json
+from tripletune.models.llm.client import Message
+from tripletune.models.llm.replies import UnusableReply, find_json
+
+PROMPT = Path(__file__).parents[1] / "prompts" / "extract_triples.md"
+ENTITY_PREDICATE = "is"
+# What a chat model writes for a text without facts: no service takes an empty reply for an answer.
+NO_FACTS = "NONE"
+_KEYS = ("id", "text", "title", "triples", "source")
+
+# Only in front: further on it may be a name.
+_THOUGHT = re.compile(r"\A\s*<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.DOTALL)
+# WikiOFGraph writes (<S> s| <P> p| <O> o); RAS, figure 14, the same without the first bracket.
+_ANGLED = re.compile(r"(\(\s*)<S>|(\|\s*)<([PO])>")
+_MARKER = re.compile(r"\(\s*S>|\|\s*[PO]>")
+# A year or a number is often written without quotation marks.
+_FIELD = r'(?:"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?)'
+_JSON_ROW = re.compile(rf"\[\s*{_FIELD}\s*,\s*{_FIELD}\s*,\s*{_FIELD}\s*\]", re.DOTALL)
+_JSON_START = re.compile(r'\[\s*"')
+_HUMP = re.compile(r"(?<=[a-z0-9])([A-Z])(?=[a-z])")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_NOTHING = re.compile(r"\W*(none|no (facts?|triples?)( found| stated)?)?\W*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractionPair:
+    """A text and its facts.
+
+    Attributes:
+        id: Unique in a data set.
+        text: The passage, on one line.
+        title: Its title, or nothing.
+        triples: Its facts; none when it states none.
+        source: The data set it comes from.
+    """
+
+    id: str
+    text: str
+    title: str = ""
+    triples: tuple[Triple, ...] = ()
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            raise ValueError("a text-to-triples pair needs an id")
+        if not self.text.strip():
+            raise ValueError(f"pair {self.id!r}: the text is empty")
+
+    @property
+    def source_text(self) -> str:
+        """What the model reads; see `render_source`."""
+        return render_source(self.title, self.text)
+
+    @property
+    def target(self) -> str:
+        """What the model learns to write; see `render_target`."""
+        return render_target(self.triples)
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as it is stored."""
+        triples = [triple.as_list() for triple in self.triples]
+        return {"id": self.id, "text": self.text, "title": self.title, "triples": triples, "source": self.source}
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any], where: str = "pair") -> ExtractionPair:
+        """Read a stored row; `where` (file and line) opens every error message.
+
+        Raises:
+            ValueError: a key is missing or a value is of the wrong kind.
+        """
+        missing = [key for key in ("id", "text", "triples") if key not in row]
+        if missing:
+            raise ValueError(
+                f"{where}: a text-to-triples pair needs {', '.join(_KEYS)}; this row lacks {', '.join(missing)} "
+                f"(it has {', '.join(map(str, row)) or 'nothing'})"
+            )
+        for key in ("id", "text", "title", "source"):
+            if not isinstance(row.get(key) or "", str):
+                raise ValueError(f"{where}: {key} must be text, found {row[key]!r}")
+        listed = row["triples"]
+        if not isinstance(listed, (list, tuple)):
+            raise ValueError(f"{where}: triples must be a list, found {type(listed).__name__}")
+        triples = triples_from_json(listed, where)
+        try:
+            return cls(row["id"] or "", row["text"] or "", row.get("title") or "", triples, row.get("source") or "")
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+
+
+def render_source(title: str, text: str) -> str:
+    """The text a model reads: on one line, behind its title when there is one.
+
+    A colon stands between them and not a line break, which SentencePiece tokenizers (Flan-T5) drop.
+    """
+    title, text = " ".join(title.split()), " ".join(text.split())
+    return f"{title}: {text}" if title else text
+
+
+def render_target(triples: Iterable[Triple]) -> str:
+    """The text a model writes: the triples in RAS's format, or nothing."""
+    return format_triples(triples)
+
+
+def extraction_chat(source_text: str, instruction: str) -> list[Message]:
+    """The chat for a model with turns: the instruction as the system's turn, the text as the user's.
+
+    Args:
+        source_text: From `render_source`.
+        instruction: From `load_instruction`.
+    """
+    return [{"role": "system", "content": instruction}, {"role": "user", "content": source_text}]
+
+
+def load_instruction(path: str | Path | None = None) -> str:
+    """The instruction of a trained extractor, from a file; None: `models/prompts/extract_triples.md`.
+
+    Raises:
+        ValueError: the file is empty.
+    """
+    path = Path(path or PROMPT)
+    text = path.read_text(encoding="utf-8").strip()
+    if not text:
+        raise ValueError(f"{path}: the instruction is empty")
+    return text
+
+
+def is_only_a_name(title: str, text: str) -> bool:
+    """Whether a passage is no more than a name: its text repeats its title, or there is no text.
+
+    A text without a title is never taken for one: whether "Oslo" is a name takes a model to say.
+    """
+    name, body = (" ".join(part.split()).rstrip(".").casefold() for part in (title, text))
+    return bool(name) and body in ("", name)
+
+
+def entity_triple(name: str) -> Triple:
+    """What stands for a text that is only a name (RAS, figure 19, rule 7)."""
+    return Triple(name, ENTITY_PREDICATE, name)
+
+
+def predicate_words(predicate: str) -> str:
+    """A predicate as words: `birthPlace` and `birth_place` become "birth place", "Nationality" "nationality"."""
+    words = " ".join(_HUMP.sub(lambda match: f" {match[1].lower()}", predicate).replace("_", " ").split())
+    capital = words[:1].isupper() and not words[1:2].isupper()
+    return words[:1].lower() + words[1:] if capital else words or predicate
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractionReply:
+    """A reply that was read.
+
+    Attributes:
+        triples: The well-formed triples in order; repeated ones once.
+        malformed: How many triples were malformed and left out.
+        unreadable: Whether there is text, but neither a triple nor the word for "no facts".
+        repeated: Triples left out since they stood there before.
+    """
+
+    triples: tuple[Triple, ...]
+    malformed: int = 0
+    unreadable: bool = False
+    repeated: int = 0
+
+    @property
+    def is_malformed(self) -> bool:
+        """Whether anything of the output could not be used as it was written."""
+        return self.unreadable or self.malformed > 0
+
+
+def read_reply(text: str) -> ExtractionReply:
+    """Read a model's reply; every good triple of a bad reply is kept.
+
+    Reads RAS's format, WikiOFGraph's angled markers, and JSON rows `["s", "p", "o"]`, also when the JSON around them
+    is cut off. Thoughts between `<think>` tags are passed over, and half characters become U+FFFD: no file holds them.
+    """
+    text = _SURROGATE.sub("\ufffd", _THOUGHT.sub("", text))
+    if not _MARKER.search(text):
+        text = plain_markers(text)
+    if _MARKER.search(text):
+        parsed = parse_triples(text)
+        found, malformed = list(parsed.triples), parsed.malformed
+        # Predicate or object markers without a subject's: something was meant.
+        malformed += not parsed.triples and not parsed.malformed
+    else:
+        found, malformed = _json_triples(text)
+    distinct = tuple(dict.fromkeys(found))
+    unreadable = not found and not malformed and _NOTHING.fullmatch(text) is None and not _is_empty_json(text)
+    return ExtractionReply(distinct, malformed, unreadable, len(found) - len(distinct))
+
+
+def read_replies(texts: Sequence[str]) -> ExtractionReply:
+    """Read the replies to the pieces of one text, each by itself: what is wrong with one is none of its neighbours'."""
+    replies = [read_reply(text) for text in texts]
+    found = [triple for reply in replies for triple in reply.triples]
+    distinct = tuple(dict.fromkeys(found))
+    return ExtractionReply(
+        distinct,
+        sum(reply.malformed for reply in replies),
+        any(reply.unreadable for reply in replies),
+        sum(reply.repeated for reply in replies) + len(found) - len(distinct),
+    )
+
+
+def plain_markers(text: str) -> str:
+    """WikiOFGraph's markers `(<S>`, `| <P>`, `| <O>` as RAS writes them."""
+    return _ANGLED.sub(lambda match: f"{match[1]}S>" if match[1] else f"{match[2]}{match[3]}>", text)
+
+
+def read_pairs(path: str | Path, split: str | None = None) -> Iterator[ExtractionPair]:
+    """Stream the pairs of a file or of one split of a folder, in file order, with constant memory.
+
+    Raises:
+        FileNotFoundError: there is nothing there.
+        ValueError: a row is not a pair; the message has file and line.
+    """
+    for file in record_files(path, split):
+        if file.suffix == ".parquet":
+            yield from _parquet_pairs(file)
+        else:
+            for where, row in read_jsonl(file):
+                yield ExtractionPair.from_json(row, where)
+
+
+def _parquet_pairs(file: Path) -> Iterator[ExtractionPair]:
+    import pyarrow.parquet as pq
+
+    try:
+        shard = pq.ParquetFile(file)
+    except ValueError as error:
+        raise ValueError(f"{file}: not a readable Parquet file ({error})") from None
+    number = 0
+    for batch in shard.iter_batches(batch_size=512):
+        for row in batch.to_pylist():
+            number += 1
+            yield ExtractionPair.from_json(row, f"{file}:row {number}")
+
+
+def _json_triples(text: str) -> tuple[list[Triple], int]:
+    """Rows of three strings, wherever they stand; what opens like a row and is none is malformed."""
+    found, malformed = [], 0
+    for match in _JSON_ROW.finditer(text):
+        try:
+            fields = (_SURROGATE.sub("\ufffd", str(field)) for field in find_json(match.group(), list))
+            found.append(Triple(*fields))
+        except ValueError:
+            malformed += 1
+    rest = _JSON_ROW.sub("", text)
+    return found, malformed + len(_JSON_START.findall(rest))
+
+
+@lru_cache(maxsize=64)
+def _is_empty_json(text: str) -> bool:
+    try:
+        value = find_json(text)
+    except UnusableReply:
+        return False
+    return not value or (isinstance(value, dict) and not any(value.values()))

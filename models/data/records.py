@@ -1,0 +1,257 @@
+"""The structured record: what a sample *is*, before any prompt is made of it (RAS, sections 3.4 and C.3).
+
+One JSON object a line, the same keys in every row so that Arrow reads any shard:
+
+    {"id", "question_id", "task", "question", "steps": [{"query", "triples": [[s, p, o]], "text"}],
+     "action", "subquery", "answers", "source"}
+
+`models.rendering` turns it into text, for training and for inference alike.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+from tripletune.models.data.triples import Triple, triples_from_json
+
+Task = Literal["planning", "answering"]
+TASKS: tuple[Task, ...] = ("planning", "answering")
+_HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
+_GZIP = b"\x1f\x8b"
+
+
+class Action(StrEnum):
+    """The planner's three decisions; the values are the interface strings of the paper."""
+
+    SUBQ = "[SUBQ]"
+    SUFFICIENT = "[SUFFICIENT]"
+    NO_RETRIEVAL = "[NO_RETRIEVAL]"
+
+
+def one_line(text: str) -> str:
+    """Text with a space in the place of each line break: a line of a prompt must not be able to begin another."""
+    return text if text.splitlines() in ([text], []) else " ".join(text.split())
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One round of retrieval and structuring: the sub-query q_i, its triples g_i and the text they come from."""
+
+    query: str
+    triples: tuple[Triple, ...] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """Everything the model may see: task, main question and the history of steps."""
+
+    task: Task
+    question: str
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A training or evaluation sample.
+
+    Attributes:
+        id: Unique among all records.
+        question_id: Shared by all records of one question; splits are made by it.
+        task: "planning" or "answering".
+        question: The main question Q.
+        steps: The history (q_0, g_0), ..., (q_i, g_i).
+        action: Planning: the label's action. Answering: `NO_RETRIEVAL` for a question answered without
+            retrieval, else `SUFFICIENT`.
+        subquery: The text after `[SUBQ]` of a planning label, else empty.
+        answers: Gold answers, aliases after the first; the first one is learned.
+        source: The data set the question comes from.
+    """
+
+    id: str
+    question_id: str
+    task: Task
+    question: str
+    action: Action
+    steps: tuple[Step, ...] = ()
+    subquery: str = ""
+    answers: tuple[str, ...] = field(default=())
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise ValueError(f"record {self.id!r}: task {self.task!r} is not one of {', '.join(TASKS)}")
+        if not self.question.strip():
+            raise ValueError(f"record {self.id!r}: the question is empty")
+        if self.task == "planning" and (self.action is Action.SUBQ) != bool(self.subquery.strip()):
+            raise ValueError(
+                f"record {self.id!r}: action {self.action.value} with sub-query {self.subquery!r}: "
+                "a [SUBQ] label needs a sub-query and no other label has one"
+            )
+        if self.task == "answering" and not (self.answers and self.answers[0].strip()):
+            raise ValueError(f"record {self.id!r}: an answering record needs a gold answer")
+
+    @property
+    def input(self) -> ModelInput:
+        """The part of the record that the model may see."""
+        return ModelInput(self.task, self.question, self.steps)
+
+    @property
+    def label(self) -> str:
+        """The text to be learned."""
+        if self.task == "answering":
+            return self.answers[0]
+        return one_line(f"{self.action.value} {self.subquery}".strip())
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as it is stored."""
+        return {
+            "id": self.id,
+            "question_id": self.question_id,
+            "task": self.task,
+            "question": self.question,
+            "steps": [
+                {"query": step.query, "triples": [t.as_list() for t in step.triples], "text": step.text}
+                for step in self.steps
+            ],
+            "action": self.action.value,
+            "subquery": self.subquery,
+            "answers": list(self.answers),
+            "source": self.source,
+        }
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any], where: str = "record") -> Record:
+        """Read a stored row; `where` (file and line) opens every error message.
+
+        Raises:
+            ValueError: a key is missing or a value is of the wrong kind.
+        """
+        missing = [key for key in ("id", "question_id", "task", "question", "action") if key not in row]
+        if missing:
+            raise ValueError(f"{where}: the record lacks {', '.join(missing)}; it has {', '.join(map(str, row))}")
+        answers = row.get("answers") or ()
+        if not isinstance(answers, (list, tuple)) or not all(isinstance(answer, str) for answer in answers):
+            raise ValueError(f"{where}: answers must be a list of strings, found {answers!r}")
+        for key in ("id", "question_id", "question", "subquery", "source"):
+            if not isinstance(row.get(key) or "", str):
+                raise ValueError(f"{where}: {key} must be text, found {row[key]!r}")
+        try:
+            steps = tuple(
+                Step(str(step["query"]), triples_from_json(step.get("triples") or (), where), step.get("text") or "")
+                for step in row.get("steps") or ()
+            )
+            return cls(
+                id=row["id"],
+                question_id=row["question_id"],
+                task=row["task"],
+                question=row["question"],
+                action=Action(row["action"]),
+                steps=steps,
+                subquery=row.get("subquery") or "",
+                answers=tuple(answers),
+                source=row.get("source") or "",
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{where}: the record does not have the expected layout: {error!r}") from None
+        except ValueError as error:
+            text = str(error)
+            raise ValueError(text if text.startswith(where) else f"{where}: {text}") from None
+
+
+def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Stream a JSON-lines file as `("file:line", object)` pairs; blank lines are passed over.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line is not a JSON object; the message has file and line number.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    # Read as bytes: a text file is decoded in blocks, and an error in one would be told of the wrong line.
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            where = f"{path}:{number}"
+            try:
+                row = json_value(line)
+            except UnicodeDecodeError as error:
+                what = "a gzip file: unpack it first" if line.startswith(_GZIP) else "is this a binary file?"
+                raise ValueError(f"{where}: not UTF-8 text ({error.reason}); {what}") from None
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from None
+            except RecursionError:
+                raise ValueError(f"{where}: nested too deeply to be read; is this one of our files?") from None
+            if not isinstance(row, dict):
+                raise ValueError(f"{where}: expected a JSON object, found {type(row).__name__}")
+            yield where, row
+
+
+def json_value(line: bytes) -> Any:
+    """Read one JSON value, with or without byte-order mark; half characters become U+FFFD, the unknown character.
+
+    JSON can spell one half of a surrogate pair (`\\ud83d`), as text does that was cut inside an emoji; no file can hold
+    it and no tokenizer reads it.
+
+    Raises:
+        UnicodeDecodeError: the bytes are not UTF-8.
+        json.JSONDecodeError: they are not JSON.
+    """
+    value = json.loads(line.decode("utf-8-sig"))
+    return whole_characters(value) if _HALF_CHARACTER.search(line) else value
+
+
+def whole_characters(value: Any) -> Any:
+    """JSON data with U+FFFD in the place of every half character; see `json_value`."""
+    text = json.dumps(value, ensure_ascii=False)
+    return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+
+
+def record_files(path: str | Path, split: str | None = None) -> list[Path]:
+    """The record shards under `path`: the file itself, or `<split>*.jsonl` / `<split>*.parquet` of a folder.
+
+    Where a folder has shards of exactly this name (`train.jsonl`, `train-00000.jsonl`), `train_small-00000.jsonl` is
+    another split.
+    """
+    path = Path(path)
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise FileNotFoundError(f"no such file or folder: {path}")
+    stem = split or ""
+    files = sorted(file for ending in ("jsonl", "parquet") for file in path.glob(f"{stem}*.{ending}"))
+    if not files:
+        found = ", ".join(sorted(p.name for p in path.iterdir())[:8]) or "nothing"
+        raise FileNotFoundError(
+            f"{path} holds no {stem}*.jsonl or {stem}*.parquet shards of records (it holds {found})"
+        )
+    exact = re.compile(rf"{re.escape(stem)}(-\d+)?(-of-\d+)?\.\w+")
+    return [file for file in files if exact.fullmatch(file.name)] or files
+
+
+def read_records(path: str | Path, split: str | None = None) -> Iterator[Record]:
+    """Stream the records of a file or of one split of a folder, in file order, with constant memory."""
+    for file in record_files(path, split):
+        if file.suffix == ".parquet":
+            import pyarrow.parquet as pq
+
+            try:
+                shard = pq.ParquetFile(file)
+            except ValueError as error:
+                raise ValueError(f"{file}: not a readable Parquet file ({error})") from None
+            row_number = 0
+            for batch in shard.iter_batches(batch_size=512):
+                for row in batch.to_pylist():
+                    row_number += 1
+                    yield Record.from_json(row, f"{file}:row {row_number}")
+        else:
+            for where, row in read_jsonl(file):
+                yield Record.from_json(row, where)

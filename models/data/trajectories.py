@@ -1,0 +1,105 @@
+"""The record of a trajectory: a chat with the turns a student is to learn (CIRAG, section 3.5, eq. 7 and 8).
+
+One JSON object a line: `{"id", "question_id", "role", "model", "messages": [{"role", "content"}], "learned": [bool]}`.
+`learned` says of every message whether the loss counts it: the decisions y_t of the teacher, not what was retrieved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tripletune.models.data.records import read_jsonl, record_files
+from tripletune.models.llm.client import Message
+
+_ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """A chat and its loss mask.
+
+    Attributes:
+        id: Unique among all trajectories.
+        question_id: Shared by all trajectories of a question.
+        role: What the calls were for, for example "cirag.integrate".
+        model: The teacher, as the ledger calls it.
+        messages: The turns.
+        learned: For each turn, whether it is learned.
+
+    Raises:
+        ValueError: there is not one flag a turn, or nothing is learned.
+    """
+
+    id: str
+    question_id: str
+    role: str
+    model: str
+    messages: tuple[Message, ...]
+    learned: tuple[bool, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.messages) != len(self.learned):
+            raise ValueError(f"trajectory {self.id!r}: {len(self.messages)} turns and {len(self.learned)} flags")
+        if not any(self.learned):
+            raise ValueError(f"trajectory {self.id!r}: no turn is learned")
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as it is stored."""
+        return {
+            "id": self.id,
+            "question_id": self.question_id,
+            "role": self.role,
+            "model": self.model,
+            "messages": [dict(message) for message in self.messages],
+            "learned": list(self.learned),
+        }
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any], where: str = "trajectory") -> Trajectory:
+        """Read a stored row; `where` (file and line) opens every error message.
+
+        Raises:
+            ValueError: the row is no trajectory.
+        """
+        try:
+            messages = tuple(_message(message) for message in row["messages"])
+            learned = row["learned"]
+            texts = {name: row[name] for name in ("id", "question_id", "role", "model")}
+            if not all(isinstance(text, str) for text in texts.values()) or not all(type(f) is bool for f in learned):
+                raise TypeError("ids, role and model must be text, and learned a list of true and false")
+            return cls(messages=messages, learned=tuple(learned), **texts)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{where}: not a trajectory: {error!r}") from None
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+
+
+def read_trajectories(path: str | Path, split: str | None = None) -> Iterator[Trajectory]:
+    """Stream the trajectories of a file, or of one split of a folder, in file order.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder.
+        ValueError: a row is no trajectory.
+    """
+    for file in record_files(path, split):
+        if file.suffix == ".parquet":
+            import pyarrow.parquet as pq
+
+            number = 0
+            for batch in pq.ParquetFile(file).iter_batches(batch_size=64):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield Trajectory.from_json(row, f"{file}:row {number}")
+        else:
+            for where, row in read_jsonl(file):
+                yield Trajectory.from_json(row, where)
+
+
+def _message(value: Any) -> Message:
+    role, content = value["role"], value["content"]
+    if role not in _ROLES or not isinstance(content, str):
+        raise TypeError(f"a turn needs a role of {', '.join(_ROLES)} and a text; found {value!r}")
+    return {"role": role, "content": content}

@@ -1,0 +1,240 @@
+"""Files and folders: the one way in which programs read small files and write their results.
+
+A file or folder that is written is there completely or not at all, one program writes it at a time, and nothing is
+written over what is read or over files that a program of this kind did not make. Symbolic links are followed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+logger = logging.getLogger(__name__)
+LOCK = ".lock"
+# Beside NAME, the folder or file that is being written is `.NAME.tripletune-new`, and the one it replaces `-old`.
+_NEW, _OLD = "tripletune-new", "tripletune-old"
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a small file.
+
+    Raises:
+        ValueError: it is not UTF-8.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: not UTF-8 text") from None
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """The JSON object of a small file.
+
+    Raises:
+        ValueError: it is not UTF-8, not JSON or no object; the message names the file.
+    """
+    text = read_text(path)
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}:{error.lineno}: not valid JSON ({error.msg}); the file is damaged") from None
+    except RecursionError:
+        raise ValueError(f"{path}: JSON that is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a small file in one step."""
+    with new_file(path) as scratch:
+        scratch.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write a JSON file in one step."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def file_digest(path: str | Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that the disk, or the user's share of it, is full."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def check_new(output: str | Path, sources: Sequence[str | Path] = ()) -> Path:
+    """The place that an output path means, symbolic links followed.
+
+    Args:
+        output: File or folder to write.
+        sources: Files and folders that are read.
+
+    Raises:
+        ValueError: it is, holds or lies in something that is read.
+    """
+    place = Path(output).resolve()
+    for source in map(Path, sources):
+        read = source.resolve()
+        if place == read or place in read.parents or (read.is_dir() and read in place.parents):
+            raise ValueError(f"output {output} is, holds or lies in what is read ({source}): give another place")
+    return place
+
+
+@contextmanager
+def new_file(path: str | Path, sources: Sequence[str | Path] = ()) -> Iterator[Path]:
+    """A scratch file that takes the place of `path` when the block ends well, and is removed when it fails.
+
+    Args:
+        path: The file to write; one that is there is replaced.
+        sources: Files that are read, which must survive.
+
+    Raises:
+        ValueError: the file is one that is read.
+        IsADirectoryError: the path is a folder.
+    """
+    place = check_new(path, sources)
+    if place.is_dir():
+        raise IsADirectoryError(f"output {path} is a folder; give a file")
+    # Under the process id: of two programs that write one small file each leaves a whole one.
+    scratch = place.with_name(f".{place.name}.{os.getpid()}.{_NEW}")
+    try:
+        yield scratch
+        os.replace(scratch, place)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def check_folder(output: str | Path, made: Sequence[str], overwrite: bool, sources: Sequence[str | Path] = ()) -> None:
+    """Refuse an output folder before any work is done; see `new_folder`.
+
+    Raises:
+        FileExistsError: it is a file, holds something while `overwrite` is off, or holds files of another making.
+        ValueError: replacing it would delete what is read.
+    """
+    place = check_new(output, sources)
+    if place.exists() and not place.is_dir():
+        raise FileExistsError(f"output {output} is a file; give a folder")
+    found = sorted(path.name for path in place.iterdir()) if place.is_dir() else []
+    foreign = [name for name in found if not any(fnmatch.fnmatchcase(name, pattern) for pattern in made)]
+    if foreign:
+        raise FileExistsError(
+            f"output folder {output} holds files that this program did not make ({', '.join(foreign[:3])}); "
+            "give another folder"
+        )
+    if found and not overwrite:
+        raise FileExistsError(f"output folder {output} is not empty; give another folder, or --overwrite to replace it")
+
+
+@contextmanager
+def new_folder(
+    output: str | Path,
+    made: Sequence[str],
+    overwrite: bool = False,
+    sources: Sequence[str | Path] = (),
+    resume: bool = False,
+) -> Iterator[Path]:
+    """A scratch folder beside `output` that takes its place when the block ends well.
+
+    Args:
+        output: The folder to write.
+        made: Patterns of the names (`fnmatch`) that such a folder holds; one with other names in it is never replaced.
+        overwrite: Whether a folder that is there may be replaced.
+        sources: Files and folders that are read, which must survive.
+        resume: Whether the scratch folder stays when the block fails, and the next call goes on with what it holds.
+
+    Raises:
+        FileExistsError: see `check_folder`.
+        ValueError: see `check_folder`; or another program is writing the same folder.
+    """
+    place = Path(output).resolve()
+    old = place.with_name(f".{place.name}.{_OLD}")
+    scratch, lock = _locked_scratch(place, f"output folder {output}: another program is writing it")
+    try:
+        if old.exists() and not place.exists():
+            os.replace(old, place)  # a kill between the two renames below: the old folder is the newest whole one
+        check_folder(output, made, overwrite, sources)
+        shutil.rmtree(old, ignore_errors=True)
+        if not resume:
+            _empty(scratch)
+        yield scratch
+        if place.exists():
+            os.replace(place, old)
+        os.replace(scratch, place)
+        (place / LOCK).unlink(missing_ok=True)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        if not resume:
+            shutil.rmtree(scratch, ignore_errors=True)
+        if lock is not None:
+            lock.close()
+
+
+def _locked_scratch(place: Path, refusal: str) -> tuple[Path, IO[str] | None]:
+    scratch = place.with_name(f".{place.name}.{_NEW}")
+    while True:
+        lock = lock_folder(scratch, refusal)
+        # The program that held the lock a moment ago may have renamed the folder: then this is a lock on its result.
+        try:
+            if lock is None or os.fstat(lock.fileno()).st_ino == (scratch / LOCK).stat().st_ino:
+                return scratch, lock
+        except FileNotFoundError:
+            pass
+        if lock is not None:
+            lock.close()
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != LOCK:
+            path.unlink()
+
+
+def lock_folder(folder: str | Path, refusal: str) -> IO[str] | None:
+    """Lock a folder, which is made when it is missing; the system lets go when the process ends in any way.
+
+    Args:
+        folder: The folder.
+        refusal: The message when another process holds it.
+
+    Returns:
+        The open lock file: closing it lets go. None where there are no such locks (Windows).
+
+    Raises:
+        ValueError: another process holds the folder.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    folder = Path(folder)
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            file = (folder / LOCK).open("a")
+        except FileNotFoundError:  # another process has just renamed the folder
+            continue
+        break
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ValueError(refusal) from None
+    except OSError as error:
+        logger.warning("%s can't be locked (%s): let no second process write into it", folder, error)
+    return file

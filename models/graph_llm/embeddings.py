@@ -1,0 +1,236 @@
+"""Node and edge texts as vectors (RAS, eq. 5): each distinct string is embedded once, into a memory-mapped table.
+
+The table is two NumPy files: `keys.npy`, the sorted 64-bit hashes of the strings, and `vectors.npy`, float16 rows in
+the same order. Looking a string up is a binary search; nothing but the rows asked for is read from disk. (Two of n
+strings share a hash with probability n^2 / 3.7e19, 1e-7 for two million strings, and would then share a vector.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tripletune.models.sources import best_dtype, resolve
+
+logger = logging.getLogger(__name__)
+CHUNK = 4096
+
+
+class TextEncoder:
+    """A sentence-transformers model that embeds short strings.
+
+    Args:
+        spec: Hub id, folder or `pypi:package`.
+        dtype: Weight type; float32 by default, so that a vector does not depend on its neighbours in a batch.
+        batch_size: Strings a forward pass.
+    """
+
+    def __init__(self, spec: str, dtype: torch.dtype = torch.float32, batch_size: int = 256) -> None:
+        from sentence_transformers import SentenceTransformer
+
+        self.spec = spec
+        self.batch_size = batch_size
+        self._model = SentenceTransformer(resolve(spec), model_kwargs={"dtype": dtype})
+        dimension = self._model.get_embedding_dimension()
+        if dimension is None:
+            raise ValueError(f"encoder {spec!r} does not tell its embedding width; use a sentence-transformers model")
+        self.dimension = int(dimension)
+
+    def encode(self, strings: Sequence[str]) -> np.ndarray:
+        """Embed strings.
+
+        Returns:
+            (n, D) float16 array; not normalised beyond what the model itself does.
+        """
+        if not strings:
+            return np.zeros((0, self.dimension), np.float16)
+        vectors = self._model.encode(
+            list(strings), batch_size=self.batch_size, convert_to_tensor=True, show_progress_bar=False
+        )
+        return vectors.float().cpu().numpy().astype(np.float16)
+
+
+def encoder_dimension(spec: str) -> int:
+    """Embedding width of an encoder without loading its weights where the folder tells it."""
+    folder = Path(resolve(spec))
+    pooling = folder / "1_Pooling" / "config.json"
+    # A dense layer behind the pooling changes the width.
+    if pooling.exists() and not list(folder.glob("*_Dense")):
+        settings = json.loads(pooling.read_text(encoding="utf-8"))
+        for key in ("word_embedding_dimension", "embedding_dimension"):
+            if key in settings:
+                return int(settings[key])
+    return TextEncoder(spec).dimension
+
+
+def string_key(text: str) -> int:
+    """The 64-bit hash a string is stored under."""
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+
+
+class EmbeddingTable:
+    """A read-only, memory-mapped table of string embeddings."""
+
+    def __init__(self, folder: str | Path) -> None:
+        folder = Path(folder)
+        if not (folder / "table.json").exists():
+            raise FileNotFoundError(f"{folder} holds no embedding table (table.json is missing); build it first")
+        self.about: dict[str, Any] = json.loads((folder / "table.json").read_text(encoding="utf-8"))
+        self._keys = np.load(folder / "keys.npy", mmap_mode="r", allow_pickle=False)
+        self._vectors = np.load(folder / "vectors.npy", mmap_mode="r", allow_pickle=False)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @property
+    def dimension(self) -> int:
+        """Width D of a vector."""
+        return int(self._vectors.shape[1])
+
+    @property
+    def digest(self) -> str:
+        """Name of the table: row numbers are only good with the table they were looked up in."""
+        return hashlib.sha256(self._keys.tobytes() + json.dumps(self.about).encode()).hexdigest()[:16]
+
+    def rows(self, strings: Iterable[str]) -> dict[str, int]:
+        """Row number of each distinct string.
+
+        Raises:
+            KeyError: a string is not in the table.
+        """
+        distinct = list(dict.fromkeys(strings))
+        if not distinct:
+            return {}
+        keys = np.array([string_key(text) for text in distinct], np.uint64)
+        found = np.searchsorted(self._keys, keys)
+        good = found < len(self._keys)
+        good[good] = self._keys[found[good]] == keys[good]
+        if not good.all():
+            missing = distinct[int(np.flatnonzero(~good)[0])]
+            raise KeyError(f"{missing!r} is not in the embedding table: it was built from other records")
+        return dict(zip(distinct, found.tolist()))
+
+    def vectors(self, rows: Sequence[int]) -> torch.Tensor:
+        """(n, D) float32 tensor of the given rows."""
+        return torch.from_numpy(self._vectors[np.asarray(rows, np.int64)].astype(np.float32))
+
+    @classmethod
+    def build(
+        cls, strings: Iterable[str], encoder_spec: str, folder: str | Path, progress: bool = True
+    ) -> EmbeddingTable:
+        """Embed every distinct string once and write the table; an existing folder is replaced whole.
+
+        Args:
+            strings: May repeat and may be a long stream; only 64-bit hashes are kept in memory.
+            encoder_spec: The encoder.
+            folder: Where the table goes.
+            progress: Show a progress bar on a terminal.
+        """
+        from tqdm.auto import tqdm
+
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "table.json").unlink(missing_ok=True)
+        encoder = TextEncoder(encoder_spec, dtype=best_dtype())
+        keys: list[int] = []
+        seen: set[int] = set()
+        chunk: list[str] = []
+        raw = folder / "vectors.raw"
+        with (
+            raw.open("wb") as out,
+            tqdm(desc="embedding strings", unit=" strings", disable=None if progress else True) as bar,
+        ):
+
+            def flush() -> None:
+                out.write(encoder.encode(chunk).tobytes())
+                bar.update(len(chunk))
+                chunk.clear()
+
+            for text in strings:
+                key = string_key(text)
+                if key in seen:
+                    continue
+                seen.add(key)
+                keys.append(key)
+                chunk.append(text)
+                if len(chunk) == CHUNK:
+                    flush()
+            flush()
+        _sort_table(folder, raw, np.array(keys, np.uint64), encoder.dimension)
+        about = {"encoder": encoder_spec, "dimension": encoder.dimension, "strings": len(keys)}
+        _write_atomically(folder / "table.json", json.dumps(about, indent=2).encode())
+        logger.info("embedded %d distinct strings with %s", len(keys), encoder_spec)
+        return cls(folder)
+
+
+def _sort_table(folder: Path, raw: Path, keys: np.ndarray, dimension: int) -> None:
+    order = np.argsort(keys)
+    np.save(folder / "keys.npy", keys[order])
+    target = np.lib.format.open_memmap(
+        folder / "vectors.npy", mode="w+", dtype=np.float16, shape=(len(keys), dimension)
+    )
+    if len(keys):
+        source = np.memmap(raw, np.float16, mode="r", shape=(len(keys), dimension))
+        for start in range(0, len(keys), CHUNK):
+            target[start : start + CHUNK] = source[order[start : start + CHUNK]]
+        del source
+    target.flush()
+    raw.unlink()
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    scratch = path.with_suffix(path.suffix + ".tmp")
+    scratch.write_bytes(content)
+    os.replace(scratch, path)
+
+
+class TableEmbeddings:
+    """The strings of a table, behind the same interface as `LiveEmbeddings`."""
+
+    def __init__(self, table: EmbeddingTable) -> None:
+        self.table = table
+        self.dimension = table.dimension
+
+    def vectors(self, strings: Sequence[str]) -> torch.Tensor:
+        """(n, D) float32 tensor, one row a string in the given order."""
+        rows = self.table.rows(strings)
+        return self.table.vectors([rows[text] for text in strings])
+
+
+class LiveEmbeddings:
+    """Embeds strings as they come, each once, for inference; keeps the newest `capacity` of them.
+
+    Args:
+        encoder_spec: The encoder the model was trained with; loaded at the first string.
+        dimension: Its width D.
+        capacity: Vectors kept (1.5 KB each at D = 768).
+    """
+
+    def __init__(self, encoder_spec: str, dimension: int, capacity: int = 200_000) -> None:
+        self.encoder_spec = encoder_spec
+        self.dimension = dimension
+        self.capacity = capacity
+        self._encoder: TextEncoder | None = None
+        self._known: dict[str, np.ndarray] = {}
+
+    def vectors(self, strings: Sequence[str]) -> torch.Tensor:
+        """(n, D) float32 tensor, one row a string in the given order."""
+        missing = [text for text in dict.fromkeys(strings) if text not in self._known]
+        if missing:
+            if self._encoder is None:
+                self._encoder = TextEncoder(self.encoder_spec)
+            if len(self._known) + len(missing) > self.capacity:
+                self._known.clear()
+                missing = list(dict.fromkeys(strings))
+            self._known.update(zip(missing, self._encoder.encode(missing)))
+        if not strings:
+            return torch.zeros(0, self.dimension)
+        return torch.from_numpy(np.stack([self._known[text] for text in strings]).astype(np.float32))

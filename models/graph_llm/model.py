@@ -1,0 +1,349 @@
+"""The Graph-LLM: a language model that reads one projected graph token (RAS, section 3.4, figure 2, eq. 2 and 8).
+
+Laid out like the vision-language models of transformers: `graph_encoder`, `projector`, `language_model`, and a
+placeholder token in `input_ids` whose embedding the projected graph replaces. Trainer, PEFT, `generate` and
+`save_pretrained` work on it unchanged.
+
+Shapes: B samples, T tokens, W width of the language model, H graph width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch_geometric.data import Batch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.utils import ModelOutput
+
+from tripletune.models.graph_llm.branches import branch_mask
+from tripletune.models.graph_llm.encoder import GraphEncoder
+from tripletune.models.label_loss import label_loss, scaled_logits
+
+
+class GraphLLMConfig(PretrainedConfig):
+    """Configuration of a `GraphLLM`; the graph defaults are those of the paper's table 8.
+
+    Args:
+        text_config: Configuration of the language model.
+        base_model: Spec the language model comes from (hub id, folder or `pypi:package`).
+        base_revision: Hub revision of the base model, if known.
+        encoder: Spec of the sentence encoder for node and edge texts (all-roberta-large-v1 in the authors' code).
+        text_embedding_width: Width D of that encoder.
+        use_graph: False leaves out encoder, projector and placeholder (ablation "No GraphEncode").
+        graph_architecture: "graph_transformer" (paper), "gat" or "gcn".
+        graph_hidden_width: H.
+        graph_layers: Number of convolutions.
+        graph_heads: Attention heads.
+        graph_dropout: Dropout between convolutions.
+        projector_width: Intermediate width of the projector.
+        graph_pooling: "subgraphs" (paper: mean per sub-graph, then across) or "union" (mean over G_Q's nodes).
+        graph_token_id: Token id of the placeholder.
+    """
+
+    model_type = "graph_llm"
+    sub_configs: ClassVar[dict[str, Any]] = {"text_config": AutoConfig}
+
+    def __init__(
+        self,
+        text_config: dict[str, Any] | PretrainedConfig | None = None,
+        base_model: str = "",
+        base_revision: str | None = None,
+        encoder: str = "sentence-transformers/all-roberta-large-v1",
+        text_embedding_width: int = 1024,
+        use_graph: bool = True,
+        graph_architecture: str = "graph_transformer",
+        graph_hidden_width: int = 1024,
+        graph_layers: int = 3,
+        graph_heads: int = 8,
+        graph_dropout: float = 0.1,
+        projector_width: int = 2048,
+        graph_pooling: str = "subgraphs",
+        graph_token_id: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if isinstance(text_config, dict):
+            text_config = AutoConfig.for_model(**text_config)
+        if graph_pooling not in ("subgraphs", "union"):
+            raise ValueError(f"graph_pooling {graph_pooling!r} is not one of subgraphs, union")
+        self.text_config: Any = text_config
+        self.base_model = base_model
+        self.base_revision = base_revision
+        self.encoder = encoder
+        self.text_embedding_width = text_embedding_width
+        self.use_graph = use_graph
+        self.graph_architecture = graph_architecture
+        self.graph_hidden_width = graph_hidden_width
+        self.graph_layers = graph_layers
+        self.graph_heads = graph_heads
+        self.graph_dropout = graph_dropout
+        self.projector_width = projector_width
+        self.graph_pooling = graph_pooling
+        self.graph_token_id = graph_token_id
+        super().__init__(**kwargs)
+
+    def get_text_config(self, *args: Any, **kwargs: Any) -> PretrainedConfig:
+        """The language model's configuration, which `generate` sizes its cache by."""
+        return self.text_config if self.text_config is not None else self
+
+
+class GraphProjector(nn.Module):
+    """Two linear layers with a sigmoid between them, into the language model's width (authors' code; table 8)."""
+
+    def __init__(self, in_width: int, mid_width: int, out_width: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(in_width, mid_width)
+        self.out = nn.Linear(mid_width, out_width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, H) -> (B, W)."""
+        return self.out(torch.sigmoid(self.up(x)))
+
+
+@dataclass
+class GraphLLMOutput(ModelOutput):
+    """Output of `GraphLLM`.
+
+    Attributes:
+        loss: Cross-entropy summed over label tokens and divided by their number (of the whole optimiser step when
+            `num_items_in_batch` is given).
+        logits: (B, T, V), or (label tokens, V) when labels were given and `full_logits` was not.
+        past_key_values: The key-value cache.
+    """
+
+    loss: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+    past_key_values: Any = None
+
+
+class GraphLLM(PreTrainedModel, GenerationMixin):
+    """Graph encoder, projector and a causal language model of any decoder family.
+
+    Args:
+        config: The configuration.
+        language_model: A loaded language model; None builds one with random weights from `config.text_config`.
+    """
+
+    config_class = GraphLLMConfig
+    base_model_prefix = "language_model"
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    def __init__(self, config: GraphLLMConfig, language_model: PreTrainedModel | None = None) -> None:
+        super().__init__(config)
+        if language_model is None:
+            language_model = AutoModelForCausalLM.from_config(config.text_config)
+        elif language_model.config._attn_implementation is None:
+            # Sharing the configuration with a composite one resets the attention it was loaded with: take the fastest
+            # that the family supports (not every one has scaled_dot_product_attention, Gemma 2 for one).
+            attention = language_model.get_correct_attn_implementation(None, True)
+            language_model.set_attn_implementation(attention)
+            if language_model.config._attn_implementation is None:
+                # Old families, such as GPT-J, refuse to be set: without a name they would get no causal mask either.
+                language_model.config._attn_implementation = attention
+        self.language_model = language_model
+        self._no_split_modules = list(getattr(language_model, "_no_split_modules", None) or [])
+        if config.use_graph:
+            self.graph_encoder = GraphEncoder(
+                config.graph_architecture,
+                config.text_embedding_width,
+                config.graph_hidden_width,
+                config.graph_layers,
+                config.graph_heads,
+                config.graph_dropout,
+            )
+            self.projector = GraphProjector(
+                config.graph_hidden_width, config.projector_width, config.text_config.hidden_size
+            )
+        if hasattr(language_model, "generation_config"):
+            self.generation_config = language_model.generation_config
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        # Every part initialises itself when it is made; the default would overwrite a loaded language model.
+        return
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        """As in transformers, without its notice that the name is old: PEFT asks under it."""
+        return any(getattr(module, "gradient_checkpointing", False) for module in self.modules())
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The language model's token embeddings."""
+        return self.language_model.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the language model's token embeddings."""
+        self.language_model.set_input_embeddings(value)
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The language model's output layer."""
+        return self.language_model.get_output_embeddings()
+
+    def get_decoder(self) -> nn.Module:
+        """The language model without its output layer."""
+        return self.language_model.get_decoder()
+
+    def embed_graphs(self, graphs: Batch) -> torch.Tensor:
+        """Encode and project the graphs of a batch.
+
+        Args:
+            graphs: PyG batch of B `SampleGraph`s.
+
+        Returns:
+            (B, W) graph tokens.
+        """
+        weight = next(self.projector.parameters())
+        return self.projector(self.graph_encoder(graphs.to(weight.device)))
+
+    def embed_inputs(
+        self, input_ids: torch.Tensor, graph_embeds: torch.Tensor | None, one_a_row: bool = True
+    ) -> torch.Tensor:
+        """Token embeddings with the placeholder replaced.
+
+        Args:
+            input_ids: (B, T), at most one placeholder a row.
+            graph_embeds: (B, W) graph tokens, or None where no row has a placeholder.
+            one_a_row: False for rows of several samples: graph tokens then come in the order of their placeholders.
+
+        Returns:
+            (B, T, W).
+
+        Raises:
+            ValueError: rows with a placeholder and graphs do not match.
+        """
+        token_id = self.config.graph_token_id
+        embed = self.get_input_embeddings()
+        if token_id is None:
+            return embed(input_ids)
+        is_graph = input_ids == token_id
+        # The placeholder need not be in the vocabulary: look up any other token in its place.
+        embeds = embed(torch.where(is_graph, 0, input_ids))
+        if graph_embeds is None:
+            if bool(is_graph.any()):
+                raise ValueError("input_ids hold a graph placeholder, but no graphs were passed")
+            return embeds
+        placeholders = is_graph.sum(-1)
+        if not one_a_row:
+            if int(placeholders.sum()) != graph_embeds.shape[0]:
+                raise ValueError(
+                    f"input_ids hold {int(placeholders.sum())} graph placeholders, for {graph_embeds.shape[0]} graphs"
+                )
+        elif len(placeholders) != graph_embeds.shape[0] or bool((placeholders != 1).any()):
+            raise ValueError(
+                f"input_ids hold {placeholders.tolist()} graph placeholders in their rows, for {graph_embeds.shape[0]} "
+                "graphs; each sample needs exactly one"
+            )
+        return embeds.masked_scatter(is_graph.unsqueeze(-1), graph_embeds.to(embeds.dtype))
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: torch.Tensor | None = None,
+        graphs: Batch | None = None,
+        graph_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        label_weights: torch.Tensor | None = None,
+        branches: torch.Tensor | None = None,
+        shared: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        full_logits: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> GraphLLMOutput:
+        """Run the model.
+
+        Args:
+            input_ids: (B, T) tokens; one placeholder a row where the model uses graphs.
+            attention_mask: (B, T).
+            position_ids: (B, T); counted from the attention mask when left out.
+            past_key_values: Key-value cache.
+            inputs_embeds: (B, T, W) in place of `input_ids`.
+            graphs: PyG batch of B sample graphs.
+            graph_embeds: (B, W) graph tokens, when they were computed before.
+            labels: (B, T), -100 where nothing is learned; they are shifted here.
+            label_weights: (B, T), factors of the label tokens' losses; all 1 when left out.
+            branches: (B, T), for rows of several samples; see `models.branches`. `graphs` are then those of all
+                samples, in the order of their placeholders; `shared` and `position_ids` are needed.
+            shared: (B, T), with `branches`.
+            use_cache: Return a cache.
+            logits_to_keep: As in transformers, for generation.
+            full_logits: With labels: also compute logits where nothing is learned (for tests and analysis).
+            num_items_in_batch: Label tokens of the whole optimiser step; the loss is divided by it.
+            **kwargs: Passed to the language model.
+
+        Returns:
+            Loss, logits and cache.
+
+        Raises:
+            ValueError: arguments that go together are not given together, or graphs and placeholders do not match.
+        """
+        shares = branches is not None or shared is not None
+        if shares and (branches is None or shared is None or position_ids is None or attention_mask is not None):
+            raise ValueError("branches, shared and position_ids go together, without an attention_mask")
+        if inputs_embeds is None:
+            if input_ids is None:
+                raise ValueError("pass input_ids or inputs_embeds")
+            if graphs is not None and graph_embeds is None and self.config.use_graph:
+                graph_embeds = self.embed_graphs(graphs)
+            # After the first step of generation the new tokens hold no placeholder.
+            if graph_embeds is not None and input_ids.shape[1] == 1 and past_key_values is not None:
+                graph_embeds = None
+            inputs_embeds = self.embed_inputs(input_ids, graph_embeds, one_a_row=branches is None)
+        if branches is not None and shared is not None:
+            attention_mask = branch_mask(branches, shared, inputs_embeds.dtype)
+        if position_ids is None and attention_mask is not None and attention_mask.dim() == 2:
+            position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -inputs_embeds.shape[1] :]
+        inputs = {
+            "inputs_embeds": inputs_embeds,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "past_key_values": past_key_values,
+            **kwargs,
+        }
+        if labels is None or full_logits:
+            output = self.language_model(**inputs, use_cache=use_cache, logits_to_keep=logits_to_keep)
+            loss = None
+            if labels is not None:
+                keep = labels[:, 1:] != -100
+                weights = None if label_weights is None else label_weights[:, 1:][keep]
+                loss = label_loss(output.logits[:, :-1][keep], labels[:, 1:][keep], weights, num_items_in_batch)
+            return GraphLLMOutput(loss, output.logits, output.past_key_values)
+        hidden = self.get_decoder()(**inputs, use_cache=False).last_hidden_state
+        # Prompts are some 300 tokens and labels about 13: pay for logits where something is learned alone.
+        keep = labels[:, 1:] != -100
+        logits = self.get_output_embeddings()(hidden[:, :-1][keep])
+        logits = scaled_logits(logits, self.config.text_config)
+        weights = None if label_weights is None else label_weights[:, 1:][keep]
+        return GraphLLMOutput(label_loss(logits, labels[:, 1:][keep], weights, num_items_in_batch), logits)
+
+    def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **kwargs: Any) -> dict[str, Any]:
+        """Pass the graph token on the first step, and on later ones only where no cache holds it."""
+        first = bool(kwargs.get("is_first_iteration", False))
+        cached = kwargs.get("past_key_values") is not None
+        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        if cached and not first:
+            inputs.pop("graph_embeds", None)
+        return inputs
+
+    @torch.no_grad()
+    def generate(self, *args: Any, graphs: Batch | None = None, **kwargs: Any) -> Any:
+        """As in transformers; graphs are encoded once before the first step, so beams and samples share them."""
+        if graphs is not None and self.config.use_graph:
+            kwargs["graph_embeds"] = self.embed_graphs(graphs)
+        return super().generate(*args, **kwargs)
+
+
+AutoConfig.register(GraphLLMConfig.model_type, GraphLLMConfig)
+AutoModelForCausalLM.register(GraphLLMConfig, GraphLLM)

@@ -1,0 +1,336 @@
+"""Structured inputs become token ids and graphs, for training and inference alike.
+
+Token order (RAS, sections 3.4 and D.2): BOS and opening of the user turn, ONE graph placeholder, instruction, history
+and question, closing of the turn, label, end of sequence. Marker strings are ordinary text. A prompt that is too long
+loses triples of its oldest step first, never the instruction or the question; the graph keeps all of them. Within a
+step the last go first: those of the passage that was ranked lowest.
+
+With `prompt_order: history_first` (ours) the history comes before placeholder, instruction and question, so that all
+prompts of a question begin alike; `train.shared_prefixes` computes that beginning once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from tripletune.models.data.records import TASKS, ModelInput, Record, Step
+from tripletune.models.graph_llm.graphs import TextGraph, question_graph, step_graphs
+from tripletune.models.llm.chat import DATE
+from tripletune.models.prompts.rendering import Instructions, render, render_parts
+
+GRAPH_TOKEN = "<|graph|>"
+PROMPT_FORMATS = ("auto", "chat", "plain", "llama2")
+PROMPT_ORDERS = ("instruction_first", "history_first")
+_SETTINGS_FILE = "processor_config.json"
+# Private-use characters: they mark the places of instruction and body in a chat template and occur in neither.
+_INSTRUCTION, _BODY = "\ue000instruction\ue001", "\ue000body\ue001"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorSettings:
+    """What a processor needs besides its tokenizer; saved beside the weights.
+
+    Attributes:
+        planning_instruction: INST_Plan.
+        answering_instruction: INST_Ans.
+        prompt_format: "chat" uses the tokenizer's chat template, "plain" writes instruction, blank line, body, line
+            break; "llama2" is plain within [INST] … [/INST]; "auto" is chat where there is a template, else plain.
+        prompt_order: "instruction_first" (paper), or "history_first": the graph placeholder and the instruction stand
+            between history and question, all in the user turn.
+        evidence: "triples", or "text" (ablation "No Text-to-Triple").
+        use_graph: Whether prompts hold a graph placeholder.
+        graph_pooling: "subgraphs" (one graph a step) or "union" (the question graph).
+        max_input_tokens: Longest prompt (2,500 in table 8).
+        max_label_tokens: Longest label (300 in the authors' code).
+    """
+
+    planning_instruction: str
+    answering_instruction: str
+    prompt_format: str = "auto"
+    prompt_order: str = "instruction_first"
+    evidence: str = "triples"
+    use_graph: bool = True
+    graph_pooling: str = "subgraphs"
+    max_input_tokens: int = 2500
+    max_label_tokens: int = 300
+
+    def __post_init__(self) -> None:
+        if self.prompt_format not in PROMPT_FORMATS:
+            raise ValueError(f"prompt_format {self.prompt_format!r} is not one of {', '.join(PROMPT_FORMATS)}")
+        if self.prompt_order not in PROMPT_ORDERS:
+            raise ValueError(f"prompt_order {self.prompt_order!r} is not one of {', '.join(PROMPT_ORDERS)}")
+        if self.evidence not in ("triples", "text"):
+            raise ValueError(f"evidence {self.evidence!r} is not one of triples, text")
+        if self.max_input_tokens < 16 or self.max_label_tokens < 2:
+            raise ValueError(
+                f"max_input_tokens {self.max_input_tokens} and max_label_tokens {self.max_label_tokens} must be at "
+                "least 16 and 2"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedInput:
+    """A prompt as tokens.
+
+    Attributes:
+        input_ids: The prompt.
+        graphs: The sub-graphs behind the placeholder.
+        truncated_triples: Triples left out of the text so that it fits.
+        truncated_words: Words left out of raw-text evidence so that it fits.
+    """
+
+    input_ids: list[int]
+    graphs: list[TextGraph]
+    truncated_triples: int = 0
+    truncated_words: int = 0
+
+
+class GraphLLMProcessor:
+    """Renders, tokenises and truncates inputs for a `GraphLLM`.
+
+    Args:
+        tokenizer: The language model's tokenizer; a placeholder token is added if `use_graph`.
+        settings: Everything else.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, settings: ProcessorSettings) -> None:
+        self.tokenizer = tokenizer
+        self.settings = settings
+        if tokenizer.eos_token_id is None:
+            raise ValueError("the tokenizer has no end-of-sequence token; set one before training")
+        self.graph_token_id: int | None = None
+        if settings.use_graph:
+            tokenizer.add_tokens([GRAPH_TOKEN], special_tokens=True)
+            self.graph_token_id = int(tokenizer.convert_tokens_to_ids(GRAPH_TOKEN))
+        self._opening, middle, self._closing = self._frame()
+        self._graph = [self.graph_token_id] if self.graph_token_id is not None else []
+        self._heads = {
+            task: [*self._opening, *self._graph, *self._plain_ids(self._instruction(task)), *middle]
+            for task in (TASKS if settings.prompt_order == "instruction_first" else ())
+        }
+
+    # Encoding
+
+    def encode_input(self, sample: ModelInput, evidence: str | None = None) -> EncodedInput:
+        """Turn an input into prompt tokens and sub-graphs.
+
+        Args:
+            sample: Task, question and history.
+            evidence: Overrides the setting of that name.
+
+        Raises:
+            ValueError: instruction and question alone are longer than `max_input_tokens`.
+        """
+        evidence = evidence or self.settings.evidence
+        prompt = self._prompt(sample, evidence)
+        triples = words = 0
+        if len(prompt) > self.settings.max_input_tokens:
+            prompt, triples, words = self._shorten(sample, evidence)
+        return EncodedInput(prompt, self.graphs(sample.steps), triples, words)
+
+    def graphs(self, steps: Sequence[Step]) -> list[TextGraph]:
+        """The graphs behind the placeholder: one a step, or the question graph alone; none without graph."""
+        if not self.settings.use_graph:
+            return []
+        return step_graphs(steps) if self.settings.graph_pooling == "subgraphs" else [question_graph(steps)]
+
+    def encode_label(self, record: Record) -> list[int]:
+        """Label tokens and the end-of-sequence token.
+
+        Raises:
+            ValueError: the label is longer than `max_label_tokens`.
+        """
+        ids = self._plain_ids(record.label)
+        if len(ids) + 1 > self.settings.max_label_tokens:
+            raise ValueError(
+                f"record {record.id!r}: its label has {len(ids) + 1} tokens and max_label_tokens is "
+                f"{self.settings.max_label_tokens}: raise the limit or leave the record out"
+            )
+        return [*ids, int(self.tokenizer.eos_token_id)]
+
+    def marker_length(self, record: Record) -> int:
+        """How many leading label tokens spell the action marker of a planning record; 0 for an answering record."""
+        if record.task != "planning":
+            return 0
+        marker, label = self._plain_ids(record.action.value), self._plain_ids(record.label)
+        return next((n for n, (a, b) in enumerate(zip(marker, label)) if a != b), len(marker))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of generated tokens, up to the first end-of-sequence token."""
+        ids = list(ids)
+        stops = {self.tokenizer.eos_token_id, self.tokenizer.pad_token_id}
+        end = next((place for place, token in enumerate(ids) if token in stops), len(ids))
+        return str(self.tokenizer.decode(ids[:end], skip_special_tokens=True)).strip()
+
+    # Saving
+
+    def save_pretrained(self, folder: str | Path, **kwargs: Any) -> None:
+        """Write the tokenizer and the settings."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.tokenizer.save_pretrained(folder)
+        settings = json.dumps(dataclasses.asdict(self.settings), indent=2, ensure_ascii=False)
+        (folder / _SETTINGS_FILE).write_text(settings + "\n", encoding="utf-8")
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> GraphLLMProcessor:
+        """Read what `save_pretrained` wrote.
+
+        Raises:
+            FileNotFoundError: the settings or the tokenizer are missing.
+        """
+        from tripletune.models.sources import load_tokenizer
+
+        path = Path(folder) / _SETTINGS_FILE
+        if not path.exists():
+            raise FileNotFoundError(f"{folder} has no {_SETTINGS_FILE}: it is not a run, checkpoint or export folder")
+        settings = ProcessorSettings(**json.loads(path.read_text(encoding="utf-8")))
+        return cls(load_tokenizer(folder), settings)
+
+    @classmethod
+    def create(cls, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> GraphLLMProcessor:
+        """A processor with the instructions of `models/prompts` unless others are given."""
+        instructions = Instructions.load()
+        settings.setdefault("planning_instruction", instructions.planning)
+        settings.setdefault("answering_instruction", instructions.answering)
+        return cls(tokenizer, ProcessorSettings(**settings))
+
+    def without_graph(self) -> GraphLLMProcessor:
+        """The same prompts without the graph placeholder, for a model that was trained with it (RAS, table 2)."""
+        return GraphLLMProcessor(self.tokenizer, dataclasses.replace(self.settings, use_graph=False))
+
+    # Helpers
+
+    def _prompt(self, sample: ModelInput, evidence: str) -> list[int]:
+        """The whole prompt, however long."""
+        if self.settings.prompt_order == "instruction_first":
+            return [*self._heads[sample.task], *self._plain_ids(render(sample, evidence)), *self._closing]
+        history, question = render_parts(sample, evidence)
+        return [
+            *self._opening,
+            *(self._plain_ids(f"{history}\n\n") if history else []),
+            *self._graph,
+            *self._plain_ids(f"{self._instruction(sample.task)}\n\n{question}"),
+            *self._closing,
+        ]
+
+    def _instruction(self, task: str) -> str:
+        settings = self.settings
+        return Instructions(settings.planning_instruction, settings.answering_instruction).of(task)
+
+    def _plain_ids(self, text: str) -> list[int]:
+        # Text from data is never read as a control token, whatever it contains.
+        return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+
+    def _template_ids(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+
+    def _frame(self) -> tuple[list[int], list[int], list[int]]:
+        """Token ids before the instruction, between instruction and body, and after the body."""
+        form = self.settings.prompt_format
+        if form == "auto":
+            form = "chat" if getattr(self.tokenizer, "chat_template", None) else "plain"
+        bos = self.tokenizer.bos_token or ""
+        if form == "plain":
+            parts = (bos, "\n\n", "\n")
+        elif form == "llama2":
+            parts = (f"{bos}[INST] ", "\n\n", " [/INST]")
+        else:
+            parts = self._chat_frame()
+        opening, middle, closing = (self._template_ids(part) for part in parts)
+        return opening, middle, closing
+
+    def _chat_frame(self) -> tuple[str, str, str]:
+        system = [{"role": "system", "content": _INSTRUCTION}, {"role": "user", "content": _BODY}]
+        user = [{"role": "user", "content": f"{_INSTRUCTION}\n\n{_BODY}"}]
+        for messages in (system, user) if self.settings.prompt_order == "instruction_first" else (user,):
+            try:
+                text = self.tokenizer.apply_chat_template(
+                    messages,
+                    tokenize=False,
+                    add_generation_prompt=True,
+                    enable_thinking=False,
+                    date_string=DATE,
+                )
+            except Exception as error:
+                # Templates refuse a system turn by raising their own error class from within Jinja.
+                if type(error).__name__ not in ("TemplateError", "UndefinedError"):
+                    raise
+                continue
+            if text.count(_INSTRUCTION) == 1 and text.count(_BODY) == 1:
+                opening, rest = text.split(_INSTRUCTION)
+                middle, closing = rest.split(_BODY)
+                return opening, middle, closing
+        raise ValueError(
+            "the tokenizer's chat template does not repeat the messages as they are; set prompt_format to plain"
+        )
+
+    def _shorten(self, sample: ModelInput, evidence: str) -> tuple[list[int], int, int]:
+        """Drop triples (or words of raw text) until the prompt fits: of the oldest step first, from its end."""
+        limit = self.settings.max_input_tokens
+        units = [list(step.triples) if evidence == "triples" else step.text.split() for step in sample.steps]
+        order = [(number, unit) for number, group in enumerate(units) for unit in reversed(group)]
+        sizes = [len(self._plain_ids(str(unit))) + (2 if evidence == "triples" else 0) for _, unit in order]
+
+        def prompt_without(count: int) -> list[int]:
+            dropped = [0] * len(units)
+            for number, _ in order[:count]:
+                dropped[number] += 1
+            steps = []
+            for step, lost, group in zip(sample.steps, dropped, units):
+                kept = len(group) - lost
+                if evidence == "triples":
+                    steps.append(Step(step.query, step.triples[:kept], step.text))
+                else:
+                    steps.append(Step(step.query, step.triples, " ".join(str(word) for word in group[:kept])))
+            return self._prompt(dataclasses.replace(sample, steps=tuple(steps)), evidence)
+
+        over = len(prompt_without(0)) - limit
+        count = 0
+        while True:
+            # Sizes of units by themselves are estimates; measure, and drop more until it really fits.
+            while over > 0 and count < len(order):
+                over -= sizes[count]
+                count += 1
+            prompt = prompt_without(count)
+            if len(prompt) <= limit:
+                return (prompt, count, 0) if evidence == "triples" else (prompt, 0, count)
+            if count == len(order):
+                raise ValueError(
+                    f"question {sample.question[:80]!r}: without any evidence the prompt still has "
+                    f"{len(prompt) - limit} tokens more than max_input_tokens={limit} allows: raise it"
+                )
+            over = len(prompt) - limit
+
+
+def pad_batch(
+    rows: Sequence[Sequence[int]], pad: int, side: str = "right", multiple_of: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pad token rows to one length.
+
+    Args:
+        rows: B token lists.
+        pad: Padding token id.
+        side: "right" for training, "left" for generation.
+        multiple_of: Round the length up to a multiple of this.
+
+    Returns:
+        (B, T) ids and the (B, T) attention mask.
+    """
+    length = max(map(len, rows))
+    length = -(-length // multiple_of) * multiple_of
+    ids = torch.full((len(rows), length), pad, dtype=torch.long)
+    mask = torch.zeros((len(rows), length), dtype=torch.long)
+    for number, row in enumerate(rows):
+        place = slice(0, len(row)) if side == "right" else slice(length - len(row), length)
+        ids[number, place] = torch.tensor(list(row), dtype=torch.long)
+        mask[number, place] = 1
+    return ids, mask

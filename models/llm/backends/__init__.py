@@ -1,0 +1,1 @@
+"""Where a call of a language model is answered: one module per backend."""

@@ -1,0 +1,91 @@
+"""Holds a model to the format of triples while it writes, with xgrammar (the extra `grammar`).
+
+The grammar accepts what `models.triples.format_triples` writes, nothing at all, and the word for "no facts". It can't
+keep a reply that is cut off at its limit from ending within a triple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tripletune.models.data.pairs import NO_FACTS
+
+if TYPE_CHECKING:
+    import torch
+
+    from tripletune.models.local.decoding import Request
+
+# A name may hold brackets, and a pipe where no marker can follow it; a backslash escapes what comes next.
+GRAMMAR = rf"""
+root ::= "" | " "? ("{NO_FACTS}" | triple (", " triple)*)
+triple ::= "(S> " name "| P> " name "| O> " name ")"
+name ::= first rest*
+first ::= [^ |\\\n\r\t] | "\\" [^\n\r]
+rest ::= [^|\\\n\r] | "\\" [^\n\r] | "|"+ " "* [^ PO|\\\n\r]
+"""
+
+
+class TripleGrammar:
+    """A `models.continuous_batch.Constraint`: only tokens that keep a reply within the format.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        vocabulary: Width of the model's logits.
+        ends: Tokens that end a reply.
+
+    Raises:
+        ValueError: xgrammar is not installed, or does not know this kind of tokenizer.
+    """
+
+    def __init__(self, tokenizer: Any, vocabulary: int, ends: Collection[int]) -> None:
+        self._library = import_xgrammar()
+        try:
+            known = self._library.TokenizerInfo.from_huggingface(
+                tokenizer, vocab_size=vocabulary, stop_token_ids=sorted(ends)
+            )
+        except (ValueError, RuntimeError) as error:
+            raise ValueError(f"xgrammar can't use this tokenizer ({error}): extract without the grammar") from error
+        self._compiled = self._library.GrammarCompiler(known).compile_grammar(GRAMMAR)
+        # A matcher a reply, and how many of its tokens it has read.
+        self._matchers: dict[Request, tuple[Any, int]] = {}
+
+    def restrict(self, logits: torch.Tensor, requests: Sequence[Request]) -> None:
+        """Set the logits (B, V) of tokens that would leave the format to minus infinity, in place."""
+        library, matchers = self._library, self._matchers
+        # Every token is allowed in it; a row that is done stays so.
+        mask = library.allocate_token_bitmask(len(requests), logits.shape[-1])
+        self._matchers = {}
+        for row, request in enumerate(requests):
+            if request.done:
+                continue
+            matcher, read = matchers.get(request, (None, 0))
+            if matcher is None or read > len(request.tokens):
+                matcher, read = library.GrammarMatcher(self._compiled), 0
+            for token in request.tokens[read:]:
+                matcher.accept_token(token)
+            self._matchers[request] = matcher, len(request.tokens)
+            matcher.fill_next_token_bitmask(mask, row)
+        library.apply_token_bitmask_inplace(logits, mask.to(logits.device))
+
+    def processors(self) -> list[Any]:
+        """The same for one call of `generate` without beams."""
+        from xgrammar.contrib.hf import LogitsProcessor
+
+        return [LogitsProcessor(self._compiled)]
+
+
+def import_xgrammar() -> Any:
+    """Import xgrammar.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    try:
+        import xgrammar
+    except ImportError as error:
+        raise ValueError(
+            f"the grammar needs the package {error.name or 'xgrammar'}: pip install 'tripletune[grammar]', or extract "
+            "without --grammar"
+        ) from None
+    return xgrammar

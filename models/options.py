@@ -1,0 +1,423 @@
+"""Options: a dataclass whose fields say default, help, choices and range. From it come flags, YAML, `--set` and checks.
+
+A field's default is the paper's setting. All problems of a configuration are reported at once, each with the nearest
+name that exists. This module imports nothing heavy, so that `--help` and errors come at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+
+from tripletune.models.files import read_text
+
+T = TypeVar("T")
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+_RANGES: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "at_least": ("at least", lambda value, bound: value >= bound),
+    "above": ("greater than", lambda value, bound: value > bound),
+    "at_most": ("at most", lambda value, bound: value <= bound),
+    "below": ("below", lambda value, bound: value < bound),
+}
+
+
+class ConfigError(ValueError):
+    """A configuration that can't work; the message lists every problem."""
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    choices: Sequence[str] = (),
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """A dataclass field with a default, its help text, and what its value may be.
+
+    Args:
+        default: The default; a list is copied.
+        help: The `--help` text.
+        choices: Allowed values; of a list, allowed items. A `Literal` type needs none.
+        at_least: Smallest value. None is never out of range.
+        above: The value must be greater than this.
+        at_most: Largest value.
+        below: The value must be less than this.
+    """
+    bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
+    metadata = {"help": help, "choices": tuple(choices)} | {k: v for k, v in bounds.items() if v is not None}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def problems(config: Any, prefix: str = "") -> list[str]:
+    """What can't work in a configuration: choices, ranges, then what the `check` method of each section says.
+
+    Args:
+        config: A dataclass instance, sections in it included.
+        prefix: Put before the names of its fields.
+    """
+    found: list[str] = []
+    for item in dataclasses.fields(config):
+        value, name = getattr(config, item.name), prefix + item.name
+        if dataclasses.is_dataclass(value):
+            found += problems(value, f"{name}.")
+        elif value is not None:
+            found += _out_of_range(value, item, name)
+    return found + (config.check() if hasattr(config, "check") else [])
+
+
+def require(config: Any) -> None:
+    """Raise `ValueError` with all `problems` of a configuration; the `__post_init__` of options made in code."""
+    found = problems(config)
+    if found:
+        raise ValueError("; ".join(found))
+
+
+def _out_of_range(value: Any, item: dataclasses.Field[Any], name: str) -> list[str]:
+    allowed = item.metadata.get("choices", ())
+    if allowed:
+        given = value if isinstance(value, (list, tuple)) else [value]
+        return [not_one_of(name, each, allowed) for each in given if each not in allowed]
+    if isinstance(value, float) and not math.isfinite(value):
+        return [f"{name}: {value} is not a finite number"]
+    bounds = {word: item.metadata[word] for word in _RANGES if word in item.metadata}
+    if all(_RANGES[word][1](value, bound) for word, bound in bounds.items()):
+        return []
+    wanted = " and ".join(f"{_RANGES[word][0]} {bound:g}" for word, bound in bounds.items())
+    return [f"{name}: {value} must be {wanted}"]
+
+
+def not_one_of(name: str, value: Any, known: Sequence[str]) -> str:
+    """The sentence that refuses a value, with the nearest allowed one."""
+    return f"{name}: {value!r} is not one of {', '.join(known)}{nearest(str(value), known)}"
+
+
+def nearest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
+    """` (did you mean X?)` for the nearest known name; empty where none is near."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+# YAML files ---------------------------------------------------------------------------------------------------------
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Names and values of a YAML file; what its `base:` file says is under what it says itself.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ConfigError: it is not YAML, says something twice, or is no mapping.
+    """
+    path, seen = Path(path), []
+    tree: dict[str, Any] = {}
+    while True:
+        if path.resolve() in seen:
+            raise ConfigError(f"{path}: its base names lead back to itself")
+        seen.append(path.resolve())
+        own = _read_one(path)
+        base = own.pop("base", None)
+        tree = _over(own, tree)
+        if base is None:
+            return tree
+        path = path.parent / str(base)
+
+
+def _over(tree: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    for name, value in above.items():
+        both = isinstance(value, dict) and isinstance(tree.get(name), dict)
+        tree[name] = _over(tree[name], value) if both else value
+    return tree
+
+
+def _read_one(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise FileNotFoundError(f"no such configuration file: {path}")
+    text = read_text(path)
+    try:
+        loaded = yaml.load(text, _UniqueKeys)
+    except (yaml.YAMLError, RecursionError) as error:
+        said = " ".join(str(error).split()) if isinstance(error, yaml.YAMLError) else "it is nested too deeply"
+        raise ConfigError(f"{path} is not valid YAML: {said}") from None
+    if loaded is not None and not isinstance(loaded, dict):
+        raise ConfigError(f"{path}: expected names and values, found {type(loaded).__name__}")
+    return loaded or {}
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """A safe loader that refuses a name given twice, of which YAML would silently drop the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue  # which PyYAML refuses by itself
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"{key.value} is given twice: put its values under one", problem_mark=key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> T:
+    """Read a YAML file into a dataclass, apply overrides, and check everything.
+
+    Args:
+        kind: The configuration dataclass.
+        path: YAML file; None for defaults alone.
+        overrides: Dotted names and values, such as {"train.learning_rate": "3e-4"}.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ConfigError: with every problem found.
+    """
+    tree = read_yaml(path) if path is not None else {}
+    for name, value in (overrides or {}).items():
+        node = tree
+        *parents, leaf = name.split(".")
+        for parent in parents:
+            if node.get(parent) is None:
+                node[parent] = {}  # also a section that is named in the file and left empty
+            node = node[parent]
+            if not isinstance(node, dict):
+                raise ConfigError(f"{path}: {parent}: expected names and values, found {node!r}")
+        node[leaf] = value
+    return from_tree(kind, tree, str(path or "the command line"))
+
+
+def from_tree(kind: type[T], tree: Any, where: str) -> T:
+    """A configuration from nested names and values.
+
+    Raises:
+        ConfigError: with every problem found; `where` says which file or command it stands in.
+    """
+    found: list[str] = []
+    config = _build(kind, tree, "", found)
+    found = found or problems(config)
+    if found:
+        listed = "\n".join(f"  - {problem}" for problem in found)
+        raise ConfigError(f"{where}: {len(found)} problem(s)\n{listed}")
+    return config
+
+
+def to_yaml(config: Any) -> str:
+    """The resolved configuration as YAML."""
+    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
+
+
+def _build(kind: type[T], tree: Any, prefix: str, found: list[str]) -> T:
+    if not isinstance(tree, dict):
+        found.append(f"{prefix.rstrip('.')}: expected names and values, found {tree!r}")
+        return kind()
+    hints = typing.get_type_hints(kind)
+    known = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for key, value in tree.items():
+        if key not in known:
+            found.append(f"unknown key {prefix}{key}{nearest(str(key), known)}")
+        elif dataclasses.is_dataclass(hints[key]):
+            values[key] = _build(hints[key], {} if value is None else value, f"{prefix}{key}.", found)  # type: ignore[arg-type]
+        else:
+            try:
+                values[key] = convert(value, hints[key])
+            except ValueError as error:
+                found.append(f"{prefix}{key}: {error}")
+    return kind(**values)
+
+
+def convert(value: Any, hint: Any) -> Any:
+    """A value of YAML or of a command line as the type of its field.
+
+    Raises:
+        ValueError: it can't be one; the message lacks the field's name.
+    """
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        if value is None or (isinstance(value, str) and value.lower() in ("none", "null", "~", "")):
+            return None
+        hint = next(part for part in typing.get_args(hint) if part is not types.NoneType)
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        if value not in typing.get_args(hint):
+            known = [str(choice) for choice in typing.get_args(hint)]
+            raise ValueError(f"{value!r} is not one of {', '.join(known)}{nearest(str(value), known)}")
+        return value
+    if origin in (list, tuple):
+        items = value.split(",") if isinstance(value, str) else value
+        if not isinstance(items, (list, tuple)):
+            raise ValueError(f"{value!r} is not a list")
+        return origin(str(item).strip() for item in items if str(item).strip())
+    if hint is bool:
+        if isinstance(value, str) and value.lower() in (*_TRUE, *_FALSE):
+            return value.lower() in _TRUE
+        if not isinstance(value, bool):
+            raise ValueError(f"{value!r} is not true or false")
+        return value
+    return _number(value, hint) if hint in (int, float) else _text(value)
+
+
+def _number(value: Any, hint: type) -> float:
+    """A number; PyYAML reads 1e-5 as text, and it is a number to everyone else."""
+    try:
+        if isinstance(value, bool) or not math.isfinite(float(value)) or (hint is int and int(value) != float(value)):
+            raise ValueError
+        return int(value) if hint is int else float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{value!r} is not a {'whole ' if hint is int else ''}number") from None
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, (dict, list)):
+        raise ValueError(f"{value!r} is not text")
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        # YAML has made 42798 of the revision 0123456; what was written is gone.
+        raise ValueError(f"{value!r} was read as a number; put text in quotes")
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# Command lines ------------------------------------------------------------------------------------------------------
+
+
+def parse_command_line(kind: type[T], description: str, argv: Sequence[str] | None = None) -> tuple[T, bool]:
+    """`--config FILE`, `--dry-run`, and one `--section.field VALUE` per field.
+
+    Returns:
+        The configuration and whether only a dry run was asked for.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--config", metavar="FILE", help="YAML file; anything below overrides it")
+    parser.add_argument("--dry-run", action="store_true", help="show config, counts, memory and one batch, then stop")
+    groups: dict[str, Any] = {}
+    names = []
+    for name, item, value in _leaves(kind(), ""):
+        names.append(name)
+        section = name.rpartition(".")[0]
+        group = groups.setdefault(section, parser.add_argument_group(section) if section else parser)
+        group.add_argument(f"--{name}", dest=name, default=argparse.SUPPRESS, metavar="VALUE", help=_help(item, value))
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        flags = [f"--{name}" for name in names]
+        lines = [f"unknown argument {flag}{nearest(flag.split('=')[0], flags)}" for flag in unknown if flag[:2] == "--"]
+        raise ConfigError("; ".join(lines) or f"unexpected argument(s): {' '.join(unknown)}")
+    # Values are text here: YAML would make a number of the revision 0123456 and a date of 2024-01-01.
+    overrides = {name: value for name, value in vars(arguments).items() if name in names}
+    return load_config(kind, arguments.config, overrides), arguments.dry_run
+
+
+def add_arguments(parser: Any, kind: type, prefix: str = "", **defaults: Any) -> None:
+    """Give a parser (or a group of it) one `--name` per field of a flat dataclass.
+
+    Args:
+        parser: The parser or argument group.
+        kind: The dataclass.
+        prefix: With "teacher", the field `model` is `--teacher-model`.
+        **defaults: Other defaults than those of the fields.
+    """
+    hints = typing.get_type_hints(kind)
+    for item in dataclasses.fields(kind):
+        missing = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+        own = None if missing else item.default_factory() if callable(item.default_factory) else item.default
+        default = defaults.get(item.name, own)
+        choices = typing.get_args(hints[item.name]) if typing.get_origin(hints[item.name]) is Literal else None
+        if typing.get_origin(hints[item.name]) not in (list, tuple):  # whose items are checked later
+            choices = choices or item.metadata.get("choices") or None
+        more: dict[str, Any] = {"choices": choices, "metavar": item.name.upper() if choices is None else None}
+        if hints[item.name] is bool:
+            more = {"action": argparse.BooleanOptionalAction if default else "store_true"}
+        parser.add_argument(
+            f"--{_flag(item.name, prefix)}", default=default, help=_help(item, default),
+            required=missing and default is None, **more,
+        )  # fmt: skip
+
+
+def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "") -> T:
+    """The dataclass of a command line that `add_arguments` gave.
+
+    Raises:
+        ConfigError: all problems at once, under the names of the flags.
+    """
+    found: list[str] = []
+    values = {}
+    hints = typing.get_type_hints(kind)
+    for item in dataclasses.fields(kind):  # type: ignore[arg-type]
+        flag = _flag(item.name, prefix)
+        value = getattr(arguments, flag.replace("-", "_"))
+        try:
+            values[item.name] = convert(value, hints[item.name]) if isinstance(value, str) else value
+        except ValueError as error:
+            found.append(f"--{flag}: {error}")
+    if not found:
+        try:
+            config = kind(**values)
+            found = problems(config)
+        except ValueError as error:
+            found = [str(error)]
+    if found:
+        raise ConfigError("; ".join(found) if not prefix else f"options --{prefix}-...: {'; '.join(found)}")
+    return config
+
+
+def set_values(kind: type, settings: Sequence[str], owner: str) -> tuple[dict[str, Any], list[str]]:
+    """Values of `--set NAME=VALUE` texts for the fields of a dataclass.
+
+    Args:
+        kind: The dataclass.
+        settings: The texts.
+        owner: Whose options they are, for messages: "system 'ras'".
+
+    Returns:
+        Values by field, and what is wrong with the texts.
+    """
+    hints = typing.get_type_hints(kind)
+    values: dict[str, Any] = {}
+    found = []
+    for given in settings:
+        name, equals, text = given.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals:
+            found.append(f"--set {given}: write it as NAME=VALUE")
+        elif name not in hints:
+            hint = nearest(name, hints) or f"; its options are {', '.join(hints)}"
+            found.append(f"--set {given}: {owner} has no option {name!r}{hint}")
+        else:
+            try:
+                values[name] = convert(text.strip(), hints[name])
+            except ValueError as error:
+                found.append(f"--set {given}: {error}")
+    return values, found
+
+
+def _flag(name: str, prefix: str) -> str:
+    return (f"{prefix}-{name}" if prefix else name).replace("_", "-")
+
+
+def _help(item: dataclasses.Field[Any], default: Any) -> str:
+    shown = ", ".join(default) if isinstance(default, (list, tuple)) else default
+    end = "" if default in (None, "", False) else f" (default: {shown})"
+    return f"{item.metadata.get('help', '')}{end}".replace("%", "%%")
+
+
+def _leaves(config: Any, prefix: str) -> list[tuple[str, dataclasses.Field[Any], Any]]:
+    found = []
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if dataclasses.is_dataclass(value):
+            found += _leaves(value, f"{prefix}{item.name}.")
+        else:
+            found.append((prefix + item.name, item, value))
+    return found

@@ -1,0 +1,71 @@
+"""What every program does around its work: logging, exit codes, and one line for an error."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Callable
+
+from tripletune.models.files import is_full
+
+# Third parties that log each HTTP request and index build.
+NOISY = ("anthropic", "bm25s", "faiss", "httpcore", "httpcore2", "httpx", "httpx2", "openai", "sentence_transformers",
+         "urllib3")  # fmt: skip
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """A text without control characters, so that data can't steer a terminal."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def run_program(
+    program: Callable[[], int | None],
+    *,
+    verbose: bool = False,
+    form: str = "%(message)s",
+    level: int = logging.INFO,
+    stopped: str = "stopped; the same command goes on where it was",
+) -> int:
+    """Run a program; what goes wrong becomes one line on stderr and an exit code.
+
+    Args:
+        program: What to run; it may return an exit code.
+        verbose: Log everything, with tracebacks.
+        form: Format of log lines.
+        level: Lowest level that is logged.
+        stopped: What Ctrl-C prints.
+
+    Returns:
+        0; 2 for bad input; 1 when the disk is full; 130 when it was interrupted; for an exception with an attribute
+        `exit_code`, that one.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Printable(form, datefmt="%H:%M:%S"))
+    logging.basicConfig(level=logging.DEBUG if verbose else level, handlers=[handler], force=True)
+    for name in NOISY:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        return program() or 0
+    except KeyboardInterrupt:
+        return _say(stopped, 130)
+    except Exception as error:
+        code = getattr(error, "exit_code", 2 if isinstance(error, (ValueError, OSError, ImportError)) else None)
+        if code is None:
+            raise
+        if verbose:
+            logging.getLogger(__name__).exception("traceback")
+        if is_full(error):
+            return _say(f"error: no space left on the disk ({error}); free some, and the same command goes on", 1)
+        return _say(f"error: {error}", code)
+
+
+def _say(line: str, code: int) -> int:
+    print(printable(line), file=sys.stderr)  # noqa: T201
+    return code
+
+
+class _Printable(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))

@@ -1,0 +1,1 @@
+"""What a model is told: instructions as files, and the renderer of records."""

@@ -1,0 +1,102 @@
+"""The one renderer: a structured input becomes the model's text, and a reply becomes an action.
+
+Training and inference both render here, so their prompts cannot differ. Layout (RAS, section C.3 and figures 10-13):
+
+    <instruction>
+
+    [SUBQ] q_0
+    Retrieved Graph Information: (S> s| P> p| O> o), ...
+    [SUBQ] q_1
+    ...
+    Question: Q
+
+With `prompt_order: history_first` (`models.graph_processor`) the instruction stands between history and question.
+
+An answering input without steps carries `[NO_RETRIEVAL]` in the place of the steps (figure 12).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tripletune.models.data.records import Action, ModelInput, one_line
+from tripletune.models.data.triples import format_triples
+
+PROMPTS = Path(__file__).parent
+_ACTION = re.compile(r"\s*\[(SUBQ|SUFFICIENT|NO_RETRIEVAL)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Instructions:
+    """The two task instructions INST_Plan and INST_Ans; any text file can replace either."""
+
+    planning: str
+    answering: str
+
+    @classmethod
+    def load(cls, planning: str | Path | None = None, answering: str | Path | None = None) -> Instructions:
+        """Read the instructions from files; `None` means the ones in `models/prompts`."""
+        return cls(
+            Path(planning or PROMPTS / "ras_plan.md").read_text(encoding="utf-8").strip(),
+            Path(answering or PROMPTS / "ras_answer.md").read_text(encoding="utf-8").strip(),
+        )
+
+    def of(self, task: str) -> str:
+        """The instruction of one task."""
+        return self.planning if task == "planning" else self.answering
+
+
+def render(sample: ModelInput, evidence: str = "triples") -> str:
+    """Write history and question as text, without the instruction.
+
+    Args:
+        sample: What the model may see.
+        evidence: "triples" (default), or "text" for the paper's ablation without text-to-triples, where each step
+            shows the retrieved text itself.
+
+    Returns:
+        The body of the prompt; the question stands last.
+    """
+    return "\n".join(part for part in render_parts(sample, evidence) if part)
+
+
+def render_parts(sample: ModelInput, evidence: str = "triples") -> tuple[str, str]:
+    """The two parts of `render`: the history, empty where there is none, and the line of the question."""
+    lines = []
+    for step in sample.steps:
+        shown = format_triples(step.triples) if evidence == "triples" else " ".join(step.text.split())
+        lines += [f"{Action.SUBQ.value} {one_line(step.query)}", f"Retrieved Graph Information: {shown}".rstrip()]
+    if not sample.steps and sample.task == "answering":
+        lines.append(Action.NO_RETRIEVAL.value)
+    return "\n".join(lines), f"Question: {one_line(sample.question)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A parsed planning reply; `action` is None when the reply is malformed."""
+
+    action: Action | None
+    subquery: str = ""
+
+    @property
+    def malformed(self) -> bool:
+        """Whether no action could be read."""
+        return self.action is None
+
+
+def parse_plan(reply: str) -> Plan:
+    """Read the action at the very start of a planning reply.
+
+    The sub-query is the text after `[SUBQ]` up to the first line break. A marker further on, or the bare word
+    "sufficient" inside a sub-query, is not an action. `[SUBQ]` without a sub-query is malformed.
+    """
+    match = _ACTION.match(reply)
+    if match is None:
+        return Plan(None)
+    action = Action(f"[{match.group(1)}]")
+    if action is not Action.SUBQ:
+        return Plan(action)
+    subquery = reply[match.end() :].split("\n", 1)[0].strip()
+    return Plan(action, subquery) if subquery else Plan(None)

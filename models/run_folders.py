@@ -1,0 +1,290 @@
+"""Model folders on disk: which one a run means, whether it is whole, and how a new one replaces an old one.
+
+Everything here is cheap (JSON and file headers), so that a damaged folder is refused before a model is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from tripletune.models.graph_llm.processor import GraphLLMProcessor
+
+FINAL = "final"
+CONFIG = "config.json"
+ADAPTER = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+PROCESSOR = "processor_config.json"
+# What a model on plain text was made for; a Graph-LLM has none of them.
+TASK_FILES = ("extractor.json", "student.json")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_PARTIAL, _REPLACED = ".partial", ".replaced"
+_ABSOLUTE = re.compile(r"(?:~?/|\\\\|[A-Za-z]:[/\\]|file:)(?=.)")
+_SECRET_KEY = re.compile(r"(?:hub|hf|api|auth|access)_?token|secret|password|api_?key|credential", re.IGNORECASE)
+_SECRET_VALUE = re.compile(r"\b(?:hf_\w{16,}|sk-[\w-]{16,}|gh[pousr]_\w{16,})|(?<=://)[^/\s@]+@")
+
+
+def trained_folder(folder: str | Path) -> Path:
+    """The folder with the trained model: `final/` of a run, else the folder itself.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or it is a run without result.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no such folder: {folder}")
+    if _holds_model(folder):
+        return folder
+    if _holds_model(folder / FINAL):
+        return folder / FINAL
+    found = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
+    if found:
+        raise FileNotFoundError(
+            f"run {folder} has no {FINAL}/, so it did not end; finish it, or name a checkpoint: {found[-1]}"
+        )
+    raise FileNotFoundError(f"{folder} has no {CONFIG}: it is not a run, checkpoint, export or merged folder")
+
+
+def is_text_model(folder: str | Path) -> bool:
+    """Whether a folder holds a model trained on plain text, an extractor or a student, and not a Graph-LLM."""
+    return any((Path(folder) / name).is_file() for name in TASK_FILES)
+
+
+def check_model_folder(folder: str | Path) -> None:
+    """Make sure that a folder can be loaded, without loading it.
+
+    Raises:
+        FileNotFoundError: configuration, tokenizer, processor settings or weights are missing.
+        ValueError: a JSON file is malformed, a weight file is cut off, or it is another kind of model.
+    """
+    folder = Path(folder)
+    if is_text_model(folder):
+        base = read_json(folder / (ADAPTER_CONFIG if is_adapter(folder) else CONFIG)).get("base_model_name_or_path")
+        needed: tuple[str, ...] = ()
+    else:
+        config = read_json(folder / CONFIG)
+        if config.get("model_type") != "graph_llm":
+            raise ValueError(
+                f"{folder / CONFIG}: model_type is {config.get('model_type')!r} and not 'graph_llm': give the folder "
+                "of a trained Graph-LLM (run, checkpoint, export or merged)"
+            )
+        base, needed = config.get("base_model"), (PROCESSOR,)
+    if not any((folder / name).exists() for name in _TOKENIZERS):
+        raise FileNotFoundError(
+            f"model folder {folder} has no tokenizer ({' or '.join(_TOKENIZERS)}): copy the tokenizer files of "
+            f"{base or 'the base model'} into it"
+        )
+    for name in (*needed, "tokenizer.json", "tokenizer_config.json"):
+        if name in needed or (folder / name).exists():
+            read_json(folder / name)
+    if (folder / ADAPTER_CONFIG).exists():
+        read_json(folder / ADAPTER_CONFIG)
+    for file in weight_files(folder):
+        check_weights(file)
+
+
+def is_adapter(folder: str | Path) -> bool:
+    """Whether the folder holds an adapter, and not a whole model."""
+    return (Path(folder) / ADAPTER_CONFIG).exists()
+
+
+def weight_files(folder: str | Path) -> list[Path]:
+    """The safetensors files of an adapter or whole model, all shards included; those missing are named too."""
+    folder = Path(folder)
+    if is_adapter(folder):
+        return [folder / ADAPTER]
+    if (folder / _INDEX).exists():
+        shards = read_json(folder / _INDEX).get("weight_map") or {}
+        return [folder / name for name in sorted(set(shards.values()))]
+    return [folder / _WEIGHTS]
+
+
+def check_weights(file: Path) -> None:
+    """Read the header of a safetensors file, which tells how long the file must be.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is cut off or damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not file.is_file():
+        raise FileNotFoundError(f"{file.parent} has no {file.name}: the weights are missing; copy the folder again")
+    try:
+        with safe_open(file, framework="pt"):
+            pass
+    except SafetensorError as error:
+        raise ValueError(
+            f"the weights in {file} can't be read ({error}): the file is cut off or damaged; use an earlier "
+            "checkpoint or copy the folder again"
+        ) from None
+
+
+def load_model(folder: str | Path, dtype: torch.dtype | None = None) -> tuple[Any, GraphLLMProcessor]:
+    """Check a folder and load it, on the GPU where there is one.
+
+    Args:
+        folder: Checkpoint, export or merged folder.
+        dtype: Weight type of the language model.
+
+    Returns:
+        The model in eval mode and its processor.
+
+    Raises:
+        FileNotFoundError: files are missing, or the base model or encoder is not there.
+        ValueError: files are damaged, or the adapter does not fit the base model.
+    """
+    import torch
+
+    from tripletune.models.loading import load_graph_llm
+
+    check_model_folder(folder)
+    model, processor = load_graph_llm(folder, dtype)
+    return (model.to("cuda") if torch.cuda.is_available() else model), processor
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is not a JSON object.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path.parent} has no {path.name}: it is not a whole model folder")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: not UTF-8 text; copy the file again") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}:{error.lineno}: not valid JSON ({error.msg}); copy the file again") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file in one step."""
+    scratch = path.with_name(path.name + ".tmp")
+    scratch.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(scratch, path)
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def public(value: Any, keep: tuple[str, ...] = ()) -> Any:
+    """A copy of JSON data that can be shown to others: absolute paths shrink to their last name, secrets to "***".
+
+    Args:
+        value: JSON data.
+        keep: Strings that stay as they are.
+    """
+    if isinstance(value, dict):
+        return {
+            key: "***" if isinstance(item, str) and item and _SECRET_KEY.search(str(key)) else public(item, keep)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [public(item, keep) for item in value]
+    if not isinstance(value, str) or value in keep:
+        return value
+    if _ABSOLUTE.match(value):
+        return re.split(r"[/\\]", value.rstrip("/\\"))[-1]
+    return _SECRET_VALUE.sub("***", value)
+
+
+def public_tokenizer_config(folder: Path) -> None:
+    """Take out of `tokenizer_config.json` where the tokenizer was loaded from."""
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return
+    settings = read_json(path)
+    for key in [key for key, value in settings.items() if isinstance(value, str) and _ABSOLUTE.match(value)]:
+        del settings[key]
+    for key in ("is_local", "local_files_only"):
+        settings.pop(key, None)
+    write_json(path, settings)
+
+
+def check_output(output: str | Path, overwrite: bool, sources: tuple[Path, ...] = ()) -> None:
+    """Refuse an output folder before any work is done; see `replaced_folder`.
+
+    Args:
+        output: The folder to write.
+        overwrite: Whether a model folder that is there may go.
+        sources: Folders that must survive.
+
+    Raises:
+        FileExistsError: it is a file, it is not empty and `overwrite` is off, or it is not a model folder at all.
+        ValueError: replacing it would delete what is read.
+    """
+    output = Path(output)
+    if output.exists() and not output.is_dir():
+        raise FileExistsError(f"output {output} is a file; give a folder")
+    place = output.resolve()
+    for source in sources:
+        if place == source.resolve() or place in source.resolve().parents:
+            raise ValueError(f"output {output} is or holds the model that is read ({source}): give another folder")
+    if not output.is_dir() or not any(output.iterdir()):
+        return
+    if not overwrite:
+        raise FileExistsError(f"output folder {output} is not empty: give another folder, or --overwrite")
+    if not _holds_model(output):
+        raise FileExistsError(f"output folder {output} is not a model folder and is not replaced: give another folder")
+
+
+@contextmanager
+def replaced_folder(output: str | Path, overwrite: bool) -> Iterator[Path]:
+    """A scratch folder beside `output` that takes its place when the block ends well; what a kill left is removed.
+
+    Args:
+        output: The folder to write; checked by `check_output`.
+        overwrite: Whether a model folder that is there may go.
+    """
+    place = Path(output).resolve()
+    scratch, old = place.with_name(place.name + _PARTIAL), place.with_name(place.name + _REPLACED)
+    if old.exists() and not place.exists():
+        # A kill between the two renames below: the old folder is still the newest whole one.
+        os.replace(old, place)
+    check_output(output, overwrite)
+    for left in (scratch, old):
+        shutil.rmtree(left, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    try:
+        yield scratch
+        if place.exists():
+            os.replace(place, old)
+        os.replace(scratch, place)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _holds_model(folder: Path) -> bool:
+    return (folder / CONFIG).exists() or is_text_model(folder)

@@ -1,0 +1,1 @@
+"""Question answering systems: one module each."""

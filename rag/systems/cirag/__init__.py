@@ -1,0 +1,1 @@
+"""CIRAG: iterative retrieval that builds a chain of triples."""

@@ -1,0 +1,205 @@
+"""Triples of a passage from a language model: entities first, then triples (CIRAG, section 3.3, figures 9 and 10).
+
+A call depends on the passage alone, so the ledger answers it for every other question that retrieves the passage: what
+the paper calls extraction cached offline. `StoredExtractor` reads triples that were extracted before: from a file, or
+by a trained text-to-triples model (`rag.extract`). JSON is read strictly; a reply that can't be read is sent back
+once, then the passage goes on with nothing, as one does whose call is refused, and all of it is counted.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from tripletune.models.data.passages import Passage
+from tripletune.models.data.triples import Triple, parse_triples
+from tripletune.models.llm.client import CallError, Message, SetupError
+from tripletune.models.llm.ledger_client import RetriesExhausted
+from tripletune.models.llm.replies import UnusableReply, ask, find_json, without_thoughts
+from tripletune.rag.systems.prompt_files import PromptSet
+from tripletune.rag.systems.question_client import QuestionClient
+from tripletune.rag.triples.store import TripleSource
+
+logger = logging.getLogger(__name__)
+
+ENTITIES_ROLE, TRIPLES_ROLE, JOINT_ROLE = "cirag.entities", "cirag.triples", "cirag.joint"
+_ENTITIES = 'write one JSON object {"entities": ["...", ...]} and nothing else'
+_TRIPLES = 'write one JSON object {"triples": [["subject", "predicate", "object"], ...]} and nothing else'
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Extracted:
+    """The triples of a passage, in order and each once, and what was odd about the replies, by kind.
+
+    Attributes:
+        triples: The triples.
+        known: False when the passage was never read for triples, or no reply could be used.
+        issues: Counts by kind.
+    """
+
+    triples: tuple[Triple, ...] = ()
+    known: bool = True
+    issues: Counter[str] = field(default_factory=Counter)
+
+
+class Extractor(Protocol):
+    """Where a loop has the triples of a passage from."""
+
+    async def extract(self, passage: Passage, llm: QuestionClient) -> Extracted:
+        """The triples of a passage."""
+        ...
+
+
+class StoredExtractor:
+    """Triples that were extracted before.
+
+    Args:
+        store: Triples by passage.
+    """
+
+    def __init__(self, store: TripleSource) -> None:
+        self._store = store
+
+    async def extract(self, passage: Passage, llm: QuestionClient) -> Extracted:
+        """See `Extractor`; no call is made."""
+        triples = self._store.get(passage)
+        return Extracted(tuple(dict.fromkeys(triples or ())), triples is not None)
+
+
+class LLMExtractor:
+    """Triples from a language model, in two steps or with one prompt for both.
+
+    Args:
+        prompts: Has the prompts that are named next.
+        triples: Name of the prompt for triples.
+        entities: Name of the prompt for entities; None: the prompt for triples asks for both.
+        repairs: Most repair turns a reply.
+        max_tokens: Longest reply.
+    """
+
+    def __init__(
+        self,
+        prompts: PromptSet,
+        triples: str,
+        entities: str | None = None,
+        repairs: int = 1,
+        max_tokens: int = 1536,
+    ) -> None:
+        self._prompts, self._triples, self._entities = prompts, triples, entities
+        self._repairs, self._max_tokens = repairs, max_tokens
+
+    async def extract(self, passage: Passage, llm: QuestionClient) -> Extracted:
+        """See `Extractor`."""
+        issues: Counter[str] = Counter()
+        user, role = passage_text(passage), JOINT_ROLE
+        if self._entities is not None:
+            messages = self._prompts.chat(self._entities, user)
+            entities = await self._ask(llm, ENTITIES_ROLE, messages, read_entities, issues)
+            # Without a list the triples are asked for all the same.
+            user, role = f"{user}\nEntities: {json.dumps(entities or [], ensure_ascii=False)}", TRIPLES_ROLE
+        found = await self._ask(llm, role, self._prompts.chat(self._triples, user), read_triples, issues)
+        if found is None:
+            return Extracted((), False, issues)
+        triples, malformed = found
+        if malformed:
+            issues["malformed_triples"] += malformed
+        return Extracted(triples, True, issues)
+
+    async def _ask(
+        self,
+        llm: QuestionClient,
+        role: str,
+        messages: list[Message],
+        parse: Callable[[str], T],
+        issues: Counter[str],
+    ) -> T | None:
+        repaired: Counter[str] = Counter()
+        try:
+            return await ask(
+                llm, messages, parse, role=role, sampling=llm.up_to(self._max_tokens), repairs=self._repairs,
+                repaired=repaired,
+            )  # fmt: skip
+        except UnusableReply:
+            issues[f"unreadable.{role}"] += 1
+            return None
+        except (RetriesExhausted, SetupError):
+            raise
+        except CallError as error:
+            # A filter that refuses a passage would otherwise cost every question that finds it.
+            logger.warning("%s: a passage is left without a reply: %s", role, error)
+            issues[f"refused.{role}"] += 1
+            return None
+        finally:
+            if repaired:
+                issues[f"repairs.{role}"] += repaired.total()
+
+
+def passage_text(passage: Passage) -> str:
+    """The user's turn of an extraction: title and text, each on one line."""
+    return f"Title: {' '.join(passage.title.split())}\nText: {' '.join(passage.text.split())}"
+
+
+def read_entities(text: str) -> tuple[str, ...]:
+    """Read `{"entities": ["...", ...]}`, the paper's "named entities" as the key, or the list alone.
+
+    Raises:
+        UnusableReply: there is no list of strings.
+    """
+    value = _first_of(_json(text, _ENTITIES), ("entities", "named entities", "named_entities"))
+    if not isinstance(value, list) or not all(isinstance(name, (str, int, float)) for name in value):
+        raise UnusableReply("no_entities", f"The reply holds no list of entities; {_ENTITIES}.")
+    names = (" ".join(str(name).split()) for name in value)
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def read_triples(text: str) -> tuple[tuple[Triple, ...], int]:
+    """Read `{"triples": [[s, p, o], ...]}`, the list alone, or `(S> s| P> p| O> o)`.
+
+    Returns:
+        The distinct triples in order and the number of malformed ones, which cost no neighbour. A list without any
+        triple is fine: some passages state nothing.
+
+    Raises:
+        UnusableReply: there is no list, or nothing in it is a triple.
+    """
+    if "S>" in text and (marked := parse_triples(without_thoughts(text))).triples:
+        return tuple(dict.fromkeys(marked.triples)), marked.malformed
+    value = _first_of(_json(text, _TRIPLES), ("triples", "knowledge triples"))
+    if not isinstance(value, list):
+        raise UnusableReply("no_triples", f"The reply holds no list of triples; {_TRIPLES}.")
+    triples = [triple for row in value if (triple := triple_of(row)) is not None]
+    if value and not triples:
+        raise UnusableReply("no_triples", f"Nothing in the list is a triple of three non-empty strings; {_TRIPLES}.")
+    return tuple(dict.fromkeys(triples)), len(value) - len(triples)
+
+
+def triple_of(row: object) -> Triple | None:
+    """A triple from `[s, p, o]` or `{"subject", "predicate", "object"}`; None when it is neither."""
+    if isinstance(row, dict):
+        row = [row.get("subject"), row.get("predicate"), row.get("object")]
+    if not isinstance(row, (list, tuple)) or len(row) != 3:
+        return None
+    # A year or a number is often written without quotation marks.
+    fields = [str(value) if type(value) in (int, float) else value for value in row]
+    if not all(isinstance(value, str) and value.strip() for value in fields):
+        return None
+    return Triple(*fields)
+
+
+def _json(text: str, advice: str) -> Any:
+    try:
+        return find_json(text)
+    except UnusableReply as error:
+        what = "The reply is empty" if not text.strip() else f"In the reply: {error.explanation.rstrip('.')}"
+        raise UnusableReply(error.reason, f"{what}; {advice}.") from None
+
+
+def _first_of(value: Any, names: Iterable[str]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return next((value[name] for name in names if name in value), None)

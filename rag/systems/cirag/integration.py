@@ -1,0 +1,377 @@
+"""The integration phase of CIRAG: what the integrator is shown and how its decision is read (section 3.3, eq. 1 and 2).
+
+A decision y_t = (r_t, core triples, a_{t+1}) is written in marked sections (figure 11):
+
+    [[## thought ##]]
+    ...
+
+    [[## fact_after_filter ##]]
+    {"fact": [["subject", "predicate", "object"], ...]}
+
+    [[## question ##]]
+    the next query, or <no question>
+
+`write_decision` writes it and `read_decision` reads it. Everything in a reply that is not of this form, or not allowed
+by the paper, is a fault with a name: it is recovered from where the meaning is plain, dropped where it is not, and
+counted in both cases. The integrator sees its earlier decisions as they were understood, never as they were written.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tripletune.models.data.triples import Triple
+from tripletune.models.llm.client import Message
+from tripletune.models.llm.replies import UnusableReply, ask, find_json, json_values, without_thoughts
+from tripletune.rag.retrieval.sentences import Fact
+from tripletune.rag.systems.cirag.extraction import triple_of
+from tripletune.rag.systems.cirag.first_thought import begin_with, show_thought
+from tripletune.rag.systems.cirag.options import INTEGRATION_PROMPT, CiragOptions
+from tripletune.rag.systems.prompt_files import PromptSet
+from tripletune.rag.systems.question_client import QuestionClient
+
+INTEGRATE_ROLE = "cirag.integrate"
+NO_QUESTION = "<no question>"
+THOUGHT, CORE, QUESTION = "thought", "fact_after_filter", "question"
+CANDIDATES, MAIN_QUESTION, HISTORY = "fact_before_filter", "Original Query", "historical_context"
+_OUTPUTS = (THOUGHT, CORE, QUESTION)
+_INPUTS = tuple(_name.lower().replace(" ", "_") for _name in (CANDIDATES, MAIN_QUESTION, HISTORY))
+
+_MARKER = re.compile(r"\[\[\s*#{1,4}\s*([A-Za-z][A-Za-z_ -]{0,40}?)\s*#{0,4}\s*\]\]:?")
+_STRICT_MARKER = re.compile(r"\[\[## [a-z_]+ ##\]\]:?")
+_STRING = r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
+_LISTED = re.compile(rf"[(\[]\s*{_STRING}\s*,\s*{_STRING}\s*,\s*{_STRING}\s*[)\]]", re.DOTALL)
+_NO_QUESTION = re.compile(
+    r"\W*no[ _-]*(?:more |further )?questions?(?: (?:is|are|needed|required|necessary|left|remains?))*\W*"
+    r"|\W*(?:none|null|n/a)\W*",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"^(?:[-*•]|\d{1,2}[.)])\s+")
+_QUOTED = re.compile(r"[\"“]([^\"“”]*)[\"”]")
+# A small letter behind a question mark goes on ("Who wrote Quo Vadis? in 1895"), unless a question word does.
+_NEXT_QUESTION = re.compile(
+    r"(?<=\?)[\"'”’]?\s+(?=[^a-z\s]|(?:and |or )?[\"'“‘]?(?:who|whom|whose|what|when|where|which|why|how)\b)"
+)
+_NOT_A_WORD = re.compile(r"[\W_]+")
+# Only inside a JSON string or in prose can two brackets stand before a number sign.
+_OPENS_MARKER = re.compile(r"\[\[(?=\s*#)")
+_FORM = (
+    f"write the three sections [[## {THOUGHT} ##]], [[## {CORE} ##]] and [[## {QUESTION} ##]], and in the last one a "
+    f"single question or {NO_QUESTION}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The integrator's decision y_t of one round.
+
+    Attributes:
+        thought: The reasoning trace r_t.
+        core: The core triples with their provenance, all of them among the round's candidates.
+        query: The next query a_{t+1}; empty for `<no question>`; None when the reply does not say.
+        faults: What was wrong with the reply, a name each time.
+        reply: The reply as it came.
+    """
+
+    thought: str
+    core: tuple[Fact, ...] = ()
+    query: str | None = None
+    faults: tuple[str, ...] = ()
+    reply: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One element of the history H_<t (eq. 2): the candidates of a round and the decision on them."""
+
+    candidates: tuple[Fact, ...]
+    decision: Decision
+
+
+async def integrate(
+    question: str,
+    candidates: Sequence[Fact],
+    history: Sequence[Round],
+    llm: QuestionClient,
+    prompts: PromptSet,
+    options: CiragOptions,
+    fit: Callable[[list[Message]], list[Message]] | None = None,
+    thought: str = "",
+) -> Decision:
+    """K_D of eq. 1: filter the candidates and find the next query.
+
+    A reply that does not say whether to go on is sent back, at most `options.repairs` times. When that does not help,
+    the decision has no query, and what could be read of the rest.
+
+    Args:
+        question: The main question x.
+        candidates: This round's candidate triples.
+        history: The rounds before.
+        llm: The integrator.
+        prompts: Has the prompt `cirag_integrate`.
+        options: How to show the history, and limits.
+        fit: Shortens a chat that is too long; None sends every chat as it is.
+        thought: What the decision's thought begins with; see `rag.cirag_first_thought`.
+    """
+    messages = messages_of(prompts.texts[INTEGRATION_PROMPT], question, candidates, history, options.history)
+    if fit is not None:
+        messages = fit(messages)
+    if thought:
+        messages = show_thought(messages, thought)
+    earlier = [fact.triple for round_ in history for fact in round_.candidates]
+    read: list[Decision] = []
+
+    def parse(text: str) -> Decision:
+        read.append(read_decision(begin_with(text, thought), candidates, earlier))
+        if read[-1].query is None:
+            raise UnusableReply(read[-1].faults[-1], f"It can't be read what to do next: {_FORM}.")
+        return read[-1]
+
+    try:
+        decision = await ask(
+            llm,
+            messages,
+            parse,
+            role=INTEGRATE_ROLE,
+            sampling=llm.up_to(options.max_integration_tokens),
+            repairs=options.repairs,
+        )
+    except UnusableReply:
+        decision = read[-1]
+    repairs = ("repaired",) * (len(read) - 1)
+    return replace(decision, faults=(*repairs, *(fault for one in read for fault in one.faults)))
+
+
+def messages_of(
+    prompt: str, question: str, candidates: Sequence[Fact], history: Sequence[Round], layout: str = "chat"
+) -> list[Message]:
+    """The integrator's chat.
+
+    Args:
+        prompt: The instruction I.
+        question: The main question x.
+        candidates: This round's candidate triples.
+        history: The rounds before.
+        layout: "chat" gives a user and an assistant turn to every earlier round; "section" tells of them in the
+            section historical_context of the only user turn.
+    """
+    system: Message = {"role": "system", "content": prompt}
+    asked = _section(MAIN_QUESTION, _plain(question))
+    if layout == "section":
+        parts = [asked, _section(CANDIDATES, write_triples(candidates))]
+        if history:
+            told = "\n\n".join(_told(number, round_) for number, round_ in enumerate(history, 1))
+            parts.append(_section(HISTORY, told))
+        return [system, {"role": "user", "content": "\n\n".join(parts)}]
+    messages = [system]
+    shown = [*(round_.candidates for round_ in history), tuple(candidates)]
+    for number, facts in enumerate(shown):
+        new = _section(CANDIDATES, write_triples(facts))
+        messages.append({"role": "user", "content": new if number else f"{asked}\n\n{new}"})
+        if number < len(history):
+            messages.append({"role": "assistant", "content": write_decision(history[number].decision)})
+    return messages
+
+
+def write_triples(facts: Iterable[Fact]) -> str:
+    """Triples as `{"fact": [[subject, predicate, object], ...]}` on one line."""
+    text = json.dumps({"fact": [fact.triple.as_list() for fact in facts]}, ensure_ascii=False)
+    return _OPENS_MARKER.sub(r"[\\u005b", text)
+
+
+def write_decision(decision: Decision) -> str:
+    """A decision in the marked sections; `read_decision` gives it back."""
+    query = NO_QUESTION if decision.query == "" else _plain(decision.query or "")
+    sections = ((THOUGHT, _plain(decision.thought)), (CORE, write_triples(decision.core)), (QUESTION, query))
+    return "\n\n".join(_section(name, text) for name, text in sections)
+
+
+def read_decision(text: str, candidates: Sequence[Fact], earlier: Iterable[Triple] = ()) -> Decision:
+    """Read a reply of the integrator.
+
+    Args:
+        text: The reply; text between `<think>` tags is passed over.
+        candidates: The candidates of the round.
+        earlier: Candidates of earlier rounds, to tell a triple from there from an invented one.
+
+    Returns:
+        The decision with its faults:
+        `empty_reply`; `missing_thought`, `missing_fact_after_filter`, `missing_question` (a section is not there);
+        `empty_question` (no letter and no digit in it); `contradictory_question` (a question and `<no question>`);
+        `several_questions` (the first counts); `loose_question` (numbered, or `<no question>` in other words);
+        `text_before_sections` (dropped, or taken as the thought where that is missing); `unknown_section` (dropped);
+        `runs_on` (it plays on to the next round, which is dropped); `section_order`; `loose_marker`; `loose_facts`
+        (JSON of another form); `several_fact_lists` (all of them count); `unreadable_facts` (no JSON; what looks like
+        triples is taken); `malformed_triple`, `invented_triple`, `earlier_triple` (dropped, of another round);
+        `respelled_triple` (a candidate but for case and punctuation; the candidate's spelling counts);
+        `repeated_triple`.
+    """
+    text_read = without_thoughts(text).strip()
+    if not text_read:
+        return Decision("", (), None, ("empty_reply",), text)
+    sections, faults = _split(text_read)
+    core, core_faults = _read_core(sections.get(CORE), candidates, earlier)
+    faults += core_faults
+    query = None
+    if QUESTION in sections:
+        query, query_faults = _read_query(sections[QUESTION])
+        faults += query_faults
+    else:
+        faults.append("missing_question")
+    return Decision(_plain(sections.get(THOUGHT, "")), core, query, tuple(faults), text)
+
+
+def _split(text: str) -> tuple[dict[str, str], list[str]]:
+    """The sections of a reply by name, up to where it plays on."""
+    markers = list(_MARKER.finditer(text))
+    faults: list[str] = []
+    before = text[: markers[0].start() if markers else len(text)].strip()
+    sections: dict[str, str] = {}
+    for marker, following in zip(markers, [*markers[1:], None]):
+        name = re.sub(r"[ -]+", "_", marker.group(1).lower())
+        if name in sections or (name in _INPUTS and any(known in sections for known in _OUTPUTS)):
+            faults.append("runs_on")
+            break
+        if name not in (*_OUTPUTS, *_INPUTS):
+            faults.append("unknown_section")
+            continue
+        if not _STRICT_MARKER.fullmatch(marker.group()):
+            faults.append("loose_marker")
+        sections[name] = text[marker.end() : following.start() if following else len(text)].strip()
+    if any(name in sections for name in _INPUTS):
+        faults.append("unknown_section")
+    found = [name for name in sections if name in _OUTPUTS]
+    if found != sorted(found, key=_OUTPUTS.index):
+        faults.append("section_order")
+    if before:
+        faults.append("text_before_sections")
+    if not sections.get(THOUGHT):
+        faults.append("missing_thought")
+        sections[THOUGHT] = before
+    return sections, faults
+
+
+def _read_core(
+    section: str | None, candidates: Sequence[Fact], earlier: Iterable[Triple]
+) -> tuple[tuple[Fact, ...], list[str]]:
+    if section is None:
+        return (), [f"missing_{CORE}"]
+    rows, faults = _rows(section)
+    exact = {fact.triple: fact for fact in reversed(candidates)}
+    alike = {_key(fact.triple): fact for fact in reversed(candidates)}
+    other_rounds = {_key(triple) for triple in earlier}
+    core: dict[Triple, Fact] = {}
+    for row in rows:
+        triple = triple_of(row)
+        if triple is None:
+            faults.append("malformed_triple")
+            continue
+        fact = exact.get(triple)
+        if fact is None:
+            fact = alike.get(_key(triple))
+            if fact is None:
+                faults.append("earlier_triple" if _key(triple) in other_rounds else "invented_triple")
+                continue
+            faults.append("respelled_triple")
+        if fact.triple in core:
+            faults.append("repeated_triple")
+        core.setdefault(fact.triple, fact)
+    return tuple(core.values()), faults
+
+
+def _rows(section: str) -> tuple[list[Any], list[str]]:
+    """What stands in the list of facts, whatever it is."""
+    try:
+        value = find_json(section)
+    except UnusableReply:
+        value = None
+    found = [one["fact"] for one in json_values(section, dict) if isinstance(one.get("fact"), list)]
+    if len(found) > 1:
+        # Some models write an object for each triple.
+        return [row for rows in found for row in rows], ["several_fact_lists"]
+    if isinstance(value, dict):
+        if list(value) == ["fact"] and isinstance(value["fact"], list):
+            return value["fact"], []
+        value = next((value[name] for name in ("fact", "facts", "triples") if name in value), None)
+    if isinstance(value, list) and not any(isinstance(row, str) for row in value):
+        return value, ["loose_facts"]
+    # Tuples as Python writes them, or a list that was cut off: take the triples that are whole.
+    return [
+        [literal for part in match.groups() if (literal := _literal(part)) is not None]
+        for match in _LISTED.finditer(section)
+    ], ["unreadable_facts"]
+
+
+def _literal(text: str) -> str | None:
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return None
+    return value if isinstance(value, str) else None
+
+
+def _read_query(section: str) -> tuple[str | None, list[str]]:
+    text = _plain(section)
+    if text == NO_QUESTION:
+        return "", []
+    if not _says_something(text):
+        return None, ["empty_question"]
+    if _NO_QUESTION.fullmatch(text):
+        return "", ["loose_question"]
+    rest = re.sub(re.escape(NO_QUESTION), " ", text, flags=re.IGNORECASE)
+    if rest != text:
+        return (None, ["contradictory_question"]) if "?" in rest else ("", ["loose_question"])
+    faults = []
+    parts = [part for part in _NEXT_QUESTION.split(text) if "?" in part and _says_something(part)]
+    if len(parts) > 1:
+        faults.append("several_questions")
+        text = parts[0]
+    bare = _undressed(text)
+    if bare != text:
+        faults.append("loose_question")
+    return (bare, faults) if _says_something(bare) else (None, [*faults, "empty_question"])
+
+
+def _says_something(text: str) -> bool:
+    return bool(_NOT_A_WORD.sub("", text))
+
+
+def _undressed(text: str) -> str:
+    """A question without list number, emphasis and quotation marks around it."""
+    while True:
+        bare = _NUMBER.sub("", text).strip("`* ")
+        quoted = _QUOTED.fullmatch(bare)
+        bare = quoted.group(1).strip() if quoted else bare
+        if bare == text:
+            return bare
+        text = bare
+
+
+def _key(triple: Triple) -> tuple[str, ...]:
+    """Case, accents' encoding and punctuation aside; a field of nothing else keeps its text."""
+    folded = (unicodedata.normalize("NFKC", field).casefold() for field in triple.as_list())
+    return tuple(" ".join(_NOT_A_WORD.sub(" ", field).split()) or field for field in folded)
+
+
+def _section(name: str, text: str) -> str:
+    return f"[[## {name} ##]]\n{text}"
+
+
+def _plain(text: str) -> str:
+    """Text on one line that no marker can be read in."""
+    return _OPENS_MARKER.sub("[ [", " ".join(text.split()))
+
+
+def _told(number: int, round_: Round) -> str:
+    decision = round_.decision
+    query = decision.query or NO_QUESTION
+    return (
+        f"Round {number}\nfacts found: {write_triples(round_.candidates)}\nthought: {_plain(decision.thought)}\n"
+        f"facts kept: {write_triples(decision.core)}\nquestion: {_plain(query)}"
+    )

@@ -1,0 +1,1 @@
+"""Triples of passages: the stores and the extraction."""

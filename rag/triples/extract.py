@@ -1,0 +1,337 @@
+"""Triples of a whole corpus, extracted beforehand (RAS, section 3.2: "precomputed offline"; F.2).
+
+Passages stream through: those the store knows are passed over, long ones are cut into pieces of whole sentences, and
+pieces wait in batches of similar length for an extractor. The replies of a passage's pieces are merged and stored
+together, so a run that is killed loses what was under way and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from tripletune.models.data.pairs import ExtractionReply, entity_triple, is_only_a_name, read_reply, render_source
+from tripletune.models.data.passages import Passage
+from tripletune.models.data.triples import Triple
+from tripletune.models.llm.client import CallError, RepliesPending, SetupError
+from tripletune.models.llm.ledger_client import RetriesExhausted
+from tripletune.rag.triples.extraction_store import Extraction, ExtractionStore
+from tripletune.rag.triples.extractor import TextExtractor
+from tripletune.rag.triples.pieces import PIECE_LIMIT, split_passage
+from tripletune.rag.triples.store import passage_key
+
+logger = logging.getLogger(__name__)
+
+_WINDOW = 1024
+# Passages that are stored in one transaction, and how long a finished one waits for it, in seconds.
+_STORED_TOGETHER, _LONGEST_WAIT = 64, 2.0
+_FAILURES_IN_A_ROW = 20
+_SAY_EVERY = 30.0
+
+
+@dataclass
+class ExtractionCounts:
+    """What happened to the passages of a run.
+
+    Attributes:
+        passages: Passages of the corpus, or of the shard.
+        stored: Read in an earlier run.
+        repeated: The same passage as one under way.
+        empty: Passages without a text, passed over.
+        extracted: Read now; the next three are parts of it.
+        without_facts: The model found nothing in them, and said so in a way that could be read.
+        only_names: No more than a name: by the paper's rule, without a call.
+        split: Cut into pieces.
+        pieces: Texts that the extractor read.
+        triples: Triples found, repeated ones once a passage.
+        malformed_triples: Triples that could not be read.
+        malformed_replies: Replies with such a triple, or without any that could be read.
+        recovered_replies: Those of them whose other triples were kept.
+        failed: Passages that the extractor could not read; not stored, so a next run tries again.
+        pending: Passages that wait for a batch's replies.
+        seconds: Wall-clock time.
+    """
+
+    passages: int = 0
+    stored: int = 0
+    repeated: int = 0
+    empty: int = 0
+    extracted: int = 0
+    without_facts: int = 0
+    only_names: int = 0
+    split: int = 0
+    pieces: int = 0
+    triples: int = 0
+    malformed_triples: int = 0
+    malformed_replies: int = 0
+    recovered_replies: int = 0
+    failed: int = 0
+    pending: int = 0
+    seconds: float = 0.0
+
+    def line(self) -> str:
+        """All that is not 0, on one line."""
+        shown = [f"{name.replace('_', ' ')} {n:,}" for name, n in vars(self).items() if n and name != "seconds"]
+        speed = self.passages / self.seconds if self.seconds else 0.0
+        return ", ".join([*shown, f"{self.seconds:,.1f} s, {speed:,.1f} passages/s"])
+
+
+@dataclass(slots=True)
+class _Job:
+    """A passage under way: its pieces' replies as they come."""
+
+    key: str
+    title: str
+    replies: list[ExtractionReply | None]
+    problem: BaseException | None = None
+
+
+@dataclass(slots=True)
+class _Piece:
+    """A text that waits for the extractor, and where its reply goes."""
+
+    text: str
+    job: _Job
+    place: int
+
+
+@dataclass
+class CorpusExtraction:
+    """One run over a corpus.
+
+    Args:
+        extractor: The model.
+        store: Where its triples are kept.
+        piece_limit: Longest text that the extractor gets, title included.
+        length: Measures a text: characters, or tokens of a model.
+        window: Pieces that are sorted by length together.
+
+    Attributes:
+        counts: What happened so far.
+    """
+
+    extractor: TextExtractor
+    store: ExtractionStore
+    piece_limit: int = PIECE_LIMIT
+    length: Callable[[str], int] = len
+    window: int = _WINDOW
+    counts: ExtractionCounts = field(default_factory=ExtractionCounts)
+
+    def __post_init__(self) -> None:
+        if self.piece_limit < 1 or self.window < 1:
+            raise ValueError(f"piece limit {self.piece_limit}, window {self.window}: both must be at least 1")
+        settings = f"pieces of {self.piece_limit}; {self.extractor.settings}"
+        digest = hashlib.sha256(settings.encode(errors="replace")).hexdigest()[:16]
+        self.id = self.store.extractor(self.extractor.model, digest, settings)
+        self._under_way: set[str] = set()
+        self._finished: list[Extraction] = []
+        self._flushed = self._said = time.monotonic()
+        self._failures = 0
+
+    async def run(self, passages: Iterable[Passage]) -> ExtractionCounts:
+        """Extract what the store does not hold yet.
+
+        Args:
+            passages: The corpus, streamed.
+
+        Returns:
+            The counts.
+
+        Raises:
+            SetupError: no call can succeed.
+            RetriesExhausted: the server stays away.
+            RuntimeError: twenty passages in a row failed.
+        """
+        start, running = time.monotonic(), set[asyncio.Task[None]]()
+        try:
+            for batch in self._batches(iter(passages)):
+                while len(running) >= self.extractor.concurrency:
+                    running = await _some_done(running)
+                running.add(asyncio.create_task(self._work(batch)))
+                await asyncio.sleep(0)
+            while running:
+                running = await _some_done(running)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            self._flush()
+            self.counts.seconds = time.monotonic() - start
+        return self.counts
+
+    def _batches(self, passages: Iterator[Passage]) -> Iterator[list[_Piece]]:
+        size = self.extractor.batch_size
+        waiting: list[_Piece] = []
+        for piece in self._pieces(passages):
+            waiting.append(piece)
+            if size == 1 or len(waiting) >= max(self.window, size):
+                yield from _of_similar_length(waiting, size)
+                waiting = []
+        yield from _of_similar_length(waiting, size)
+
+    def _pieces(self, passages: Iterator[Passage]) -> Iterator[_Piece]:
+        while block := list(islice(passages, self.window)):
+            self.counts.passages += len(block)
+            keyed = [(passage_key(passage.title, passage.text), passage) for passage in block]
+            known = self.store.known(self.id, [key for key, _ in keyed])
+            self.counts.stored += sum(key in known for key, _ in keyed)
+            self._say()
+            for key, passage in keyed:
+                if key not in known:
+                    yield from self._pieces_of(key, passage)
+
+    def _pieces_of(self, key: str, passage: Passage) -> Iterator[_Piece]:
+        if key in self._under_way:
+            self.counts.repeated += 1
+        elif is_only_a_name(passage.title, passage.text):
+            self.counts.only_names += 1
+            self._under_way.add(key)
+            self._finish(key, (entity_triple(passage.title),), 0)
+        elif not passage.text.strip():
+            self.counts.empty += 1
+        else:
+            texts = source_pieces(passage.title, passage.text, self.piece_limit, self.length)
+            job = _Job(key, passage.title[:100], [None] * len(texts))
+            self._under_way.add(key)
+            self.counts.split += len(texts) > 1
+            self.counts.pieces += len(texts)
+            for place, text in enumerate(texts):
+                yield _Piece(text, job, place)
+
+    async def _work(self, batch: list[_Piece]) -> None:
+        try:
+            replies = await self.extractor.extract([piece.text for piece in batch])
+            if len(replies) != len(batch):
+                raise RuntimeError(f"{self.extractor.model} gave {len(replies)} replies to {len(batch)} texts")
+        except (SetupError, RetriesExhausted):
+            raise
+        except Exception as error:
+            if len(batch) > 1:
+                # One bad text must not fail its neighbours: find it by itself.
+                for piece in batch:
+                    await self._work([piece])
+            else:
+                self._receive(batch[0], None, error)
+            return
+        for piece, reply in zip(batch, replies):
+            self._receive(piece, read_reply(reply), None)
+
+    def _receive(self, piece: _Piece, reply: ExtractionReply | None, problem: Exception | None) -> None:
+        job = piece.job
+        if reply is None:
+            job.problem = job.problem or problem
+            # Marks the piece as answered; the passage is not stored.
+            reply = ExtractionReply(())
+        elif reply.is_malformed:
+            self.counts.malformed_replies += 1
+            self.counts.recovered_replies += bool(reply.triples)
+        job.replies[piece.place] = reply
+        if all(one is not None for one in job.replies):
+            self._complete(job)
+
+    def _complete(self, job: _Job) -> None:
+        if job.problem is not None:
+            self._under_way.discard(job.key)
+            self._count_problem(job.problem, job.title)
+            return
+        replies = [reply for reply in job.replies if reply is not None]
+        triples = tuple(dict.fromkeys(triple for reply in replies for triple in reply.triples))
+        # A reply without a triple that can't be read counts as one: the passage is not one without facts.
+        malformed = sum(reply.malformed + reply.unreadable for reply in replies)
+        self._failures = 0
+        self._finish(job.key, triples, malformed)
+
+    def _finish(self, key: str, triples: tuple[Triple, ...], malformed: int) -> None:
+        self.counts.extracted += 1
+        self.counts.without_facts += not triples and not malformed
+        self.counts.triples += len(triples)
+        self.counts.malformed_triples += malformed
+        self._finished.append(Extraction(key, triples, malformed))
+        if len(self._finished) >= _STORED_TOGETHER or time.monotonic() - self._flushed > _LONGEST_WAIT:
+            self._flush()
+            self._say()
+
+    def _flush(self) -> None:
+        self._flushed = time.monotonic()
+        if self._finished:
+            self.store.put(self.id, self._finished)
+            # Stored now, so the store itself will know them.
+            self._under_way.difference_update(one.key for one in self._finished)
+            self._finished = []
+
+    def _count_problem(self, problem: BaseException, title: str) -> None:
+        if isinstance(problem, RepliesPending):
+            self.counts.pending += 1
+            return
+        self.counts.failed += 1
+        self._failures += 1
+        logger.warning("passage %r failed: %s", title, problem)
+        if self._failures >= _FAILURES_IN_A_ROW:
+            raise RuntimeError(
+                f"{self._failures} passages in a row failed, the last one with: {problem}. What was read is kept in "
+                f"{self.store.path}: mend the cause and run the same command again"
+            ) from (None if isinstance(problem, CallError) else problem)
+
+    def _say(self) -> None:
+        now = time.monotonic()
+        if now - self._said > _SAY_EVERY:
+            self._said = now
+            counts = self.counts
+            logger.info(
+                "%s passages looked at, %s stored before, %s read now, %s triples",
+                *(f"{n:,}" for n in (counts.passages, counts.stored, counts.extracted, counts.triples)),
+            )
+
+
+def source_pieces(title: str, text: str, limit: int = PIECE_LIMIT, length: Callable[[str], int] = len) -> list[str]:
+    """What an extractor reads of a passage: one text, or several where it is too long, each behind the title.
+
+    Args:
+        title: The passage's title, or nothing; one that takes more than half of a piece is cut.
+        text: The passage's text.
+        limit: Longest piece, title included.
+        length: Measures a text: characters, or tokens of a model.
+    """
+    # A title must leave room for the text, however long it is; a colon and a space stand between them.
+    title = next(iter(split_passage(title, max(limit // 2 - 2, 1), length)), "")
+    room = max(limit - length(title) - 2, 1)
+    return [render_source(title, piece) for piece in split_passage(text, room, length)]
+
+
+async def extract_passages(
+    passages: Sequence[Passage], extractor: TextExtractor, store: ExtractionStore, piece_limit: int = PIECE_LIMIT
+) -> list[tuple[Triple, ...] | None]:
+    """The triples of some passages, from the store or else from the extractor; None for one that failed.
+
+    Args:
+        passages: The passages.
+        extractor: The model.
+        store: Where its triples are kept.
+        piece_limit: Longest text that the extractor gets.
+    """
+    run = CorpusExtraction(extractor, store, piece_limit)
+    await run.run(passages)
+    return [store.get(run.id, passage_key(passage.title, passage.text)) for passage in passages]
+
+
+def _of_similar_length(pieces: list[_Piece], size: int) -> Iterator[list[_Piece]]:
+    # The longest first: if memory does not suffice, it shows at once.
+    ordered = sorted(pieces, key=lambda piece: -len(piece.text)) if size > 1 else pieces
+    for start in range(0, len(ordered), size):
+        yield ordered[start : start + size]
+
+
+async def _some_done(running: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+    done, rest = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    failures = [task.exception() for task in done]
+    for failure in failures:
+        if failure is not None:
+            # The others are cancelled by the caller.
+            running.difference_update(done)
+            raise failure
+    return rest

@@ -1,0 +1,284 @@
+"""Triples that a model has read out of passages, kept in one SQLite file: the key is (passage, model, prompt).
+
+A run that was killed goes on from it, several processes write into one, and the loops read from it: `StoredTriples` is
+a `rag.triple_store.TripleSource`. A passage is named as `rag.triple_store.passage_key` names it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tenacity import Retrying, retry_if_exception_message, stop_after_delay, wait_random
+
+from tripletune.models.data.passages import Passage
+from tripletune.models.data.triples import Triple
+from tripletune.rag.triples.store import TripleSource, TripleStore, passage_key
+
+# "TTXT" in ASCII: other SQLite files are not taken for a store.
+APPLICATION_ID = 0x54545854
+SCHEMA_VERSION = 1
+_BUSY_SECONDS = 60.0
+_KEYS_AT_ONCE = 500
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS extractors (
+    id INTEGER PRIMARY KEY,
+    model TEXT NOT NULL,
+    prompt TEXT NOT NULL,
+    settings TEXT NOT NULL,
+    UNIQUE (model, prompt)
+);
+CREATE TABLE IF NOT EXISTS extractions (
+    extractor INTEGER NOT NULL REFERENCES extractors (id),
+    passage TEXT NOT NULL,
+    triples TEXT NOT NULL,
+    malformed INTEGER NOT NULL,
+    PRIMARY KEY (extractor, passage)
+) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Extraction:
+    """What was read out of one passage.
+
+    Attributes:
+        key: The passage's `passage_key`.
+        triples: Its triples; none when it states no fact.
+        malformed: Triples of the replies that could not be read.
+    """
+
+    key: str
+    triples: tuple[Triple, ...]
+    malformed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredExtractor:
+    """Whose triples a store holds: model, digest of prompt and settings, the settings, how many passages."""
+
+    id: int
+    model: str
+    prompt: str
+    settings: str
+    passages: int
+
+
+class ExtractionStore:
+    """An open store.
+
+    Args:
+        path: The file.
+        create: Whether it is made when it is not there; without, it is only read where it can't be written.
+
+    Raises:
+        FileNotFoundError: it is not there and may not be made.
+        ValueError: the file is no extraction store, or one of another version.
+    """
+
+    def __init__(self, path: str | Path, create: bool = True) -> None:
+        self.path = Path(path)
+        if not create and not self.path.is_file():
+            raise FileNotFoundError(f"no such extraction store: {self.path}")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._database, read_only = self._connect(create)
+        except sqlite3.OperationalError as error:
+            raise ValueError(f"{self.path} can't be opened as an extraction store ({error}): name a file") from None
+        try:
+            # Of two processes that open a new file together, one is told at once that it is locked.
+            for attempt in Retrying(
+                retry=retry_if_exception_message(match="database is locked"),
+                stop=stop_after_delay(_BUSY_SECONDS),
+                wait=wait_random(0.01, 0.1),
+                reraise=True,
+            ):
+                with attempt:
+                    if read_only:
+                        self._check()
+                    else:
+                        self._prepare()
+        except sqlite3.DatabaseError as error:
+            self._database.close()
+            raise ValueError(f"{self.path} can't be used as an extraction store ({error}): name another file") from None
+        except BaseException:
+            self._database.close()
+            raise
+
+    def extractor(self, model: str, prompt: str, settings: str = "") -> int:
+        """The number of a model with a prompt, which is noted when it is new.
+
+        Args:
+            model: The model's name.
+            prompt: Digest of all else that replies depend on.
+            settings: The same in words, for people.
+        """
+        self._database.execute(
+            "INSERT OR IGNORE INTO extractors (model, prompt, settings) VALUES (?, ?, ?)", (model, prompt, settings)
+        )
+        query = "SELECT id FROM extractors WHERE model = ? AND prompt = ?"
+        return int(self._database.execute(query, (model, prompt)).fetchone()[0])
+
+    def extractors(self) -> list[StoredExtractor]:
+        """All models with their prompts, and how many passages each has read."""
+        rows = self._database.execute(
+            "SELECT id, model, prompt, settings, (SELECT COUNT(*) FROM extractions WHERE extractor = extractors.id) "
+            "FROM extractors ORDER BY id"
+        )
+        return [StoredExtractor(*row) for row in rows]
+
+    def known(self, extractor: int, keys: Sequence[str]) -> set[str]:
+        """Those of the passages that were read already."""
+        found: set[str] = set()
+        for start in range(0, len(keys), _KEYS_AT_ONCE):
+            part = keys[start : start + _KEYS_AT_ONCE]
+            places = ", ".join("?" * len(part))
+            query = f"SELECT passage FROM extractions WHERE extractor = ? AND passage IN ({places})"
+            found.update(row[0] for row in self._database.execute(query, (extractor, *part)))
+        return found
+
+    def get(self, extractor: int, key: str) -> tuple[Triple, ...] | None:
+        """The triples of a passage; None when it was never read."""
+        query = "SELECT triples FROM extractions WHERE extractor = ? AND passage = ?"
+        row = self._database.execute(query, (extractor, key)).fetchone()
+        return None if row is None else tuple(Triple(*fields) for fields in json.loads(row[0]))
+
+    def put(self, extractor: int, extractions: Iterable[Extraction]) -> None:
+        """Store passages in one transaction; of a passage that is there already the first reading stays."""
+        rows = [
+            (
+                extractor,
+                one.key,
+                json.dumps([triple.as_list() for triple in one.triples], ensure_ascii=False),
+                one.malformed,
+            )
+            for one in extractions
+        ]
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            self._database.executemany("INSERT INTO extractions VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING", rows)
+            self._database.execute("COMMIT")
+        except BaseException:
+            # A full disk has rolled it back already.
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    def choose(self, model: str | None = None) -> StoredExtractor:
+        """The one extractor whose triples are meant.
+
+        Args:
+            model: Its model's name, or its number; None: the only one that has read a passage.
+
+        Raises:
+            ValueError: there is none, or several; the message lists them.
+        """
+        found = [one for one in self.extractors() if one.passages]
+        if model is not None:
+            found = [one for one in found if model in (one.model, str(one.id))]
+        if len(found) == 1:
+            return found[0]
+        listed = "; ".join(
+            f"{one.id}: {one.model}, prompt {one.prompt}, {one.passages:,} passages" for one in self.extractors()
+        )
+        problem = "holds triples of several extractors" if found else f"holds no triples of {model or 'any extractor'}"
+        raise ValueError(f"{self.path} {problem}: name one by its number or model (it has {listed or 'none'})")
+
+    def _connect(self, create: bool) -> tuple[sqlite3.Connection, bool]:
+        """The database, and whether it is only read: on a medium or in a folder where nothing can be written."""
+        if create or (os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK)):
+            return sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None), False
+        # SQLite makes files beside a store even to read it, unless told that no one writes.
+        how = "mode=ro" if self.path.with_name(f"{self.path.name}-wal").exists() else "immutable=1"
+        address = f"{self.path.absolute().as_uri()}?{how}"
+        return sqlite3.connect(address, timeout=_BUSY_SECONDS, isolation_level=None, uri=True), True
+
+    def _check(self) -> bool:
+        """Whether the file is new and empty; `ValueError` when it is no store of this version."""
+        (application,) = self._database.execute("PRAGMA application_id").fetchone()
+        (version,) = self._database.execute("PRAGMA user_version").fetchone()
+        (tables,) = self._database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+        if application != APPLICATION_ID and (tables or application):
+            raise ValueError(f"{self.path} is an SQLite file, but no extraction store: name another file")
+        if application == APPLICATION_ID and version != SCHEMA_VERSION:
+            raise ValueError(
+                f"{self.path} is an extraction store of version {version}, this program writes version "
+                f"{SCHEMA_VERSION}: name another file"
+            )
+        return not tables
+
+    def _prepare(self) -> None:
+        # In one transaction: another process may be about to make the file.
+        self._database.execute("BEGIN IMMEDIATE")
+        if self._check():
+            for statement in filter(str.strip, _SCHEMA.split(";")):
+                self._database.execute(statement)
+            self._database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            self._database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        self._database.execute("COMMIT")
+        # Readers don't wait for writers, and a process that is killed leaves whole transactions. Only after the head
+        # of the file is written: in this mode it would stay in the log, where `is_extraction_store` does not look.
+        self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.execute("PRAGMA synchronous = NORMAL")
+
+
+class StoredTriples:
+    """The triples of one extractor for the loops; a `TripleSource`.
+
+    Attributes:
+        misses: Look-ups of passages that were never read.
+    """
+
+    def __init__(self, store: ExtractionStore, extractor: int) -> None:
+        self.misses = 0
+        self._store, self._extractor = store, extractor
+
+    def get(self, passage: Passage) -> tuple[Triple, ...] | None:
+        """The triples of a passage; None (and one more miss) when it was never read."""
+        found = self._store.get(self._extractor, passage_key(passage.title, passage.text))
+        self.misses += found is None
+        return found
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store.close()
+
+
+def is_extraction_store(path: str | Path) -> bool:
+    """Whether a file is an extraction store, by its first hundred bytes."""
+    path = Path(path)
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        head = file.read(72)
+    return head.startswith(b"SQLite format 3\x00") and head[68:72] == APPLICATION_ID.to_bytes(4)
+
+
+def open_triples(source: str | Path, database: str | Path, model: str | None = None) -> TripleSource:
+    """Open the triples of a loop: an extraction store, or JSON lines `{"title", "text", "triples"}`.
+
+    Args:
+        source: The store or the file.
+        database: Where the look-up table of a JSON-lines file is kept; not used for a store.
+        model: The extractor of a store that holds several; see `ExtractionStore.choose`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it can't be read, or the store holds no or several extractors.
+    """
+    if not is_extraction_store(source):
+        return TripleStore.open(source, database)
+    store = ExtractionStore(source, create=False)
+    try:
+        return StoredTriples(store, store.choose(model).id)
+    except BaseException:
+        store.close()
+        raise

@@ -1,0 +1,41 @@
+import json
+
+import pytest
+
+from tripletune.data_builders.datasets.jsonl_index import JsonlIndex
+
+
+def keys(where, row):
+    return [row["name"]]
+
+
+def test_rows_are_found_by_key_with_their_line(tmp_path):
+    path = tmp_path / "a.jsonl"
+    rows = [{"name": "ä", "n": 1}, {"name": "b", "n": 2}, {"name": "ä", "n": 3}]
+    path.write_text("\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8")
+    index = JsonlIndex(path, keys)
+    assert index.get("b") == (f"{path}:3", rows[1])
+    assert index.get("ä") == (f"{path}:1", rows[0])
+    assert index.get("c") is None
+    assert index.is_repeated("ä")
+    assert not index.is_repeated("b")
+    assert index.repeated_lines == [5]
+    assert len(index) == 2
+
+
+def test_half_characters_become_unknown_ones(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"name": "a \\ud83d"}\n')
+    index = JsonlIndex(path, keys)
+    assert index.get("a \ufffd") == (f"{path}:1", {"name": "a \ufffd"})
+
+
+@pytest.mark.parametrize(
+    ("line", "message"), [(b"[1]", "found list"), (b"{", "not valid JSON"), (b'"\xff"', "not UTF-8")]
+)
+def test_bad_line_is_named(tmp_path, line, message):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"name": "a"}\n' + line + b"\n")
+    with pytest.raises(ValueError, match=message) as caught:
+        JsonlIndex(path, keys)
+    assert str(caught.value).startswith(f"{path}:2: ")

@@ -1,0 +1,193 @@
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tripletune.data_builders.hotpotqa_subq.annotations import (
+    MALFORMED_TRIPLES,
+    MusiqueTeacher,
+    RecordedTeacher,
+    TripleFile,
+    TwoWikiTeacher,
+    hop_question,
+    open_teacher,
+)
+from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Hop, Question, UnlabelledQuestion
+from tripletune.models.data.passages import Passage
+from tripletune.models.data.triples import Triple
+
+
+def question(*titles: str, text: str = "Where?", **values) -> Question:
+    passages = tuple(Passage(title, f"About {title}.") for title in titles)
+    defaults = {"answers": ("Tacoma",), "supporting": tuple(range(len(titles))), "type": "", "source": "test"}
+    return Question("q1", text, passages=passages, **(defaults | values))
+
+
+def write(path: Path, *rows: object) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+RECORDED = {
+    "_id": "q1",
+    "helpful": ["B", "A"],
+    "subqueries": [{"title": "A", "question": "Of A?"}, {"title": "B", "question": "Of B?"}],
+    "triples": {"A": [["a", "is", "x"]], "B": [["b", "is", "y"]]},
+    "closed_book": "Tacoma",
+    "note": "",
+}
+
+
+def replies(teacher, asked):
+    async def ask():
+        documents = await teacher.helpful_documents(asked)
+        subqueries = await teacher.subqueries(asked, documents)
+        return documents, subqueries, [await teacher.triples(asked, document) for document in documents]
+
+    return asyncio.run(ask())
+
+
+def reason(teacher, asked) -> DropReason:
+    with pytest.raises(UnlabelledQuestion) as caught:
+        replies(teacher, asked)
+    return caught.value.reason
+
+
+def test_recorded_replies_keep_the_reasoning_order(tmp_path):
+    teacher = RecordedTeacher(write(tmp_path / "t.jsonl", RECORDED | {"_id": "q0"}, RECORDED))
+    assert replies(teacher, question("A", "B")) == (
+        [1, 0],
+        ["Of B?", "Of A?"],
+        [[Triple("b", "is", "y")], [Triple("a", "is", "x")]],
+    )
+
+
+def test_recorded_direct_comes_from_its_own_key_alone(tmp_path):
+    asked = question("A", "B")
+    assert not RecordedTeacher(write(tmp_path / "a.jsonl", RECORDED)).answers_directly(asked)
+    assert RecordedTeacher(write(tmp_path / "b.jsonl", {"_id": "q1", "direct": True})).answers_directly(asked)
+
+
+def test_recorded_gaps_have_reasons(tmp_path):
+    teacher = RecordedTeacher(write(tmp_path / "a.jsonl", RECORDED | {"_id": "other"}))
+    assert reason(teacher, question("A", "B")) is DropReason.NO_ANNOTATION
+    teacher = RecordedTeacher(write(tmp_path / "b.jsonl", RECORDED))
+    assert reason(teacher, question("A")) is DropReason.HELPFUL_NOT_IN_CONTEXT
+    teacher = RecordedTeacher(write(tmp_path / "c.jsonl", RECORDED | {"subqueries": RECORDED["subqueries"][:1]}))
+    assert reason(teacher, question("A", "B")) is DropReason.NO_SUBQUERY
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([RECORDED, RECORDED], ":2: an earlier line annotates the same question"),
+        ([RECORDED, {"helpful": []}], ":2: a recorded reply needs the question's '_id'"),
+        ([RECORDED | {"helpful": "A"}], ":1: 'helpful' of a recorded reply must be a list"),
+        ([RECORDED | {"subqueries": ["Of A?"]}], ":1: a sub-query must be"),
+        ([RECORDED | {"triples": {"A": [["a", "is"]]}}], ":1: a triple must be"),
+    ],
+)
+def test_recorded_file_is_checked_when_it_is_opened(tmp_path, rows, message):
+    with pytest.raises(ValueError, match=message):
+        RecordedTeacher(write(tmp_path / "a.jsonl", *rows))
+
+
+def test_malformed_line_is_named(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(RECORDED) + "\n{broken\n")
+    with pytest.raises(ValueError, match=r"a\.jsonl:2: not valid JSON"):
+        RecordedTeacher(path)
+
+
+HOPS = (Hop("Dune >> author", "Frank Herbert", 1), Hop("where was #1 born ?", "Tacoma", 0))
+
+
+def test_hops_become_plain_questions_with_references_resolved():
+    asked = question("Frank Herbert", "Dune", hops=HOPS)
+    assert hop_question(asked, 1) == "Who is the author of Dune?"
+    assert hop_question(asked, 2) == "Where was Frank Herbert born?"
+
+
+def test_tenth_reference_is_not_the_first_one():
+    hops = (*(Hop(f"q{n}", f"answer {n}", 0) for n in range(1, 11)), Hop("about #10 and #1", "", 0))
+    assert hop_question(question("A", hops=hops), 11) == "About answer 10 and answer 1?"
+
+
+@pytest.mark.parametrize("reference", ["#2", "#3", "#0"])
+def test_reference_that_is_not_to_an_earlier_hop(reference):
+    asked = question("A", hops=(HOPS[0], Hop(f"where is {reference}", "x", 0)))
+    with pytest.raises(UnlabelledQuestion) as caught:
+        hop_question(asked, 2)
+    assert caught.value.reason is DropReason.BROKEN_REFERENCE
+
+
+def test_musique_documents_follow_the_hops_and_repeat_none(tmp_path):
+    path = write(
+        tmp_path / "t.jsonl",
+        {"title": "Dune", "text": "About Dune.", "triples": [["Dune", "author", "Frank Herbert"]]},
+        {"title": "Frank Herbert", "text": "About Frank Herbert.", "triples": []},
+    )
+    asked = question("Frank Herbert", "Dune", hops=(*HOPS, Hop("who is #2", "x", 1)))
+    documents, subqueries, triples = replies(MusiqueTeacher(path), asked)
+    assert documents == [1, 0]
+    assert subqueries == ["Who is the author of Dune?", "Where was Frank Herbert born?"]
+    assert triples == [[Triple("Dune", "author", "Frank Herbert")], []]
+
+
+def test_triple_file_matches_content_before_title_and_counts_malformed_rows(tmp_path):
+    issues: Counter[str] = Counter()
+    path = write(
+        tmp_path / "t.jsonl",
+        {"title": "Alone", "text": "old text", "triples": [["a", "b", "c"], ["a", "b"], ["a", " ", "c"], "abc"]},
+        {"title": "Twice", "text": "first", "triples": [["first", "is", "it"]]},
+        {"title": "Twice", "text": "second\u00a0text ", "triples": [["second", "is", "it"]]},
+    )
+    file = TripleFile(path, issues)
+    assert issues[MALFORMED_TRIPLES] == 3
+    assert file.of(Passage("Twice", "second text")) == [Triple("second", "is", "it")]
+    assert file.of(Passage("Twice", "third")) == []
+    assert file.of(Passage("Alone", "new text")) == [Triple("a", "b", "c")]
+
+
+def test_two_wiki_asks_by_names_the_planner_has_seen():
+    asked = question(
+        "Harold Young (director)",
+        "Steel (1979 film)",
+        text="Where did the director of film Steel (1979 Film) die?",
+        evidences=(Triple("Steel", "director", "Harold Young"), Triple("Harold Young", "place of death", "Rome")),
+    )
+    assert replies(TwoWikiTeacher(), asked) == (
+        [1, 0],
+        ["Who directed Steel (1979 film)?", "Where did Harold Young die?"],
+        [[asked.evidences[0]], [asked.evidences[1]]],
+    )
+
+
+def test_two_wiki_joins_what_is_asked_of_one_document():
+    asked = question(
+        "Ann",
+        "Bob",
+        text="Who lived longer, Ann or Bob?",
+        evidences=tuple(Triple(n, r, "1900") for n in ("Ann", "Bob") for r in ("date of birth", "date of death")),
+    )
+    documents, subqueries, triples = replies(TwoWikiTeacher(), asked)
+    assert documents == [0, 1]
+    assert subqueries[1] == "When was Bob born and when did Bob die?"
+    assert [len(found) for found in triples] == [2, 2]
+
+
+def test_open_teacher_looks_into_the_file(tmp_path):
+    recorded = write(tmp_path / "r.jsonl", RECORDED)
+    triples = write(tmp_path / "t.jsonl", {"title": "A", "text": "x", "triples": []})
+    assert isinstance(open_teacher("hotpotqa", recorded, Counter()), RecordedTeacher)
+    assert isinstance(open_teacher("musique", recorded, Counter()), RecordedTeacher)
+    assert isinstance(open_teacher("musique", triples, Counter()), MusiqueTeacher)
+    assert isinstance(open_teacher("two_wiki", None, Counter()), TwoWikiTeacher)
+    with pytest.raises(ValueError, match="'hotpotqa' needs recorded teacher replies"):
+        open_teacher("hotpotqa", triples, Counter())
+    with pytest.raises(ValueError, match="add a triple file: musique:FILE:ANNOTATIONS"):
+        open_teacher("musique", None, Counter())
+    with pytest.raises(ValueError, match="neither recorded teacher replies"):
+        open_teacher("hotpotqa", write(tmp_path / "x.jsonl", {"other": 1}), Counter())

@@ -1,0 +1,233 @@
+"""A teacher whose replies are unusable: the build ends with a card, counts and examples, and says so."""
+
+import json
+import os
+
+import pytest
+
+from tests.data_builders.hotpotqa_subq.test_hotpotqa_subq import hotpot_row, write
+from tripletune.data_builders.__main__ import main
+from tripletune.data_builders.datasets.shards import DROPPED, NO_RECORDS, ORDER, why_empty
+from tripletune.data_builders.hotpotqa_subq import cli as subq_cli
+from tripletune.data_builders.hotpotqa_subq.cli import run
+from tripletune.data_builders.hotpotqa_subq.dropped import (
+    EXAMPLES,
+    LONGEST_REPLY,
+    DroppedQuestion,
+    DroppedWriter,
+    read_dropped,
+)
+from tripletune.data_builders.hotpotqa_subq.questions import DropReason
+from tripletune.models.llm.ledger import Ledger
+from tripletune.models.llm.ledger_client import LedgerClient
+from tripletune.models.local.generation import Completion
+
+QUESTIONS = 12
+RAMBLE = "Dune, a novel | by\nFrank ``` Herbert. " * 20
+BAD = {
+    # The number of a question says what its teacher does wrong.
+    0: "I am not sure.",
+    1: '{"documents": [7], "answerable": true}',
+    2: '{"documents": [], "answerable": false}',
+    3: RAMBLE,
+}
+
+
+class BadBackend:
+    """Replies that can't be used, or some that can."""
+
+    model = "openai:m"
+
+    def __init__(self, good=()):
+        self.good = set(good)
+
+    async def complete(self, messages, sampling):
+        prompt = messages[1]["content"]
+        if not prompt.startswith("Question: "):
+            # One document is kept: the triples alone are asked for.
+            return Completion('["A", "is", "here"]', 5, 5)
+        number = int(prompt.split("?")[0].split()[-1])
+        return Completion("Document [1]" if number in self.good else BAD[number % 4], 5, 5)
+
+    async def close(self):
+        pass
+
+
+@pytest.fixture
+def build(tmp_path, monkeypatch):
+    """Runs a build and gives its exit code and what it printed as its error."""
+    write(tmp_path / "q.jsonl", [hotpot_row(n) for n in range(QUESTIONS)])
+
+    def call(output, *more, good=()):
+        opener = lambda llm: LedgerClient(BadBackend(good), Ledger(llm.ledger))  # noqa: E731
+        monkeypatch.setattr(subq_cli, "open_client", opener)
+        arguments = ["--source", f"hotpotqa:{tmp_path / 'q.jsonl'}", "--output", str(tmp_path / output)]
+        teacher = ["--teacher", "openai", "--teacher-model", "m", "--teacher-ledger", str(tmp_path / "l.sqlite")]
+        try:
+            return run([*arguments, *teacher, *more])
+        except SystemExit as end:
+            return end.code
+
+    return call
+
+
+def statistics(folder):
+    return json.loads((folder / "statistics.json").read_text(encoding="utf-8"))
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_a_build_without_records_has_a_card_that_says_why(tmp_path, build, capsys):
+    assert build("out") == NO_RECORDS == 4
+    folder = tmp_path / "out"
+    # A logging handler of an earlier test may complain beside it.
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if "no question could be labelled" in line]
+    assert f"{folder} has no records, no question could be labelled (6 x a teacher's reply can't be read; 3 x" in error
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", DROPPED, "statistics.json"]
+    content = statistics(folder)
+    assert content["statistics"]["records"] == 0
+    found = content["build"]
+    assert found["drops"]["hotpotqa"] == {
+        DropReason.NO_HELPFUL.value: 3,
+        DropReason.UNREADABLE_REPLY.value: 6,
+        DropReason.WRONG_DOCUMENTS.value: 3,
+    }
+    # Two replies each, the second after a repair turn; a judgement is no bad reply.
+    assert found["refused"]["hotpotqa"] == {
+        f"subq.filter: {DropReason.UNREADABLE_REPLY.value}": 12,
+        f"subq.filter: {DropReason.WRONG_DOCUMENTS.value}": 6,
+    }
+    assert found["calls"]["subq.filter"] == {"calls": QUESTIONS}
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    for part in (
+        "**None: no question could be labelled.**",
+        "| hotpotqa: a teacher's reply can't be read | 6 |",
+        "| hotpotqa: subq.filter: a teacher's reply can't be read | 12 |",
+        "### A teacher's reply can't be read",
+        "There is no document 7: they are numbered from 1 to 1.",
+        "    I am not sure.",
+    ):
+        assert part in card
+    # The fence is longer than any run of backticks in a reply.
+    assert "````text" in card
+
+
+def test_every_left_out_question_is_a_line(tmp_path, build):
+    build("out")
+    lines = list(read_dropped(tmp_path / "out"))
+    assert [line.row for line in lines] == list(range(QUESTIONS))
+    assert lines[3] == DroppedQuestion(
+        "hotpotqa", 3, "id3", "Question number 3?", "subq.filter", "a teacher's reply can't be read", lines[3].detail,
+        RAMBLE[:LONGEST_REPLY],
+    )  # fmt: skip
+    assert "no JSON object" in lines[3].detail
+    assert lines[2].reply == BAD[2]
+    assert lines[2].reason == DropReason.NO_HELPFUL.value
+
+
+def test_commands_on_a_data_set_without_records_say_so(tmp_path, build, capsys):
+    build("out")
+    folder = str(tmp_path / "out")
+    capsys.readouterr()
+    assert main(["stats", folder]) == 0
+    shown = capsys.readouterr().out
+    assert "has no records, no question could be labelled (6 x" in shown
+    assert "replies turned down, hotpotqa: subq.filter: a teacher's reply can't be read 12" in shown
+    assert main(["validate", folder]) == 1
+    assert "has no records" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as caught:
+        main(["peek", folder])
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert "has no records" in error
+    assert error.count("\n") == 1
+    # It can be replaced like any data set.
+    assert build("out") == 2
+    assert build("out", "--overwrite") == NO_RECORDS
+
+
+@pytest.mark.parametrize("good", [(), (1, 4, 9)])
+def test_shards_merge_to_the_bytes_of_an_unsharded_build(tmp_path, build, capsys, good):
+    assert build("out", good=good) == (0 if good else NO_RECORDS)
+    os.rename(tmp_path / "out", tmp_path / "whole")
+    parts = [tmp_path / f"part{number}" for number in range(3)]
+    for number, part in enumerate(parts):
+        assert build(part.name, "--shard", f"{number}/3", good=good) == 0
+        assert (part / ORDER).exists()
+    capsys.readouterr()
+    code = main(["merge", *map(str, parts[::-1]), "--output", str(tmp_path / "out")])
+    printed = capsys.readouterr()
+    assert code == (0 if good else NO_RECORDS)
+    assert "has no records" in printed.err or good
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert (why_empty(tmp_path / "out") is None) is bool(good)
+    if good:
+        found = statistics(tmp_path / "out")["build"]["recovered"]["hotpotqa"]
+        assert found == {
+            "subq.filter: document numbers without JSON": 3,
+            "subq.triples: triples without a list around them": 3,
+        }
+
+
+def test_without_a_teacher_llm_nothing_labelled_stays_an_error(tmp_path, capsys):
+    questions = write(tmp_path / "q.jsonl", [hotpot_row(1)])
+    replies = write(tmp_path / "t.jsonl", [{"_id": "other", "helpful": [], "subqueries": [], "triples": {}}])
+    with pytest.raises(SystemExit) as caught:
+        run(["--source", f"hotpotqa:{questions}:{replies}", "--output", str(tmp_path / "out")])
+    assert caught.value.code == 2
+    assert "no question could be labelled" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_load_dataset_says_that_there_is_no_data(tmp_path, build):
+    datasets = pytest.importorskip("datasets")
+    build("out")
+    with pytest.raises(datasets.exceptions.DataFilesNotFoundError, match=r"No .* data files found"):
+        datasets.load_dataset(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))
+
+
+def dropped(row, reason="r", reply=""):
+    return DroppedQuestion("s", row, f"q{row}", "Why?", "stage", reason, "detail", reply)
+
+
+def test_examples_are_few_and_do_not_hang_on_the_order(tmp_path):
+    rows = [dropped(n, reason="ab"[n % 2]) for n in range(40)]
+    found = []
+    for name, order in (("one", rows), ("two", rows[::-1])):
+        (tmp_path / name).mkdir()
+        with DroppedWriter(tmp_path / name) as writer:
+            for row in order:
+                writer.add(row)
+        found.append(writer.examples())
+        assert list(read_dropped(tmp_path / name)) == order
+    assert found[0] == found[1]
+    assert list(found[0]) == ["a", "b"]
+    assert all(len(lines) == EXAMPLES for lines in found[0].values())
+
+
+def test_nothing_left_out_leaves_no_file(tmp_path):
+    with DroppedWriter(tmp_path) as writer:
+        pass
+    assert writer.examples() == {}
+    assert not list(tmp_path.iterdir())
+    assert list(read_dropped(tmp_path)) == []
+
+
+def test_a_malformed_line_is_named(tmp_path):
+    (tmp_path / DROPPED).write_text('{"source": "s"}\n')
+    with pytest.raises(ValueError, match=r"dropped\.ndjson:1: not a question that was left out"):
+        list(read_dropped(tmp_path))
+
+
+def test_what_is_no_data_set_without_records(tmp_path):
+    assert why_empty(tmp_path) is None
+    for content in ("[]", "{", '{"statistics": {"records": 3}}', '{"statistics": {"records": 0}, "build": []}'):
+        (tmp_path / "statistics.json").write_text(content)
+        assert why_empty(tmp_path) is None
+    drops = {"a": {f"reason {n}": n for n in range(1, 6)}, "b": {"reason 5": 2}}
+    (tmp_path / "statistics.json").write_text(json.dumps({"statistics": {"records": 0}, "build": {"drops": drops}}))
+    told = why_empty(tmp_path)
+    assert "(7 x reason 5; 4 x reason 4; 3 x reason 3; 2 more reasons)" in told

@@ -1,0 +1,237 @@
+import asyncio
+import json
+
+import pytest
+
+from tripletune.data_builders.hotpotqa_subq.labelling import label_question
+from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
+from tripletune.data_builders.hotpotqa_subq.teacher import (
+    FILTER_ROLE,
+    MAX_TOKENS,
+    PROMPT_NAMES,
+    QUERY_ROLE,
+    TRIPLES_ROLE,
+    LLMTeacher,
+    Prompts,
+    StoredTriples,
+)
+from tripletune.models.data.passages import Passage
+from tripletune.models.data.triples import Triple
+from tripletune.models.llm.client import CallError, RepliesPending, Sampling
+from tripletune.models.local.generation import Completion
+
+QUESTION = Question(
+    id="q1",
+    question="Where was the author of Dune born?",
+    answers=("Tacoma",),
+    passages=(Passage("Frank Herbert", "Of Tacoma."), Passage("Other", "x"), Passage("Dune", "By Frank\nHerbert.")),
+    # In the order of the reasoning, as in the benchmark; the filter is shown the order of the row.
+    supporting=(2, 0),
+    type="bridge",
+    source="hotpotqa",
+)
+KEEP_BOTH = '{"documents": [2, 1], "answerable": true}'
+
+
+class ScriptedClient:
+    """Replies by role, in order; the last one again and again. An exception is raised."""
+
+    model = "script:m"
+
+    def __init__(self, **replies):
+        names = {"filter": FILTER_ROLE, "query": QUERY_ROLE, "triples": TRIPLES_ROLE}
+        self.replies = {names[name]: list(texts) for name, texts in replies.items()}
+        self.calls = []
+
+    async def chat(self, messages, *, role, sampling=None, question_id=""):
+        self.calls.append((role, [message["content"] for message in messages], sampling, question_id))
+        await asyncio.sleep(0)
+        texts = self.replies[role.removesuffix(".repair")]
+        text = texts.pop(0) if len(texts) > 1 else texts[0]
+        if isinstance(text, Exception):
+            raise text
+        return Completion(text)
+
+    async def close(self):
+        pass
+
+    def of(self, role):
+        return [call for call in self.calls if call[0] == role]
+
+
+def script(**replies):
+    defaults = {
+        "filter": [KEEP_BOTH],
+        "query": ['{"question": "Who wrote Dune?"}', '{"question": "Where was Frank Herbert born?"}'],
+        "triples": ['{"triples": [["a", "b", "c"]]}'],
+    }
+    return ScriptedClient(**(defaults | replies))
+
+
+def label(client, question=QUESTION, **options):
+    teacher = LLMTeacher(client, **options)
+    return asyncio.run(label_question(question, teacher, False)), teacher
+
+
+def reason(client, **options):
+    with pytest.raises(UnlabelledQuestion) as caught:
+        label(client, **options)
+    return caught.value.reason
+
+
+def test_a_question_with_two_documents_is_five_calls():
+    client = script()
+    records, teacher = label(client)
+    assert [record.label for record in records] == [
+        "[SUBQ] Where was the author of Dune born?",
+        "[SUBQ] Where was Frank Herbert born?",
+        "[SUFFICIENT]",
+        "Tacoma",
+    ]
+    assert [step.text for step in records[-1].steps] == ["Dune\nBy Frank\nHerbert.", "Frank Herbert\nOf Tacoma."]
+    assert dict(teacher.calls) == {FILTER_ROLE: 1, QUERY_ROLE: 2, TRIPLES_ROLE: 2}
+    assert not teacher.repairs
+    prompts = Prompts.load()
+    (role, texts, sampling, question_id), *_ = client.calls
+    assert (role, texts[0], question_id) == (FILTER_ROLE, prompts.filter, "q1")
+    assert sampling == Sampling(max_tokens=MAX_TOKENS[FILTER_ROLE])
+    assert texts[1] == (
+        "Question: Where was the author of Dune born?\n\n"
+        "Documents:\n[1] Frank Herbert\nOf Tacoma.\n\n[2] Dune\nBy Frank Herbert."
+    )
+    assert [call[1][1] for call in client.of(QUERY_ROLE)] == [
+        "Main question: Where was the author of Dune born?\n\nDocument: Dune\nBy Frank Herbert.",
+        "Main question: Where was the author of Dune born?\n\nDocument: Frank Herbert\nOf Tacoma.\n\n"
+        "Earlier sub-queries:\n- Who wrote Dune?",
+    ]
+    # The triples' prompt has nothing of the question in it: one paragraph is one call in the ledger.
+    assert [call[1][1] for call in client.of(TRIPLES_ROLE)] == [
+        "Document: Dune\nBy Frank Herbert.",
+        "Document: Frank Herbert\nOf Tacoma.",
+    ]
+
+
+def test_triples_are_asked_for_beside_the_subqueries():
+    client = script()
+    label(client)
+    assert [call[0] for call in client.calls[1:4]] == [QUERY_ROLE, TRIPLES_ROLE, TRIPLES_ROLE]
+
+
+def test_all_passages_can_be_shown():
+    client = script(filter=['{"documents": [3, 1]}'])
+    records, _ = label(client, shown="all")
+    assert "[2] Other\nx" in client.calls[0][1][1]
+    assert [step.text.split("\n")[0] for step in records[-1].steps] == ["Dune", "Frank Herbert"]
+
+
+def test_one_document_needs_no_subquery_unless_the_label_is_generated():
+    client = script(filter=["1"])
+    records, _ = label(client)
+    assert records[0].label == "[SUBQ] Where was the author of Dune born?"
+    assert not client.of(QUERY_ROLE)
+    client = script(filter=["1"], query=["Where was Herbert born?"])
+    assert asyncio.run(LLMTeacher(client, first_subquery="generated").subqueries(QUESTION, [0])) == [
+        "Where was Herbert born?"
+    ]
+
+
+def test_a_first_subquery_that_is_no_label_is_not_checked_as_one():
+    asked = [f'{{"question": "{QUESTION.question}"}}', '{"question": "Where was Frank Herbert born?"}']
+    _, teacher = label(script(query=asked))
+    assert not teacher.repairs
+    assert reason(script(query=asked[:1]), first_subquery="generated") is DropReason.COPIED_QUESTION
+
+
+def test_a_bad_reply_is_sent_back_once_and_counted():
+    bad = {"filter": ['{"documents": [9]}', KEEP_BOTH], "triples": ["no", '{"triples": [["a", "b", "c"], []]}']}
+    client = script(**bad)
+    _, teacher = label(client)
+    assert dict(teacher.repairs) == {FILTER_ROLE: 1, TRIPLES_ROLE: 1}
+    assert teacher.malformed == 2
+    (_, turns, _, _) = client.calls[1]
+    assert turns[2] == '{"documents": [9]}'
+    assert "There is no document 9: they are numbered from 1 to 2." in turns[3]
+
+
+@pytest.mark.parametrize(
+    ("replies", "expected"),
+    [
+        ({"filter": ['{"documents": []}']}, DropReason.NO_HELPFUL),
+        ({"filter": ['{"documents": [1, 2], "answerable": false}']}, DropReason.NOT_ANSWERABLE),
+        ({"filter": ["[2]"]}, DropReason.ANSWER_NOT_KEPT),
+        ({"filter": ["none"]}, DropReason.UNREADABLE_REPLY),
+        ({"query": ["Who wrote Dune?"]}, DropReason.COPIED_QUESTION),
+        ({"query": ["Who wrote Dune?", "Is Tacoma in it?"]}, DropReason.ANSWER_IN_SUBQUERY),
+        ({"query": ["Who wrote Dune? And why?"]}, DropReason.NOT_ONE_QUESTION),
+        ({"triples": ['{"triples": []}']}, DropReason.NO_TRIPLES),
+    ],
+)
+def test_what_stays_bad_drops_the_question_with_its_reason(replies, expected):
+    client = script(**replies)
+    assert reason(client) is expected
+    judgement = expected in (DropReason.NO_HELPFUL, DropReason.NOT_ANSWERABLE)
+    assert any(call[0].endswith(".repair") for call in client.calls) is not judgement
+
+
+def test_the_reason_does_not_hang_on_which_reply_comes_first():
+    # Sub-query and triples are both bad; the triples' replies are there first.
+    client = script(query=["Who wrote Dune? And why?"], triples=["no"])
+    assert reason(client) is DropReason.NOT_ONE_QUESTION
+
+
+def test_errors_go_before_waiting_and_waiting_before_reasons():
+    with pytest.raises(CallError):
+        label(script(query=[RepliesPending("x")], triples=[CallError("y")]))
+    with pytest.raises(RepliesPending):
+        label(script(query=["no"], triples=[RepliesPending("x")]))
+
+
+def test_triples_can_come_from_a_file(tmp_path):
+    path = tmp_path / "t.jsonl"
+    rows = [{"title": p.title, "text": p.text, "triples": [[p.title, "is", "here"]]} for p in QUESTION.passages]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    client = script()
+    records, teacher = label(client, triples_from=StoredTriples(path))
+    assert records[-1].steps[0].triples == (Triple("Dune", "is", "here"),)
+    assert not client.of(TRIPLES_ROLE)
+    assert teacher.name == "script:m, triples of t.jsonl"
+
+
+def test_sampling_reaches_the_calls():
+    client = script()
+    label(client, sampling=Sampling(temperature=0.5, seed=3, max_tokens=1))
+    assert {(call[2].temperature, call[2].seed, call[2].max_tokens) for call in client.calls} == {
+        (0.5, 3, tokens) for tokens in MAX_TOKENS.values()
+    }
+
+
+def test_own_prompts_replace_ours_and_have_their_own_digest(tmp_path):
+    (tmp_path / "subq_query.md").write_text("Ask.\n")
+    ours, mixed = Prompts.load(), Prompts.load(tmp_path)
+    assert mixed.query == "Ask."
+    assert (mixed.filter, mixed.triples) == (ours.filter, ours.triples)
+    assert list(ours.digests()) == [f"data_builders/prompts/{name}.md" for name in PROMPT_NAMES]
+    assert list(mixed.digests())[1] == str(tmp_path / "subq_query.md")
+    before, after = list(ours.digests().values()), list(mixed.digests().values())
+    assert [one == other for one, other in zip(before, after)] == [True, False, True]
+
+
+def test_prompts_that_cannot_be_meant(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such folder of prompts"):
+        Prompts.load(tmp_path / "gone")
+    (tmp_path / "subq_fliter.md").write_text("x")
+    with pytest.raises(ValueError, match=r"subq_fliter\.md: there is no prompt of this name; the prompts are"):
+        Prompts.load(tmp_path)
+    (tmp_path / "subq_fliter.md").rename(tmp_path / "subq_filter.md").write_text(" \n")
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        Prompts.load(tmp_path)
+
+
+def test_the_replies_shown_in_our_prompts_pass_our_checks():
+    from tripletune.data_builders.hotpotqa_subq.reply_checks import read_documents, read_subquery, read_triples
+
+    prompts = Prompts.load()
+    shown = {name: getattr(prompts, name).rsplit("Reply: ", 1)[1] for name in ("filter", "query", "triples")}
+    assert read_documents(shown["filter"], 3).numbers == (3, 2)
+    assert read_subquery(shown["query"]) == "On which river does the town of Kelm lie?"
+    assert len(read_triples(shown["triples"]).triples) == 5

@@ -1,0 +1,261 @@
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tripletune.data_builders.__main__ import main
+from tripletune.data_builders.datasets.validation import troubles
+from tripletune.data_builders.hotpotqa_subq.released_records import (
+    MALFORMED_TRIPLES,
+    OTHER_GRAPHS,
+    REPEATED_TRIPLES,
+    UNREAD_GRAPHS,
+    Malformed,
+    MalformedRow,
+    Rejected,
+    read_released,
+    released_record,
+)
+from tripletune.models.data.records import Action, Record, Step, read_records
+from tripletune.models.data.triples import Triple
+
+PLANNER = (
+    "You are a planner to say what is next.\nOutput [NO_RETRIEVAL] if no search is needed.\n"
+    "Output [SUBQ] with an subquery if it is.\nOutput [SUFFICIENT] if all is known.\n"
+)
+ANSWERER = (
+    "You are a answerer given a question.\nEach [SUBQ] is a subquery.\n[NO_RETRIEVAL] means no search was needed.\n"
+    'The main question starts with "Question: ". Please answer it.\n'
+)
+
+
+def released(record: Record) -> dict[str, object]:
+    """Our record in the form of the released data: the test's own writer."""
+    text = ANSWERER if record.task == "answering" else PLANNER
+    text += "\n"
+    for step in record.steps:
+        triples = [f"(S> {t.subject}| P> {t.predicate}| O> {t.object})" for t in step.triples]
+        text += f"[SUBQ] {step.query}\nRetrieved Graph Information: {triples}\n"
+    return {"input": f"{text}Question: {record.question}", "label": record.label, "graphs": []}
+
+
+def comparable(record: Record) -> tuple[object, ...]:
+    """What the released form keeps of a record."""
+    answers = record.answers[:1] if record.task == "answering" else ()
+    return record.task, record.question, record.action, record.subquery, record.steps, answers
+
+
+def read_one(row: dict[str, object], issues: Counter[str] | None = None) -> Record:
+    return released_record(row, 1, Counter() if issues is None else issues)
+
+
+LINES = st.text(st.characters(blacklist_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=12)
+WORDS = LINES.map(lambda text: " ".join(text.split())).filter(bool)
+# What the interface itself is made of can't be told from a name when nothing escapes it.
+PLAIN = WORDS.filter(lambda text: not any(mark in text for mark in ("[", "Question:", "Retrieved")))
+NAMES = WORDS.filter(
+    lambda text: not any(mark in text.replace(" ", "") for mark in ("(S>", "|P>", "|O>")) and text[-1] != "|"
+)
+TRIPLES = st.lists(st.builds(Triple, NAMES, NAMES, NAMES), max_size=4, unique=True).map(tuple)
+STEPS = st.lists(st.builds(Step, PLAIN, TRIPLES), max_size=3).map(tuple)
+
+
+@st.composite
+def some_records(draw: st.DrawFn) -> Record:
+    steps, question = draw(STEPS), draw(PLAIN)
+    task = draw(st.sampled_from(["planning", "answering"]))
+    action = draw(st.sampled_from(Action)) if task == "planning" else Action.NO_RETRIEVAL
+    if task == "answering" and steps:
+        action = Action.SUFFICIENT
+    subquery = draw(PLAIN) if task == "planning" and action is Action.SUBQ else ""
+    answers = (draw(WORDS),) if task == "answering" else ()
+    return Record("r", "q", task, question, action, steps, subquery, answers)
+
+
+@settings(deadline=None)
+@given(some_records())
+def test_a_record_comes_back_from_the_released_form(record):
+    issues: Counter[str] = Counter()
+    assert comparable(read_one(released(record), issues)) == comparable(record)
+    assert not +issues
+
+
+@settings(deadline=None)
+@given(st.text(), st.text(), st.none() | st.lists(st.text() | st.lists(st.text())))
+def test_any_row_is_read_or_refused(text, label, graphs):
+    try:
+        record = read_one({"input": text, "label": label, "graphs": graphs})
+    except MalformedRow:
+        return
+    assert record.question
+    assert record.label
+
+
+STEP = "[SUBQ] Who?\nRetrieved Graph Information: {}\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "question", "queries"),
+    [
+        ("Question: Why?", "Why?", []),
+        ("[NO_RETRIEVAL]\nQuestion: Why?", "Why?", []),
+        ("[NO_RETRIEVAL] Question: Why?", "Why?", []),
+        ("Why?", "Why?", []),
+        ("Question: Read this.\n\n## Input:\n\nI love pizza.", "Read this.\n\n## Input:\n\nI love pizza.", []),
+        ("Read this.\n\nI love pizza.", "Read this.\n\nI love pizza.", []),
+        (
+            STEP.format("[]") + "Question: Is it\nQuestion: or [SUBQ] that?",
+            "Is it\nQuestion: or [SUBQ] that?",
+            ["Who?"],
+        ),
+        (STEP.format("[]") * 2 + "\nQuestion: Why?", "Why?", ["Who?", "Who?"]),
+        ("[SUBQ] Who\nor what?\nRetrieved Graph Information: []\nQuestion: Why?", "Why?", ["Who or what?"]),
+    ],
+)
+@pytest.mark.parametrize("instruction", [PLANNER + "\n", ANSWERER + "\n", ANSWERER.replace("\n", "\n\n"), PLANNER])
+def test_histories_and_questions_of_every_layout(instruction, body, question, queries):
+    if instruction in (PLANNER, ANSWERER.replace("\n", "\n\n")) and not body.startswith(("Question", "[")):
+        pytest.skip("a bare question is told from the instruction by the one blank line between them")
+    record = read_one({"input": instruction + body, "label": "[SUFFICIENT]", "graphs": []})
+    assert record.question == question
+    assert [step.query for step in record.steps] == queries
+    assert record.task == ("planning" if "planner" in instruction else "answering")
+
+
+def test_rows_without_an_instruction_are_told_by_their_label():
+    assert read_one({"input": "Question: Why?", "label": "[NO_RETRIEVAL]"}).task == "planning"
+    assert read_one({"input": "Question: Why?", "label": "42"}).task == "answering"
+    step = STEP.format("['(S> a| P> b| O> c)']")
+    record = read_one({"input": f"{step}\n\nQuestion: Why?", "label": "[SUBQ] And\n then?"})
+    assert (record.subquery, len(record.steps)) == ("And then?", 1)
+
+
+@pytest.mark.parametrize(
+    ("printed", "names", "malformed"),
+    [
+        ("""['(S> a| P> b| O> c)', "(S> a's| P> b| O> c (d), e)"]""", ["a c", "a's c (d), e"], 0),
+        (r"""['(S> AC\\DC| P> b| O> c\nd)']""", ["AC\\DC c d"], 0),
+        ("(S> a| P> b| O> c), (S> d| P> e| O> f)", ["a c", "d f"], 0),
+        # Cut off in the middle, as in figure 10: the whole ones still count.
+        ("['(S> a| P> b| O> c)', '(S> d| P> e| O> f)', '(S> g| P> h", ["a c", "d f"], 1),
+        ("['(S> a| P> b| O> c', '(S> d| P> e f)', '(S> g| P> h| O> i)']", ["a c", "g i"], 1),
+        ("['(S> a| P> b| O> c (x', 'y)']", ["a c (x"], 1),
+        ("[]", [], 0),
+        ("", [], 0),
+        ("[1, 2]", [], 1),
+    ],
+)
+def test_triples_cost_no_neighbour(printed, names, malformed):
+    issues: Counter[str] = Counter()
+    text = f"{PLANNER}\n{STEP.format(printed)}Question: Why?"
+    (step,) = read_one({"input": text, "label": "[SUFFICIENT]"}, issues).steps
+    assert [f"{triple.subject} {triple.object}" for triple in step.triples] == names
+    assert issues[MALFORMED_TRIPLES] == malformed
+
+
+def test_repeated_triples_are_kept_once():
+    issues: Counter[str] = Counter()
+    text = f"{PLANNER}\n{STEP.format(['(S> a| P> b| O> c)'] * 9)}Question: Why?"
+    (step,) = read_one({"input": text, "label": "[SUFFICIENT]"}, issues).steps
+    assert step.triples == (Triple("a", "b", "c"),)
+    assert issues[REPEATED_TRIPLES] == 8
+
+
+@pytest.mark.parametrize(
+    ("printed", "graphs", "triples", "issue"),
+    [
+        ("[]", [["(S> a| P> b| O> c)"]], 1, None),
+        ("[]", [[["a", "b", "c"], ["a", "b", "d"]]], 2, None),
+        ("[]", ["(S> a| P> b| O> c)"], 1, None),
+        ("[]", [{"triples": [["a", "b", "c"]]}], 1, None),
+        ("['(S> a| P> b| O> c)']", [["(S> a| P> b| O> c)"]], 1, None),
+        ("['(S> a| P> b| O> c)']", [["(S> x| P> y| O> z)"]], 1, OTHER_GRAPHS),
+        ("['(S> a| P> b| O> c)']", [["(S> a| P> b| O> c)"], []], 1, OTHER_GRAPHS),
+        ("['(S> a| P> b| O> c)']", ["Data(x=[2, 1024], edge_index=[2, 2])"], 1, UNREAD_GRAPHS),
+        ("['(S> a| P> b| O> c)']", [{"x": [0.1], "edge_index": [[0], [1]]}], 1, UNREAD_GRAPHS),
+        ("['(S> a| P> b| O> c)']", None, 1, None),
+    ],
+)
+def test_graphs_stand_in_where_the_text_has_none(printed, graphs, triples, issue):
+    issues: Counter[str] = Counter()
+    row = {"input": f"{PLANNER}\n{STEP.format(printed)}Question: Why?", "label": "[SUFFICIENT]", "graphs": graphs}
+    (step,) = read_one(row, issues).steps
+    assert len(step.triples) == triples
+    assert dict(+issues) == ({issue: 1} if issue else {})
+
+
+NO_QUERY = PLANNER + "\n" + STEP.format("[]").replace("Who?", "") + "Question: Why?"
+BAD = [
+    ("{oops", Malformed.NOT_JSON),
+    ("[1]", Malformed.NOT_JSON),
+    ('{"input": "Question: Why?"}', Malformed.NO_TEXT),
+    ('{"input": ["Why?"], "label": "a"}', Malformed.NO_TEXT),
+    (json.dumps({"input": PLANNER + "\nQuestion: ", "label": "[SUFFICIENT]"}), Malformed.NO_QUESTION),
+    (json.dumps({"input": PLANNER + "\n" + STEP.format("[]"), "label": "[SUFFICIENT]"}), Malformed.NO_QUESTION),
+    (json.dumps({"input": PLANNER + "\n[SUBQ] Who?\nQuestion: Why?", "label": "[SUFFICIENT]"}), Malformed.NO_GRAPH),
+    (json.dumps({"input": NO_QUERY, "label": "[SUFFICIENT]"}), Malformed.NO_SUBQUERY),
+    (json.dumps({"input": PLANNER + "\nQuestion: Why?", "label": "Because."}), Malformed.NO_ACTION),
+    (json.dumps({"input": PLANNER + "\nQuestion: Why?", "label": "[SUBQ]"}), Malformed.NO_ACTION),
+]  # fmt: skip
+
+
+def test_bad_rows_are_counted_by_reason_and_line(tmp_path):
+    good = json.dumps(released(Record("r", "q", "planning", "Why?", Action.NO_RETRIEVAL)))
+    path = tmp_path / "train_data.jsonl"
+    path.write_text("\n".join([good, "", *(line for line, _ in BAD), good]) + "\n", encoding="utf-8")
+    rejected = Rejected()
+    found = list(read_released(str(path), rejected))
+    assert [record.id for record in found] == ["ras_released:1:plan", f"ras_released:{len(BAD) + 2}:plan"]
+    assert len({record.question_id for record in found}) == 1
+    assert rejected.counts == Counter(reason.value for _, reason in BAD)
+    assert rejected.places[Malformed.NOT_JSON.value] == [f"{path}:3", f"{path}:4"]
+    assert f"2 rows left out, not a JSON object: {path}:3, {path}:4." in rejected.sentences()
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json", "parquet"])
+def test_command_writes_a_data_set(tmp_path, capsys, ending):
+    step = Step("Who?", (Triple("a", "b", "c"),))
+    rows = []
+    for number in range(40):
+        question = f"Why {number}?"
+        rows.append(released(Record("r", "q", "planning", question, Action.SUBQ, (), "Who?")))
+        rows.append(released(Record("r", "q", "planning", question, Action.SUFFICIENT, (step,))))
+        rows.append(released(Record("r", "q", "answering", question, Action.SUFFICIENT, (step,), answers=("c",))))
+    rows.append({"input": PLANNER + "\nQuestion: Why?", "label": "nothing", "graphs": []})
+    path = tmp_path / f"train_data.{ending}"
+    if ending == "parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.Table.from_pylist([{**row, "graphs": [""]} for row in rows]), path)
+    else:
+        lines = [json.dumps(row) for row in rows]
+        path.write_text("[" + ", ".join(lines) + "]" if ending == "json" else "\n".join(lines), encoding="utf-8")
+    output = tmp_path / "out"
+    arguments = ["released", "--input", str(path), "--output", str(output), "--validation-fraction", "0.3"]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "1 rows left out, the label of a planning row is no action" in out
+    assert list(troubles(output)) == []
+    assert {len(list(read_records(output, split))) > 0 for split in ("train", "validation")} == {True}
+    assert sum(1 for _ in read_records(output)) == 120
+    card = (output / "README.md").read_text(encoding="utf-8")
+    assert "the label of a planning row is no action | 1 |" in card
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "--overwrite" in capsys.readouterr().err
+
+
+def test_a_file_of_something_else_ends_with_one_line(tmp_path, capsys):
+    path = tmp_path / "other.jsonl"
+    path.write_text('{"a": 1}\n' * 9)
+    with pytest.raises(SystemExit) as caught:
+        main(["released", "--input", str(path), "--output", str(tmp_path / "out")])
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert "no row could be read. 9 rows left out" in error
+    assert not (tmp_path / "out").exists()

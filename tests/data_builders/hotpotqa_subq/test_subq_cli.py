@@ -1,0 +1,340 @@
+import asyncio
+import json
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tests.data_builders import subq_replies
+from tripletune.data_builders.hotpotqa_subq import cli as subq_cli
+from tripletune.data_builders.hotpotqa_subq.cli import run
+from tripletune.data_builders.hotpotqa_subq.merge import merge
+from tripletune.data_builders.world.build import WorldOptions, generate_world
+from tripletune.models.data.records import read_records
+from tripletune.models.llm import options
+from tripletune.models.llm.backends.batch_replies import import_replies
+from tripletune.models.llm.client import CallError, SetupError, TransientError
+from tripletune.models.llm.ledger import Ledger
+from tripletune.models.llm.ledger_client import LedgerClient, Retry
+from tripletune.models.local.generation import Completion
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """Questions of two hops and the teacher's replies to them."""
+    hops = {name: 0.0 for name in ("one_hop", "three_hop", "four_hop", "comparison", "intersection")}
+    world = generate_world(WorldOptions(train=12, validation=0, test=0, common_knowledge=0.0, **hops), "train")
+    for name, lines in (("questions", world.question_rows()), ("teacher", world.teacher_rows())):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines), encoding="utf-8")
+    monkeypatch.setenv("SUBQ_TEACHER", str(tmp_path / "teacher.jsonl"))
+    monkeypatch.setenv("SUBQ_QUESTIONS", str(tmp_path / "questions.jsonl"))
+    for name in ("SUBQ_WRONG", "SUBQ_BODIES"):
+        monkeypatch.delenv(name, raising=False)
+    subq_replies.recorded.cache_clear()
+    return tmp_path
+
+
+class WorldBackend:
+    """Answers in this process what the mock server answers in its own."""
+
+    def __init__(self, model="openai:m", fail_after=None):
+        self.model, self.asked, self.fail_after = model, [], fail_after
+
+    async def complete(self, messages, sampling):
+        self.asked.append([message["content"] for message in messages])
+        await asyncio.sleep(0)
+        if self.fail_after is not None and len(self.asked) > self.fail_after:
+            raise self.error
+        return Completion(subq_replies.reply({"messages": list(messages)}), 10, 5)
+
+    async def close(self):
+        pass
+
+
+@pytest.fixture
+def backend(monkeypatch):
+    one = WorldBackend()
+    retry = Retry(attempts=2, first_wait=0.0)
+    monkeypatch.setattr(subq_cli, "open_client", lambda llm: LedgerClient(one, Ledger(llm.ledger), retry=retry))
+    return one
+
+
+def arguments(files, output, *more):
+    source = f"hotpotqa:{files / 'questions.jsonl'}"
+    teacher = ("--teacher", "openai", "--teacher-model", "m", "--teacher-url", "http://127.0.0.1:9/v1")
+    return ["--source", source, "--output", str(output), "--validation-fraction", "0.3", *teacher, *more]
+
+
+def shards(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.jsonl"))}
+
+
+def facts(folder: Path):
+    return json.loads((folder / "statistics.json").read_text(encoding="utf-8"))["build"]
+
+
+def ends_with(code, capsys, *call):
+    with pytest.raises(SystemExit) as caught:
+        run(*call)
+    assert caught.value.code == code
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+def test_a_teacher_labels_a_source_without_annotations(files, backend):
+    assert run(arguments(files, files / "out")) == 0
+    source = f"hotpotqa:{files / 'questions.jsonl'}:{files / 'teacher.jsonl'}"
+    assert run(["--source", source, "--output", str(files / "recorded"), "--validation-fraction", "0.3"]) == 0
+    assert shards(files / "out") == shards(files / "recorded")
+    build = facts(files / "out")
+    assert build["teachers"] == {"hotpotqa": "openai:m"}
+    assert build["models"] == {"teacher": "openai:m (temperature 0, top_p 1, seed None)"}
+    assert {stage: numbers["calls"] for stage, numbers in build["calls"].items()} == {
+        "subq.filter": 12,
+        "subq.query": 24,
+        "subq.triples": 24,
+    }
+    prompts = [f"data_builders/prompts/subq_{name}.md" for name in ("filter", "query", "triples")]
+    assert list(build["prompts"]) == [*prompts, "models/llm/prompts/repair.md"]
+    # All of it again, from the ledger: nothing is sent.
+    sent = len(backend.asked)
+    assert run(arguments(files, files / "out", "--overwrite")) == 0
+    assert len(backend.asked) == sent
+    assert shards(files / "out") == shards(files / "recorded")
+
+
+def test_a_build_that_stops_goes_on_where_it_was(files, backend, capsys):
+    backend.fail_after, backend.error = 20, TransientError("500")
+    error = ends_with(1, capsys, arguments(files, files / "out"))
+    assert error.startswith("error: hotpotqa world")
+    assert error.endswith("run the same command again to go on\n")
+    assert not (files / "out").exists()
+    assert not (files / "out.partial").exists()
+    with sqlite3.connect(files / "out.ledger.sqlite") as ledger:
+        (stored,) = ledger.execute("SELECT count(*) FROM calls WHERE status = 'ok'").fetchone()
+    # What was under way when the error came may be lost, nothing else.
+    assert 0 < stored <= 20
+    backend.fail_after = None
+    backend.asked.clear()
+    assert run(arguments(files, files / "out")) == 0
+    assert len(backend.asked) == 36 + len(distinct_documents(files)) - stored
+
+
+def distinct_documents(files):
+    rows = subq_replies.rows(files / "teacher.jsonl")
+    return {title for row in rows for title in row["helpful"]}
+
+
+def test_a_refused_call_stops_or_drops_the_question(files, backend, capsys):
+    backend.fail_after, backend.error = 0, CallError("the prompt is too long")
+    error = ends_with(1, capsys, arguments(files, files / "out"))
+    assert (
+        "too long. To leave such questions out, add --on-call-error drop. What was answered is in the ledger" in error
+    )
+    # What would meet every question drops none.
+    backend.error = SetupError("the key is refused")
+    error = ends_with(1, capsys, arguments(files, files / "out", "--on-call-error", "drop"))
+    assert "the key is refused. What was answered is in the ledger: run the same command again to go on" in error
+    original = backend.complete
+
+    async def refuse_one(messages, sampling):
+        if len(backend.asked) == 3:
+            backend.asked.append([])
+            raise CallError("the prompt is too long")
+        return await original(messages, sampling)
+
+    backend.fail_after, backend.complete = None, refuse_one
+    backend.asked.clear()
+    assert run(arguments(files, files / "out", "--on-call-error", "drop", "--concurrency", "1")) == 0
+    assert facts(files / "out")["drops"] == {"hotpotqa": {"a call to the teacher can't be answered": 1}}
+
+
+def test_malformed_triples_of_a_file_are_counted(files, backend):
+    rows = [row for row in subq_replies.rows(files / "questions.jsonl")]
+    lines = [
+        {"title": title, "text": " ".join(sentences), "triples": [[title, "is", "here"], [title, "is"]]}
+        for row in rows
+        for title, sentences in row["context"]
+    ]
+    (files / "triples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    assert run(arguments(files, files / "out", "--triples-from", str(files / "triples.jsonl"))) == 0
+    assert facts(files / "out")["issues"] == {"hotpotqa: malformed triples in the triple file": len(lines)}
+
+
+def test_the_card_does_not_claim_a_temperature_that_was_not_sent(files, backend):
+    backend.send_temperature = False
+    assert run(arguments(files, files / "out", "--limit", "1")) == 0
+    assert facts(files / "out")["models"] == {
+        "teacher": "openai:m (temperature and top_p are the provider's own: none was sent)"
+    }
+
+
+def test_ctrl_c_ends_cleanly_and_keeps_what_was_answered(files, backend, capsys):
+    backend.fail_after, backend.error = 10, KeyboardInterrupt()
+    error = ends_with(130, capsys, arguments(files, files / "out"))
+    assert error == "interrupted; replies received so far are in the ledger, run the command again to go on\n"
+    assert not (files / "out").exists()
+    backend.fail_after = None
+    backend.asked.clear()
+    assert run(arguments(files, files / "out")) == 0
+    assert len(backend.asked) < 60
+
+
+def batch_output(request_file: Path, reply_file: Path) -> int:
+    """What the Batch API would give back for a request file."""
+    requests = [json.loads(line) for line in request_file.read_text(encoding="utf-8").splitlines()]
+    with reply_file.open("w", encoding="utf-8") as file:
+        for request in requests:
+            choice = {"message": {"role": "assistant", "content": subq_replies.reply(request["body"])}}
+            body = {
+                "choices": [{**choice, "finish_reason": "stop"}],
+                "usage": {"prompt_tokens": 1, "completion_tokens": 1},
+            }
+            row = {"custom_id": request["custom_id"], "response": {"status_code": 200, "body": body}, "error": None}
+            file.write(json.dumps(row) + "\n")
+    return len(requests)
+
+
+def test_a_batch_build_stops_three_times(files, backend, capsys, monkeypatch):
+    assert run(arguments(files, files / "calm")) == 0
+    call = ["--source", f"hotpotqa:{files / 'questions.jsonl'}", "--output", str(files / "out")]
+    call += ["--validation-fraction", "0.3", "--teacher", "batch", "--teacher-model", "m", "--overwrite"]
+    ledger, sizes = files / "out.ledger.sqlite", []
+    monkeypatch.setattr(subq_cli, "open_client", options.open_client)
+    for round_ in range(3):
+        message = ends_with(3, capsys, call)
+        assert not (files / "out").exists()
+        (requests,) = sorted(Path(f"{ledger}.batch").glob("*.jsonl"))[round_:]
+        assert str(requests) in message
+        sizes.append(batch_output(requests, files / f"replies{round_}.jsonl"))
+        assert message.startswith(f"{sizes[-1]:,} calls wait for replies")
+        with Ledger(ledger) as opened:
+            import_replies(opened, files / f"replies{round_}.jsonl")
+    assert run(call) == 0
+    # The filter; the first sub-query and all triples; the second sub-query.
+    assert sizes == [12, 12 + len(distinct_documents(files)), 12]
+    assert shards(files / "out") == shards(files / "calm")
+
+
+def test_a_sharded_build_merges_to_the_bytes_of_an_unsharded_one(files, backend):
+    more = ("--shard-size", "7", "--teacher-ledger", str(files / "one.sqlite"))
+    assert run(arguments(files, files / "whole", *more)) == 0
+    for number in range(3):
+        assert run(arguments(files, files / f"part{number}", *more, "--shard", f"{number}/3")) == 0
+    lines = (files / "part1" / "order.tsv").read_text().splitlines()
+    assert [line.split("\t")[1] for line in lines] == ["1", "4", "7", "10"]
+    os.rename(files / "whole", files / "kept")
+    merge([files / f"part{number}" for number in (2, 0, 1)], str(files / "whole"))
+    assert sorted(path.name for path in (files / "kept").iterdir()) == sorted(
+        path.name for path in (files / "whole").iterdir()
+    )
+    for path in (files / "kept").iterdir():
+        assert (files / "whole" / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_every_shard_sees_the_same_repeated_ids(files, backend):
+    questions = files / "questions.jsonl"
+    lines = questions.read_text(encoding="utf-8").splitlines()
+    questions.write_text("\n".join([*lines[:4], lines[0], lines[1]]) + "\n", encoding="utf-8")
+    for number in range(2):
+        assert run(arguments(files, files / f"part{number}", "--shard", f"{number}/2")) == 0
+        assert facts(files / f"part{number}")["drops"] == {"hotpotqa": {"question id seen before": 1}}
+        assert facts(files / f"part{number}")["questions"] == {"hotpotqa": 2}
+
+
+def test_a_shard_may_be_empty(files, backend):
+    assert run(arguments(files, files / "part", "--shard", "5/6", "--limit", "3")) == 0
+    assert (files / "part" / "order.tsv").read_text() == ""
+    assert facts(files / "part")["questions"] == {"hotpotqa": 0}
+
+
+def test_recorded_replies_through_the_llm_path(files):
+    source = f"hotpotqa:{files / 'questions.jsonl'}:{files / 'teacher.jsonl'}"
+    assert run(["--source", source, "--output", str(files / "a")]) == 0
+    assert run(["--source", source, "--output", str(files / "b"), "--teacher", "recorded"]) == 0
+    assert shards(files / "a") == shards(files / "b")
+    assert facts(files / "b")["teachers"] == {"hotpotqa": "annotations:teacher.jsonl"}
+    assert facts(files / "b")["models"] == {"teacher": "annotations:teacher.jsonl"}
+
+
+def test_parts_of_the_mix_are_cut_to_their_count_and_give_answers_alone(files, backend):
+    rows = [
+        {"sample_id": f"a{n}", "ambiguous_question": f"Who is number {n}?", "annotations": [{"long_answer": "Ann."}]}
+        for n in range(4)
+    ]
+    path = files / "asqa.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run(arguments(files, files / "out", "--source", f"asqa:{path}", "--asqa-count", "3", "--limit", "5")) == 0
+    build = facts(files / "out")
+    assert build["questions"] == {"hotpotqa": 5, "asqa": 3}
+    assert {r.task for r in read_records(files / "out") if r.source == "asqa"} == {"answering"}
+    assert run(arguments(files, files / "o2", "--source", f"asqa:{path}", "--limit", "5")) == 0
+    assert "gave 4 of the 5 questions asked for" in " ".join(facts(files / "o2")["notes"])
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--shard", "3/3"], "shard '3/3': write it as i/n"),
+        (["--prompts", "gone"], "no such folder of prompts: gone"),
+        (["--triples-from", "gone.jsonl"], "no such file: gone.jsonl"),
+        (["--teacher-concurrency", "0"], "concurrency 0: it must be above 0"),
+        (["--asqa-count", "0"], "asqa_count 0: it must be at least 1"),
+        (["--dry-run", "--prices", "gone.yaml"], "no such price table: gone.yaml"),
+    ],
+)
+def test_bad_options_are_one_line_and_exit_code_2(files, backend, capsys, more, message):
+    assert message in ends_with(2, capsys, arguments(files, files / "out", *more))
+    assert not (files / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["hotpotqa:q.jsonl"], "has no annotations; add a file of recorded teacher replies, hotpotqa:FILE:ANNOTATIONS"),
+        (["two_wiki:q.json", "--teacher", "openai", "--teacher-model", "m"], "every source has annotations"),
+        (["two_wiki:q.json", "--dry-run"], "--dry-run estimates the calls of a teacher LLM"),
+        (["hotpotqa:q.jsonl", "--teacher", "recorded"], "answers from one file of recorded replies"),
+        (["hotpotqa:q.jsonl", "--teacher", "openai"], "options --teacher-...: model is not set"),
+        (["hotpotqa:q:t", "--teacher-model", "m"], "--teacher-model: without effect, since --teacher annotations asks"),
+        (["hotpotqa:q:t", "--teacher", "recorded", "--prompts", "p"], "--prompts: without effect"),
+        (["hotpotqa:q:t", "--show-documents", "all", "--triples-from", "f"], "--triples-from, --show-documents: with"),
+        (["hotpotqa:q", "--teacher", "openai", "--teacher-backend", "hf", "--teacher-model", "m"], "name one"),
+    ],
+)
+def test_teachers_that_cannot_be(tmp_path, capsys, given, message):
+    assert message in ends_with(2, capsys, ["--source", *given, "--output", str(tmp_path / "out")])
+
+
+def test_dry_run_sends_nothing_and_counts_what_the_ledger_has(files, backend, capsys):
+    price = files / "p.yaml"
+    price.write_text("models: {m: {input: 1000.0, output: 0.0, as_of: 2026-01-01, source: here}}")
+    call = arguments(files, files / "out", "--dry-run", "--prices", str(price), "--teacher-requests-per-minute", "30")
+    assert run(call) == 0
+    shown = capsys.readouterr().out
+    assert not backend.asked
+    assert sorted(path.name for path in files.iterdir()) == ["p.yaml", "questions.jsonl", "teacher.jsonl"]
+    documents = len(distinct_documents(files))
+    rows = {line.split("│")[1].strip(): line.split("│")[2:-1] for line in shown.splitlines() if "│" in line}
+    assert "…" not in shown
+    assert all(row[-1].strip().startswith("$") for row in rows.values())
+    assert [int(cell.replace(",", "")) for cell in rows["document filter"][:2]] == [12, 0]
+    assert [int(cell.replace(",", "")) for cell in rows["sub-queries"][:2]] == [24, 0]
+    assert [int(cell.replace(",", "")) for cell in rows["triples"][:2]] == [documents, 0]
+    assert f"Time: {(36 + documents) / 30:,.1f} minutes at 30 requests a minute." in shown
+    assert "p.yaml, here, as of 2026-01-01" in shown
+    assert run(arguments(files, files / "out")) == 0
+    capsys.readouterr()
+    assert run(call) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│ all")]
+    assert [int(cell.replace(",", "")) for cell in rows[0].split("│")[2:4]] == [0, 36 + documents]
+    assert run(arguments(files, files / "out", "--dry-run")) == 0
+    assert "No price known for m" in capsys.readouterr().out
+    local = ["--teacher", "hf", "--teacher-model", "m", "--direct-answer-model", "base"]
+    source = f"hotpotqa:{files / 'questions.jsonl'}"
+    assert run(["--source", source, "--output", str(files / "local"), "--dry-run", *local]) == 0
+    shown = capsys.readouterr().out
+    assert "Price: none, the model runs here." in shown
+    assert "What base will answer directly is not known yet" in shown

@@ -1,0 +1,197 @@
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tripletune.data_builders.hotpotqa_subq.sources import Source
+from tripletune.data_builders.readers._pair_rows import BAD_TITLES, MALFORMED_TRIPLES, PairDrop, published_triples
+from tripletune.data_builders.text_to_triples.sources import (
+    QUESTIONS_DROPPED,
+    check_source,
+    pair_reader_names,
+    read_source,
+)
+
+DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read(text):
+    drops, issues = Counter(), Counter()
+    rows = list(read_source(Source.parse(text), drops, issues))
+    return rows, {name: n for name, n in drops.items() if n}, {name: n for name, n in issues.items() if n}
+
+
+def fields(row):
+    return [tuple(triple.as_list()) for triple in row.triples]
+
+
+def test_wikiofgraph_as_its_authors_publish_it(tmp_path):
+    triplet = (
+        "(<S> Anarchism| <P> type| <O> political philosophy), "
+        "(<S> Anarchism| <P> rejection| <O> involuntary, coercive forms (of hierarchy))"
+    )
+    path = write(tmp_path / "w.jsonl", [{"triplet": triplet, "text": "Anarchism is …"}])
+    (row,), drops, issues = read(f"wikiofgraph:{path}")
+    assert fields(row) == [
+        ("Anarchism", "type", "political philosophy"),
+        ("Anarchism", "rejection", "involuntary, coercive forms (of hierarchy)"),
+    ]
+    assert row.where == f"{path}:1"
+    assert (drops, issues) == ({}, {})
+
+
+def test_genwiki_puts_entities_in_their_places(tmp_path):
+    rows = [
+        {"text": "<ENT_1> is in <ENT_0> .", "entities": ["Norway", "Oslo"], "graph": [["Oslo", "country", "Norway"]]},
+        {"text": "<ENT_4> is lost .", "entities": ["Norway"], "graph": []},
+        {"text": "Oslo .", "triplet": "(<S> Oslo| <P> a| <O> b)"},
+    ]
+    path = tmp_path / "g.json"
+    path.write_text(json.dumps(rows))
+    found, drops, _ = read(f"genwiki:{path}")
+    assert [row.text for row in found] == ["Oslo is in Norway .", "Oslo ."]
+    assert drops == {PairDrop.UNKNOWN_ENTITY: 1}
+
+
+def test_bad_rows_cost_themselves_alone(tmp_path):
+    rows = [
+        {"text": "good", "triples": [["a", "b", "c"]], "id": 7},
+        {"text": "one bad", "triples": [["a", "b"], ["a", "", "c"], ["a", "b", "c"]]},
+        {"text": "all bad", "triples": [["a", "b"]]},
+        {"text": "none", "triples": []},
+        {"text": "no list", "triples": None},
+        {"text": " ", "triples": []},
+        {"text": None, "triples": []},
+    ]
+    found, drops, issues = read(f"triples:{write(tmp_path / 't.jsonl', rows)}")
+    assert [(row.text, row.id, len(row.triples)) for row in found] == [
+        ("good", "7", 1),
+        ("one bad", "", 1),
+        ("none", "", 0),
+    ]
+    assert drops == {PairDrop.ALL_MALFORMED: 1, PairDrop.NO_TRIPLES: 1, PairDrop.NO_TEXT: 2}
+    assert issues == {MALFORMED_TRIPLES: 2}
+
+
+@pytest.mark.parametrize(
+    ("value", "triples", "malformed"),
+    [
+        ([["a", "b", "c"]], 1, 0),
+        ([{"subject": "a", "predicate": "b", "object": "c"}, {"subject": "a", "relation": "b", "object": "c"}], 2, 0),
+        (["(S> a| P> b| O> c)", "(<S> d| <P> e| <O> f)"], 2, 0),
+        ('[["a", "b", "c"]]', 1, 0),
+        ("(S> a| P> b\\c| O> d), (S> e| P> f", 1, 1),
+        ("prose", 0, 1),
+        ("", 0, 0),
+        ([], 0, 0),
+        ([3], 0, 1),
+        (
+            [["a", "born", 1815], ["a", "height", 1.5], ["a", "is", True], ["a", "is", None], ["a", "b", float("nan")]],
+            2,
+            3,
+        ),
+        ("[" * 5000, 0, 1),
+    ],
+)
+def test_published_forms(value, triples, malformed):
+    found = published_triples(value)
+    assert (len(found[0]), found[1]) == (triples, malformed)
+
+
+def test_titles_that_are_no_text_are_left_out_and_counted(tmp_path):
+    titles = ["A", 1984, None, "", ["x"], {"a": 1}]
+    rows = [{"text": f"text {n}", "title": title, "triples": []} for n, title in enumerate(titles)]
+    found, _, issues = read(f"triples:{write(tmp_path / 't.jsonl', rows)}")
+    assert [row.title for row in found] == ["A", "1984", "", "", "", ""]
+    assert issues[BAD_TITLES] == 2
+
+
+def test_a_backslash_in_published_data_stands_for_itself():
+    (triple,), _ = published_triples("(<S> a\\b| <P> p| <O> c\\)")
+    assert (triple.subject, triple.object) == ("a\\b", "c\\")
+
+
+def test_what_is_no_list_of_triples():
+    assert published_triples(None) is None
+    assert published_triples(3) is None
+
+
+def question(identity, titles):
+    context = [[title, [f"{title} is said here."]] for title in titles]
+    return {"_id": identity, "question": "Q?", "answer": "A", "supporting_facts": [], "context": context}
+
+
+def test_recorded_replies_meet_the_passages_of_their_questions(tmp_path):
+    questions = write(
+        tmp_path / "q.jsonl", [question("q1", ["A", "B &amp; C"]), question("q2", ["D"]), question("q3", ["E"])]
+    )
+    replies = write(
+        tmp_path / "r.jsonl",
+        [
+            {
+                "_id": "q1",
+                "triples": {"A": [["a", "b", "c"], ["x"]], "b & c": [["d", "e", "f"]], "Gone": [["g", "h", "i"]]},
+            },
+            {"_id": "q2", "triples": {"D": [["x"]]}},
+        ],
+    )  # fmt: skip
+    rows, drops, issues = read(f"hotpotqa:{questions}:{replies}")
+    assert [(row.id, row.title, row.text, fields(row)) for row in rows] == [
+        ("q1:0", "A", "A is said here.", [("a", "b", "c")]),
+        ("q1:1", "B &amp; C", "B &amp; C is said here.", [("d", "e", "f")]),
+    ]
+    assert drops == {PairDrop.NO_PASSAGE: 1, PairDrop.ALL_MALFORMED: 1, PairDrop.NO_ANNOTATION: 1}
+    assert issues == {MALFORMED_TRIPLES: 1}
+
+
+def test_questions_the_reader_leaves_out_are_counted(tmp_path):
+    bad = question("q1", ["A"]) | {"supporting_facts": [["Elsewhere", 0]]}
+    questions, replies = write(tmp_path / "q.jsonl", [bad]), write(tmp_path / "r.jsonl", [{"_id": "q1", "triples": {}}])
+    assert read(f"hotpotqa:{questions}:{replies}")[2] == {QUESTIONS_DROPPED: 1}
+
+
+def test_unusable_sources_are_named(tmp_path):
+    assert {"genwiki", "triples", "wikiofgraph"} <= set(pair_reader_names())
+    with pytest.raises(ValueError, match=r"there is no reader 'nope'; the readers are .*wikiofgraph"):
+        check_source(Source.parse("nope:file.jsonl"))
+    with pytest.raises(ValueError, match=r"hotpotqa reads questions; add the file of a teacher's recorded replies"):
+        check_source(Source.parse("hotpotqa:file.jsonl"))
+    with pytest.raises(ValueError, match="no question reader 'triples'"):
+        check_source(Source.parse("triples:file.jsonl:replies.jsonl"))
+    with pytest.raises(FileNotFoundError):
+        read(f"triples:{tmp_path / 'gone.jsonl'}")
+    path = write(tmp_path / "w.jsonl", [{"text": "a", "triples": []}, {"passage": "b"}])
+    with pytest.raises(ValueError, match=r"w\.jsonl:2: a row needs 'text' and 'triples'.*it has passage"):
+        read(f"triples:{path}")
+    path.write_bytes(b"\x7fELF\x00\xff\xfe")
+    with pytest.raises(ValueError, match=r"w\.jsonl:1: not UTF-8 text"):
+        read(f"triples:{path}")
+    replies = write(tmp_path / "r.jsonl", [{"helpful": []}])
+    with pytest.raises(ValueError, match=r"r\.jsonl:1: a recorded reply needs '_id'"):
+        read(f"hotpotqa:{write(tmp_path / 'q.jsonl', [question('q', ['A'])])}:{replies}")
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("wikiofgraph:wikiofgraph.jsonl", 700),
+        ("genwiki:genwiki_test.jsonl", 499),
+        ("triples:openie_musique_silver.jsonl", 1888),
+        ("triples:teacher/paragraph_triples.jsonl", 300),
+        ("hotpotqa:hotpotqa_dev.jsonl:teacher/hotpotqa_dev.jsonl", None),
+    ],
+)
+def test_real_files(source, count):
+    if not (DATA / "wikiofgraph.jsonl").is_file():
+        pytest.skip("the data sets are not here")
+    reader, *files = source.split(":")
+    rows, drops, _ = read(":".join([reader, *(str(DATA / file) for file in files)]))
+    assert len(rows) == count if count else len(rows) > 100
+    assert set(drops) <= {PairDrop.NO_ANNOTATION}
+    assert all(row.text and row.triples for row in rows)

@@ -1,0 +1,370 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+
+import pytest
+
+from tripletune.data_builders.trajectories.build import main
+from tripletune.data_builders.trajectories.chains import RoleCalls
+from tripletune.data_builders.world.build import WorldOptions, write_world
+from tripletune.eval.__main__ import main as evaluate
+from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import read_jsonl
+from tripletune.models.data.trajectories import read_trajectories
+from tripletune.models.data.triples import Triple
+from tripletune.models.llm.ledger import Ledger
+from tripletune.models.llm.ledger_client import LedgerClient, Retry
+from tripletune.models.local.generation import Completion
+from tripletune.rag.retrieval.retrievers import Retrieved
+from tripletune.rag.retrieval.sentences import Fact
+from tripletune.rag.systems.cirag.integration import Decision, write_decision
+from tripletune.rag.systems.cirag.loop import CIRAG
+from tripletune.rag.systems.cirag.options import CiragOptions
+from tripletune.rag.systems.registry import Tools
+
+WORLD = WorldOptions(seed=5, train=0, validation=0, test=8, common_knowledge=0)
+PAGE = Passage("Ada", "Ada was a writer. She was born in Kelm.")
+TRIPLES = (Triple("Ada", "occupation", "writer"), Triple("Ada", "born in", "Kelm"))
+QUESTION = "Where was Ada born?"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The oracle's run over a small world."""
+    folder = tmp_path_factory.mktemp("world")
+    write_world(WORLD, folder)
+    arguments = ["--task", "hotpotqa", "--data", f"{folder}/test.jsonl", "--set", "rerank=no", "--output"]
+    assert evaluate(["run", "--system", "cirag", "--oracle", f"{folder}/test", *arguments, str(folder / "run")]) == 0
+    return folder / "run"
+
+
+def build(results, output, *more):
+    assert main(["--results", str(results), "--output", str(output), *more]) == 0
+    return list(read_trajectories(output)), json.loads((output / "statistics.json").read_text())
+
+
+def rows(run):
+    return {row["id"]: row for _, row in read_jsonl(run / "results.jsonl")}
+
+
+def test_a_trajectory_is_the_whole_chat_and_learns_the_decisions_alone(run, tmp_path):
+    found, statistics = build(run, tmp_path / "out")
+    results = rows(run)
+    assert [one.question_id for one in found] == list(results)
+    for one in found:
+        row = results[one.question_id]
+        learned = [message["content"] for message, flag in zip(one.messages, one.learned) if flag]
+        assert [message["role"] for message in one.messages] == ["system", *["user", "assistant"] * len(learned)]
+        assert [message["role"] == "assistant" for message in one.messages] == list(one.learned)
+        assert learned == [action["reply"] for action in row["trace"]["actions"]]
+        assert row["question"] in one.messages[1]["content"]
+        assert (one.role, one.model) == ("cirag.integrate", "oracle:world5-test")
+    rounds = Counter(str(len(row["trace"]["steps"])) for row in results.values())
+    assert statistics["statistics"]["learned_turns"] == dict(sorted(rounds.items()))
+    assert statistics["statistics"]["splits"] == {"train": 8}
+
+
+def test_observations_can_be_learned_too(run, tmp_path):
+    found, _ = build(run, tmp_path / "out", "--learn", "observations")
+    for one in found:
+        assert one.learned == (False, False, *[True] * (len(one.messages) - 2))
+
+
+def test_the_same_command_gives_the_same_bytes_and_parquet_the_same_rows(run, tmp_path):
+    build(run, tmp_path / "a")
+    build(run, tmp_path / "b")
+    name = "train-00000.jsonl"
+    assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    parquet, _ = build(run, tmp_path / "c", "--format", "parquet")
+    assert parquet == list(read_trajectories(tmp_path / "a"))
+
+
+def test_other_roles_give_their_own_chats(run, tmp_path):
+    answers, _ = build(run, tmp_path / "answers", "--role", "cirag.answer.triples")
+    assert {len(one.messages) for one in answers} == {3}
+    assert all("Answer:" in one.messages[2]["content"] for one in answers)
+    triples, statistics = build(run, tmp_path / "triples", "--role", "cirag.triples")
+    passages = {one.messages[1]["content"] for one in triples}
+    assert len(passages) == len(triples), "a passage that two questions found is learned once"
+    left_out = statistics["build"]["drops"]["all"]
+    assert left_out.get("the same chat was there before", 0) > 0
+
+
+def test_filters_are_counted_alone_and_in_order(run, tmp_path):
+    names = list(rows(run))
+
+    def spoil(name, row):
+        row["scores"]["exact_match"] = 0.0 if name in names[:3] else 1.0
+        row["supporting_recall"] = 0.5 if name in names[2:4] else 1.0
+        row["trace"]["stop_reason"] = "repeated_subquery" if name == names[4] else "no_question"
+        row["error"] = "RuntimeError: x" if name == names[7] else ""
+        return row
+
+    spoiled = tmp_path / "results.jsonl"
+    spoiled.write_text("".join(json.dumps(spoil(name, row)) + "\n" for name, row in rows(run).items()))
+    ledger = ["--ledger", str(run / "ledger.sqlite")]
+    filters = ["--min-score", "exact_match=1", "--no-repeated-query", "--min-recall", "1", "--no-repairs"]
+    found, statistics = build(spoiled, tmp_path / "out", *ledger, *filters)
+    assert [one.question_id for one in found] == names[5:7]
+    assert statistics["build"]["drops"]["all"] == {
+        "the question failed": 1,
+        "exact_match below 1": 3,
+        "a reply was repaired or recovered from": 0,
+        "a query was repeated": 1,
+        "less than 1 of the supporting passages retrieved": 1,
+    }
+    assert (
+        "Filter: less than 1 of the supporting passages retrieved: 2 of 7 by itself, 1 after the filters before it."
+        in statistics["build"]["notes"]
+    )
+    chosen, _ = build(spoiled, tmp_path / "chosen", *ledger, "--ended-by-choice")
+    assert names[4] not in [one.question_id for one in chosen]
+    assert len(build(spoiled, tmp_path / "few", *ledger, "--limit", "2")[0]) == 2
+
+
+def test_a_question_is_on_one_side_of_the_split(run, tmp_path):
+    build(run, tmp_path / "out", "--validation-fraction", "0.5")
+    train, validation = (
+        {one.question_id for one in read_trajectories(tmp_path / "out", split)} for split in ("train", "validation")
+    )
+    assert train
+    assert validation
+    assert train | validation == set(rows(run))
+    assert not train & validation
+
+
+class Shelf:
+    async def retrieve(self, query, k):
+        return [Retrieved(PAGE, 1.0)]
+
+
+class Store:
+    def get(self, passage):
+        return TRIPLES
+
+
+class Replies:
+    """A backend that gives its replies in order."""
+
+    model = "teacher"
+
+    def __init__(self, *replies):
+        self.replies = list(replies)
+
+    async def complete(self, messages, sampling):
+        return Completion(self.replies.pop(0))
+
+    async def close(self):
+        pass
+
+
+def says(query, *triples):
+    return write_decision(Decision("So.", tuple(Fact(triple, PAGE, "") for triple in triples), query))
+
+
+FIRST, LAST = says("Who was Ada?", TRIPLES[1]), says("", TRIPLES[0])
+UNREADABLE = FIRST.split("[[## question")[0]
+
+
+class Counting(Replies):
+    """A backend on this machine, whose tokens are its words."""
+
+    def count_tokens(self, messages):
+        return sum(len(message["content"].split()) for message in messages)
+
+
+def loop(folder, *replies, name="q1", kind=Replies, **options):
+    """Run CIRAG with given replies, and write ledger and results as `eval run` does."""
+
+    async def answer():
+        backend, ledger = kind(*replies, "Answer: Kelm"), Ledger(folder / "ledger.sqlite")
+        async with LedgerClient(backend, ledger, retry=Retry(empty_attempts=1)) as client:
+            tools = Tools(retriever=Shelf(), store=Store(), llm=client, question_id=name)
+            settings = CiragOptions(extraction="store", rerank=False, **options)
+            return await CIRAG.run(QUESTION, QUESTION, tools, settings)
+
+    trace = asyncio.run(answer())
+    row = {"id": name, "question": QUESTION, "scores": {"f1": 1.0}, "error": "", "supporting_recall": None}
+    (folder / "results.jsonl").write_text(json.dumps(row | {"trace": trace.to_json()}) + "\n")
+    return trace
+
+
+def chats(folder):
+    with RoleCalls(folder / "ledger.sqlite", "cirag.integrate") as calls:
+        return calls.chats("q1")
+
+
+def test_turns_are_learned_as_the_loop_understood_them(tmp_path):
+    invented = '["Ada", "is", "tall"], ["ada", "born in", "kelm"]'
+    first = FIRST.replace('["Ada", "born in", "Kelm"]', invented)
+    last = LAST.replace('["Ada", "occupation", "writer"]', '["Ada", "occupation", "writer"], ["Ada", "is", "tall"]')
+    loop(tmp_path, first, last)
+    (chat,) = chats(tmp_path)
+    assert [message["content"] for message, flag in zip(chat.messages, chat.learned) if flag] == [FIRST, LAST]
+    assert chat.faults == ("invented_triple", "respelled_triple", "invented_triple")
+    assert chat.replies == (first, last)
+    with pytest.raises(SystemExit):
+        main(["--results", str(tmp_path), "--output", str(tmp_path / "out"), "--no-repairs"])
+
+
+def test_repaired_turns_are_known_wherever_they_stand(tmp_path):
+    for number, replies in enumerate([(UNREADABLE, FIRST, LAST), (FIRST, UNREADABLE, LAST), (FIRST, "", LAST)]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        trace = loop(folder, *replies)
+        assert trace.tallies["integration.repaired"] == 1
+        (chat,) = chats(folder)
+        assert [message["content"] for message, flag in zip(chat.messages, chat.learned) if flag] == [FIRST, LAST]
+        assert "repaired" in chat.faults
+        assert list(chat.replies) == [action.reply for action in trace.actions]
+        assert len(build(folder, folder / "out")[0]) == 1
+
+
+def test_a_first_thought_is_in_the_decision_and_not_in_the_prompt(tmp_path):
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    loop(plain, FIRST, LAST)
+    (without,) = chats(plain)
+    for number, replies in enumerate([(FIRST, LAST), (UNREADABLE, FIRST, LAST), ("", FIRST, LAST)]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        trace = loop(folder, "<think>hm</think>First find\nAda [[## x ##]].", *replies, first_thought=True)
+        assert trace.details["first_thought"] == "First find Ada [ [## x ##]]."
+        (chat,) = chats(folder)
+        begun = FIRST.replace("So.", "First find Ada [ [## x ##]]. So.")
+        assert [message["content"] for message, flag in zip(chat.messages, chat.learned) if flag] == [begun, LAST]
+        assert [turn for turn in chat.messages if turn["role"] != "assistant"] == [
+            turn for turn in without.messages if turn["role"] != "assistant"
+        ]
+        assert list(chat.replies) == [action.reply for action in trace.actions]
+        assert ("repaired" in chat.faults) == (len(replies) == 3)
+        assert len(build(folder, folder / "out")[0]) == 1
+
+
+def test_a_last_decision_that_stays_unreadable_is_no_trajectory(tmp_path, capsys):
+    loop(tmp_path, FIRST, UNREADABLE, UNREADABLE)
+    with pytest.raises(SystemExit):
+        main(["--results", str(tmp_path), "--output", str(tmp_path / "out")])
+    assert "no trajectory is left (the last decision can't be read: 1)" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_of_several_runs_in_a_ledger_the_one_of_the_results_is_taken(tmp_path):
+    loop(tmp_path, FIRST, LAST)
+    loop(tmp_path, says("", TRIPLES[1]), max_integration_tokens=99)
+    # The first call of the first run has other sampling, so it is another call with the same messages.
+    found, _ = build(tmp_path, tmp_path / "out")
+    assert [sum(one.learned) for one in found] == [1]
+
+
+def test_a_run_that_did_not_end_is_told(tmp_path, caplog):
+    loop(tmp_path, FIRST, LAST)
+    for questions, told in ((1, False), (2, True)):
+        caplog.clear()
+        (tmp_path / "run.json").write_text(json.dumps({"questions": questions}))
+        build(tmp_path, tmp_path / str(questions))
+        assert ("did not end: it has 1 of 2 questions" in caplog.text) is told
+
+
+def test_a_shorter_run_has_its_trajectory_beside_a_longer_one(tmp_path):
+    short = tmp_path / "short"
+    short.mkdir()
+    loop(short, FIRST, max_rounds=1)
+    (tmp_path / "ledger.sqlite").write_bytes((short / "ledger.sqlite").read_bytes())
+    # The first decision stands in the ledger; this run goes on from it.
+    loop(tmp_path, LAST)
+    ledger = ["--ledger", str(tmp_path / "ledger.sqlite")]
+    found, _ = build(short, tmp_path / "one", *ledger)
+    assert [[turn["content"] for turn in one.messages[2:]] for one in found] == [[FIRST]]
+    found, _ = build(tmp_path, tmp_path / "two", *ledger)
+    assert [sum(one.learned) for one in found] == [2]
+
+
+def test_a_shortened_prompt_loses_no_earlier_decision(tmp_path):
+    second = says("Where is Kelm?", TRIPLES[0])
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    loop(whole, FIRST, second, LAST)
+    (chat,) = chats(whole)
+    longest = Counting().count_tokens(chat.messages[:-1])
+    trace = loop(tmp_path, FIRST, second, LAST, kind=Counting, max_prompt_tokens=longest - 1)
+    assert trace.tallies["shortened_prompts"] == 1
+    found, statistics = build(tmp_path, tmp_path / "out")
+    learned = [[turn["content"] for turn, flag in zip(one.messages, one.learned) if flag] for one in found]
+    assert learned == [[FIRST, second], [LAST]]
+    assert statistics["statistics"]["learned_turns"] == {"1": 1, "2": 1}
+
+
+def test_a_chat_a_round_gives_a_trajectory_a_round(tmp_path):
+    loop(tmp_path, FIRST, LAST, history="section")
+    found, statistics = build(tmp_path, tmp_path / "out")
+    assert [one.id for one in found] == ["q1:0", "q1:1"]
+    assert [one.messages[-1]["content"] for one in found] == [FIRST, LAST]
+    assert "[[## historical_context ##]]" in found[1].messages[1]["content"]
+    assert statistics["statistics"]["learned_turns"] == {"1": 2}
+
+
+def test_examples_inside_a_prompt_are_not_learned(tmp_path):
+    turns = [
+        {"role": "system", "content": "s"}, {"role": "user", "content": "example"},
+        {"role": "assistant", "content": "shown"}, {"role": "user", "content": "now you"},
+    ]  # fmt: skip
+
+    async def call():
+        async with LedgerClient(Replies("mine"), Ledger(tmp_path / "ledger.sqlite")) as client:
+            await client.chat(turns, role="other.role", question_id="q1")
+
+    asyncio.run(call())
+    with RoleCalls(tmp_path / "ledger.sqlite", "other.role") as calls:
+        (chat,) = calls.chats("q1")
+        assert calls.chats("q2") == []
+    assert chat.learned == (False, False, False, False, True)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--results", "/nowhere"], "no such file: /nowhere"),
+        (["--ledger", "/nowhere"], "no such file: /nowhere"),
+        (["--ledger", "a", "--ledger", "b"], "2 ledgers and 1 results"),
+        (["--min-score", "rouge=1"], "the results have no score 'rouge'; they have f1"),
+        (["--min-score", "f1"], "write it as METRIC=VALUE"),
+        (["--min-recall", "1"], "run eval with --gold"),
+        (["--role", "no.role"], "no trajectory is left (the ledger has no chat of this run: 1)"),
+        (["--model", "gpt"], "no trajectory is left"),
+        (["--limit", "0"], "limit is 0"),
+        (["--validation-fraction", "1"], "validation_fraction is 1.0"),
+    ],
+)
+def test_bad_input_gives_one_line_and_exit_code_2(tmp_path, capsys, more, message):
+    loop(tmp_path, FIRST, LAST)
+    results = [] if "--results" in more else ["--results", str(tmp_path)]
+    with pytest.raises(SystemExit) as stopped:
+        main([*results, "--output", str(tmp_path / "out"), *more])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_ledger_or_no_results_is_named(tmp_path, capsys):
+    loop(tmp_path, FIRST, LAST)
+    (tmp_path / "text").write_text("hello" * 500)
+    (tmp_path / "other.jsonl").write_text('{"id": "q1"}\n')
+    whole = (tmp_path / "results.jsonl").read_text()
+    (tmp_path / "cut.jsonl").write_text(whole + whole[:50])
+    (tmp_path / "no_score.jsonl").write_text(json.dumps(json.loads(whole) | {"scores": {"f1": None}}) + "\n")
+    (tmp_path / "no_trace.jsonl").write_text(json.dumps(json.loads(whole) | {"trace": []}) + "\n")
+    for more, message in (
+        (
+            ["--results", str(tmp_path / "cut.jsonl")],
+            "a run that was killed leaves half a line: give its command again",
+        ),
+        (["--results", str(tmp_path / "no_score.jsonl"), "--min-score", "f1=1"], "its scores or its trace are damaged"),
+        (["--results", str(tmp_path / "no_trace.jsonl")], "its scores or its trace are damaged"),
+        (["--results", str(tmp_path), "--ledger", str(tmp_path / "text")], "can't be used as a ledger"),
+        (["--results", str(tmp_path / "other.jsonl")], "other.jsonl:1: not a row of `tripletune eval run`"),
+    ):
+        with pytest.raises(SystemExit):
+            main([*more, "--output", str(tmp_path / "out")])
+        assert message in capsys.readouterr().err

@@ -1,0 +1,203 @@
+import asyncio
+import json
+from collections import Counter
+
+import pytest
+
+from tripletune.data_builders.hotpotqa_subq.annotations import RecordedTeacher
+from tripletune.data_builders.hotpotqa_subq.labelling import label_question
+from tripletune.data_builders.hotpotqa_subq.questions import Question
+from tripletune.data_builders.readers.hotpotqa import OUT_OF_RANGE, read_questions
+from tripletune.data_builders.world import build as world_module
+from tripletune.data_builders.world.build import WorldOptions, generate_world, main, write_world
+from tripletune.data_builders.world.names import SPLITS
+from tripletune.data_builders.world.questions import KINDS
+from tripletune.models.data.passages import read_corpus
+from tripletune.models.data.records import Action
+from tripletune.models.data.triples import format_triples, parse_triples, triples_from_json
+
+OPTIONS = WorldOptions(seed=3, train=120, validation=40, test=40, noise=0.1)
+FILES = {
+    f"{split}{ending}" for split in SPLITS for ending in (".jsonl", ".teacher.jsonl", ".corpus.jsonl", ".triples.jsonl")
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("world")
+    write_world(OPTIONS, folder)
+    return folder
+
+
+def rows(folder, name):
+    return [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
+
+
+def test_the_same_options_give_the_same_bytes(folder, tmp_path):
+    write_world(OPTIONS, tmp_path)
+    assert {path.name for path in folder.iterdir()} == FILES | {"world.json"}
+    assert all((tmp_path / name).read_bytes() == (folder / name).read_bytes() for name in FILES | {"world.json"})
+    other = generate_world(WorldOptions(seed=4, train=120, noise=0.1), "train")
+    assert not {row["question"] for row in rows(folder, "train.jsonl")} & {q.text for q in other.questions if q.helpful}
+
+
+def test_a_split_does_not_depend_on_the_others():
+    alone = generate_world(WorldOptions(seed=3, train=0, validation=0, test=40, noise=0.1), "test")
+    assert alone == generate_world(OPTIONS, "test")
+
+
+def test_no_two_splits_share_an_article_or_a_question(folder):
+    for name, key in ((".corpus.jsonl", "title"), (".jsonl", "question"), (".jsonl", "_id")):
+        texts = {split: {row[key] for row in rows(folder, split + name)} for split in SPLITS}
+        assert not texts["train"] & texts["validation"]
+        assert not texts["train"] & texts["test"]
+        assert not texts["validation"] & texts["test"]
+
+
+def test_the_layout_is_the_official_one(folder):
+    for row in rows(folder, "train.jsonl"):
+        assert list(row) == ["_id", "question", "answer", "type", "level", "supporting_facts", "context"]
+        assert row["type"] in ("bridge", "comparison")
+        assert row["level"] in ("easy", "medium", "hard")
+        sentences = dict(row["context"])
+        assert len(sentences) == len(row["context"]) == 10
+        for title, index in row["supporting_facts"]:
+            assert 0 <= index < len(sentences[title])
+
+
+def test_supporting_sentences_state_what_is_needed(folder):
+    teacher = {row["_id"]: row for row in rows(folder, "train.teacher.jsonl")}
+    for row in rows(folder, "train.jsonl"):
+        gold = teacher[row["_id"]]
+        assert [title for title, _ in row["supporting_facts"]] == gold["helpful"]
+        if gold["kind"] in ("1-hop", "2-hop", "3-hop", "4-hop"):
+            stated = [dict(row["context"])[title][index] for title, index in row["supporting_facts"]]
+            assert all(found in text for found, text in zip([*gold["helpful"][1:], row["answer"]], stated))
+
+
+def test_helpful_documents_do_not_stand_in_a_fixed_place(folder):
+    teacher = {row["_id"]: row for row in rows(folder, "train.teacher.jsonl")}
+    places = Counter(
+        [title for title, _ in row["context"]].index(teacher[row["_id"]]["helpful"][0])
+        for row in rows(folder, "train.jsonl")
+        if teacher[row["_id"]]["helpful"]
+    )
+    assert len(places) == 10
+    assert max(places.values()) < 0.3 * sum(places.values())
+
+
+def test_the_teacher_file_has_the_recorded_layout(folder):
+    triples = {row["title"]: row["triples"] for row in rows(folder, "train.triples.jsonl")}
+    for row in rows(folder, "train.teacher.jsonl"):
+        assert [entry["title"] for entry in row["subqueries"]] == row["helpful"]
+        assert row["triples"] == {title: triples[title] for title in row["helpful"]}
+        assert (row["closed_book"], row["note"]) == ("", "")
+        assert row.get("direct", False) == (row["kind"] == "common") == (not row["helpful"])
+
+
+def test_store_and_corpus_cover_every_paragraph_with_the_text_a_reader_sees(folder):
+    corpus = {passage.title: passage.text for passage in read_corpus(folder / "train.corpus.jsonl")}
+    store = rows(folder, "train.triples.jsonl")
+    assert corpus == {row["title"]: row["text"] for row in store}
+    assert all(3 <= len(row["triples"]) <= 7 for row in store)
+    for row in rows(folder, "train.jsonl"):
+        assert all(corpus[title] == " ".join(s.strip() for s in sentences) for title, sentences in row["context"])
+
+
+def test_odd_names_survive_the_triple_format(folder):
+    odd = 0
+    for row in rows(folder, "train.triples.jsonl"):
+        triples = triples_from_json(row["triples"], row["title"])
+        assert parse_triples(format_triples(triples)).triples == triples
+        odd += any(mark in row["title"] for mark in ',("') or not row["title"].isascii()
+    assert odd > 5
+
+
+def test_the_reader_and_the_builder_take_every_question(folder):
+    teacher = RecordedTeacher(folder / "train.teacher.jsonl")
+    issues: Counter[str] = Counter()
+    records = []
+    for question in read_questions(str(folder / "train.jsonl"), issues):
+        assert isinstance(question, Question)
+        records += asyncio.run(label_question(question, teacher, teacher.answers_directly(question)))
+    assert issues[OUT_OF_RANGE] == 0
+    assert len({record.question_id for record in records}) == 120
+    actions = Counter(record.action for record in records if record.task == "planning")
+    assert actions[Action.NO_RETRIEVAL] == OPTIONS.counts("train")["common"] > 0
+    assert actions[Action.SUFFICIENT] == 120 - actions[Action.NO_RETRIEVAL]
+    assert actions[Action.SUBQ] > actions[Action.SUFFICIENT]
+
+
+def test_the_manifest_counts_what_was_written(folder):
+    manifest = json.loads((folder / "world.json").read_text())
+    assert manifest["options"]["seed"] == 3
+    for split in SPLITS:
+        counted = Counter(row["kind"] for row in rows(folder, f"{split}.teacher.jsonl"))
+        assert manifest["splits"][split]["kinds"] == {kind: counted[kind] for kind in KINDS} == OPTIONS.counts(split)
+        assert all(counted.values())
+        assert manifest["splits"][split]["articles"] == len(rows(folder, f"{split}.corpus.jsonl"))
+
+
+def test_splits_of_an_earlier_world_do_not_stay(tmp_path):
+    write_world(WorldOptions(train=8, validation=4, test=4, seed=1), tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    write_world(WorldOptions(train=8, validation=0, test=4, seed=2), tmp_path)
+    assert not list(tmp_path.glob("validation*"))
+    assert (tmp_path / "notes.txt").exists()
+    (tmp_path / "world.json").unlink()
+    write_world(WorldOptions(train=8, validation=0, test=0, seed=3), tmp_path)
+    assert (tmp_path / "test.jsonl").exists(), "without a manifest it may be anybody's"
+
+
+def test_counts_add_up_and_follow_the_shares():
+    for train in (1, 7, 33, 600):
+        assert sum(WorldOptions(train=train).counts("train").values()) == train
+    counts = WorldOptions(train=600).counts("train")
+    assert counts == {
+        "1-hop": 132, "2-hop": 211, "3-hop": 63, "4-hop": 27, "comparison": 53, "intersection": 42, "common": 72,
+    }  # fmt: skip
+    only = WorldOptions(train=50, common_knowledge=0, one_hop=0, three_hop=0, four_hop=0, comparison=0, intersection=0)
+    assert only.counts("train")["2-hop"] == 50
+
+
+def test_all_bad_options_are_named_at_once():
+    with pytest.raises(ValueError, match=r"train = -1.*noise = 2.*context_paragraphs = 3"):
+        WorldOptions(train=-1, noise=2, context_paragraphs=3)
+    with pytest.raises(ValueError, match="all 0"):
+        WorldOptions(train=0, validation=0, test=0)
+    with pytest.raises(ValueError, match="weights"):
+        WorldOptions(one_hop=-1)
+    with pytest.raises(ValueError, match=r"about names Hobby, which no relation is called: choose among .*Director"):
+        WorldOptions(about="Director,Hobby")
+    with pytest.raises(ValueError, match="wordings = -1 is negative"):
+        WorldOptions(wordings=-1)
+    with pytest.raises(ValueError, match="not one of train"):
+        generate_world(OPTIONS, "dev")
+
+
+def test_the_command_line_writes_a_world(tmp_path):
+    arguments = ["--output", str(tmp_path), "--seed", "5", "--train", "10", "--validation", "0", "--test", "10"]
+    assert main([*arguments, "--common-knowledge", "0.5", "--context-paragraphs", "6"]) == 0
+    assert not (tmp_path / "validation.jsonl").exists()
+    assert sum(row.get("direct", False) for row in rows(tmp_path, "train.teacher.jsonl")) == 5
+    assert len(rows(tmp_path, "test.jsonl")[0]["context"]) == 6
+
+
+def test_the_command_line_says_what_is_wrong(tmp_path, caplog):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    assert main(["--output", str(file)]) == 2
+    assert "is a file" in caplog.text
+    assert main(["--output", str(tmp_path / "world"), "--noise", "3"]) == 2
+    assert "noise = 3.0 must lie between 0 and 1" in caplog.text
+    assert file.read_text() == "mine"
+    assert not (tmp_path / "world").exists()
+
+
+def test_a_failed_run_leaves_no_manifest_and_no_half_file(folder, tmp_path, monkeypatch):
+    write_world(OPTIONS, tmp_path)
+    monkeypatch.setattr(world_module.World, "teacher_rows", lambda self: iter([{"fine": 1}, {"not json": {1}}]))
+    with pytest.raises(TypeError):
+        write_world(OPTIONS, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == FILES
+    assert all((tmp_path / name).read_bytes() == (folder / name).read_bytes() for name in FILES)

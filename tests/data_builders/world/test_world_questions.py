@@ -1,0 +1,243 @@
+"""A solver of its own reads each question's text, follows every reading through the triples, and finds one answer."""
+
+import random
+import re
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from tripletune.data_builders.world.build import WorldOptions, generate_world
+from tripletune.data_builders.world.facts import Entity
+from tripletune.data_builders.world.questions import CHAIN_KINDS, COMPARISON, INTERSECTION, QuestionMaker, number_in
+from tripletune.data_builders.world.relations import RELATIONS, WH_WORDS
+
+
+@cache
+def pattern(template: str) -> re.Pattern[str]:
+    text = re.escape(template)
+    for name in "xab":
+        text = text.replace(re.escape(f"{{{name}}}"), f"(?P<{name}>.+)")
+    # The first letter of a question is a capital one.
+    return re.compile(f"(?i:{text[0]}){text[1:]}" if text[0].isalpha() else text)
+
+
+class Solver:
+    """Knows the triples and the kinds of the articles, and nothing of how questions were made."""
+
+    def __init__(self, world):
+        self.kinds = {title: article.kind for title, article in world.articles.items()}
+        self.facts: dict[tuple[str, str], set[str]] = {}
+        for article in world.articles.values():
+            for triple in article.triples:
+                self.facts.setdefault((triple.subject, triple.predicate), set()).add(triple.object)
+        self.names: dict[str, str] = {}
+        for title, kind in self.kinds.items():
+            self.names.update({title: title, f"the {title}": title, f"the {kind} {title}": title})
+
+    def follow(self, title: str, relation) -> set[str]:
+        if self.kinds.get(title) != relation.kind:
+            return set()
+        return self.facts.get((title, relation.predicate), set())
+
+    def things(self, phrase: str) -> set[str]:
+        """Everything that a noun phrase can mean."""
+        if phrase[:4] == "The ":
+            return self.things(f"the {phrase[4:]}") | ({self.names[phrase]} if phrase in self.names else set())
+        found = {self.names[phrase]} if phrase in self.names else set()
+        for relation in RELATIONS:
+            for template in relation.refer:
+                match = pattern(template).fullmatch(phrase)
+                if match:
+                    found |= {o for thing in self.things(match["x"]) for o in self.follow(thing, relation)}
+        return found
+
+    def answers(self, question: str) -> set[str]:
+        return {*self.chains(question), *self.intersections(question), *self.comparisons(question)}
+
+    def chains(self, question: str) -> Iterator[str]:
+        for relation in RELATIONS:
+            for template in relation.ask:
+                match = pattern(template).fullmatch(question)
+                for thing in self.things(match["x"]) if match else ():
+                    yield from self.follow(thing, relation)
+
+    def intersections(self, question: str) -> Iterator[str]:
+        for kind, word in WH_WORDS.items():
+            if question.startswith(f"{word} "):
+                body = question[len(word) + 1 : -1]
+                for halves in self.halves(body):
+                    first, second = (self.doers(half, kind) for half in halves)
+                    yield from first & second
+
+    def halves(self, body: str) -> Iterator[tuple[str, str]]:
+        for link in (" and also ", " and "):
+            for match in re.finditer(link, body):
+                yield body[: match.start()], body[match.end() :]
+        for template in {relation.act for relation in RELATIONS if relation.act}:
+            match = pattern(template).fullmatch(body)
+            both = match and re.fullmatch("both (.+) and (.+)|(.+) as well as (.+)", match["x"])
+            if both:
+                one, other = (part for part in both.groups() if part)
+                yield template.format(x=one), template.format(x=other)
+
+    def doers(self, phrase: str, kind: str) -> set[str]:
+        found = set()
+        for relation in RELATIONS:
+            match = relation.act and relation.target == kind and pattern(relation.act).fullmatch(phrase)
+            if match:
+                found |= {o for thing in self.things(match["x"]) for o in self.follow(thing, relation)}
+        return found
+
+    def comparisons(self, question: str) -> Iterator[str]:
+        for relation in RELATIONS:
+            for test in ("less", "more", "same"):
+                for template in getattr(relation, test):
+                    # "Is the star of {a} also the star of {b}?" is lengthy but plain: names are greedy and distinct.
+                    match = pattern(template).fullmatch(question)
+                    if match:
+                        pairs = [(a, b) for a in self.things(match["a"]) for b in self.things(match["b"])]
+                        yield from (self.compare(relation, test, a, b) for a, b in pairs if self.both(relation, a, b))
+
+    def both(self, relation, a: str, b: str) -> bool:
+        return bool(self.follow(a, relation) and self.follow(b, relation))
+
+    def compare(self, relation, test: str, a: str, b: str) -> str:
+        (one,), (other,) = self.follow(a, relation), self.follow(b, relation)
+        if test == "same":
+            return "yes" if one == other else "no"
+        choose = min if test == "less" else max
+        assert number_in(one) != number_in(other)
+        return choose((number_in(one), a), (number_in(other), b))[1]
+
+
+@pytest.fixture(scope="module")
+def world():
+    options = WorldOptions(seed=3, train=400, noise=0.1, comparison=0.2, intersection=0.2, three_hop=0.2, four_hop=0.2)
+    return generate_world(options, "train")
+
+
+@pytest.fixture(scope="module")
+def solver(world):
+    return Solver(world)
+
+
+def retrieval(world):
+    return [question for question in world.questions if question.helpful]
+
+
+def test_every_reading_of_a_question_gives_the_gold_answer(world, solver):
+    for question in retrieval(world):
+        assert solver.answers(question.text) == {question.answer}, question.text
+
+
+def test_each_subquery_asks_its_own_document_for_the_next_step(world, solver):
+    for question in retrieval(world):
+        for number, (title, subquery) in enumerate(zip(question.helpful, question.subqueries)):
+            assert title in subquery
+            (found,) = solver.answers(subquery)
+            assert found in [triple.object for triple in world.articles[title].triples]
+            if question.kind in CHAIN_KINDS:
+                assert found == (*question.helpful, question.answer)[number + 1]
+            elif question.kind == INTERSECTION:
+                assert found == question.answer
+
+
+def test_only_the_last_document_of_a_chain_knows_the_answer(world):
+    for question in retrieval(world):
+        if question.kind in CHAIN_KINDS:
+            known = [question.answer in [t.object for t in world.articles[h].triples] for h in question.helpful]
+            assert known == [False] * (len(known) - 1) + [True]
+
+
+def test_no_subquery_gives_the_answer_away(world):
+    for question in retrieval(world):
+        if question.answer.lower() not in question.text.lower() and question.kind != COMPARISON:
+            assert not [s for s in question.subqueries if question.answer.lower() in s.lower()]
+
+
+def test_chains_have_as_many_documents_as_hops_and_name_only_the_first(world):
+    for question in retrieval(world):
+        assert len(set(question.helpful)) == len(question.helpful) == len(question.subqueries)
+        if question.kind in CHAIN_KINDS:
+            assert len(question.helpful) == int(question.kind[0])
+            named = [title for title in question.helpful if title in question.text]
+            assert named[0] == question.helpful[0]
+            assert len(named) == 1
+        else:
+            assert len(question.helpful) == 2
+            assert all(title in question.text for title in question.helpful)
+
+
+def test_comparisons_have_all_tests_and_both_answers(world):
+    comparisons = [question for question in world.questions if question.kind == COMPARISON]
+    assert {question.program.test for question in comparisons} == {"less", "more", "same"}
+    yes = [q.answer for q in comparisons if q.program.test == "same"].count("yes")
+    no = [q.answer for q in comparisons if q.program.test == "same"].count("no")
+    assert min(yes, no) > 0.2 * (yes + no)
+    ordered = [q for q in comparisons if q.program.test != "same"]
+    first = sum(q.answer == q.program.seeds[0] for q in ordered)
+    assert 0.25 < first / len(ordered) < 0.75
+
+
+def test_no_question_is_drawn_twice(world):
+    assert len({question.text for question in world.questions}) == len(world.questions)
+    assert len({question.program for question in retrieval(world)}) == len(retrieval(world))
+
+
+def test_a_pattern_comes_up_once_before_any_comes_up_again(world):
+    paths = [question.program.path for question in world.questions if question.kind == "1-hop"]
+    assert len(set(paths)) > 0.6 * len(paths)
+
+
+def maker_of(*entities: Entity) -> QuestionMaker:
+    """A maker for a few entities; one without facts stands for every other kind."""
+    empty = {relation.kind for relation in RELATIONS} - {entity.kind for entity in entities}
+    fillers = [Entity(kind, kind, kind, "It") for kind in sorted(empty)]
+    return QuestionMaker(random.Random(1), {entity.title: entity for entity in (*entities, *fillers)})
+
+
+def test_a_world_that_holds_no_such_question_says_what_to_do():
+    maker = maker_of(Entity("Talovo River", "river", "the river", "It", {"Length": "30 km"}))
+    assert maker.draw("1-hop").answer == "30 km"
+    with pytest.raises(ValueError, match="raise articles_per_question"):
+        maker.draw("1-hop")
+
+
+def test_a_question_that_holds_its_answer_is_not_asked():
+    with pytest.raises(ValueError, match="no further 1-hop"):
+        maker_of(Entity("The Song of 1999", "film", "the film", "It", {"Release year": "1999"})).draw("1-hop")
+
+
+def test_no_chain_comes_back_to_where_it_was():
+    town = Entity("Talaby", "town", "the town", "It", {"Mayor": "Anna Talovo", "Country": "Talordia"})
+    mayor = Entity("Anna Talovo", "person", "Talovo", "She", {"Birthplace": "Talaby"})
+    country = Entity("Talordia", "country", "the nation", "It", {"Currency": "mosesh"})
+    assert maker_of(town, mayor, country).draw("3-hop").helpful == ("Anna Talovo", "Talaby", "Talordia")
+    with pytest.raises(ValueError, match="no further 4-hop"):
+        maker_of(town, mayor, country).draw("4-hop")
+
+
+def test_questions_are_about_the_chosen_relations_in_the_chosen_wordings():
+    options = WorldOptions(
+        train=80, validation=0, test=0, about="Director, Birthplace,Birth year,Country,River", wordings=1, four_hop=0
+    )
+    world = generate_world(options, "train")
+    chosen = options.relations()
+    assert {relation.predicate for relation in chosen} == {"Director", "Birthplace", "Birth year", "Country", "River"}
+    asked = {predicate for question in world.questions for predicate in question.program.path}
+    assert asked == {relation.predicate for relation in chosen}
+    firsts = [pattern(relation.ask[0]) for relation in chosen]
+    chains = [question.text for question in world.questions if question.kind in CHAIN_KINDS]
+    assert chains
+    assert all(any(first.fullmatch(text) for first in firsts) for text in chains)
+    solver = Solver(world)
+    assert all(solver.answers(q.text) == {q.answer} for q in world.questions if q.program.seeds)
+
+
+@pytest.mark.parametrize("kind", [*CHAIN_KINDS[1:], COMPARISON, INTERSECTION])
+def test_relations_that_make_no_such_question_are_named_as_the_cause(kind):
+    weights = {name: 0.0 for name in ("one_hop", "two_hop", "three_hop", "four_hop", "comparison", "intersection")}
+    weights[{"2-hop": "two_hop", "3-hop": "three_hop", "4-hop": "four_hop"}.get(kind, kind)] = 1.0
+    with pytest.raises(ValueError, match="about more relations"):
+        generate_world(WorldOptions(train=5, about="Language", **weights), "train")

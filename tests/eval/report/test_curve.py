@@ -1,0 +1,94 @@
+import json
+
+import pytest
+
+from tripletune.eval.__main__ import main
+from tripletune.eval.report.curve import draw, read_curve
+
+
+def write(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = tmp_path / "run"
+    write(folder / "losses.jsonl", [{"step": n, "loss": 3 / n, "tokens": 10, "seconds": 0.1} for n in range(1, 301)])
+    write(
+        folder / "evaluations.jsonl",
+        [
+            {
+                "step": step,
+                "epoch": step / 100,
+                "loss": 2 / step,
+                "rougeL": step / 400,
+                "exact/micro/f1": step / 500,
+                "normalised/micro/f1": step / 450,
+                "malformed_output": 1 / step,
+            }
+            for step in (100, 200, 300)
+        ],
+    )
+    return folder
+
+
+def test_the_curve_is_drawn_and_told(run, capsys):
+    assert main(["curve", str(run)]) == 0
+    picture = (run / "learning_curve.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    shown = capsys.readouterr().out
+    assert "66.7" in shown, "normalised F1 of the last step"
+    assert "malformed_output" in shown
+    (run / "checkpoint-100").mkdir()
+    assert main(["curve", str(run / "checkpoint-100"), "--output", str(run / "again.png")]) == 0
+    assert (run / "again.png").read_bytes() == picture, "the same curve gives the same bytes"
+
+
+def test_what_is_drawn(run):
+    curve = read_curve(run)
+    assert (len(curve.steps), len(curve.evaluations)) == (300, 3)
+    assert curve.panels == {
+        "ROUGE": {"rougeL": "ROUGE-L"},
+        "triple F1": {"exact/micro/f1": "exact", "normalised/micro/f1": "normalised"},
+    }
+    before = draw(curve)
+    (run / "evaluations.jsonl").write_text((run / "evaluations.jsonl").read_text().splitlines()[0] + "\n")
+    assert draw(read_curve(run)) != before
+
+
+def test_a_run_under_way_or_of_another_kind(run, capsys):
+    with (run / "losses.jsonl").open("a") as file:
+        file.write('{"step": 301, "lo')
+    (run / "evaluations.jsonl").unlink()
+    assert main(["curve", str(run)]) == 0
+    assert "no evaluation yet" in capsys.readouterr().out
+    assert len(read_curve(run).steps) == 300
+    write(run / "evaluations.jsonl", [{"step": 5, "loss": 1.0, "core_f1": 0.5, "stop_accuracy": 0.9}])
+    assert list(read_curve(run).panels) == ["scores"]
+    (run / "losses.jsonl").unlink()
+    assert draw(read_curve(run)).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: [file.unlink() for file in folder.iterdir()], "holds no losses.jsonl and no evaluations.jsonl"),
+        (lambda folder: (folder / "losses.jsonl").write_bytes(b"\xff\xfe\n"), "losses.jsonl:1: not a line of a run's"),
+        (lambda folder: (folder / "losses.jsonl").write_text('{"step": "x"}\n'), "losses.jsonl:1: not a line"),
+        (lambda folder: (folder / "losses.jsonl").write_text('{"step": 1}\n'), "a line has no loss"),
+        (lambda folder: [file.write_text("") for file in folder.iterdir()], "has done no step yet"),
+    ],
+)
+def test_bad_runs_are_one_line(run, capsys, change, message):
+    change(run)
+    assert main(["curve", str(run)]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("error: ")
+    assert line.count("\n") == 1
+    assert message in line
+
+
+def test_a_picture_is_a_png(run, capsys):
+    assert main(["curve", str(run), "--output", "curve.pdf"]) == 2
+    assert "must end in .png" in capsys.readouterr().err

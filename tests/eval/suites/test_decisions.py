@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tripletune.eval.__main__ import main
+from tripletune.eval.suites import decisions_cli
+from tripletune.eval.suites.decisions import decision_cases, means, score_reply, summarise
+from tripletune.models.data.passages import Passage
+from tripletune.models.data.trajectories import Trajectory
+from tripletune.models.data.triples import Triple
+from tripletune.models.llm.client import CallError, Message, Sampling
+from tripletune.models.local.generation import Completion
+from tripletune.rag.retrieval.sentences import Fact
+from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
+
+PASSAGE = Passage("Kelm", "Kelm is a town.")
+
+
+def facts(number: int, count: int = 3) -> tuple[Fact, ...]:
+    return tuple(Fact(Triple(f"Ada {number}", "saw", f"Kelm {n}"), PASSAGE, "") for n in range(count))
+
+
+def trajectory(name: str, question: str = "q", teacher: str = "m") -> Trajectory:
+    """Two rounds: one triple kept and a query, then two kept and the end."""
+    first = Decision("One helps.", facts(0)[:1], "Where is Kelm 0?")
+    last = write_decision(Decision("Enough.", facts(1)[:2], ""))
+    turns = (
+        *messages_of("Go.", "Who?", facts(1), [Round(facts(0), first)]),
+        Message(role="assistant", content=last),
+    )
+    flags = tuple(turn["role"] == "assistant" for turn in turns)
+    return Trajectory(name, question, "cirag.integrate", teacher, turns, flags)
+
+
+def says(query: str | None, *core: Fact, thought: str = "So.") -> str:
+    return write_decision(Decision(thought, core, query))
+
+
+def test_a_case_is_a_round_with_the_teachers_history() -> None:
+    one = trajectory("t")
+    first, last = decision_cases([one])
+    assert (first.id, last.id, last.round) == ("t@1", "t@2", 2)
+    assert (first.messages, last.messages) == (one.messages[:2], one.messages[:4])
+    assert first.candidates == tuple(Fact(fact.triple, Passage("", "", "-"), "") for fact in facts(0))
+    assert (first.gold.query, last.gold.query) == ("Where is Kelm 0?", "")
+    assert [fact.triple for fact in last.gold.core] == [fact.triple for fact in facts(1)[:2]]
+    only_last = Trajectory("t", "q", one.role, "m", one.messages, (False,) * 4 + (True,))
+    assert [case.id for case in decision_cases([only_last])] == ["t@2"]
+
+
+@pytest.mark.parametrize(
+    ("place", "content", "message"),
+    [
+        (1, "Which?", "turn 2 shows no candidates"),
+        (1, "[[## fact_before_filter ##]]\nnothing", "'t': the section fact_before_filter"),
+        (2, "I keep all.", "its decision 1 can't be read"),
+    ],
+)
+def test_trajectories_that_hold_no_decisions(place: int, content: str, message: str) -> None:
+    one = trajectory("t")
+    turns = [dict(turn) for turn in one.messages]
+    turns[place]["content"] = content
+    with pytest.raises(ValueError, match=message):
+        list(decision_cases([Trajectory("t", "q", one.role, "m", tuple(turns), one.learned)]))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"of the role cirag\.answer\.triples"):
+        list(decision_cases([Trajectory("t", "q", "cirag.answer.triples", "m", one.messages, one.learned)]))
+
+
+@pytest.mark.parametrize(
+    ("round_", "reply", "scores"),
+    [
+        (1, says("Where is Kelm 0?", *facts(0)[:1]), (1, 1, 1, 0)),
+        (1, says("Where is the town Kelm 0?", *facts(0)[:2]), (2 / 3, 8 / 9, 1, 0)),
+        (1, says("Where is Kelm 0?"), (0, 1, 1, 0)),
+        (1, says("", *facts(0)[:1]), (1, 0, 0, 0)),
+        (1, "no idea", (0, 0, 0, 1)),
+        (1, "", (0, 0, 0, 1)),
+        (2, says("", *facts(1)[:2]), (1, None, 1, 0)),
+        (2, says("Where is Kelm 0?", *facts(1)[:1]), (2 / 3, None, 0, 0)),
+        # Of another round, and invented: the loop drops both.
+        (2, says("", *facts(0)[:1], *facts(1)[:1], Fact(Triple("a", "b", "c"), PASSAGE, "")), (2 / 3, None, 1, 0)),
+    ],
+)
+def test_scores_of_a_reply(round_: int, reply: str, scores: tuple[float | None, ...]) -> None:
+    case = list(decision_cases([trajectory("t")]))[round_ - 1]
+    row = score_reply(case, reply)
+    found = [row["scores"].get(name) for name in ("core_f1", "query_f1", "stop_accuracy", "malformed")]
+    assert found == [None if score is None else pytest.approx(score) for score in scores]
+
+
+def test_summary_counts_and_draws_questions() -> None:
+    cases = list(decision_cases([trajectory("a", "q1"), trajectory("b", "q2", "other")]))
+    replies = [says("Where is Kelm 0?", *facts(0)[:1]), "???", says("", *facts(0)[:1]), says("", *facts(1)[:2])]
+    rows = [score_reply(case, reply) for case, reply in zip(cases, replies)]
+    summary = summarise(rows, resamples=50)
+    assert (summary["decisions"], summary["questions"], summary["errors"]) == (4, 2, 0)
+    assert summary["confusion"] == {
+        "stop": {"stop": 1, "go_on": 0, "malformed": 1},
+        "go_on": {"stop": 1, "go_on": 1, "malformed": 0},
+    }
+    assert summary["metrics"]["stop_accuracy"]["mean"] == 0.5
+    assert summary["metrics"]["query_f1"] | {"low": 0, "high": 0} == {"mean": 0.5, "low": 0, "high": 0, "n": 2}
+    assert summary["metrics"]["malformed"]["mean"] == 0.25
+    assert summary["by_round"]["1"]["core_f1"]["mean"] == 1.0
+    assert summary["by_teacher"]["other"]["stop_accuracy"]["mean"] == 0.5
+    assert summary["faults"]["missing_question"] == 1
+    assert means(rows) == {name: summary["metrics"][name]["mean"] for name in means(rows)}
+
+
+class Student:
+    """Keeps the first candidate and stops in every round; fails where the prompt holds the word it fears."""
+
+    def __init__(self, fears: str = "never") -> None:
+        self.fears, self.prompts = fears, []  # type: ignore[var-annotated]
+
+    def count_tokens(self, messages: Sequence[Message]) -> int:
+        return sum(len(message["content"].split()) for message in messages)
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        self.prompts.append(list(messages))
+        if self.fears in messages[-1]["content"]:
+            raise CallError("too long")
+        return Completion(says("", *facts(int("Ada 1" in messages[-1]["content"]))[:1]), 7, 3)
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    rows = [trajectory(f"t{n}", f"q{n}").to_json() for n in range(3)]
+    (folder / "validation-00000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture
+def student(monkeypatch: pytest.MonkeyPatch) -> Student:
+    made = Student()
+    monkeypatch.setattr(decisions_cli, "_open", lambda args: made)
+    return made
+
+
+def command(data: Path, tmp_path: Path, *more: str, model: str | None = None) -> list[str]:
+    return [
+        "decisions",
+        "--data",
+        str(data),
+        "--model",
+        model or str(tmp_path),
+        "--output",
+        str(tmp_path / "out"),
+        *more,
+    ]
+
+
+def rows_of(tmp_path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+
+
+def test_the_command_goes_on_where_it_was(data: Path, tmp_path: Path, student: Student) -> None:
+    assert main(command(data, tmp_path)) == 0
+    rows = rows_of(tmp_path)
+    assert [row["id"] for row in rows] == [f"t{n}@{number}" for n in range(3) for number in (1, 2)]
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert (metrics["decisions"], metrics["split"]) == (6, "validation")
+    assert metrics["metrics"]["stop_accuracy"]["mean"] == 0.5
+    assert metrics["metrics"]["core_f1"]["mean"] == pytest.approx((1 + 2 / 3) / 2)
+    # A kill in the middle of the fourth line.
+    results = tmp_path / "out" / "results.jsonl"
+    lines = results.read_text().splitlines(keepends=True)
+    results.write_text("".join(lines[:3]) + lines[3][:40])
+    student.prompts.clear()
+    assert main(command(data, tmp_path)) == 0
+    assert len(student.prompts) == 3
+    assert rows_of(tmp_path) == rows
+    assert json.loads((tmp_path / "out" / "metrics.json").read_text()) == metrics
+
+
+def test_long_prompts_are_shortened_and_failures_stay(data: Path, tmp_path: Path, student: Student) -> None:
+    student.fears = "Ada 1"
+    limit = student.count_tokens(trajectory("t").messages[:4]) - 1
+    assert main(command(data, tmp_path, "--max-prompt-tokens", str(limit), "--limit", "4")) == 0
+    rows = rows_of(tmp_path)
+    assert [row["candidates_left_out"] for row in rows] == [0, 1, 0, 1]
+    assert [row["error"] for row in rows] == ["", "too long", "", "too long"]
+    assert rows[1]["scores"] == {"core_f1": 0.0, "stop_accuracy": 0.0, "malformed": 1.0}
+    assert all(student.count_tokens(prompt) <= limit for prompt in student.prompts)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--split", "test"], "no test*.jsonl"),
+        (["--batch-size", "0", "--limit", "0"], "--limit is 0"),
+        (["--dtype", "int8"], "'int8' is not one of"),
+        (["--model", "/nowhere"], "'/nowhere': there is no such folder"),
+    ],
+)
+def test_bad_input_is_one_line(
+    data: Path, tmp_path: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command(data, tmp_path), *more]) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith("error: ")
+    assert message in said
+
+
+def test_ids_must_differ(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = data / "validation-00000.jsonl"
+    path.write_text(path.read_text() * 2)
+    assert main(command(data, tmp_path)) == 2
+    assert "'t0' occurs twice" in capsys.readouterr().err
+
+
+def test_a_model_on_this_machine(data: Path, tmp_path: Path, tiny_llama: Path) -> None:
+    more = ["--limit", "2", "--batch-size", "2", "--dtype", "float32", "--max-reply-tokens", "4"]
+    assert main(command(data, tmp_path, *more, model=str(tiny_llama))) == 0
+    rows = rows_of(tmp_path)
+    assert [row["completion_tokens"] for row in rows] == [4, 4]
+    assert all(row["prompt_tokens"] > 50 and row["error"] == "" for row in rows)

@@ -1,0 +1,193 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tripletune.data_builders.hotpotqa_subq.sources import Source
+from tripletune.data_builders.text_to_triples.sources import read_source
+from tripletune.eval.suites.triples import (
+    Prediction,
+    flatten,
+    precision_recall_f1,
+    rouge_scores,
+    score_extractions,
+    score_rows,
+    summarise,
+)
+from tripletune.models.data.pairs import ExtractionPair, render_target
+from tripletune.models.data.triples import Triple
+
+DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
+NAME = st.text(alphabet="abcAB é1", min_size=1, max_size=5).filter(str.strip)
+TRIPLES = st.lists(st.builds(Triple, NAME, NAME, NAME), max_size=5)
+
+
+def prediction(gold, reply, text="", identity="x"):
+    return Prediction(identity, text, tuple(Triple(*fields) for fields in gold), reply)
+
+
+def embed(texts):
+    """One direction a text, but "lawyer" and "attorney" share theirs."""
+    names = sorted({text.replace("attorney", "lawyer") for text in texts})
+    return np.eye(len(names))[[names.index(text.replace("attorney", "lawyer")) for text in texts]]
+
+
+ADA = prediction(
+    [("Ada", "occupation", "lawyer"), ("Ada", "birthPlace", "London"), ("Ada", "born", "1815")],
+    "(S> Ada| P> occupation| O> attorney), (S> The Ada| P> birth place| O> london), "
+    "(S> Ada| P> born| O> 1816), (S> Ada",
+    "Ada, an attorney born in London in 1815.",
+    "ada",
+)
+NOTHING = prediction([], "NONE", "Hello!", "nothing")
+INVENTED = prediction([], "(S> Hello| P> is| O> Bob)", "Hello!", "invented")
+MISSED = prediction([("Oslo", "in", "Norway")], "I can't say.", "Oslo is in Norway.", "missed")
+
+
+def test_rows_by_hand():
+    ada, nothing, invented, missed = score_rows([ADA, NOTHING, INVENTED, MISSED], embed, rouge=False)
+    assert (ada["exact"], ada["normalised"], ada["soft"]) == ([0, 3, 3], [1, 3, 3], [2, 3, 3])
+    assert (ada["subject"], ada["predicate"], ada["object"]) == (3, 3, 1)
+    assert (ada["malformed_triples"], ada["malformed"]) == (1, True)
+    # Ada, The Ada, attorney, london and 1816; only 1816 is not in the text.
+    assert (ada["entities"], ada["grounded"]) == (5, 4)
+    assert (nothing["exact"], nothing["malformed"], nothing["entities"]) == ([0, 0, 0], False, 0)
+    assert (invented["exact"], invented["grounded"], invented["entities"]) == ([0, 1, 0], 1, 2)
+    assert (missed["exact"], missed["malformed"], missed["malformed_triples"]) == ([0, 0, 1], True, 0)
+
+
+def test_summary_by_hand():
+    summary = score_extractions([ADA, NOTHING, INVENTED, MISSED], embed, rouge=False, resamples=50)
+    flat = flatten(summary)
+    # Normalised: 1 match; 3 + 1 triples predicted, 3 + 1 gold.
+    assert flat["normalised/micro/precision"] == pytest.approx(1 / 4)
+    assert flat["normalised/micro/recall"] == pytest.approx(1 / 4)
+    assert flat["normalised/micro/f1"] == pytest.approx(2 / 8)
+    # By text: 1/3, 1 (nothing to find, nothing found), 0, 0.
+    assert flat["normalised/macro/f1"] == pytest.approx((1 / 3 + 1) / 4)
+    assert flat["soft/micro/f1"] == pytest.approx(4 / 8)
+    assert flat["exact/micro/f1"] == 0
+    assert summary["soft"]["thresholds"] == {"entity": 0.75, "predicate": 0.6}
+    assert flat["accuracy/subject"] == flat["accuracy/predicate"] == pytest.approx(3 / 4)
+    assert flat["accuracy/object"] == pytest.approx(1 / 4)
+    assert flat["malformed_output"] == pytest.approx(2 / 4)
+    assert flat["malformed_triples"] == pytest.approx(1 / 5)
+    assert flat["groundedness"] == pytest.approx(5 / 7)
+    interval = summary["normalised"]["micro"]["f1"]
+    assert interval["low"] <= interval["mean"] <= interval["high"]
+    assert interval["n"] == 4
+
+
+def test_without_an_embedder_there_is_no_soft_level():
+    assert "soft" not in score_extractions([ADA], rouge=False, resamples=10)
+
+
+def test_a_summary_is_made_of_stored_rows():
+    rows = [json.loads(json.dumps(row)) for row in score_rows([ADA, MISSED], embed)]
+    assert summarise(rows, resamples=20) == score_extractions([ADA, MISSED], embed, resamples=20)
+
+
+def test_an_empty_data_set_has_no_scores():
+    summary = score_extractions([], resamples=10)
+    assert summary["texts"] == 0
+    assert summary["malformed_output"]["mean"] is None
+    assert flatten(summary) == {"texts": 0}
+
+
+@settings(deadline=None, max_examples=50)
+@given(TRIPLES, TRIPLES)
+def test_bounds_and_symmetry(gold, found):
+    (row,) = score_rows([Prediction("x", "a b", tuple(gold), render_target(found))], embed, rouge=False)
+    (other,) = score_rows([Prediction("x", "a b", tuple(found), render_target(gold))], embed, rouge=False)
+    for level in ("exact", "normalised", "soft"):
+        matches, predicted, wanted = row[level]
+        assert 0 <= matches <= min(predicted, wanted)
+        assert [matches, wanted, predicted] == other[level]
+        assert all(0 <= value <= 1 for value in precision_recall_f1(matches, predicted, wanted))
+    assert row["soft"][0] >= row["normalised"][0]
+    assert row["normalised"][0] <= min(row["subject"], row["predicate"], row["object"])
+    assert not row["malformed"]
+
+
+@settings(deadline=None, max_examples=50)
+@given(TRIPLES, st.randoms(use_true_random=False))
+def test_a_perfect_reply_scores_one_in_any_order(gold, chance):
+    shuffled = gold[:]
+    chance.shuffle(shuffled)
+    summary = score_extractions(
+        [Prediction("x", "", tuple(gold), render_target(shuffled))], embed, rouge=False, resamples=5
+    )
+    flat = flatten(summary)
+    for level in ("exact", "normalised", "soft"):
+        assert flat[f"{level}/macro/f1"] == 1
+        assert flat.get(f"{level}/micro/f1", 1) == 1
+
+
+def test_rouge_by_hand():
+    # Words: s ada p is o x, six of them, in both; five pairs.
+    same = "(S> Ada| P> is| O> x)"
+    assert rouge_scores(same, same) == {"rouge1": 1.0, "rouge2": 1.0, "rougeL": 1.0}
+    # s ada p is o y: five of six words, four of five pairs, a common run of five.
+    scores = rouge_scores("(S> Ada| P> is| O> y)", same)
+    assert scores == {"rouge1": pytest.approx(5 / 6), "rouge2": pytest.approx(4 / 5), "rougeL": pytest.approx(5 / 6)}
+    assert rouge_scores("", "") == {"rouge1": 1.0, "rouge2": 1.0, "rougeL": 1.0}
+    assert rouge_scores("NONE", same)["rouge1"] == 0
+
+
+def test_rouge_takes_the_word_for_no_facts_for_an_empty_reply():
+    gold = (Triple("Ada", "is", "x"),)
+    right, empty, wrong, odd = score_rows(
+        [
+            NOTHING,
+            prediction([], "", "Hello!"),
+            Prediction("m", "t", gold, "NONE"),
+            prediction([], "I can't.", "Hello!"),
+        ]
+    )
+    assert (right["rouge1"], right["rougeL"], empty["rouge1"]) == (1, 1, 1)
+    assert (wrong["rouge1"], odd["rouge1"]) == (0, 0)
+
+
+def test_a_text_without_a_reply_is_never_right():
+    failed = Prediction("f", "Hello!", (), "", failed=True)
+    rows = list(score_rows([failed, NOTHING]))
+    assert [row["rougeL"] for row in rows] == [0, 1]
+    summary = summarise(rows, resamples=10)
+    assert summary["normalised"]["macro"]["f1"]["mean"] == 0.5
+
+
+def test_the_replies_to_pieces_are_read_one_by_one():
+    text, none = "Ada was born.", ("NONE", "NONE")
+    thought = ("(S> Ada| P> was| O> born)", "<think>(S> x| P> y| O> z)</think>NONE")
+    json_cut = ('[["Ada", "was", "bo', '[["Ada", "was", "born"]]')
+    rows = list(
+        score_rows(
+            Prediction("a", text, gold, "\n".join(pieces), pieces)
+            for gold, pieces in (((), none), *(((Triple("Ada", "was", "born"),), both) for both in (thought, json_cut)))
+        )
+    )
+    assert [row["malformed"] for row in rows] == [False, False, True]
+    assert [row["exact"] for row in rows] == [[0, 0, 0], [1, 1, 1], [1, 1, 1]]
+    assert rows[0]["rougeL"] == 1
+
+
+def test_the_pair_is_shown_as_the_model_saw_it():
+    pair = ExtractionPair("a", "It is in Norway.", "Oslo", (Triple("Oslo", "located in", "Norway"),))
+    (row,) = score_rows([Prediction.of(pair, pair.target)], rouge=False)
+    assert (row["entities"], row["grounded"]) == (2, 2)
+
+
+def test_gold_triples_of_genwiki_are_grounded_and_perfect():
+    if not (DATA / "genwiki_test.jsonl").is_file():
+        pytest.skip("the data sets are not here")
+    from collections import Counter
+
+    rows = list(read_source(Source.parse(f"genwiki:{DATA / 'genwiki_test.jsonl'}"), Counter(), Counter()))
+    predictions = [Prediction(row.where, row.text, row.triples, render_target(row.triples)) for row in rows]
+    flat = flatten(score_extractions(predictions, rouge=False, resamples=20))
+    assert flat["exact/micro/f1"] == flat["normalised/macro/f1"] == flat["accuracy/object"] == 1
+    assert flat["groundedness"] > 0.98
+    assert flat["malformed_output"] == 0

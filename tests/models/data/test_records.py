@@ -1,0 +1,133 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tripletune.models.data.records import Action, Record, Step, read_jsonl, read_records, record_files
+from tripletune.models.data.triples import Triple
+
+
+def test_json_round_trip(records: list[Record]) -> None:
+    for record in records:
+        assert Record.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+def test_every_row_has_the_same_keys(records: list[Record]) -> None:
+    assert len({tuple(record.to_json()) for record in records}) == 1
+
+
+def test_labels() -> None:
+    step = Step("q", (Triple("a", "b", "c"),))
+    assert Record("1", "1", "planning", "Q", Action.SUBQ, (step,), "next?").label == "[SUBQ] next?"
+    assert Record("1", "1", "planning", "Q", Action.NO_RETRIEVAL).label == "[NO_RETRIEVAL]"
+    assert Record("1", "1", "answering", "Q", Action.SUFFICIENT, answers=("Paris", "Lutetia")).label == "Paris"
+
+
+def test_the_input_holds_no_label() -> None:
+    record = Record("1", "1", "answering", "Q", Action.NO_RETRIEVAL, answers=("secret",))
+    assert "secret" not in repr(record.input)
+    assert "NO_RETRIEVAL" not in repr(record.input)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"action": "[SUBQ]", "subquery": ""}, "needs a sub-query"),
+        ({"action": "[SUFFICIENT]", "subquery": "left over"}, "no other label has one"),
+        ({"task": "answering", "answers": []}, "needs a gold answer"),
+        ({"task": "answering", "answers": "Paris"}, "answers must be a list"),
+        ({"task": "answering", "answers": 3}, "answers must be a list"),
+        ({"task": "guessing"}, "not one of planning, answering"),
+        ({"action": "[STOP]"}, "not a valid Action"),
+        ({"question": "  "}, "question is empty"),
+        ({"question": 5}, "question must be text"),
+        ({"steps": [{"triples": []}]}, "expected layout"),
+        ({"steps": [{"query": "q", "triples": [["a", "b"]]}]}, "a triple must be"),
+        ({"steps": 5}, "expected layout"),
+    ],
+)
+def test_a_bad_record_is_one_error_with_its_place(change: dict[str, Any], message: str) -> None:
+    row = Record("1", "1", "planning", "Q", Action.NO_RETRIEVAL).to_json() | change
+    with pytest.raises(ValueError, match=message) as error:
+        Record.from_json(row, "file:3")
+    assert str(error.value).startswith("file:3: ")
+    assert str(error.value).count("file:3") == 1
+
+
+def test_missing_keys_are_named() -> None:
+    with pytest.raises(ValueError, match="lacks question_id, action; it has id, task, question"):
+        Record.from_json({"id": "1", "task": "planning", "question": "Q"})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"a": 1}\n\n{"a": \n', r"rows.jsonl:3: not valid JSON"),
+        (b'{"a": 1}\n[1]\n', r"rows.jsonl:2: expected a JSON object, found list"),
+        (b"\x1f\x8b\x08\x00\xff\n", r"rows.jsonl:1: not UTF-8 text .*; a gzip file: unpack it first"),
+        (b'{"a": 1}\n{"a": ' + b"[" * 200_000 + b"\n", r"rows.jsonl:2: nested too deeply"),
+        (b'{"a": 1}\n' * 40 + b'{"a": "\xff"}\n' + b'{"a": 1}\n', r"rows.jsonl:41: not UTF-8"),
+    ],
+)
+def test_malformed_lines_are_told_with_their_number(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        list(read_jsonl(path))
+
+
+def test_lines_are_read_whatever_the_line_end_and_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes('\ufeff{"a": "é\\u2028"}\r\n\r\n{"a": "b\u2028c"}'.encode())
+    assert list(read_jsonl(path)) == [(f"{path}:1", {"a": "é\u2028"}), (f"{path}:3", {"a": "b\u2028c"})]
+
+
+def test_half_characters_become_unknown_ones(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": ["\\ud83d x"], "\\uDE00": 1}\n{"a": "\\ud83d\\ude00 \\u00e9"}\n')
+    assert [row for _, row in read_jsonl(path)] == [{"a": ["\ufffd x"], "\ufffd": 1}, {"a": "😀 é"}]
+
+
+def test_a_split_whose_name_begins_alike_is_another_one(
+    tmp_path: Path, records: list[Record], write_records: Callable[..., Path]
+) -> None:
+    folder = write_records(records[:1], "train")
+    write_records(records[1:2], "train_small", folder)
+    assert list(read_records(folder, "train")) == records[:1]
+    assert list(read_records(folder, "train_small")) == records[1:2]
+    (folder / "dev_a.jsonl").write_bytes((folder / "train-00000.jsonl").read_bytes())
+    assert list(read_records(folder, "dev")) == records[:1]
+
+
+def test_shards_of_a_split(tmp_path: Path, records: list[Record], write_records: Callable[..., Path]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder = write_records(records[:2], "train")
+    write_records(records[2:3], "validation", folder)
+    pq.write_table(pa.Table.from_pylist([row.to_json() for row in records[3:]]), folder / "train-00001.parquet")
+    assert [file.name for file in record_files(folder, "validation")] == ["validation-00000.jsonl"]
+    assert list(read_records(folder, "train")) == [*records[:2], *records[3:]]
+    assert list(read_records(folder / "train-00000.jsonl")) == records[:2]
+    with pytest.raises(FileNotFoundError, match=r"no test\*.jsonl"):
+        record_files(folder, "test")
+    with pytest.raises(FileNotFoundError, match="no such file or folder"):
+        record_files(tmp_path / "nowhere")
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "train.parquet"
+    path.write_bytes(b"PAR1 cut off")
+    with pytest.raises(ValueError, match=r"train.parquet: not a readable Parquet file"):
+        list(read_records(path))
+
+
+def test_reading_is_lazy(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}\nbroken\n')
+    rows = read_jsonl(path)
+    assert next(rows)[1] == {"a": 1}
+    with pytest.raises(ValueError, match=r"rows\.jsonl:2"):
+        next(rows)

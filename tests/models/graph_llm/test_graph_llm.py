@@ -1,0 +1,279 @@
+"""The Graph-LLM against plain computation of the same thing, for every family the tests know."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tripletune.models.data.records import Record
+from tripletune.models.graph_llm.model import GraphLLM, GraphLLMConfig
+
+FAMILIES = ("llama", "smollm2", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "granite", "cohere")
+GREEDY: dict[str, Any] = {"do_sample": False, "eos_token_id": 2, "pad_token_id": 3}
+Make = Callable[..., Any]
+
+
+def trained(model: GraphLLM) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def replies(model: GraphLLM, batch: dict[str, Any], tokens: int, **options: Any) -> list[list[int]]:
+    """New tokens of each row, up to and with the end of sequence."""
+    output = model.generate(**batch, max_new_tokens=tokens, **{**GREEDY, **options})
+    rows = output[:, batch["input_ids"].shape[1] :].tolist()
+    return [row[: row.index(2) + 1] if 2 in row else row for row in rows]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_label_only_logits_give_the_full_loss(
+    family: str, make_graph_llm: Make, make_batch: Make, records: list[Record]
+) -> None:
+    model, processor = make_graph_llm(family)
+    batch = make_batch(processor, records[:5])
+    short = model(**batch)
+    full = model(**batch, full_logits=True)
+    targets = batch["labels"][:, 1:]
+    by_hand = nn.functional.cross_entropy(
+        full.logits[:, :-1].flatten(0, 1).float(), targets.flatten(), ignore_index=-100
+    )
+    assert short.loss.item() == pytest.approx(by_hand.item(), abs=1e-5)
+    assert full.loss.item() == pytest.approx(by_hand.item(), abs=1e-5)
+    assert short.logits.shape[0] == int((targets != -100).sum())
+    assert torch.allclose(short.logits, full.logits[:, :-1][targets != -100], atol=1e-4)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "gpt2", "gptj"])
+def test_padding_on_the_right_needs_no_mask(
+    family: str, make_graph_llm: Make, make_batch: Make, records: list[Record]
+) -> None:
+    model, processor = make_graph_llm(family)
+    batch = make_batch(processor, records[:5])
+    with_mask = model(**batch)
+    del batch["attention_mask"]
+    assert torch.allclose(model(**batch).logits, with_mask.logits, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_padding_on_the_left_moves_no_position(
+    family: str, make_graph_llm: Make, make_batch: Make, records: list[Record]
+) -> None:
+    model, processor = make_graph_llm(family)
+    last = model(**make_batch(processor, records[2:6], labels=False, side="left")).logits[:, -1]
+    for row, record in enumerate(records[2:6]):
+        alone = make_batch(processor, [record], labels=False)
+        assert torch.allclose(model(**alone).logits[0, -1], last[row], atol=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_future_is_not_seen(family: str, make_graph_llm: Make, make_batch: Make, records: list[Record]) -> None:
+    model, processor = make_graph_llm(family)
+    batch = make_batch(processor, records[:1])
+    del batch["labels"]
+    before = model(**batch).logits
+    batch["input_ids"][0, -1] = 5
+    after = model(**batch).logits
+    assert torch.allclose(before[:, :-1], after[:, :-1], atol=1e-5)
+    assert not torch.allclose(before[:, -1], after[:, -1], atol=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generation_with_and_without_cache_and_by_hand(
+    family: str, make_graph_llm: Make, make_batch: Make, records: list[Record]
+) -> None:
+    model, processor = make_graph_llm(family)
+    batch = make_batch(processor, [records[1], records[3], records[7]], labels=False, side="left")
+    cached = replies(model, batch, 10)
+    assert replies(model, batch, 10, use_cache=False) == cached
+    for number, record in enumerate([records[1], records[3], records[7]]):
+        one = make_batch(processor, [record], labels=False)
+        by_hand: list[int] = []
+        while len(by_hand) < 10 and 2 not in by_hand:
+            ids = torch.cat([one["input_ids"], torch.tensor([by_hand], dtype=torch.long)], 1)
+            by_hand.append(int(model(input_ids=ids, graphs=one["graphs"]).logits[0, -1].argmax()))
+        assert cached[number] == by_hand
+        assert replies(model, one, 10) == [by_hand]
+
+
+def test_replies_of_the_tiny_models_differ_between_inputs(
+    make_graph_llm: Make, make_batch: Make, records: list[Record]
+) -> None:
+    # Else the tests above would hold for a model that reads nothing.
+    model, processor = make_graph_llm()
+    batch = make_batch(processor, [records[1], records[3], records[7]], labels=False, side="left")
+    assert len({tuple(row) for row in replies(model, batch, 10)}) == 3
+
+
+def test_beams_search_with_the_graph_of_their_own_row(
+    make_graph_llm: Make, make_batch: Make, records: list[Record]
+) -> None:
+    model, processor = make_graph_llm()
+    rows = [records[1], records[3], records[7]]
+    batch = make_batch(processor, rows, labels=False, side="left")
+    together = replies(model, batch, 6, num_beams=3)
+    alone = [replies(model, make_batch(processor, [row], labels=False), 6, num_beams=3)[0] for row in rows]
+    assert together == alone
+    sampled = model.generate(
+        **batch, max_new_tokens=4, do_sample=True, num_return_sequences=2, eos_token_id=2, pad_token_id=3
+    )
+    assert sampled.shape[0] == 6
+
+
+def test_the_placeholder_alone_is_replaced(make_graph_llm: Make, make_batch: Make, records: list[Record]) -> None:
+    model, processor = make_graph_llm()
+    batch = make_batch(processor, records[:3])
+    ids, tokens = batch["input_ids"], torch.randn(3, 32)
+    embeds = model.embed_inputs(ids, tokens)
+    is_graph = ids == processor.graph_token_id
+    assert is_graph.sum(-1).tolist() == [1, 1, 1]
+    assert torch.equal(embeds[is_graph], tokens)
+    assert torch.equal(embeds[~is_graph], model.get_input_embeddings()(ids[~is_graph]))
+
+
+def test_the_graph_changes_its_own_row_alone(make_graph_llm: Make, make_batch: Make, records: list[Record]) -> None:
+    model, processor = make_graph_llm()
+    batch = make_batch(processor, records[:3])
+    del batch["labels"]
+    graphs = batch.pop("graphs")
+    tokens = model.embed_graphs(graphs)
+    before = model(**batch, graph_embeds=tokens).logits
+    assert torch.allclose(before, model(**batch, graphs=graphs).logits, atol=1e-5)
+    tokens = tokens.clone()
+    tokens[1] += 1.0
+    change = (model(**batch, graph_embeds=tokens).logits - before).abs().amax((1, 2))
+    assert change[1] > 1e-3
+    assert change[[0, 2]].max() == 0
+    # Nothing before the placeholder can know of it.
+    place = int((batch["input_ids"][1] == processor.graph_token_id).nonzero())
+    after = model(**batch, graph_embeds=tokens).logits
+    assert torch.equal(after[1, :place], before[1, :place])
+
+
+def test_graphs_and_placeholders_must_match(make_graph_llm: Make, make_batch: Make, records: list[Record]) -> None:
+    model, processor = make_graph_llm()
+    batch = make_batch(processor, records[:2])
+    with pytest.raises(ValueError, match="no graphs were passed"):
+        model(input_ids=batch["input_ids"])
+    with pytest.raises(ValueError, match=r"\[1, 1\] graph placeholders in their rows, for 3 graphs"):
+        model(input_ids=batch["input_ids"], graph_embeds=torch.zeros(3, 32))
+    # Two in one row and none in the other is as many as there are graphs, and wrong.
+    ids = batch["input_ids"].clone()
+    ids[0, 5], ids[1, ids[1] == processor.graph_token_id] = processor.graph_token_id, 6
+    with pytest.raises(ValueError, match="exactly one"):
+        model(input_ids=ids, graph_embeds=torch.zeros(2, 32))
+    with pytest.raises(ValueError, match="input_ids or inputs_embeds"):
+        model(labels=batch["labels"])
+
+
+def test_micro_batches_of_unequal_labels_add_up_to_the_big_batch(
+    make_graph_llm: Make, make_batch: Make, records: list[Record]
+) -> None:
+    model, processor = make_graph_llm()
+    whole, parts = make_batch(processor, records[:4]), [make_batch(processor, records[i : i + 2]) for i in (0, 2)]
+    counts = [int((part["labels"] != -100).sum()) for part in parts]
+    assert counts[0] != counts[1]
+    loss = model(**whole).loss
+    loss.backward()
+    expected = trained(model)
+    model.zero_grad()
+    losses = [model(**part, num_items_in_batch=torch.tensor(sum(counts))).loss for part in parts]
+    for part in losses:
+        part.backward()
+    assert sum(part.item() for part in losses) == pytest.approx(loss.item(), abs=1e-5)
+    for name, gradient in trained(model).items():
+        assert torch.allclose(gradient, expected[name], atol=1e-5), name
+
+
+def test_gradients_reach_encoder_and_projector(make_graph_llm: Make, make_batch: Make, records: list[Record]) -> None:
+    model, processor = make_graph_llm()
+    model(**make_batch(processor, records[:3])).loss.backward()
+    gradients = trained(model)
+    for name, _ in model.named_parameters():
+        if name.startswith(("graph_encoder", "projector")):
+            assert name in gradients
+    assert gradients["graph_encoder.convolutions.0.lin_edge.weight"].abs().sum() > 0
+    assert gradients["projector.up.weight"].abs().sum() > 0
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_gradient_checkpointing_changes_nothing(
+    family: str, make_graph_llm: Make, make_batch: Make, records: list[Record]
+) -> None:
+    model, processor = make_graph_llm(family, graph_dropout=0.0)
+    model.train()
+    batch = make_batch(processor, records[:3])
+    loss = model(**batch).loss
+    loss.backward()
+    plain = trained(model)
+    model.zero_grad()
+    model.gradient_checkpointing_enable()
+    assert model.is_gradient_checkpointing
+    again = model(**batch).loss
+    again.backward()
+    assert again.item() == pytest.approx(loss.item(), abs=1e-6)
+    assert trained(model).keys() == plain.keys()
+    for name, gradient in trained(model).items():
+        assert torch.allclose(gradient, plain[name], atol=1e-5), name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_saving_and_loading_the_whole_model(
+    family: str, make_graph_llm: Make, make_batch: Make, records: list[Record], tmp_path: Path
+) -> None:
+    model, processor = make_graph_llm(family)
+    batch = make_batch(processor, records[:3])
+    expected = model(**batch)
+    model.save_pretrained(tmp_path)
+    again = GraphLLM.from_pretrained(tmp_path)
+    assert torch.allclose(again(**batch).logits, expected.logits, atol=1e-6)
+    embeddings, output = again.get_input_embeddings().weight, again.get_output_embeddings().weight
+    assert (embeddings is output) == bool(model.config.text_config.tie_word_embeddings)
+    assert isinstance(again.config, GraphLLMConfig)
+    assert again.config.encoder == model.config.encoder
+    assert again.config.graph_token_id == processor.graph_token_id
+    kept = replies(again, {k: v for k, v in batch.items() if k != "labels"}, 4)
+    assert kept == replies(model, {k: v for k, v in batch.items() if k != "labels"}, 4)
+
+
+def test_a_model_without_graph(make_graph_llm: Make, make_batch: Make, records: list[Record], tiny_llama: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model, processor = make_graph_llm(use_graph=False)
+    assert not hasattr(model, "graph_encoder")
+    assert processor.graph_token_id is None
+    batch = make_batch(processor, records[:3])
+    assert "graphs" not in batch
+    base = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
+    expected = base(input_ids=batch["input_ids"], labels=batch["labels"]).loss
+    assert model(**batch).loss.item() == pytest.approx(expected.item(), abs=1e-5)
+    del batch["labels"]
+    assert replies(model, batch, 3)
+
+
+def test_the_language_model_keeps_its_attention(make_graph_llm: Make) -> None:
+    assert make_graph_llm("llama")[0].language_model.config._attn_implementation == "sdpa"
+    # A family without scaled_dot_product_attention falls back instead of failing.
+    assert make_graph_llm("gemma2")[0].language_model.config._attn_implementation == "eager"
+
+
+def test_an_unknown_pooling_is_refused() -> None:
+    with pytest.raises(ValueError, match="not one of subgraphs, union"):
+        GraphLLMConfig(graph_pooling="mean")
+
+
+def test_label_weights_multiply_the_losses_of_single_tokens(make_graph_llm: Any) -> None:
+    model, _ = make_graph_llm(use_graph=False)
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10]])
+    labels = torch.tensor([[-100, -100, -100, 8, 9, 10]])
+
+    def loss(weights: list[float] | None, **options: Any) -> float:
+        given = None if weights is None else torch.tensor([weights])
+        return float(model(input_ids=ids, labels=labels, label_weights=given, **options).loss)
+
+    one = [loss([0, 0, 0, *(1.0 if n == place else 0.0 for n in range(3))]) for place in range(3)]
+    assert sum(one) == pytest.approx(loss(None), rel=1e-5)
+    expected = (4 * one[0] + one[1] + one[2]) * 3 / 6
+    assert loss([9, 9, 9, 4, 1, 1], num_items_in_batch=6) == pytest.approx(expected, rel=1e-5)
+    assert loss([9, 9, 9, 4, 1, 1], num_items_in_batch=6, full_logits=True) == pytest.approx(expected, rel=1e-5)

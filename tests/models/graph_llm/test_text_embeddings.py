@@ -1,0 +1,140 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tripletune.models.graph_llm import embeddings as text_embeddings
+from tripletune.models.graph_llm.embeddings import (
+    EmbeddingTable,
+    LiveEmbeddings,
+    TableEmbeddings,
+    TextEncoder,
+    encoder_dimension,
+)
+
+STRINGS = ["London", "born in", "inverse_born in", "紫式部", "London", "born in", " London", "x" * 400]
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every string that reaches an encoder."""
+    seen: list[str] = []
+    original = TextEncoder.encode
+
+    def spy(self: TextEncoder, strings: Any) -> np.ndarray:
+        seen.extend(strings)
+        return original(self, strings)
+
+    monkeypatch.setattr(TextEncoder, "encode", spy)
+    # The test compares numbers, so it wants the exact type whatever this machine multiplies fastest.
+    monkeypatch.setattr(text_embeddings, "best_dtype", lambda: torch.float32)
+    return seen
+
+
+@pytest.mark.parametrize("chunk", [4096, 2])
+def test_a_table_embeds_each_string_once(
+    tmp_path: Path, tiny_encoder: Path, encoded: list[str], chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_embeddings, "CHUNK", chunk)
+    table = EmbeddingTable.build(iter(STRINGS), str(tiny_encoder), tmp_path / "t", progress=False)
+    assert encoded == list(dict.fromkeys(STRINGS))
+    assert len(table) == 6
+    assert sorted(path.name for path in (tmp_path / "t").iterdir()) == ["keys.npy", "table.json", "vectors.npy"]
+
+
+def test_a_table_gives_what_the_encoder_gives(tmp_path: Path, tiny_encoder: Path, encoded: list[str]) -> None:
+    table = TableEmbeddings(EmbeddingTable.build(STRINGS, str(tiny_encoder), tmp_path / "t", progress=False))
+    direct = torch.cat([torch.from_numpy(TextEncoder(str(tiny_encoder)).encode([text])) for text in STRINGS]).float()
+    assert torch.allclose(table.vectors(STRINGS), direct, atol=2e-3)
+    assert torch.allclose(LiveEmbeddings(str(tiny_encoder), 16).vectors(STRINGS), direct, atol=2e-3)
+    assert not torch.allclose(direct[0], direct[1], atol=0.1)
+    assert direct.dtype is torch.float32
+
+
+def test_a_table_is_memory_mapped(tmp_path: Path, tiny_encoder: Path) -> None:
+    table = EmbeddingTable.build(STRINGS, str(tiny_encoder), tmp_path / "t", progress=False)
+    assert isinstance(table._keys, np.memmap)
+    assert isinstance(table._vectors, np.memmap)
+    assert table._vectors.dtype == np.float16
+
+
+def test_a_string_that_is_not_there_is_named(tmp_path: Path, tiny_encoder: Path) -> None:
+    table = EmbeddingTable.build(STRINGS, str(tiny_encoder), tmp_path / "t", progress=False)
+    with pytest.raises(KeyError, match="Paris"):
+        table.rows(["London", "Paris"])
+    assert table.rows([]) == {}
+
+
+def test_an_empty_table(tmp_path: Path, tiny_encoder: Path) -> None:
+    table = EmbeddingTable.build([], str(tiny_encoder), tmp_path / "t", progress=False)
+    assert len(table) == 0
+    assert table.vectors([]).shape == (0, 16)
+    with pytest.raises(KeyError):
+        table.rows(["a"])
+
+
+def test_a_table_cut_off_in_the_middle_is_no_table(
+    tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "t"
+    EmbeddingTable.build(["old"], str(tiny_encoder), folder, progress=False)
+
+    def killed(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(text_embeddings, "_write_atomically", killed)
+        with pytest.raises(KeyboardInterrupt):
+            EmbeddingTable.build(STRINGS, str(tiny_encoder), folder, progress=False)
+    # Neither the old table nor half of the new one may be taken for the new table.
+    with pytest.raises(FileNotFoundError, match="build it first"):
+        EmbeddingTable(folder)
+    table = EmbeddingTable.build(STRINGS, str(tiny_encoder), folder, progress=False)
+    assert set(table.rows(STRINGS)) == set(STRINGS)
+    assert json.loads((folder / "table.json").read_text())["strings"] == 6
+
+
+def test_the_digest_names_the_rows(tmp_path: Path, tiny_encoder: Path) -> None:
+    one = EmbeddingTable.build(["a", "b"], str(tiny_encoder), tmp_path / "1", progress=False)
+    same = EmbeddingTable.build(["b", "a", "b"], str(tiny_encoder), tmp_path / "2", progress=False)
+    other = EmbeddingTable.build(["a", "c"], str(tiny_encoder), tmp_path / "3", progress=False)
+    assert one.digest == same.digest
+    assert one.rows(["a", "b"]) == same.rows(["a", "b"])
+    assert one.digest != other.digest
+
+
+def test_live_embeddings_embed_once_and_forget_when_full(tiny_encoder: Path, encoded: list[str]) -> None:
+    live = LiveEmbeddings(str(tiny_encoder), 16, capacity=3)
+    assert live.vectors([]).shape == (0, 16)
+    first = live.vectors(["a", "b", "a"])
+    assert torch.equal(first[0], first[2])
+    assert torch.equal(live.vectors(["b", "a"]), first[[1, 0]])
+    assert encoded == ["a", "b"]
+    assert torch.allclose(live.vectors(["a", "c", "d"])[0], first[0], atol=2e-3)
+    assert len(live._known) == 3
+    # More at once than fits is still answered.
+    assert live.vectors(["e", "f", "g", "h"]).shape == (4, 16)
+
+
+def test_width_is_read_without_weights(tiny_encoder: Path, tmp_path: Path) -> None:
+    assert encoder_dimension(str(tiny_encoder)) == 16
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"word_embedding_dimension": 768}')
+    assert encoder_dimension(str(tmp_path)) == 768
+
+
+def test_width_behind_a_dense_layer(tiny_encoder: Path, tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    try:
+        from sentence_transformers.base.modules import Dense
+    except ImportError:
+        from sentence_transformers.models import Dense
+
+    model = SentenceTransformer(str(tiny_encoder), device="cpu")
+    model.append(Dense(16, 5))
+    model.save(str(tmp_path / "dense"))
+    assert encoder_dimension(str(tmp_path / "dense")) == 5

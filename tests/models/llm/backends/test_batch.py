@@ -1,0 +1,471 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tripletune.models.llm.backends import batch_cli
+from tripletune.models.llm.backends.batch import BatchBackend, Room, waiting
+from tripletune.models.llm.backends.batch_replies import import_replies, read_reply
+from tripletune.models.llm.client import CallError, Message, RepliesPending, Sampling, TransientError
+from tripletune.models.llm.ledger import Ledger, make_call
+from tripletune.models.llm.ledger_client import LedgerClient
+from tripletune.models.local.generation import Completion
+
+ROOT = Path(__file__).resolve().parents[4]
+SYSTEM: Message = {"role": "system", "content": "Be brief."}
+
+
+def chat(text: str) -> list[Message]:
+    return [SYSTEM, {"role": "user", "content": text}]
+
+
+class Build:
+    """A build in one folder, run again and again."""
+
+    def __init__(self, folder: Path, layout: Any = "openai", **options: Any) -> None:
+        self.folder, self.layout, self.options = folder, layout, options
+        self.ledger = folder / "calls.sqlite"
+
+    def run(self, *texts: str, sampling: Sampling | None = None) -> list[Completion | BaseException]:
+        """Make calls; replies, or what was raised."""
+
+        async def main() -> list[Completion | BaseException]:
+            ledger = Ledger(self.ledger)
+            backend = BatchBackend("m", self.layout, self.folder / "out", ledger, **self.options)
+            async with LedgerClient(backend, ledger) as client:
+                calls = (client.chat(chat(t), role="r", sampling=sampling, question_id=t) for t in texts)
+                found = await asyncio.gather(*calls, return_exceptions=True)
+                self.message = client.pending_message()
+            return found
+
+        return asyncio.run(main())
+
+    @property
+    def files(self) -> list[Path]:
+        return sorted((self.folder / "out").glob("*")) if (self.folder / "out").exists() else []
+
+    def requests(self, file: Path | None = None) -> list[dict[str, Any]]:
+        files = [file] if file else self.files
+        return [json.loads(line) for one in files for line in one.read_text(encoding="utf-8").splitlines()]
+
+    def answer(self, reply: Callable[[dict[str, Any]], dict[str, Any]], name: str = "replies.jsonl") -> Path:
+        """Answer all requests of the last file."""
+        path = self.folder / name
+        lines = (json.dumps({"custom_id": one["custom_id"], **reply(one)}) for one in self.requests(self.files[-1]))
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return path
+
+
+def openai_reply(request: dict[str, Any]) -> dict[str, Any]:
+    message = {"role": "assistant", "content": "re: " + request["body"]["messages"][-1]["content"]}
+    usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
+    body = {"choices": [{"index": 0, "message": message, "finish_reason": "length"}], "usage": usage}
+    return {"id": "batch_req_1", "response": {"status_code": 200, "request_id": "x", "body": body}, "error": None}
+
+
+def anthropic_reply(request: dict[str, Any]) -> dict[str, Any]:
+    text = "re: " + request["params"]["messages"][-1]["content"]
+    usage = {"input_tokens": 4, "cache_read_input_tokens": 6, "output_tokens": 2}
+    message = {"content": [{"type": "text", "text": text}], "stop_reason": "max_tokens", "usage": usage}
+    return {"result": {"type": "succeeded", "message": message}}
+
+
+REPLIES = {"openai": openai_reply, "anthropic": anthropic_reply}
+
+
+def imported(build: Build, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert batch_cli.main(["import", "--ledger", str(build.ledger), "--replies", str(path)]) == 0
+    return capsys.readouterr().out
+
+
+def failed_for_now(request: dict[str, Any]) -> dict[str, Any]:
+    return {"response": None, "error": {"code": "batch_expired", "message": "too late"}}
+
+
+def refused(request: dict[str, Any]) -> dict[str, Any]:
+    return {"response": {"status_code": 400, "body": {"error": {"message": "bad word sk-1234567890"}}}, "error": None}
+
+
+# Requests.
+
+
+@pytest.mark.parametrize("layout", ["openai", "anthropic"])
+def test_a_build_stops_and_goes_on(tmp_path, capsys, layout):
+    build = Build(tmp_path, layout)
+    first = build.run("a", "b")
+    assert all(isinstance(one, RepliesPending) for one in first)
+    assert "2 calls wait for replies" in build.message
+    assert str(build.files[0]) in build.message
+    assert f"import --ledger {build.ledger} --replies FILE" in build.message
+    assert "2 replies stored, 0 were known" in imported(build, build.answer(REPLIES[layout]), capsys)
+    second = build.run("a", "b", "c")
+    assert [one.text for one in second[:2]] == ["re: a", "re: b"]
+    assert (second[0].prompt_tokens, second[0].completion_tokens, second[0].finish_reason) == (10, 2, "length")
+    assert second[0].cached
+    assert isinstance(second[2], RepliesPending)
+    assert len(build.files) == 2
+    imported(build, build.answer(REPLIES[layout], "more.jsonl"), capsys)
+    assert [one.text for one in build.run("a", "b", "c")] == ["re: a", "re: b", "re: c"]
+    assert build.message is None
+    assert len(build.files) == 2
+
+
+def test_the_openai_layout(tmp_path):
+    build = Build(tmp_path, extra={"reasoning_effort": "low"})
+    build.run("a é", sampling=Sampling(0.5, 0.9, 64, ("\n",), 3))
+    (request,) = build.requests()
+    key = make_call('openai:m {"reasoning_effort":"low"}', Sampling(0.5, 0.9, 64, ("\n",), 3), chat("a é")).key
+    assert request == {
+        "custom_id": key,
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {
+            "model": "m",
+            "messages": chat("a é"),
+            "max_completion_tokens": 64,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "stop": ["\n"],
+            "seed": 3,
+            "reasoning_effort": "low",
+        },
+    }
+
+
+def test_the_anthropic_layout(tmp_path):
+    build = Build(tmp_path, "anthropic")
+    build.run("a", sampling=Sampling(max_tokens=64, stop=("x",)))
+    (request,) = build.requests()
+    assert request == {
+        "custom_id": make_call("anthropic:m", Sampling(max_tokens=64, stop=("x",)), chat("a")).key,
+        "params": {
+            "model": "m",
+            "messages": [{"role": "user", "content": "a"}],
+            "max_tokens": 64,
+            "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+            "stop_sequences": ["x"],
+        },
+    }
+    assert len(request["custom_id"]) <= 64
+
+
+def test_bodies_are_those_of_the_live_backends(tmp_path):
+    # One name in the ledger for both ways of calling: they must ask for the same.
+    pytest.importorskip("openai")
+    pytest.importorskip("anthropic")
+    from tripletune.models.llm.backends.anthropic import AnthropicBackend
+    from tripletune.models.llm.backends.openai import OpenAIBackend
+
+    sampling = Sampling(max_tokens=64, stop=("x",))
+
+    def sent(backend):
+        bodies = []
+
+        async def post(_, body):
+            bodies.append(body)
+            raise TransientError("not sent")
+
+        backend._connection.post = post
+        with pytest.raises(TransientError):
+            asyncio.run(backend.complete(chat("a"), sampling))
+        return bodies[0]
+
+    with Ledger(tmp_path / "calls.sqlite") as ledger:
+        live_openai = OpenAIBackend("m", "http://127.0.0.1:1", token_field="max_completion_tokens")
+        batch_openai = BatchBackend("m", "openai", tmp_path, ledger)
+        assert batch_openai.model == live_openai.model
+        assert batch_openai._body(chat("a"), sampling) == sent(live_openai)
+        live_anthropic = AnthropicBackend("m", "http://127.0.0.1:1")
+        batch_anthropic = BatchBackend("m", "anthropic", tmp_path, ledger)
+        assert batch_anthropic.model == live_anthropic.model
+        body = {**batch_anthropic._body(chat("a"), sampling), "system": "Be brief."}
+        assert body == sent(live_anthropic)
+
+
+def test_a_call_is_written_once(tmp_path):
+    build = Build(tmp_path)
+    build.run("a", "a", "b")
+    build.run("b", "a")
+    assert len(build.requests()) == 2
+    assert "2 calls wait" in build.message
+
+
+@pytest.mark.parametrize("room", [Room(2, 10**9), Room(100, 700)])
+def test_files_are_split_where_the_provider_says(tmp_path, room):
+    build = Build(tmp_path, room=room)
+    build.run(*"abcde")
+    assert len(build.files) == 3
+    assert [len(build.requests(file)) for file in build.files] == [2, 2, 1]
+    assert all(file.stat().st_size <= room.size for file in build.files)
+    assert len({one["custom_id"] for one in build.requests()}) == 5
+
+
+def test_a_request_larger_than_a_file_is_written_alone(tmp_path):
+    build = Build(tmp_path, room=Room(100, 10))
+    build.run("a", "b")
+    assert [len(build.requests(file)) for file in build.files] == [1, 1]
+
+
+def test_a_call_that_cannot_be_sent_fails_at_once(tmp_path):
+    build = Build(tmp_path, "anthropic")
+    (found,) = build.run("a", sampling=Sampling(temperature=0.7))
+    assert isinstance(found, CallError)
+    assert "temperature 0.7" in str(found)
+    assert build.files == []
+
+
+def test_options_are_checked(tmp_path):
+    with Ledger(tmp_path / "x.sqlite") as ledger:
+        with pytest.raises(ValueError, match="batch layout 'other' is not one of openai, anthropic"):
+            BatchBackend("m", "other", tmp_path, ledger)
+        with pytest.raises(ValueError, match="model: it must be"):
+            BatchBackend("", "openai", tmp_path, ledger)
+
+
+# Crashes.
+
+KILLED = """
+import asyncio, os, signal, sys
+from tripletune.models.llm.backends.batch import BatchBackend
+from tripletune.models.llm.ledger import Ledger
+from tripletune.models.llm.ledger_client import LedgerClient
+
+async def main(folder, when):
+    ledger = Ledger(f"{folder}/calls.sqlite")
+    backend = BatchBackend("m", "openai", f"{folder}/out", ledger)
+    client = LedgerClient(backend, ledger)
+    chats = ([{"role": "system", "content": "Be brief."}, {"role": "user", "content": t}] for t in "abc")
+    await asyncio.gather(*(client.chat(chat, role="r") for chat in chats), return_exceptions=True)
+    if when == "renamed":
+        replace = os.replace
+        def replace_and_die(*names):
+            replace(*names)
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.replace = replace_and_die
+    if when == "writing":
+        os.replace = lambda *names: os.kill(os.getpid(), signal.SIGKILL)
+    if when == "asked":
+        os.kill(os.getpid(), signal.SIGKILL)
+    backend.write()
+
+asyncio.run(main(sys.argv[1], sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("when", ["asked", "writing", "renamed"])
+def test_kill_9_neither_loses_nor_repeats_a_call(tmp_path, when):
+    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path, when], cwd=ROOT, check=False)
+    assert done.returncode == -signal.SIGKILL
+    build = Build(tmp_path)
+    build.run("a", "b", "c", "d")
+    finished = [file for file in build.files if file.suffix == ".jsonl"]
+    assert [file for file in build.files if file.suffix != ".jsonl"] == []
+    texts = [one["body"]["messages"][-1]["content"] for file in finished for one in build.requests(file)]
+    assert sorted(texts) == ["a", "b", "c", "d"]
+
+
+# Replies.
+
+
+def test_an_import_of_the_same_file_changes_nothing(tmp_path, capsys):
+    build = Build(tmp_path)
+    build.run("a", "b")
+    path = build.answer(failed_for_now)
+    assert "2 calls failed for now" in imported(build, path, capsys)
+    build.run("a", "b")
+    assert len(build.files) == 2
+    assert "was imported before" in imported(build, path, capsys)
+    build.run("a", "b")
+    assert len(build.files) == 2
+    with Ledger(build.ledger) as ledger:
+        assert [row["calls"] for row in waiting(ledger)] == [2]
+
+
+def test_refused_calls_fail_until_they_are_reset(tmp_path, capsys):
+    build = Build(tmp_path)
+    build.run("a")
+    assert "1 calls were refused" in imported(build, build.answer(refused), capsys)
+    for _ in range(2):
+        (found,) = build.run("a")
+        assert isinstance(found, CallError)
+        assert "refused in a batch: 400: bad word" in str(found)
+        assert "sk-1234567890" not in str(found)
+        assert str(found).count(f"reset --ledger {build.ledger} --refused") == 1
+    assert build.message is None
+    assert batch_cli.main(["reset", "--ledger", str(build.ledger), "--refused"]) == 0
+    assert "1 calls will be in the request file" in capsys.readouterr().out
+    assert isinstance(build.run("a")[0], RepliesPending)
+    assert len(build.files) == 2
+
+
+def test_a_lost_file_is_written_again(tmp_path, capsys):
+    build = Build(tmp_path)
+    build.run("a", "b")
+    assert batch_cli.main(["reset", "--ledger", str(build.ledger), "--file", str(build.files[0])]) == 0
+    build.run("a")
+    assert len(build.requests(build.files[1])) == 2
+    with pytest.raises(SystemExit):
+        batch_cli.main(["reset", "--ledger", str(build.ledger), "--file", "other"])
+    assert "error: no call waits in other" in capsys.readouterr().err
+
+
+def test_status_shows_what_waits(tmp_path, capsys):
+    build = Build(tmp_path)
+    build.run("a", "b")
+    assert batch_cli.main(["status", "--ledger", str(build.ledger)]) == 0
+    assert capsys.readouterr().out == f"{build.files[0]}: 2 calls of openai:m wait\n"
+    imported(build, build.answer(failed_for_now), capsys)
+    batch_cli.main(["status", "--ledger", str(build.ledger)])
+    assert capsys.readouterr().out == "(no file yet): 2 calls of openai:m wait\n"
+
+
+def test_live_replies_stand_against_late_ones(tmp_path, capsys):
+    build = Build(tmp_path)
+    build.run("a", "b")
+
+    async def live() -> None:
+        with Ledger(build.ledger) as ledger:
+            await ledger.put(make_call("openai:m", Sampling(), chat("a")), Completion("live"), "r")
+
+    asyncio.run(live())
+    assert "1 replies stored, 1 were known" in imported(build, build.answer(openai_reply), capsys)
+    assert [one.text for one in build.run("a", "b")] == ["live", "re: b"]
+
+
+def test_roles_and_questions_are_kept_over_a_batch(tmp_path, capsys):
+    build = Build(tmp_path)
+    build.run("a")
+    imported(build, build.answer(openai_reply), capsys)
+    with Ledger(build.ledger) as ledger:
+        uses = ledger.transact(lambda c: c.execute("SELECT role, question_id FROM uses").fetchall())
+    assert uses == [("r", "a")]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "line 2: "),
+        ("[]", "line 2: it is not a reply of a batch: there is no custom_id"),
+        ('{"custom_id": "x"}', "(is it a request file?)"),
+    ],
+)
+def test_a_bad_file_changes_nothing(tmp_path, capsys, text, words):
+    build = Build(tmp_path)
+    build.run("a")
+    path = build.answer(openai_reply)
+    path.write_text(path.read_text() + text)
+    with pytest.raises(SystemExit) as caught:
+        batch_cli.main(["import", "--ledger", str(build.ledger), "--replies", str(path)])
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert "Nothing was imported" in error
+    assert isinstance(build.run("a")[0], RepliesPending)
+
+
+def test_an_empty_file_of_replies_is_called_empty(tmp_path):
+    build = Build(tmp_path)
+    build.run("a")
+    (tmp_path / "errors.jsonl").write_text("\n")
+    with (
+        Ledger(build.ledger) as ledger,
+        pytest.raises(ValueError, match=r"errors\.jsonl holds no reply: the file is empty"),
+    ):
+        import_replies(ledger, tmp_path / "errors.jsonl")
+
+
+def test_replies_of_another_ledger_are_refused(tmp_path, capsys):
+    one, other = Build(tmp_path / "one"), Build(tmp_path / "other")
+    one.run("a")
+    other.run("b")
+    with pytest.raises(SystemExit):
+        batch_cli.main(["import", "--ledger", str(other.ledger), "--replies", str(one.answer(openai_reply))])
+    assert "is it the right ledger?" in capsys.readouterr().err
+
+
+def test_a_ledger_that_is_not_there_is_one_line(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "tripletune.models.llm.backends.batch", "status", "--ledger", tmp_path / "x"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ},
+    )
+    assert (done.returncode, done.stderr) == (2, f"error: no such ledger: {tmp_path / 'x'}\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason", "is_refused"),
+    [
+        (failed_for_now({}), "batch_expired: too late", False),
+        ({"response": {"status_code": 429, "body": {"error": {"code": "busy"}}}}, "busy: no words", False),
+        ({"response": {"status_code": 401, "body": "x"}}, "401: no words", False),
+        ({"response": {"status_code": 404, "body": {"error": {"message": "model"}}}}, "404: model", True),
+        ({"response": {"status_code": 200, "body": {"choices": []}}}, "a reply without choices", False),
+        ({"result": {"type": "expired"}}, "expired", False),
+        ({"result": {"type": "canceled"}}, "canceled", False),
+        ({"result": {"type": "succeeded", "message": {}}}, "a reply without content", False),
+        (
+            {"result": {"type": "errored", "error": {"type": "error", "error": {"type": "overloaded_error"}}}},
+            "overloaded_error",
+            False,
+        ),
+        (
+            {
+                "result": {
+                    "type": "errored",
+                    "error": {"type": "error", "error": {"type": "invalid_request_error", "message": "max_tokens"}},
+                }
+            },
+            "invalid_request_error: max_tokens",
+            True,
+        ),
+    ],
+)
+def test_what_went_wrong_is_read(line, reason, is_refused):
+    reply = read_reply({"custom_id": "k", **line})
+    assert reply == ("k", None, reason, is_refused)
+
+
+def test_a_refusal_is_a_reply():
+    message = {"content": None, "refusal": "no"}
+    body = {"choices": [{"message": message, "finish_reason": "stop"}]}
+    found = read_reply({"custom_id": "k", "response": {"status_code": 200, "body": body}})
+    assert (found.completion.text, found.completion.finish_reason) == ("", "refusal")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["response", "result", "error", "body", "choices", "message", "content", "status_code", "type", "usage"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=15,
+)
+
+
+@given(json_values, st.sampled_from(["response", "result", "error"]))
+@example({"type": ""}, "result")
+def test_any_line_is_a_reply_or_refused(value, name):
+    try:
+        found: Any = read_reply({"custom_id": "k", name: value})
+    except ValueError as error:
+        found = str(error)
+    assert "not a reply of a batch" in found if isinstance(found, str) else found.completion or found.reason

@@ -1,0 +1,212 @@
+import functools
+import random
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from tripletune.models.local.continuous_batch import ContinuousBatch, fits
+from tripletune.models.local.decoding import Request
+
+END, PAD = 2, 3
+FAMILIES = ("llama", "qwen2", "qwen3", "granite", "gpt2", "cohere", "gemma")
+
+
+def load(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model.generation_config = GenerationConfig()
+    return model
+
+
+def prompts(count, seed=0, shared=()):
+    chance = random.Random(seed)
+    return [[*shared, *(chance.randrange(4, 380) for _ in range(chance.randrange(1, 40)))] for _ in range(count)]
+
+
+def one_at_a_time(model, given, limit, ends):
+    replies = []
+    for prompt in given:
+        output = model.generate(
+            torch.tensor([prompt]), max_new_tokens=limit, do_sample=False, eos_token_id=list(ends), pad_token_id=PAD
+        )[0, len(prompt) :].tolist()
+        cut = next((place for place, token in enumerate(output) if token in ends), len(output))
+        replies.append(output[:cut])
+    return replies
+
+
+def together(model, given, limit, ends, **options):
+    batch = ContinuousBatch(model, ends, PAD, **options)
+    requests = [Request(list(prompt), limit) for prompt in given]
+    for request in requests:
+        batch.add(request)
+    done = []
+    while found := batch.run():
+        done += found
+    assert sorted(map(id, done)) == sorted(map(id, requests)), "every request comes back once"
+    return requests
+
+
+@pytest.fixture(scope="module")
+def llama(tiny_llama):
+    return load(tiny_llama)
+
+
+def several_ends(model, given, limit):
+    """End tokens that make replies of very different lengths."""
+    free = one_at_a_time(model, given, limit, {END})
+    return {END, *(reply[place] for place, reply in zip((0, 3, 7, 15), free) if len(reply) > place)}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_replies_are_those_of_one_at_a_time_generation(tiny_model, family):
+    model, given = load(tiny_model(family)), prompts(12)
+    ends = several_ends(model, given, 20)
+    wanted = one_at_a_time(model, given, 20, ends)
+    assert len({len(reply) for reply in wanted}) > 2, "replies of several lengths, so that rows come and go"
+    assert [one.tokens for one in together(model, given, 20, ends, rows=4)] == wanted
+
+
+@pytest.mark.parametrize(("rows", "cells"), [(1, 10_000), (3, 10_000), (8, 150), (16, 1), (64, 32_768)])
+def test_no_number_of_rows_changes_a_reply(llama, rows, cells):
+    given = prompts(20, seed=1)
+    ends = several_ends(llama, given, 90)
+    wanted = one_at_a_time(llama, given, 90, ends)
+    found = together(llama, given, 90, ends, rows=rows, cells=cells)
+    assert [one.tokens for one in found] == wanted
+    assert [one.ended for one in found] == [len(reply) < 90 for reply in wanted]
+    assert all(one.seconds > 0 for one in found)
+
+
+def test_a_shared_beginning_is_read_once(llama, monkeypatch):
+    shared = [5, 6, 7, 8, 9, 10, 11, 12]
+    given = [*prompts(6, seed=2, shared=shared), [5, 6, 7], *prompts(3, seed=3)]
+    wanted = one_at_a_time(llama, given, 12, {END})
+    lengths, forward = [], llama.forward
+
+    def counted(*args, **kwargs):
+        lengths.append(tuple(kwargs["input_ids"].shape))
+        return forward(*args, **kwargs)
+
+    assert [one.tokens for one in together(llama, given, 12, {END}, rows=3, prefix=shared)] == wanted
+    monkeypatch.setattr(llama, "forward", counted)
+    together(llama, given[:6], 1, {END}, rows=6, prefix=shared)
+    longest = max(map(len, given[:6])) - len(shared)
+    assert lengths == [(1, len(shared)), (6, longest)]
+
+
+def test_a_row_that_ended_is_no_longer_paid_for(llama, monkeypatch):
+    given, forward, rows = prompts(8, seed=4), llama.forward, []
+
+    def counted(*args, **kwargs):
+        rows.append(kwargs["input_ids"].shape[0])
+        return forward(*args, **kwargs)
+
+    batch = ContinuousBatch(llama, {END}, PAD, rows=8)
+    for number, prompt in enumerate(given):
+        batch.add(Request(prompt, 40 if number == 7 else 4))
+    monkeypatch.setattr(llama, "forward", counted)
+    while batch.run():
+        pass
+    assert rows[:4] == [8, 8, 8, 8]
+    assert set(rows[4:]) == {1}
+
+
+def test_a_request_may_come_while_others_are_under_way(llama):
+    given = prompts(6, seed=5)
+    wanted = one_at_a_time(llama, given, 10, {END})
+    batch = ContinuousBatch(llama, {END}, PAD, rows=4)
+    requests = [Request(prompt, 10) for prompt in given]
+    done = []
+    for request in requests:
+        batch.add(request)
+        if len(done) < 2:
+            done += batch.run()
+    while found := batch.run():
+        done += found
+    assert [one.tokens for one in requests] == wanted
+
+
+def test_out_of_memory_begins_again_with_half_the_rows(llama, monkeypatch):
+    given, forward = prompts(9, seed=6), llama.forward
+    wanted = one_at_a_time(llama, given, 10, {END})
+
+    def small(*args, **kwargs):
+        if kwargs["input_ids"].shape[0] > 2:
+            raise torch.OutOfMemoryError("too much")
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(llama, "forward", small)
+    assert [one.tokens for one in together(llama, given, 10, {END}, rows=8)] == wanted
+    monkeypatch.setattr(llama, "forward", lambda *args, **kwargs: small(input_ids=torch.zeros(9, 1)))
+    batch = ContinuousBatch(llama, {END}, PAD, rows=4)
+    batch.add(Request([4], 1))
+    with pytest.raises(torch.OutOfMemoryError, match="one prompt and its reply"):
+        batch.run()
+
+
+def test_a_reply_ends_where_there_is_enough_of_it(llama):
+    given = prompts(6, seed=7)
+    wanted = one_at_a_time(llama, given, 12, {END})
+    found = together(llama, given, 12, {END}, rows=4, enough=lambda request: len(request.tokens) == 5)
+    assert [one.tokens for one in found] == [reply[:5] for reply in wanted]
+
+
+def test_stopped_and_cleared(llama):
+    batch = ContinuousBatch(llama, {END}, PAD)
+    batch.add(Request([4, 5], 10))
+    batch.clear()
+    assert batch.run() == []
+    batch.add(Request([4, 5], 10))
+    batch.stop()
+    assert batch.run() == []
+
+
+def test_what_can_not_work_is_refused(llama, tiny_model):
+    sliding = load(tiny_model("gemma3"))
+    assert fits(llama)
+    assert not fits(sliding)
+    with pytest.raises(ValueError, match="forgets tokens"):
+        ContinuousBatch(sliding, {END}, PAD)
+    with pytest.raises(ValueError, match="rows 0"):
+        ContinuousBatch(llama, {END}, PAD, rows=0)
+    with pytest.raises(ValueError, match="a request needs a prompt"):
+        ContinuousBatch(llama, {END}, PAD).add(Request([], 3))
+
+
+def test_several_beginnings_are_read_once_each(llama, monkeypatch):
+    one, other = [5, 6, 7, 8, 9, 10, 11, 12], [20, 21, 22, 23, 24]
+    given = [*prompts(3, seed=7, shared=one), *prompts(3, seed=8, shared=other), *prompts(2, seed=9)]
+    shared = [len(one)] * 3 + [len(other)] * 3 + [0] * 2
+    wanted = one_at_a_time(llama, given, 12, {END})
+    shapes, forward = [], llama.forward
+
+    @functools.wraps(forward)
+    def counted(*args, **kwargs):
+        shapes.append(tuple(kwargs["input_ids"].shape))
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(llama, "forward", counted)
+    batch = ContinuousBatch(llama, {END}, PAD, rows=8)
+    for turn in range(2):
+        requests = [Request(list(prompt), 12, size) for prompt, size in zip(given, shared)]
+        shapes.clear()
+        for request in requests:
+            batch.add(request)
+        while batch.run():
+            pass
+        assert [request.tokens for request in requests] == wanted
+        beginnings = [(1, len(one)), (1, len(other))]
+        assert [shape in shapes for shape in beginnings] == [turn == 0] * 2
+        rest = [(3, max(map(len, given[:3])) - len(one)), (3, max(map(len, given[3:6])) - len(other))]
+        assert all(shape in shapes for shape in rest)
+
+
+def test_a_prompt_that_is_nothing_but_its_beginning_is_read_as_a_whole(llama):
+    prompt = [5, 6, 7, 8]
+    wanted = one_at_a_time(llama, [prompt], 6, {END})
+    batch = ContinuousBatch(llama, {END}, PAD, rows=2)
+    request = Request(list(prompt), 6, len(prompt))
+    batch.add(request)
+    while batch.run():
+        pass
+    assert [request.tokens] == wanted

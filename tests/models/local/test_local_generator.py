@@ -1,0 +1,181 @@
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tripletune.models.data.records import ModelInput, Record
+from tripletune.models.loading import add_adapter
+from tripletune.models.local.generation import Completion
+from tripletune.models.local.generator import LocalGenerator, load_generator
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def generator(make_graph_llm: Make, embeddings: Any) -> LocalGenerator:
+    model, processor = make_graph_llm(graph_dropout=0.5)
+    return LocalGenerator(model, processor, batch_size=3, embeddings=embeddings)
+
+
+def essence(completion: Completion) -> tuple[Any, ...]:
+    """Everything but the time."""
+    return (
+        completion.text,
+        completion.prompt_tokens,
+        completion.completion_tokens,
+        completion.truncated_triples,
+        completion.finish_reason,
+    )
+
+
+def test_many_at_once_are_as_one_by_one(generator: LocalGenerator, records: list[Record]) -> None:
+    inputs = [record.input for record in records]
+    together = generator.generate_many(inputs, 8)
+    alone = [generator.generate_many([sample], 8)[0] for sample in inputs]
+    assert [essence(reply) for reply in together] == [essence(reply) for reply in alone]
+    assert len({reply.text for reply in together}) > 4
+    assert [reply.prompt_tokens for reply in together] == [
+        len(generator.processor.encode_input(sample).input_ids) for sample in inputs
+    ]
+
+
+def test_calls_of_many_tasks_meet_in_batches(generator: LocalGenerator, records: list[Record]) -> None:
+    inputs = [record.input for record in records]
+    expected = generator.generate_many(inputs, 8)
+    sizes: list[int] = []
+    original = generator._run
+
+    def spy(items: Any, limit: int) -> Any:
+        sizes.append(len(items))
+        return original(items, limit)
+
+    generator._run = spy  # type: ignore[method-assign]
+
+    async def loop(sample: ModelInput) -> list[Completion]:
+        first = await generator.generate(sample, 8)
+        await asyncio.sleep(0)
+        return [first, await generator.generate(sample, 8)]
+
+    async def everything() -> list[list[Completion]]:
+        return await asyncio.gather(*(loop(sample) for sample in inputs))
+
+    replies = asyncio.run(everything())
+    for pair, one in zip(replies, expected):
+        assert [essence(reply) for reply in pair] == [essence(one)] * 2
+    assert sizes == [3] * 8
+    # The generator outlives its event loop.
+    assert essence(asyncio.run(generator.generate(inputs[0], 8))) == essence(expected[0])
+
+
+def test_limits_and_evidence_are_not_mixed_up(generator: LocalGenerator, records: list[Record]) -> None:
+    sample = records[1].input
+
+    async def calls() -> list[Completion]:
+        return await asyncio.gather(
+            generator.generate(sample, 2),
+            generator.generate(sample, 5),
+            generator.generate(sample, 5, "text"),
+        )
+
+    replies = asyncio.run(calls())
+    expected = [(2, None), (5, None), (5, "text")]
+    for reply, (limit, evidence) in zip(replies, expected):
+        assert essence(reply) == essence(generator.generate_many([sample], limit, evidence)[0])
+        assert reply.completion_tokens <= limit
+    assert replies[2].prompt_tokens != replies[1].prompt_tokens
+
+
+def test_one_bad_input_does_not_fail_its_neighbours(generator: LocalGenerator, records: list[Record]) -> None:
+    bad = ModelInput("planning", "word " * 4000)
+    inputs = [records[0].input, bad, records[1].input]
+
+    async def calls() -> list[Completion | BaseException]:
+        return await asyncio.gather(*(generator.generate(sample, 5) for sample in inputs), return_exceptions=True)
+
+    first, error, last = asyncio.run(calls())
+    assert isinstance(error, ValueError)
+    assert "max_input_tokens" in str(error)
+    expected = generator.generate_many([inputs[0], inputs[2]], 5)
+    assert isinstance(first, Completion)
+    assert isinstance(last, Completion)
+    assert [essence(first), essence(last)] == [essence(reply) for reply in expected]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_dropout_is_off_and_the_mode_is_restored(
+    make_graph_llm: Make, embeddings: Any, records: list[Record], training: bool
+) -> None:
+    base, processor = make_graph_llm(graph_dropout=0.9)
+    model = add_adapter(base, dropout=0.9)
+    generator = LocalGenerator(model, processor, embeddings=embeddings)
+    expected = [essence(reply) for reply in generator.generate_many([record.input for record in records], 6)]
+    model.train(training)
+    replies = generator.generate_many([record.input for record in records], 6)
+    assert [essence(reply) for reply in replies] == expected
+    assert model.training is training
+    assert base.graph_encoder.training is training
+
+
+def test_the_base_models_own_generation_settings_do_not_leak_in(
+    generator: LocalGenerator, records: list[Record]
+) -> None:
+    inputs = [record.input for record in records[:4]]
+    expected = [essence(reply) for reply in generator.generate_many(inputs, 8)]
+    settings = generator.model.generation_config
+    settings.repetition_penalty = 3.0
+    settings.num_beams = 2
+    settings.no_repeat_ngram_size = 1
+    settings.do_sample = True
+    settings.temperature = 5.0
+    assert [essence(reply) for reply in generator.generate_many(inputs, 8)] == expected
+
+
+def test_how_a_reply_ended(generator: LocalGenerator, records: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
+    item = generator.processor.encode_input(records[0].input)
+    word = generator.processor.tokenizer("Yes", add_special_tokens=False)["input_ids"]
+    eos, pad = generator.processor.tokenizer.eos_token_id, generator.processor.tokenizer.pad_token_id
+    stopped = generator._completion(item, [*word, eos, pad, pad], 0.5)
+    assert (stopped.text, stopped.finish_reason, stopped.completion_tokens) == ("Yes", "stop", len(word) + 1)
+    cut = generator._completion(item, list(word), 0.5)
+    assert (cut.text, cut.finish_reason, cut.completion_tokens) == ("Yes", "length", len(word))
+
+
+def test_truncation_is_reported(make_graph_llm: Make, embeddings: Any, records: list[Record]) -> None:
+    length = len(make_graph_llm()[1].encode_input(records[1].input).input_ids)
+    model, processor = make_graph_llm(processor_settings={"max_input_tokens": length - 1})
+    reply = LocalGenerator(model, processor, embeddings=embeddings).generate_many([records[1].input], 2)[0]
+    assert reply.truncated_triples == 1
+    assert reply.prompt_tokens < length
+
+
+def test_loading_a_plain_model(tiny_llama: Path, records: list[Record]) -> None:
+    generator = load_generator(tiny_llama, batch_size=2)
+    assert len(generator.generate_many([record.input for record in records[:3]], 3)) == 3
+    assert generator.generate_many([], 3) == []
+    with pytest.raises(ValueError, match="dtype 'int8' is not one of"):
+        load_generator(tiny_llama, dtype="int8")
+    with pytest.raises(ValueError, match="batch_size 0"):
+        load_generator(tiny_llama, batch_size=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"lora": False}, {"targets": ("all-linear",)}])
+def test_a_loaded_adapter_replies_as_it_did_in_training(
+    make_graph_llm: Make, embeddings: Any, records: list[Record], tmp_path: Path, options: dict[str, Any]
+) -> None:
+    base, processor = make_graph_llm()
+    model = add_adapter(base, **options)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    inputs = [record.input for record in records[:6]]
+    expected = LocalGenerator(model, processor, embeddings=embeddings).generate_many(inputs, 8)
+    model.save_pretrained(tmp_path)
+    base.config.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    found = load_generator(tmp_path).generate_many(inputs, 8)
+    assert [essence(reply) for reply in found] == [essence(reply) for reply in expected]

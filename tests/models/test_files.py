@@ -1,0 +1,146 @@
+"""One way to write: whole or not at all, one writer, nothing of another making lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tripletune.models.files import check_new, lock_folder, new_file, new_folder, read_json, write_json, write_text
+
+MADE = ("*.jsonl", "README.md")
+
+
+def fill(output: Path, text: str = "new", **options: bool) -> None:
+    with new_folder(output, MADE, **options) as folder:
+        (folder / "a.jsonl").write_text(text)
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    output = tmp_path / "deep" / "out"
+    with pytest.raises(KeyError), new_folder(output, MADE) as folder:
+        (folder / "a.jsonl").write_text("half")
+        raise KeyError
+    assert list(tmp_path.rglob("*")) == [tmp_path / "deep"]
+    fill(output)
+    assert sorted(path.name for path in output.iterdir()) == ["a.jsonl"]
+    assert os.listdir(output.parent) == ["out"]
+
+
+def test_a_folder_is_replaced_only_when_asked_and_only_what_such_a_program_makes(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    fill(output, "old")
+    with pytest.raises(FileExistsError, match="--overwrite"):
+        fill(output)
+    (output / "mine.txt").write_text("precious")
+    with pytest.raises(FileExistsError, match=r"did not make \(mine.txt\)"):
+        fill(output, overwrite=True)
+    (output / "mine.txt").unlink()
+    fill(output, overwrite=True)
+    assert (output / "a.jsonl").read_text() == "new"
+
+
+def test_folders_of_the_user_beside_the_output_stay(tmp_path: Path) -> None:
+    for name in ("out.old", "out.partial", "out.tmp", "out.replaced"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine").write_text("precious")
+    fill(tmp_path / "out")
+    fill(tmp_path / "out", overwrite=True)
+    assert len(list(tmp_path.glob("out.*/mine"))) == 4
+
+
+def test_a_symbolic_link_is_followed(tmp_path: Path) -> None:
+    disk, link = tmp_path / "disk", tmp_path / "link"
+    disk.mkdir()
+    link.symlink_to(disk)
+    fill(link)
+    fill(link, "again", overwrite=True)
+    assert link.is_symlink()
+    assert (disk / "a.jsonl").read_text() == "again"
+
+
+def test_a_second_writer_is_refused_while_the_first_writes(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "out", MADE) as folder:
+        (folder / "a.jsonl").write_text("first")
+        with pytest.raises(ValueError, match="another program is writing"):
+            fill(tmp_path / "out", "second")
+    assert (tmp_path / "out" / "a.jsonl").read_text() == "first"
+
+
+def test_what_a_kill_left_is_put_right(tmp_path: Path) -> None:
+    fill(tmp_path / "out", "old")
+    script = (
+        "import os, signal, sys\nfrom tripletune.models import files\n"
+        "real = os.replace\n"
+        "def once(a, b):\n    real(a, b)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "os.replace = once\n"
+        f"with files.new_folder({str(tmp_path / 'out')!r}, {MADE!r}, True) as folder:\n"
+        "    (folder / 'a.jsonl').write_text('new')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=False, cwd=Path(__file__).parents[2])
+    assert done.returncode == -signal.SIGKILL
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(FileExistsError, match="--overwrite"):
+        fill(tmp_path / "out")  # which the old folder, back in its place, refuses
+    assert (tmp_path / "out" / "a.jsonl").read_text() == "old"
+
+
+def test_work_that_can_go_on_stays_for_the_next_call(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), new_folder(tmp_path / "out", MADE, resume=True) as folder:
+        (folder / "a.jsonl").write_text("half")
+        raise KeyError
+    with new_folder(tmp_path / "out", MADE, resume=True) as folder:
+        assert (folder / "a.jsonl").read_text() == "half"
+    assert sorted(os.listdir(tmp_path / "out")) == ["a.jsonl"]
+
+
+def test_nothing_is_written_over_what_is_read(tmp_path: Path) -> None:
+    source = tmp_path / "in" / "train.jsonl"
+    write_text_in = source.parent
+    write_text_in.mkdir()
+    source.write_text("mine")
+    with pytest.raises(ValueError, match="is read"):
+        check_new(source, [source])
+    with pytest.raises(ValueError, match="is read"), new_folder(source.parent, MADE, True, [source]):
+        pass
+    with pytest.raises(ValueError, match="is read"), new_file(tmp_path / "in" / ".." / "in" / "train.jsonl", [source]):
+        pass
+    assert source.read_text() == "mine"
+
+
+def test_a_file_is_written_in_one_step(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, {"a": "é"})
+    with pytest.raises(KeyError), new_file(path) as scratch:
+        scratch.write_text("half")
+        raise KeyError
+    assert read_json(path) == {"a": "é"}
+    assert os.listdir(tmp_path) == ["a.json"]
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    write_text(link, "{}")
+    assert link.is_symlink()
+    assert read_json(path) == {}
+
+
+@pytest.mark.parametrize(("content", "said"), [(b"{", "a.json:1"), (b"\xff", "not UTF-8"), (b"[]", "found list")])
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(ValueError, match=said) as caught:
+        read_json(tmp_path / "a.json")
+    assert "a.json" in str(caught.value)
+
+
+def test_a_lock_ends_with_its_file(tmp_path: Path) -> None:
+    first = lock_folder(tmp_path, "taken")
+    assert first is not None
+    with pytest.raises(ValueError, match="taken"):
+        lock_folder(tmp_path, "taken")
+    first.close()
+    second = lock_folder(tmp_path, "taken")
+    assert second is not None
+    second.close()

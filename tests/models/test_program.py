@@ -1,0 +1,45 @@
+"""One line for an error, and an exit code that says whose fault it is."""
+
+from __future__ import annotations
+
+import errno
+import logging
+
+import pytest
+
+from tripletune.models.program import run_program
+
+
+class Pending(RuntimeError):
+    exit_code = 3
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ValueError("bad \x1b[31mname"), 2, "error: bad \ufffd[31mname\n"),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "no space left on the disk"),
+        (Pending("replies are waited for"), 3, "replies are waited for"),
+        (KeyboardInterrupt(), 130, "the same command goes on"),
+    ],
+)
+def test_an_error_is_one_line_and_a_code(
+    error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def program() -> None:
+        raise error
+
+    assert run_program(program) == code
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_what_nobody_foresaw_keeps_its_traceback() -> None:
+    with pytest.raises(KeyError):
+        run_program(lambda: {}["x"])
+
+
+def test_log_lines_of_data_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_program(lambda: logging.getLogger("x").info("a\x1b[2Jb")) == 0
+    assert capsys.readouterr().err == "a\ufffd[2Jb\n"

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tripletune.rag.retrieval.index_folder import MANIFEST, prepare
+from tripletune.rag.retrieval.passages import PassageStore
+from tripletune.rag.retrieval.retrievers import (
+    BM25Retriever,
+    DenseRetriever,
+    HybridRetriever,
+    _embed,
+    open_retriever,
+    reciprocal_rank_fusion,
+)
+
+PASSAGES = [
+    ("Oslo", "Oslo is the capital of Norway."),
+    ("Kyiv", "Київ — столиця України, a city on the Dnieper."),
+    ("Copy", "The harbour was rebuilt."),
+    ("Copy", "The harbour was rebuilt."),
+    ("Empty", "the of and"),
+    ("Bergen", "Bergen is a city in Norway with a harbour."),
+]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.jsonl"
+    rows = [json.dumps({"title": title, "text": text}, ensure_ascii=False) for title, text in PASSAGES]
+    path.write_text("\n\n".join(rows) + "\n", encoding="utf-8")
+    return path
+
+
+def positions(retriever, query, k=5):
+    return [hit.position for hit in retriever.search([query], k)[0]]
+
+
+def test_passages_are_read_by_position(corpus, tmp_path):
+    store = PassageStore.open(corpus, tmp_path / "index")
+    assert [(store[i].title, store[i].text) for i in range(len(store))] == PASSAGES
+    assert store[1] == list(store)[1]
+
+
+def test_bm25_finds_by_stem_and_in_any_script(corpus, tmp_path):
+    bm25 = open_retriever("bm25", corpus, tmp_path / "index")
+    assert positions(bm25, "capitals?", 1) == [0]
+    assert positions(bm25, "столиця") == [1]
+
+
+def test_bm25_breaks_ties_by_position_and_leaves_out_what_shares_no_word(corpus, tmp_path):
+    bm25 = open_retriever("bm25", corpus, tmp_path / "index")
+    assert positions(bm25, "harbours rebuilt", 2) == [2, 3]
+    assert positions(bm25, "harbours rebuilt", 5) == [2, 3, 5]
+
+
+@pytest.mark.parametrize("query", ["", "?!", "the of", "zebra"])
+def test_bm25_query_without_known_words_finds_nothing(corpus, tmp_path, query):
+    assert open_retriever("bm25", corpus, tmp_path / "index").search([query], 3) == [[]]
+
+
+def test_retrieve_equals_batched_search(corpus, tmp_path):
+    bm25 = open_retriever("bm25", corpus, tmp_path / "index")
+    queries = ["Norway", "city harbour", "Dnieper"]
+    one_by_one = [asyncio.run(bm25.retrieve(query, 3)) for query in queries]
+    assert bm25.search(queries, 3) == one_by_one
+
+
+def test_index_is_used_again_and_rebuilt_for_a_changed_corpus(corpus, tmp_path, caplog):
+    index = tmp_path / "index"
+    open_retriever("bm25", corpus, index)
+    stamp = (index / "bm25" / MANIFEST).stat().st_mtime_ns
+    open_retriever("bm25", corpus, index)
+    assert (index / "bm25" / MANIFEST).stat().st_mtime_ns == stamp
+    with corpus.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"title": "Zoo", "text": "A zebra."}) + "\n")
+    assert positions(open_retriever("bm25", corpus, index), "zebra") == [6]
+    assert "corpus_sha256" in caplog.text
+
+
+def test_index_is_rebuilt_for_other_settings(corpus, tmp_path):
+    passages = PassageStore.open(corpus, tmp_path / "index")
+    first = BM25Retriever.open(passages, tmp_path / "index").search(["harbour"], 1)[0][0].score
+    second = BM25Retriever.open(passages, tmp_path / "index", k1=0.2, b=0.0).search(["harbour"], 1)[0][0].score
+    assert first != second
+
+
+def test_index_folder_of_somebody_else_is_not_touched(corpus, tmp_path):
+    (tmp_path / "index" / "bm25").mkdir(parents=True)
+    precious = tmp_path / "index" / "bm25" / "thesis.txt"
+    precious.write_text("mine")
+    with pytest.raises(ValueError, match="holds no manifest"):
+        open_retriever("bm25", corpus, tmp_path / "index")
+    assert precious.read_text() == "mine"
+
+
+def test_failed_build_leaves_no_index(tmp_path):
+    folder = tmp_path / "index"
+
+    def fail(out: Path) -> None:
+        (out / "half").write_text("x")
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        prepare(folder, {"a": 1}, fail)
+    assert not folder.exists()
+    seen: list[list[str]] = []
+    prepare(folder, {"a": 1}, lambda out: seen.append([p.name for p in out.iterdir() if p.name == "half"]))
+    assert seen == [["half"]]
+    assert sorted(p.name for p in folder.iterdir()) == ["half", MANIFEST]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "corpus is empty"),
+        ("{\n", "corpus.jsonl:1: not valid JSON"),
+        ('{"title": "x"}\n', 'needs a non-empty "text"'),
+    ],
+)
+def test_bad_corpus_is_named(tmp_path, text, message):
+    path = tmp_path / "corpus.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        open_retriever("bm25", path, tmp_path / "index")
+
+
+def test_missing_corpus_unknown_kind_and_missing_encoder(corpus, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nothing\.jsonl"):
+        open_retriever("bm25", tmp_path / "nothing.jsonl", tmp_path / "index")
+    with pytest.raises(ValueError, match="is not one of bm25, dense, hybrid"):
+        open_retriever("bm26", corpus, tmp_path / "index")
+    with pytest.raises(ValueError, match="needs a sentence encoder"):
+        open_retriever("dense", corpus, tmp_path / "index")
+    with pytest.raises(ValueError, match="k is 0"):
+        open_retriever("bm25", corpus, tmp_path / "index").search(["x"], 0)
+
+
+def test_reciprocal_rank_fusion_by_hand():
+    fused = reciprocal_rank_fusion([[(7, 9.0), (3, 8.0)], [(3, 0.9), (1, 0.8), (7, 0.7)]])
+    assert [position for position, _ in fused] == [3, 7, 1]
+    assert fused[0][1] == pytest.approx(1 / 62 + 1 / 61)
+    assert [p for p, _ in reciprocal_rank_fusion([[(5, 1.0)], [(2, 1.0)]])] == [2, 5]
+
+
+class FakeEncoder:
+    """Embeds a text as its counts of a few letters, of length one."""
+
+    def encode(self, texts, **_):
+        rows = np.array([[1 + text.lower().count(letter) for letter in "abcdefgh"] for text in texts], dtype=np.float32)
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+@pytest.fixture
+def dense(corpus, tmp_path):
+    faiss = pytest.importorskip("faiss")
+    passages = PassageStore.open(corpus, tmp_path / "index")
+    index = faiss.IndexFlatIP(8)
+    index.add(FakeEncoder().encode([p.content for p in passages]))
+    return DenseRetriever(passages, FakeEncoder(), index)
+
+
+def test_dense_ties_keep_corpus_order_and_do_not_depend_on_company(dense):
+    query = "Copy\nThe harbour was rebuilt."
+    assert positions(dense, query, 1) == [2]
+    assert positions(dense, query, 2) == [2, 3]
+    queries = [query, "Oslo", "Bergen"] * 9
+    assert dense.search(queries, 3) == [dense.search([q], 3)[0] for q in queries]
+
+
+def test_dense_ties_beyond_the_cut_are_found(corpus, tmp_path):
+    faiss = pytest.importorskip("faiss")
+    path = tmp_path / "same.jsonl"
+    path.write_text("".join(json.dumps({"title": "", "text": "same"}) + "\n" for _ in range(40)))
+    passages = PassageStore.open(path, tmp_path / "same-index")
+    index = faiss.IndexFlatIP(8)
+    index.add(FakeEncoder().encode([p.content for p in passages]))
+    assert positions(DenseRetriever(passages, FakeEncoder(), index), "same", 3) == [0, 1, 2]
+
+
+def test_hybrid_fuses_both(corpus, tmp_path, dense):
+    bm25 = BM25Retriever.open(dense.passages, tmp_path / "index")
+    hybrid = HybridRetriever([bm25, dense])
+    query = "harbour rebuilt"
+    expected = reciprocal_rank_fusion([bm25.rank([query], 100)[0], dense.rank([query], 100)[0]])[:4]
+    assert hybrid.rank([query], 4) == [expected]
+    assert positions(hybrid, "?!", 2) == positions(dense, "?!", 2)
+
+
+def test_dense_build_goes_on_after_a_kill(corpus, tmp_path):
+    passages = PassageStore.open(corpus, tmp_path / "index")
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    encoded: list[int] = []
+
+    def encode(texts):
+        encoded.append(len(texts))
+        return FakeEncoder().encode(texts)
+
+    _embed(passages, whole, 8, 2, encode)
+    assert encoded == [2, 2, 2]
+    cut.write_bytes(whole.read_bytes()[: 3 * 32 + 5])
+    _embed(passages, cut, 8, 2, encode)
+    assert cut.read_bytes() == whole.read_bytes()
+    assert encoded == [2, 2, 2, 2, 1]

@@ -1,0 +1,339 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tripletune.models.data.passages import Passage
+from tripletune.models.data.triples import Triple
+from tripletune.models.llm.client import CallError, RepliesPending
+from tripletune.models.local.generation import Completion
+from tripletune.rag.__main__ import main as ask
+from tripletune.rag.retrieval.retrievers import Retrieved
+from tripletune.rag.retrieval.sentences import Fact
+from tripletune.rag.systems.cirag.first_thought import begin_with
+from tripletune.rag.systems.cirag.integration import NO_QUESTION, Decision, write_decision
+from tripletune.rag.systems.cirag.loop import CIRAG
+from tripletune.rag.systems.cirag.options import CiragOptions
+from tripletune.rag.systems.registry import Tools, load_system
+
+QUESTION = "Which river flows through the town where Ada was born?"
+PAGES = {
+    "Ada": Passage("Ada", "Ada was a writer. She was born in Kelm."),
+    "Kelm": Passage("Kelm", "Kelm is a town. The Sarn flows through it."),
+}
+TRIPLES = {
+    "Ada": (Triple("Ada", "occupation", "writer"), Triple("Ada", "born in", "Kelm")),
+    "Kelm": (Triple("Kelm", "is", "town"), Triple("Sarn", "flows through", "Kelm"), Triple("Ada", "born in", "Kelm")),
+}
+
+
+class Shelf:
+    """Ada's page for every query, and Kelm's for those that name the town."""
+
+    def __init__(self):
+        self.queries = []
+
+    async def retrieve(self, query, k):
+        self.queries.append((query, k))
+        found = ["Kelm", "Ada"] if "Kelm" in query else ["Ada"]
+        return [Retrieved(PAGES[name], 1.0) for name in found][:k]
+
+
+class Store:
+    def get(self, passage):
+        return TRIPLES.get(passage.title)
+
+
+class Later:
+    """Prefers triples that stand late."""
+
+    def scores(self, query, texts):
+        return range(len(texts))
+
+
+class Script:
+    """Integration replies in order, and one for each level of the cascade."""
+
+    model = "script"
+
+    def __init__(self, *decisions, **answers):
+        self.decisions, self.answers, self.asked = list(decisions), answers, []
+
+    async def chat(self, messages, *, role, sampling=None, question_id=""):
+        self.asked.append((role, list(messages), question_id))
+        if role.startswith("cirag.integrate"):
+            return Completion(self.decisions.pop(0), 100, 10)
+        return Completion(self.answers.get(role.rsplit(".", 1)[1], "Answer: Sarn"), 50, 5)
+
+    async def close(self):
+        pass
+
+
+def says(query, *triples):
+    facts = tuple(Fact(Triple(*triple), PAGES["Ada"], "") for triple in triples)
+    return write_decision(Decision("So it is.", facts, query))
+
+
+FIRST = says("Which river flows through Kelm?", ("Ada", "born in", "Kelm"))
+SECOND = says("", ("Sarn", "flows through", "Kelm"))
+
+
+def run(script, integrator=None, shelf=None, **options):
+    options = {"extraction": "store"} | options
+    tools = Tools(
+        retriever=shelf or Shelf(), store=Store(), llm=script, integrator=integrator, reranker=Later(), question_id="q7"
+    )
+    return asyncio.run(CIRAG.run(QUESTION, QUESTION, tools, CiragOptions(**options)))
+
+
+def test_two_rounds_as_in_the_paper():
+    script, shelf = Script(FIRST, SECOND), Shelf()
+    trace = run(script, shelf=shelf)
+    assert shelf.queries == [(QUESTION, 10), ("Which river flows through Kelm?", 10)]
+    assert (trace.answer, trace.stop_reason, trace.details["granularity"]) == ("Sarn", "no_question", "triples")
+    assert [step.triples for step in trace.steps] == [
+        [["Ada", "born in", "Kelm"], ["Ada", "occupation", "writer"]],
+        [["Ada", "occupation", "writer"], ["Ada", "born in", "Kelm"], ["Sarn", "flows through", "Kelm"],
+         ["Kelm", "is", "town"]],
+    ]  # fmt: skip
+    assert [action.action for action in trace.actions] == ["question", "no_question"]
+    assert trace.details["rounds"][0] == {
+        "thought": "So it is.",
+        "core_triples": [["Ada", "born in", "Kelm"]],
+        "next_query": "Which river flows through Kelm?",
+        "faults": [],
+    }
+    assert trace.details["core_passages"] == [PAGES["Ada"].id, PAGES["Kelm"].id]
+    assert (trace.calls, trace.prompt_tokens, trace.completion_tokens) == (3, 250, 25)
+    assert [role for role, *_ in script.asked] == ["cirag.integrate", "cirag.integrate", "cirag.answer.triples"]
+    assert {name for _, _, name in script.asked} == {"q7"}
+    assert trace.tallies == {
+        "calls.cirag.integrate": 2, "calls.cirag.answer.triples": 1, "core_triples": 2, "answered.triples": 1
+    }  # fmt: skip
+
+
+def test_the_integrator_sees_its_decisions_as_they_were_understood():
+    invented = FIRST.replace('["Ada", "born in", "Kelm"]', '["Ada", "wrote", "notes"], ["ada", "born in", "kelm"]')
+    script = Script(invented, SECOND)
+    trace = run(script)
+    history = script.asked[1][1][2]["content"]
+    assert history == FIRST
+    assert trace.details["rounds"][0]["faults"] == ["invented_triple", "respelled_triple"]
+    assert (trace.tallies["integration.invented_triple"], trace.tallies["core_triples"]) == (1, 2)
+
+
+def test_core_triples_of_another_round_are_dropped_and_told_from_invented_ones():
+    again = says("", ("Ada", "born in", "Kelm"), ("Ada", "occupation", "writer"), ("Kelm", "is", "town"))
+    trace = run(Script(FIRST, again), candidates=1)
+    assert [step.triples for step in trace.steps] == [[["Ada", "born in", "Kelm"]], [["Ada", "occupation", "writer"]]]
+    assert trace.details["rounds"][1]["core_triples"] == [["Ada", "occupation", "writer"]]
+    assert trace.details["rounds"][1]["faults"] == ["earlier_triple", "invented_triple"]
+    assert (trace.tallies["integration.earlier_triple"], trace.tallies["integration.invented_triple"]) == (1, 1)
+
+
+def test_a_triple_of_two_passages_belongs_to_the_better_ranked():
+    script = Script(
+        says("What of Kelm?"), says("", ("Ada", "born in", "Kelm")), triples="Answer: Unanswerable",
+        sentences="Answer: Unanswerable",
+    )  # fmt: skip
+    trace = run(script)
+    assert trace.details["granularity"] == "passages"
+    assert trace.details["core_passages"] == [PAGES["Kelm"].id]
+    assert "[Kelm]" in script.asked[3][1][1]["content"]
+
+
+@pytest.mark.parametrize("again", [QUESTION, "which river flows through  town where Ada was born"])
+def test_a_repeated_query_ends_the_loop(again):
+    shelf = Shelf()
+    trace = run(Script(says(again, ("Ada", "born in", "Kelm"))), shelf=shelf)
+    assert (len(shelf.queries), trace.stop_reason, trace.answer) == (1, "repeated_subquery", "Sarn")
+
+
+def test_at_most_l_rounds():
+    replies = [says(f"What about Kelm {n}?") for n in range(9)]
+    shelf = Shelf()
+    trace = run(Script(*replies), shelf=shelf)
+    assert (len(shelf.queries), trace.stop_reason, trace.tallies["calls.cirag.integrate"]) == (4, "max_rounds", 4)
+    assert run(Script(*replies), max_rounds=2).tallies["calls.cirag.integrate"] == 2
+    # In the last round "no question" is still the integrator's own decision.
+    assert run(Script(says("")), max_rounds=1).stop_reason == "no_question"
+
+
+def test_an_unreadable_decision_ends_the_loop_with_what_was_kept():
+    bad = FIRST.split("[[## question")[0]
+    trace = run(Script(bad, bad))
+    assert (trace.stop_reason, trace.malformed, trace.answer) == ("malformed", 1, "Sarn")
+    assert trace.actions[0].action is None
+    assert trace.details["rounds"][0]["core_triples"] == [["Ada", "born in", "Kelm"]]
+    assert trace.tallies["integration.repaired"] == 1
+
+
+def test_no_core_triples_go_straight_to_the_passages():
+    trace = run(Script(says("")))
+    assert (trace.details["granularity"], trace.tallies["granularities_without_context"]) == ("passages", 2)
+
+
+def test_without_reranker_all_triples_are_candidates():
+    trace = run(Script(FIRST, SECOND), rerank=False, candidates=1)
+    assert [len(step.triples) for step in trace.steps] == [2, 4]
+    assert trace.steps[0].triples[0] == ["Ada", "occupation", "writer"]
+
+
+def test_a_student_takes_the_teachers_place_in_the_integration_alone():
+    teacher, student = Script(), Script(FIRST, SECOND)
+    trace = run(teacher, student)
+    assert [role for role, *_ in teacher.asked] == ["cirag.answer.triples"]
+    assert [role for role, *_ in student.asked] == ["cirag.integrate"] * 2
+    assert trace.calls == 3
+
+
+def test_history_can_stand_in_a_section():
+    script = Script(FIRST, SECOND)
+    run(script, history="section")
+    assert [len(messages) for role, messages, _ in script.asked if role == "cirag.integrate"] == [2, 2]
+    assert "[[## historical_context ##]]" in script.asked[1][1][1]["content"]
+
+
+def test_passages_without_triples_are_counted():
+    class Empty(Store):
+        def get(self, passage):
+            return None
+
+    tools = Tools(retriever=Shelf(), store=Empty(), llm=Script(says("")), reranker=Later())
+    trace = asyncio.run(CIRAG.run(QUESTION, QUESTION, tools, CiragOptions(extraction="store")))
+    assert (trace.steps[0].passages_without_triples, trace.steps[0].triples) == (1, [])
+
+
+def test_every_call_of_a_round_is_made_before_a_pending_one_is_told():
+    class Batch(Script):
+        async def chat(self, messages, *, role, sampling=None, question_id=""):
+            await super().chat(messages, role=role, question_id=question_id)
+            raise RepliesPending("waits")
+
+    class Both(Shelf):
+        async def retrieve(self, query, k):
+            return [Retrieved(page, 1.0) for page in PAGES.values()]
+
+    script = Batch()
+    tools = Tools(retriever=Both(), llm=script, reranker=Later())
+    with pytest.raises(RepliesPending):
+        asyncio.run(CIRAG.run(QUESTION, QUESTION, tools, CiragOptions()))
+    assert [role for role, *_ in script.asked] == ["cirag.entities"] * 2
+
+
+def test_a_refused_call_is_an_error_of_the_question():
+    class Refusing(Script):
+        async def chat(self, messages, *, role, sampling=None, question_id=""):
+            raise CallError("the prompt is too long")
+
+    with pytest.raises(CallError, match="too long"):
+        run(Refusing())
+
+
+def test_missing_tools_are_named():
+    def with_(**tools):
+        return lambda: asyncio.run(CIRAG.run(QUESTION, QUESTION, Tools(**tools), CiragOptions(extraction="store")))
+
+    script = Script(says(""))
+    for tools, message in (
+        ({"retriever": Shelf(), "store": Store(), "reranker": Later()}, "name a teacher"),
+        ({"llm": script, "store": Store(), "reranker": Later()}, "name a corpus"),
+        ({"llm": script, "retriever": Shelf(), "reranker": Later()}, "no triple file was given"),
+        ({"llm": script, "retriever": Shelf(), "store": Store()}, "no reranker was given"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            with_(**tools)()
+
+
+def test_prompts_can_be_replaced(tmp_path):
+    (tmp_path / "cirag_integrate.md").write_text("My own words.")
+    script = Script(FIRST, SECOND)
+    run(script, prompts=str(tmp_path))
+    assert script.asked[0][1][0]["content"] == "My own words."
+    assert script.asked[2][1][0]["content"].startswith("You answer a question")
+    options = CiragOptions(prompts=str(tmp_path))
+    assert CIRAG.files(options)["cirag_integrate"] != CIRAG.files(CiragOptions())["cirag_integrate"]
+
+
+def test_the_system_says_what_it_needs():
+    assert load_system("cirag") is CIRAG
+    assert (CIRAG.model, CIRAG.options) == ("llm", CiragOptions)
+    assert CIRAG.needs_corpus(CiragOptions())
+    assert (CIRAG.needs_triples(CiragOptions()), CIRAG.needs_triples(CiragOptions(extraction="store"))) == (False, True)
+    assert (CIRAG.needs_reranker(CiragOptions()), CIRAG.needs_reranker(CiragOptions(rerank=False))) == (True, False)
+    assert NO_QUESTION == "<no question>"
+
+
+def test_ask_names_the_command_that_runs_it(capsys):
+    assert ask(["ask", QUESTION, "--system", "cirag", "--model", "x"]) == 2
+    assert "tripletune eval run --system cirag --teacher-model NAME" in capsys.readouterr().err
+
+
+class Counting(Script):
+    """A model on this machine, whose tokens are its words."""
+
+    def count_tokens(self, messages):
+        return sum(len(message["content"].split()) for message in messages)
+
+
+def test_long_prompts_lose_their_oldest_candidates():
+    whole = Counting(FIRST, SECOND)
+    run(whole)
+    longest = whole.count_tokens(whole.asked[1][1])
+    script = Counting(FIRST, SECOND)
+    trace = run(script, max_prompt_tokens=longest - 1)
+    assert trace.answer == "Sarn"
+    assert (trace.tallies["shortened_prompts"], trace.tallies["candidates_left_out"]) == (1, 1)
+    assert script.count_tokens(script.asked[1][1]) < longest
+    assert '{"fact": [["Ada", "born in", "Kelm"]]}' in script.asked[1][1][1]["content"]
+    assert script.asked[1][1][-1] == whole.asked[1][1][-1]
+    assert run(Counting(FIRST, SECOND), max_prompt_tokens=longest).tallies.get("shortened_prompts") is None
+    with pytest.raises(ValueError, match=r"tokens of script can't be counted here.*--integrator"):
+        run(Script(FIRST, SECOND), max_prompt_tokens=longest)
+
+
+class Thinker(Script):
+    """Has a first thought."""
+
+    async def chat(self, messages, *, role, sampling=None, question_id=""):
+        if role == "cirag.first_thought":
+            self.asked.append((role, list(messages), question_id))
+            return Completion("Find Ada's town.", 20, 5)
+        return await super().chat(messages, role=role, sampling=sampling, question_id=question_id)
+
+
+def test_a_first_thought_begins_the_first_decision():
+    again = SECOND.replace("So it is.", "Find Ada's town. So it is.")
+    script = Thinker(FIRST, again)
+    trace = run(script, first_thought=True)
+    asked = [(role, messages[-1]["content"]) for role, messages, _ in script.asked]
+    assert [role for role, _ in asked[:3]] == ["cirag.first_thought", "cirag.integrate", "cirag.integrate"]
+    assert asked[0][1] == f"Query: {QUESTION}"
+    assert "[[## first_thought ##]]\nFind Ada's town.\n" in asked[1][1]
+    history = [message["content"] for message in script.asked[2][1]]
+    assert "first_thought" not in history[1]
+    assert history[2] == FIRST.replace("So it is.", "Find Ada's town. So it is.")
+    assert [one["thought"] for one in trace.details["rounds"]] == ["Find Ada's town. So it is."] * 2
+    assert trace.tallies["calls.cirag.first_thought"] == 1
+    # Without the option the prompt is not among what results depend on.
+    assert "cirag_first_thought" not in CIRAG.files(CiragOptions())
+    assert "cirag_first_thought" in CIRAG.files(CiragOptions(first_thought=True))
+
+
+@pytest.mark.parametrize(
+    ("reply", "begun"),
+    [
+        ("", ""),
+        (
+            "[[## Thought ##]]:\nSo.\n[[## question ##]]\nWho?",
+            "[[## Thought ##]]:\nFirst. So.\n[[## question ##]]\nWho?",
+        ),
+        ("[[## thought ##]]\nFirst. So.", "[[## thought ##]]\nFirst. So."),
+        ("So.\n[[## question ##]]\nWho?", "[[## thought ##]]\nFirst.\n\nSo.\n[[## question ##]]\nWho?"),
+        ("<think>[[## thought ##]] x</think>[[## thought ##]]\nSo.", "[[## thought ##]]\nFirst. So."),
+    ],
+)
+def test_replies_begin_with_the_first_thought(reply, begun):
+    assert begin_with(reply, "First.") == begun
+    assert begin_with(reply, "") == reply

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tripletune.models.data.passages import Passage
+from tripletune.models.data.triples import Triple
+from tripletune.models.llm.client import CallError, Sampling, SetupError
+from tripletune.models.llm.ledger_client import RetriesExhausted
+from tripletune.models.llm.replies import UnusableReply
+from tripletune.models.local.generation import Completion
+from tripletune.rag.systems.cirag.extraction import (
+    LLMExtractor,
+    StoredExtractor,
+    passage_text,
+    read_entities,
+    read_triples,
+)
+from tripletune.rag.systems.cirag.options import PROMPT_NAMES
+from tripletune.rag.systems.prompt_files import load_prompts
+from tripletune.rag.systems.question_client import QuestionClient
+from tripletune.rag.trace import Trace
+
+PASSAGE = Passage("Kelm", "Kelm is a town.\nIt lies on the Sarn.")
+ENTITIES = '{"entities": ["Kelm", "Sarn"]}'
+TRIPLES = '{"triples": [["Kelm", "is", "town"], ["Kelm", "lies on", "Sarn"], ["Kelm", "is", "town"]]}'
+
+
+class Scripted:
+    model = "script"
+
+    def __init__(self, *replies):
+        self.replies, self.asked = list(replies), []
+
+    async def chat(self, messages, *, role, sampling=None, question_id=""):
+        self.asked.append((role, messages[-1]["content"], sampling, question_id))
+        text = self.replies.pop(0)
+        if isinstance(text, Exception):
+            raise text
+        return Completion(text, 10, 2, finish_reason="length" if text.endswith("...") else "stop")
+
+    async def close(self):
+        pass
+
+
+def extract(*replies, entities="cirag_entities", triples="cirag_triples"):
+    client, trace = Scripted(*replies), Trace("Q?")
+    llm = QuestionClient(client, trace, "q1", Sampling(temperature=0.5, seed=3))
+    extractor = LLMExtractor(load_prompts(PROMPT_NAMES), triples, entities, max_tokens=99)
+    return asyncio.run(extractor.extract(PASSAGE, llm)), client, trace
+
+
+def test_two_steps_name_the_entities_in_the_second_prompt():
+    found, client, trace = extract(ENTITIES, TRIPLES)
+    assert found.triples == (Triple("Kelm", "is", "town"), Triple("Kelm", "lies on", "Sarn"))
+    assert (found.known, dict(found.issues)) == (True, {})
+    assert [role for role, *_ in client.asked] == ["cirag.entities", "cirag.triples"]
+    assert client.asked[0][1] == "Title: Kelm\nText: Kelm is a town. It lies on the Sarn."
+    assert client.asked[1][1] == client.asked[0][1] + '\nEntities: ["Kelm", "Sarn"]'
+    assert client.asked[0][2:] == (Sampling(temperature=0.5, seed=3, max_tokens=99), "q1")
+    assert (trace.calls, trace.prompt_tokens, trace.completion_tokens) == (2, 20, 4)
+    assert trace.tallies == {"calls.cirag.entities": 1, "calls.cirag.triples": 1}
+
+
+def test_one_prompt_asks_for_both():
+    found, client, _ = extract(TRIPLES, entities=None, triples="cirag_joint")
+    assert len(found.triples) == 2
+    assert [role for role, *_ in client.asked] == ["cirag.joint"]
+
+
+def test_a_refused_passage_costs_no_question_but_a_server_that_is_down_does():
+    found, client, _ = extract(CallError("content filter"), TRIPLES)
+    assert client.asked[1][1].endswith("\nEntities: []")
+    assert (len(found.triples), found.known, dict(found.issues)) == (2, True, {"refused.cirag.entities": 1})
+    found, _, _ = extract(ENTITIES, CallError("content filter"))
+    assert (found.triples, found.known, dict(found.issues)) == ((), False, {"refused.cirag.triples": 1})
+    for error in (RetriesExhausted("down"), SetupError("no key")):
+        with pytest.raises(type(error)):
+            extract(ENTITIES, error)
+
+
+def test_an_unreadable_reply_is_sent_back_once_and_then_given_up():
+    found, client, trace = extract("no idea...", ENTITIES, TRIPLES)
+    assert [role for role, *_ in client.asked] == ["cirag.entities", "cirag.entities.repair", "cirag.triples"]
+    assert dict(found.issues) == {"repairs.cirag.entities": 1}
+    assert trace.tallies["cut_off.cirag.entities"] == 1
+    found, client, _ = extract("?", "?", TRIPLES)
+    assert client.asked[2][1].endswith("\nEntities: []")
+    assert (len(found.triples), found.issues["unreadable.cirag.entities"]) == (2, 1)
+    found, _, _ = extract(ENTITIES, "?", "[[]]")
+    assert (found.triples, found.known) == ((), False)
+    assert dict(found.issues) == {"unreadable.cirag.triples": 1, "repairs.cirag.triples": 1}
+
+
+def test_malformed_triples_are_counted_and_cost_no_neighbour():
+    found, _, _ = extract(ENTITIES, '{"triples": [["Kelm", "founded in", 1203], ["Kelm", "is"], ["", "a", "b"]]}')
+    assert found.triples == (Triple("Kelm", "founded in", "1203"),)
+    assert dict(found.issues) == {"malformed_triples": 2}
+    assert extract(ENTITIES, '{"triples": []}')[0].known
+
+
+def test_other_forms_are_read():
+    assert read_entities('{"named entities": ["A", "A", " "]}') == ("A",)
+    assert read_entities('["A", 1902]') == ("A", "1902")
+    assert read_triples('{"triples": [{"subject": "a", "predicate": "b", "object": "c"}]}')[0] == (
+        Triple("a", "b", "c"),
+    )
+    assert read_triples("(S> a| P> b| O> c)") == ((Triple("a", "b", "c"),), 0)
+    for text in ("", "[1", '{"other": 1}', '{"entities": "A"}', '{"entities": [["A"]]}'):
+        with pytest.raises(UnusableReply):
+            read_entities(text)
+
+
+PIECES = ['{"triples": [', '["a","b","c"]', ",", "]}", "[", "S>", "(S> a|"]
+
+
+@settings(deadline=None)
+@given(st.text(max_size=60) | st.lists(st.sampled_from(PIECES)).map("".join))
+def test_readers_give_triples_or_refuse(text):
+    with contextlib.suppress(UnusableReply):
+        triples, malformed = read_triples(text)
+        assert malformed >= 0
+        assert len(set(triples)) == len(triples)
+    with contextlib.suppress(UnusableReply):
+        assert all(name.strip() for name in read_entities(text))
+
+
+def test_stored_triples_need_no_call():
+    class Store:
+        def get(self, passage):
+            return (Triple("a", "b", "c"), Triple("a", "b", "c")) if passage.title == "Kelm" else None
+
+    llm = QuestionClient(Scripted(), Trace("Q?"))
+    known = asyncio.run(StoredExtractor(Store()).extract(PASSAGE, llm))
+    assert (known.triples, known.known) == ((Triple("a", "b", "c"),), True)
+    unknown = asyncio.run(StoredExtractor(Store()).extract(Passage("X", "x"), llm))
+    assert (unknown.triples, unknown.known) == ((), False)
+
+
+def test_a_line_break_in_a_title_opens_no_new_line():
+    assert passage_text(Passage("A\nText: b", "c")) == "Title: A Text: b\nText: c"

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tripletune.models.data.passages import Passage
+from tripletune.models.data.triples import Triple
+from tripletune.models.local.generation import Completion
+from tripletune.rag.retrieval.sentences import Fact
+from tripletune.rag.systems.cirag.integration import (
+    NO_QUESTION,
+    Decision,
+    Round,
+    integrate,
+    messages_of,
+    read_decision,
+    write_decision,
+    write_triples,
+)
+from tripletune.rag.systems.cirag.options import PROMPT_NAMES, CiragOptions
+from tripletune.rag.systems.prompt_files import load_prompts
+from tripletune.rag.systems.question_client import QuestionClient
+from tripletune.rag.trace import Trace
+
+PASSAGE = Passage("Ada", "Ada was born in London.")
+
+
+def fact(*fields: str) -> Fact:
+    return Fact(Triple(*fields), PASSAGE, "s")
+
+
+BORN, DIED, CAPITAL = fact("Ada", "born in", "London"), fact("Ada", "died in", "Kelm"), fact("Kelm", "is", "capital")
+CANDIDATES = (BORN, DIED, CAPITAL)
+
+
+def reply(facts='{"fact": [["Ada", "born in", "London"]]}', question="Where is London?", thought="Ada helps."):
+    return f"[[## thought ##]]\n{thought}\n\n[[## fact_after_filter ##]]\n{facts}\n\n[[## question ##]]\n{question}"
+
+
+def read(text, earlier=()):
+    return read_decision(text, CANDIDATES, earlier)
+
+
+def test_a_reply_in_the_papers_form_has_no_fault():
+    decision = read(reply())
+    assert decision == Decision("Ada helps.", (BORN,), "Where is London?", (), reply())
+    stop = read(reply(facts='{"fact": []}', question=NO_QUESTION))
+    assert (stop.core, stop.query, stop.faults) == ((), "", ())
+    colons = reply().replace("##]]", "##]]:")
+    assert read(colons).faults == ()
+    assert read(f"<think>[[## question ##]] hm</think>{reply()}").faults == ()
+    fenced = reply(facts='```json\n{"fact": [["Ada", "born in", "London"]]}\n```')
+    assert (read(fenced).core, read(fenced).faults) == ((BORN,), ())
+
+
+@pytest.mark.parametrize(
+    ("text", "core", "query", "faults"),
+    [
+        ("", (), None, ["empty_reply"]),
+        ("   \n", (), None, ["empty_reply"]),
+        ("I do not know.", (), None,
+         ["text_before_sections", "missing_thought", "missing_fact_after_filter", "missing_question"]),
+        (reply().split("[[## question")[0], (BORN,), None, ["missing_question"]),
+        (reply().split("\n\n", 1)[1], (BORN,), "Where is London?", ["missing_thought"]),
+        (reply().replace("fact_after_filter", "thoughts"), (), "Where is London?",
+         ["unknown_section", "missing_fact_after_filter"]),
+        (reply(question=""), (BORN,), None, ["empty_question"]),
+        (reply(question="<no question> or: Who is Ada?"), (BORN,), None, ["contradictory_question"]),
+        (reply(question="Who is Ada? Where is Kelm?"), (BORN,), "Who is Ada?", ["several_questions"]),
+        (reply(question="1. Who is Ada?\n2. Where is Kelm?"), (BORN,), "Who is Ada?",
+         ["several_questions", "loose_question"]),
+        (reply(question="Who is Ada? and where is Kelm?"), (BORN,), "Who is Ada?", ["several_questions"]),
+        (reply(question="Who wrote Quo Vadis? in 1895?"), (BORN,), "Who wrote Quo Vadis? in 1895?", []),
+        (reply(question="..."), (BORN,), None, ["empty_question"]),
+        (reply(question="1. ?"), (BORN,), None, ["loose_question", "empty_question"]),
+        (reply(question="No question is needed."), (BORN,), "", ["loose_question"]),
+        (reply(question="No more questions."), (BORN,), "", ["loose_question"]),
+        (reply(question="<No Question> All is known."), (BORN,), "", ["loose_question"]),
+        (reply(question="none"), (BORN,), "", ["loose_question"]),
+        (reply(question='"Who is Ada?"'), (BORN,), "Who is Ada?", ["loose_question"]),
+        (reply(facts='{"fact": [["Ada", "wrote", "notes"]]}'), (), "Where is London?", ["invented_triple"]),
+        (reply(facts='{"fact": [["Bob", "is", "old"], ["Ada", "died in", "Kelm"]]}'), (DIED,), "Where is London?",
+         ["earlier_triple"]),
+        (reply(facts='{"fact": [["ada", "Born in", "london."]]}'), (BORN,), "Where is London?", ["respelled_triple"]),
+        (reply(facts='{"fact": [["Ada", "born in", "London"], ["Ada", "born in", "London"]]}'), (BORN,),
+         "Where is London?", ["repeated_triple"]),
+        (reply(facts='{"fact": [["Ada", "born in", "London"]]}\n{"fact": [["Ada", "died in", "Kelm"]]}'), (BORN, DIED),
+         "Where is London?", ["several_fact_lists"]),
+        (reply(facts='{"fact": [["Ada", "born in"], ["Ada", "died in", "Kelm"]]}'), (DIED,), "Where is London?",
+         ["malformed_triple"]),
+        (reply(facts='[["Ada", "died in", "Kelm"]]'), (DIED,), "Where is London?", ["loose_facts"]),
+        (reply(facts='{"triples": [["Ada", "died in", "Kelm"]]}'), (DIED,), "Where is London?", ["loose_facts"]),
+        (reply(facts="('Ada', 'born in', 'London'), (\"Ada\", \"died in\", \"Kelm\")"), (BORN, DIED),
+         "Where is London?", ["unreadable_facts"]),
+        (reply(facts='{"fact": [["Ada", "born in", "London"], ["Ada", "died'), (BORN,), "Where is London?",
+         ["unreadable_facts"]),
+        (reply(facts="nothing helps"), (), "Where is London?", ["unreadable_facts"]),
+        (reply().replace("[[## question ##]]", "[[##Question##]]"), (BORN,), "Where is London?", ["loose_marker"]),
+        ("Sure! " + reply(), (BORN,), "Where is London?", ["text_before_sections"]),
+        (reply() + '\n\n[[## fact_before_filter ##]]\n{"fact": []}\n' + reply(question=NO_QUESTION), (BORN,),
+         "Where is London?", ["runs_on"]),
+        (reply() + "\n" + reply(question=NO_QUESTION), (BORN,), "Where is London?", ["runs_on"]),
+    ],
+)  # fmt: skip
+def test_malformed_replies_are_recovered_or_dropped_and_named(text, core, query, faults):
+    decision = read(text, earlier=[Triple("Bob", "is", "old")])
+    assert (decision.core, decision.query, list(decision.faults)) == (core, query, faults)
+    assert decision.reply == text
+
+
+def test_sections_in_another_order_are_read():
+    question, rest = reply().split("\n\n")[2], reply().split("\n\n")[:2]
+    decision = read("\n\n".join([question, *rest]))
+    assert (decision.core, decision.query, decision.faults) == ((BORN,), "Where is London?", ("section_order",))
+
+
+def test_thought_before_the_sections_counts_where_there_is_no_other():
+    decision = read("Ada it is.\n" + reply().split("\n\n", 1)[1])
+    assert decision.thought == "Ada it is."
+    assert decision.faults == ("text_before_sections", "missing_thought")
+
+
+words = st.text(min_size=1, max_size=20).filter(
+    lambda text: text.split() and not any(0xD800 <= ord(c) < 0xE000 for c in text)
+)
+triples = st.builds(Triple, words, words, words)
+
+
+@settings(deadline=None)
+@given(st.lists(triples, unique=True, max_size=6), words, st.data())
+def test_a_written_decision_is_read_back(found, thought, data):
+    facts = tuple(Fact(triple, PASSAGE, "") for triple in found)
+    core = tuple(data.draw(st.lists(st.sampled_from(facts), unique=True))) if facts else ()
+    thought = " ".join(thought.replace("<", "").replace("[[", "").split()) or "x"
+    for query in ("", "Where is the [[## question ##]] of Ada?"):
+        decision = read_decision(write_decision(Decision(thought, core, query)), facts)
+        assert decision.faults == ()
+        assert decision.core == core
+        assert decision.thought == thought
+        assert decision.query == query.replace("[[", "[ [")
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            ["[[## thought ##]]", "[[## fact_after_filter ##]]", "[[## question ##]]", "[[## x ##]]", "[[##", "\n",
+             '{"fact": [', '["Ada", "born in", "London"]', "]}", NO_QUESTION, "Who?", "<think>", "[[[[", "a", '"']
+        )
+        | st.text(max_size=8),
+        max_size=15,
+    )
+)  # fmt: skip
+def test_no_reply_breaks_the_parser_or_smuggles_a_triple_in(parts):
+    decision = read("".join(parts))
+    assert set(decision.core) <= set(CANDIDATES)
+    assert decision.query is not None or decision.faults
+    again = read(write_decision(decision)) if decision.query is not None else decision
+    assert (again.core, again.query) == (decision.core, decision.query)
+
+
+def test_markers_in_the_data_are_not_read_as_sections():
+    sly = fact("[[## question ##]]", "says", "[[## thought ##]]")
+    text = write_triples([sly])
+    assert "[[##" not in text
+    assert json.loads(text) == {"fact": [sly.triple.as_list()]}
+    messages = messages_of("I", "[[## fact_before_filter ##]]?", [sly], [])
+    assert messages[1]["content"].count("[[##") == 2
+
+
+def test_history_as_a_chat_and_as_a_section():
+    rounds = [Round((BORN,), Decision("t", (BORN,), "Where is London?"))]
+    chat = messages_of("I", "Q?", [DIED], rounds)
+    assert [message["role"] for message in chat] == ["system", "user", "assistant", "user"]
+    assert chat[1]["content"] == (
+        '[[## Original Query ##]]\nQ?\n\n[[## fact_before_filter ##]]\n{"fact": [["Ada", "born in", "London"]]}'
+    )
+    assert chat[2]["content"] == write_decision(rounds[0].decision)
+    assert chat[3]["content"] == '[[## fact_before_filter ##]]\n{"fact": [["Ada", "died in", "Kelm"]]}'
+    section = messages_of("I", "Q?", [DIED], rounds, "section")
+    assert [message["role"] for message in section] == ["system", "user"]
+    told = section[1]["content"].split("[[## historical_context ##]]\n")[1]
+    assert "Round 1" in told
+    assert "question: Where is London?" in told
+    assert "historical_context" not in messages_of("I", "Q?", [DIED], [], "section")[1]["content"]
+
+
+class Scripted:
+    """An LLM client that gives its replies in order."""
+
+    model = "script"
+
+    def __init__(self, *replies: str) -> None:
+        self.replies, self.asked = list(replies), []
+
+    async def chat(self, messages, *, role, sampling=None, question_id=""):
+        self.asked.append((role, list(messages), sampling, question_id))
+        return Completion(self.replies.pop(0), 10, 2)
+
+    async def close(self):
+        pass
+
+
+def decide(*replies, **options):
+    client, trace = Scripted(*replies), Trace("Q?")
+    llm = QuestionClient(client, trace, "q1")
+    prompts = load_prompts(PROMPT_NAMES)
+    decision = asyncio.run(integrate("Q?", CANDIDATES, [], llm, prompts, CiragOptions(**options)))
+    return decision, client, trace
+
+
+def test_a_reply_that_does_not_say_what_to_do_is_sent_back_once():
+    bad = reply().split("[[## question")[0]
+    decision, client, trace = decide(bad, reply())
+    assert [role for role, *_ in client.asked] == ["cirag.integrate", "cirag.integrate.repair"]
+    assert "single question" in client.asked[1][1][-1]["content"]
+    assert (decision.query, decision.faults) == ("Where is London?", ("repaired", "missing_question"))
+    assert trace.tallies == {"calls.cirag.integrate": 1, "calls.cirag.integrate.repair": 1}
+    assert (client.asked[0][2].max_tokens, client.asked[0][3]) == (1024, "q1")
+
+
+def test_a_reply_that_stays_unreadable_gives_no_query_and_what_could_be_read():
+    bad = reply().split("[[## question")[0]
+    decision, client, _ = decide(bad, bad)
+    assert (decision.query, decision.core) == (None, (BORN,))
+    assert decision.faults == ("repaired", "missing_question", "missing_question")
+    decision, client, _ = decide(bad, repairs=0)
+    assert (len(client.asked), decision.faults) == (1, ("missing_question",))

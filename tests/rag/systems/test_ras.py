@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import ModelInput
+from tripletune.models.data.triples import Triple
+from tripletune.models.local.generation import Completion
+from tripletune.rag.retrieval.retrievers import Retrieved
+from tripletune.rag.systems.ras import RAS, ras
+from tripletune.rag.systems.registry import LoopOptions, Tools, load_system
+
+QUESTION = "Who directed Alien?"
+
+
+class Script:
+    """Gives the planning replies in order and one answer; remembers its inputs."""
+
+    def __init__(self, *plans: str, answer: str = " Ridley Scott\n") -> None:
+        self.plans = list(plans)
+        self.answer = answer
+        self.inputs: list[tuple[ModelInput, int, str | None]] = []
+
+    async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
+        self.inputs.append((sample, max_new_tokens, evidence))
+        text = self.plans.pop(0) if sample.task == "planning" else self.answer
+        return Completion(text, prompt_tokens=10, completion_tokens=2, truncated_triples=1)
+
+
+class Shelf:
+    """Retrieves two passages named after the query; their texts overlap."""
+
+    def __init__(self) -> None:
+        self.queries: list[tuple[str, int]] = []
+
+    async def retrieve(self, query: str, k: int) -> list[Retrieved]:
+        self.queries.append((query, k))
+        return [Retrieved(Passage(f"{query} {n}", f"text {n} of {query}"), 1.0 / n, n) for n in (1, 2)]
+
+
+class Facts:
+    """Two facts a passage, of which one is common to both passages of a query; knows no second passage on demand."""
+
+    def __init__(self, known: bool = True, second: bool = True) -> None:
+        self.known, self.second = known, second
+
+    def get(self, passage: Passage) -> tuple[Triple, ...] | None:
+        query, number = passage.title.rsplit(" ", 1)
+        if not self.known or (number == "2" and not self.second):
+            return None
+        return (Triple(query, "has", "common"), Triple(query, "has", number))
+
+
+def run(script: Script, options: LoopOptions | None = None, facts: Facts | None = None, search: str = ""):
+    shelf = Shelf()
+    trace = asyncio.run(ras(QUESTION, script, script, shelf, facts or Facts(), options, search))
+    return trace, [query for query, _ in shelf.queries]
+
+
+def test_two_rounds_as_in_the_paper():
+    script = Script(f"[SUBQ] {QUESTION}", "[SUBQ] Who is Ridley Scott?", "[SUFFICIENT]")
+    trace, queries = run(script)
+    assert queries == [QUESTION, "Who is Ridley Scott?"]
+    assert trace.answer == "Ridley Scott"
+    assert trace.stop_reason == "sufficient"
+    tasks = [(sample.task, len(sample.steps)) for sample, _, _ in script.inputs]
+    assert tasks == [("planning", 0), ("planning", 1), ("planning", 2), ("answering", 2)]
+    last = script.inputs[-1][0]
+    assert last.steps[1].triples == (
+        Triple("Who is Ridley Scott?", "has", "common"),
+        Triple("Who is Ridley Scott?", "has", "1"),
+        Triple("Who is Ridley Scott?", "has", "2"),
+    )
+    assert last.steps[0].text == f"{QUESTION} 1\ntext 1 of {QUESTION}\n{QUESTION} 2\ntext 2 of {QUESTION}"
+    assert [limit for _, limit, _ in script.inputs] == [64, 64, 64, 100]
+    assert (trace.calls, trace.prompt_tokens, trace.completion_tokens, trace.truncated_triples) == (4, 40, 8, 4)
+    assert (trace.malformed, trace.unexpected) == (0, 0)
+
+
+def test_q0_is_the_question_whatever_the_planner_asks_first():
+    assert run(Script("[SUBQ] something else", "[SUFFICIENT]"))[1] == [QUESTION]
+
+
+def test_q0_can_be_the_generated_one_and_a_search_form_of_the_question():
+    generated = LoopOptions(first_query="generated")
+    assert run(Script("[SUBQ] something else", "[SUFFICIENT]"), generated)[1] == ["something else"]
+    assert run(Script("[SUBQ] q", "[SUFFICIENT]"), search="Alien director")[1] == ["Alien director"]
+
+
+def test_top_k_reaches_the_retriever():
+    shelf = Shelf()
+    script = Script("[SUBQ] q", "[SUFFICIENT]")
+    asyncio.run(ras(QUESTION, script, script, shelf, Facts(), LoopOptions(top_k=3)))
+    assert shelf.queries == [(QUESTION, 3)]
+
+
+def test_no_retrieval_answers_directly():
+    script = Script("[NO_RETRIEVAL]")
+    trace, queries = run(script)
+    assert (trace.stop_reason, queries, script.inputs[-1][0].steps) == ("no_retrieval", [], ())
+    assert trace.unexpected == 0
+
+
+def test_a_subquery_that_says_sufficient_goes_on():
+    script = Script("[SUBQ] q", "[SUBQ] Was the evidence [SUFFICIENT] or sufficient?", "[SUFFICIENT]")
+    trace, queries = run(script)
+    assert queries == [QUESTION, "Was the evidence [SUFFICIENT] or sufficient?"]
+    assert trace.stop_reason == "sufficient"
+
+
+@pytest.mark.parametrize("again", [f"[SUBQ] {QUESTION}", "[SUBQ] who directed  the alien"])
+def test_repeated_subquery_ends_the_loop(again):
+    trace, queries = run(Script("[SUBQ] q", again))
+    assert (queries, trace.stop_reason, trace.calls) == ([QUESTION], "repeated_subquery", 3)
+
+
+def test_max_rounds_stops_without_one_more_plan():
+    script = Script("[SUBQ] a", "[SUBQ] b", "[SUBQ] c")
+    trace, queries = run(script, LoopOptions(max_rounds=2))
+    assert (queries, trace.stop_reason) == ([QUESTION, "b"], "max_rounds")
+    assert script.plans == ["[SUBQ] c"]
+
+
+def test_zero_rounds_answer_directly_without_planning():
+    trace, queries = run(Script(), LoopOptions(max_rounds=0))
+    assert (queries, trace.stop_reason, trace.calls, trace.answer) == ([], "max_rounds", 1, "Ridley Scott")
+
+
+def test_ablations():
+    script = Script()
+    trace, queries = run(script, LoopOptions(planning=False))
+    assert (queries, trace.stop_reason, trace.calls) == ([QUESTION], "single_pass", 1)
+    assert len(script.inputs[0][0].steps[0].triples) == 3
+    trace, queries = run(Script(), LoopOptions(retrieval=False))
+    assert (queries, trace.stop_reason, trace.calls) == ([], "retrieval_off", 1)
+
+
+def test_malformed_plan_without_graph_asks_the_question_and_with_graph_answers():
+    trace, queries = run(Script("I think", "The answer is near"))
+    assert (queries, trace.stop_reason, trace.malformed) == ([QUESTION], "malformed", 2)
+    assert [action.action for action in trace.actions] == [None, None]
+    assert trace.actions[0].reply == "I think"
+
+
+def test_malformed_plan_after_an_empty_step_asks_the_question():
+    class NoHits(Shelf):
+        async def retrieve(self, query, k):
+            await super().retrieve(query, k)
+            return []
+
+    shelf, script = NoHits(), Script("[SUBQ] other", "garbage", "garbage")
+    trace = asyncio.run(ras(QUESTION, script, script, shelf, Facts(), LoopOptions(first_query="generated")))
+    assert [query for query, _ in shelf.queries] == ["other", QUESTION]
+    assert (trace.stop_reason, trace.malformed) == ("repeated_subquery", 2)
+
+
+def test_malformed_plan_counts_a_step_without_triples_as_no_graph():
+    trace, queries = run(Script("x", "x"), facts=Facts(known=False))
+    assert (queries, trace.stop_reason, trace.malformed) == ([QUESTION], "repeated_subquery", 2)
+    trace, _ = run(Script("x", "x"), LoopOptions(evidence="text"), facts=Facts(known=False))
+    assert trace.stop_reason == "malformed"
+
+
+def test_unexpected_actions_are_counted():
+    trace, _ = run(Script("[SUBQ] q", "[NO_RETRIEVAL]"))
+    assert (trace.stop_reason, trace.unexpected, trace.malformed) == ("sufficient", 1, 0)
+    trace, queries = run(Script("[SUFFICIENT]"))
+    assert (trace.stop_reason, trace.unexpected, queries) == ("sufficient", 1, [])
+
+
+def test_passages_without_triples_are_counted_and_triples_capped():
+    trace, _ = run(Script("[SUBQ] q", "[SUFFICIENT]"), facts=Facts(second=False))
+    assert trace.steps[0].passages_without_triples == 1
+    assert len(trace.steps[0].triples) == 2
+    trace, _ = run(Script("[SUBQ] q", "[SUFFICIENT]"), LoopOptions(triples_per_step=1))
+    assert trace.steps[0].triples == [[QUESTION, "has", "common"]]
+
+
+def test_a_share_of_the_triples_is_drawn_by_seed_and_keeps_its_order():
+    def kept(**options):
+        trace, _ = run(Script("[SUBQ] q", "[SUBQ] r", "[SUFFICIENT]"), LoopOptions(**options))
+        return [[triple[2] for triple in step.triples] for step in trace.steps]
+
+    assert kept(triples_share=1.0) == [["common", "1", "2"]] * 2
+    drawn = [kept(triples_share=0.67, share_seed=seed) for seed in range(8)]
+    assert all(step in (["common", "1"], ["common", "2"], ["1", "2"]) for steps in drawn for step in steps)
+    assert len({str(steps) for steps in drawn}) > 2
+    assert kept(triples_share=0.67, share_seed=3) == drawn[3]
+
+
+def test_text_evidence_needs_no_store():
+    script = Script("[SUBQ] q", "[SUFFICIENT]")
+    options = LoopOptions(evidence="text")
+    trace = asyncio.run(ras(QUESTION, script, script, Shelf(), None, options))
+    assert {evidence for _, _, evidence in script.inputs} == {"text"}
+    assert trace.steps[0].triples == []
+
+
+def test_missing_tools_are_named():
+    script = Script("[SUBQ] q")
+    with pytest.raises(ValueError, match="no triple store"):
+        asyncio.run(ras(QUESTION, script, script, Shelf(), None))
+    with pytest.raises(ValueError, match="no retriever"):
+        asyncio.run(ras(QUESTION, Script("[SUBQ] q"), script, None, Facts()))
+
+
+def test_planner_and_answerer_can_be_two_models():
+    planner, answerer = Script("[SUBQ] q", "[SUFFICIENT]", answer="planner"), Script(answer="answerer")
+    trace = asyncio.run(ras(QUESTION, planner, answerer, Shelf(), Facts()))
+    assert trace.answer == "answerer"
+    assert [sample.task for sample, _, _ in answerer.inputs] == ["answering"]
+
+
+def test_trace_is_json():
+    trace, _ = run(Script("[SUBQ] q", "[SUFFICIENT]"))
+    row = json.loads(json.dumps(trace.to_json()))
+    assert row["steps"][0]["passages"][0]["title"] == f"{QUESTION} 1"
+    assert row["actions"][1] == {"reply": "[SUFFICIENT]", "action": "[SUFFICIENT]", "subquery": "", "unexpected": False}
+
+
+def test_system_says_what_it_needs():
+    assert load_system("ras") is RAS
+    assert RAS.needs_triples(LoopOptions())
+    assert not RAS.needs_triples(LoopOptions(evidence="text"))
+    assert not RAS.needs_corpus(LoopOptions(max_rounds=0))
+    script = Script("[SUBQ] q", "[SUFFICIENT]")
+    trace = asyncio.run(RAS.run(QUESTION, "search form", Tools(script, script, Shelf(), Facts()), LoopOptions()))
+    assert trace.steps[0].query == "search form"
+    with pytest.raises(ValueError, match="is not one of no_retrieval, standard, ras"):
+        load_system("rass")
+
+
+def test_all_wrong_options_are_named_at_once():
+    with pytest.raises(ValueError, match=r"max_rounds is -1.*top_k is 0.*evidence is 'graph'"):
+        LoopOptions(max_rounds=-1, top_k=0, evidence="graph")

@@ -1,0 +1,329 @@
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tripletune.models.data.passages import Passage
+from tripletune.models.data.triples import Triple
+from tripletune.models.llm.client import CallError, RepliesPending, Sampling, SetupError
+from tripletune.models.llm.ledger_client import RetriesExhausted
+from tripletune.models.local.generation import Completion
+from tripletune.rag.triples.extract import CorpusExtraction, extract_passages, source_pieces
+from tripletune.rag.triples.extraction_store import ExtractionStore
+from tripletune.rag.triples.extractor import ChatExtractor
+from tripletune.rag.triples.prompt import ExtractionPrompt
+from tripletune.rag.triples.store import passage_key
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Rule:
+    """Replies "(S> <text>| P> says| O> it)", or what is set for a text."""
+
+    model, settings = "rule", "none"
+
+    def __init__(self, batch_size=1, concurrency=3, replies=None):
+        self.batch_size, self.concurrency, self.replies = batch_size, concurrency, replies or {}
+        self.batches, self.under_way, self.most = [], 0, 0
+
+    async def extract(self, texts):
+        self.batches.append(list(texts))
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        for _ in range(len(self.batches) % 4):
+            await asyncio.sleep(0)
+        self.under_way -= 1
+        found = [self.replies.get(text, f"(S> {text}| P> says| O> it)") for text in texts]
+        for one in found:
+            if isinstance(one, Exception):
+                raise one
+        return found
+
+    async def close(self):
+        pass
+
+    @property
+    def texts(self):
+        return [text for batch in self.batches for text in batch]
+
+
+@pytest.fixture
+def store(tmp_path):
+    opened = ExtractionStore(tmp_path / "triples.sqlite")
+    yield opened
+    opened.close()
+
+
+def passages(count):
+    return [Passage(f"T{n}", f"Passage {n}{' and more' * (n % 5)}.") for n in range(count)]
+
+
+def run(extractor, store, given, **options):
+    extraction = CorpusExtraction(extractor, store, **options)
+    return extraction, asyncio.run(extraction.run(given))
+
+
+def found(store, extraction, passage):
+    return store.get(extraction.id, passage_key(passage.title, passage.text))
+
+
+@pytest.mark.parametrize(("batch_size", "concurrency", "window"), [(1, 1, 4), (1, 5, 7), (3, 2, 8), (16, 1, 1000)])
+def test_the_triples_do_not_depend_on_batches(store, batch_size, concurrency, window):
+    extractor = Rule(batch_size, concurrency)
+    extraction, counts = run(extractor, store, passages(40), window=window)
+    assert (counts.passages, counts.extracted, counts.pieces, counts.triples) == (40, 40, 40, 40)
+    for passage in passages(40):
+        assert found(store, extraction, passage) == (Triple(f"{passage.title}: {passage.text}", "says", "it"),)
+    assert max(map(len, extractor.batches)) <= batch_size
+    assert extractor.most <= concurrency
+    assert sorted(extractor.texts) == sorted(f"{p.title}: {p.text}" for p in passages(40))
+
+
+def test_batches_hold_texts_of_similar_length(store):
+    extractor = Rule(batch_size=8)
+    run(extractor, store, passages(40))
+    for batch in extractor.batches:
+        lengths = list(map(len, batch))
+        assert lengths == sorted(lengths, reverse=True)
+    assert min(map(len, extractor.batches[0])) >= max(map(len, extractor.batches[-1]))
+
+
+def test_a_second_run_asks_for_nothing(store):
+    run(Rule(), store, passages(10))
+    extractor = Rule()
+    _, counts = run(extractor, store, [*passages(10), *passages(12)])
+    assert (counts.passages, counts.stored, counts.extracted) == (22, 20, 2)
+    assert len(extractor.texts) == 2
+
+
+def test_another_model_prompt_or_limit_reads_again(store):
+    first, other = Rule(), Rule()
+    other.settings = "another prompt"
+    ids = {run(first, store, passages(1))[0].id, run(other, store, passages(1))[0].id,
+           run(Rule(), store, passages(1), piece_limit=50)[0].id}  # fmt: skip
+    assert len(ids) == 3
+
+
+def test_long_passages_are_cut_and_merged(store):
+    text = "Ada was born in London. She knew Babbage. Ada was born in London. She knew Babbage."
+    extractor = Rule(batch_size=2, replies={"Ada: She knew Babbage.": "(S> a| P> b| O> c)"})
+    extraction, counts = run(extractor, store, [Passage("Ada", text)], piece_limit=30)
+    assert (
+        extractor.texts
+        == ["Ada: Ada was born in London.", "Ada: Ada was born in London."] + ["Ada: She knew Babbage."] * 2
+    )
+    assert (counts.split, counts.pieces, counts.triples) == (1, 4, 2)
+    assert found(store, extraction, Passage("Ada", text)) == (
+        Triple("Ada: Ada was born in London.", "says", "it"),
+        Triple("a", "b", "c"),
+    )
+
+
+def test_fifty_thousand_characters_and_odd_texts(store):
+    odd = [
+        Passage("Long", "Ida Morn lived here. " * 2500),
+        Passage("t" * 5000, "A title longer than a piece."),
+        Passage("", "x" * 50_000),
+        Passage("Oslo", "Oslo."),
+        Passage("", "\u3000 "),
+    ]
+    extractor = Rule()
+    extraction, counts = run(extractor, store, odd)
+    assert (counts.extracted, counts.only_names, counts.empty, counts.failed) == (4, 1, 1, 0)
+    assert found(store, extraction, odd[3]) == (Triple("Oslo", "is", "Oslo"),)
+    assert all(len(text) <= 1.5 * extraction.piece_limit + 2 for text in extractor.texts)
+
+
+def test_bad_output_is_counted_and_costs_no_neighbour(store):
+    given = passages(5)
+    names = [f"{passage.title}: {passage.text}" for passage in given]
+    replies = {
+        names[0]: "(S> a| P> b| O> c), (S> d| P> e| O> never closed",
+        names[1]: "I can't say.",
+        names[2]: "NONE",
+        names[3]: "(S> broken",
+    }
+    extraction, counts = run(Rule(batch_size=5, replies=replies), store, given)
+    assert (counts.malformed_triples, counts.malformed_replies, counts.recovered_replies) == (3, 3, 1)
+    assert (counts.extracted, counts.without_facts, counts.triples) == (5, 1, 2)
+    assert found(store, extraction, given[0]) == (Triple("a", "b", "c"),)
+    assert found(store, extraction, given[2]) == ()
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_failing_text_costs_itself_alone_and_is_tried_again(store, batch_size):
+    given = passages(6)
+    bad = f"{given[2].title}: {given[2].text}"
+    extraction, counts = run(Rule(batch_size, replies={bad: CallError("too long")}), store, given)
+    assert (counts.extracted, counts.failed) == (5, 1)
+    assert found(store, extraction, given[2]) is None
+    _, again = run(Rule(batch_size), store, given)
+    assert (again.stored, again.extracted) == (5, 1)
+
+
+def test_waiting_for_a_batch_file_is_no_failure(store):
+    given = passages(30)
+    replies = {f"{p.title}: {p.text}": RepliesPending("waits") for p in given}
+    _, counts = run(Rule(replies=replies), store, given)
+    assert (counts.pending, counts.failed, counts.extracted) == (30, 0, 0)
+
+
+@pytest.mark.parametrize("error", [SetupError("refused key"), RetriesExhausted("server gone")])
+def test_what_no_passage_is_at_fault_for_stops_the_run_and_keeps_what_was_read(store, error):
+    given = passages(20)
+    extractor = Rule(concurrency=1, replies={f"{given[9].title}: {given[9].text}": error})
+    with pytest.raises(type(error)):
+        run(extractor, store, given)
+    assert store.choose().passages == 9
+
+
+def test_many_failures_in_a_row_stop_the_run(store):
+    given = passages(60)
+    replies = {f"{p.title}: {p.text}": RuntimeError("no memory") for p in given[5:]}
+    with pytest.raises(RuntimeError, match=r"20 passages in a row failed, .*: no memory\. .*run the same"):
+        run(Rule(concurrency=1, replies=replies), store, given)
+    assert store.choose().passages == 5
+
+
+def test_a_repeated_passage_under_way_is_read_once(store):
+    extractor = Rule(batch_size=8)
+    _, counts = run(extractor, store, [*passages(3), *passages(3)])
+    assert (counts.extracted, counts.repeated, len(extractor.texts)) == (3, 3, 3)
+
+
+def test_passages_are_taken_only_as_fast_as_they_are_read(store):
+    taken = 0
+
+    def corpus():
+        nonlocal taken
+        for passage in passages(500):
+            taken += 1
+            yield passage
+
+    class Watching(Rule):
+        async def extract(self, texts):
+            assert taken - store_count() <= 64 + 2 * 16 + 2 * 4
+            return await super().extract(texts)
+
+    extraction = CorpusExtraction(Watching(batch_size=4, concurrency=2), store, window=16)
+
+    def store_count():
+        return extraction.counts.extracted
+
+    counts = asyncio.run(extraction.run(corpus()))
+    assert counts.extracted == 500
+
+
+def test_some_passages_at_once(store):
+    given = passages(3)
+    replies = {f"{given[1].title}: {given[1].text}": CallError("no")}
+    triples = asyncio.run(extract_passages(given, Rule(replies=replies), store))
+    assert [one and len(one) for one in triples] == [1, None, 1]
+
+
+class Client:
+    model = "scripted"
+
+    def __init__(self):
+        self.calls = []
+
+    async def chat(self, messages, *, role, sampling=None, question_id=""):
+        self.calls.append((messages, role, sampling))
+        return Completion("(S> a| P> b| O> c)")
+
+    async def close(self):
+        self.calls.append("closed")
+
+
+def test_a_chat_model_sees_what_training_renders(store):
+    client = Client()
+    extractor = ChatExtractor(client, ExtractionPrompt("Extract."), Sampling(max_tokens=99, seed=3))
+    run(extractor, store, [Passage("Ada", "Ada\n was born.")])
+    asyncio.run(extractor.close())
+    (messages, role, sampling), closed = client.calls
+    assert messages == [
+        {"role": "system", "content": "Extract."},
+        {"role": "user", "content": "Ada: Ada was born."},
+    ]
+    assert (role, sampling.max_tokens, sampling.seed, closed) == ("extract.triples", 99, 3, "closed")
+    assert store.choose().model == "scripted"
+    assert "Extract." in store.choose().settings
+    with pytest.raises(ValueError, match="concurrency 0"):
+        ChatExtractor(client, ExtractionPrompt("x"), concurrency=0)
+
+
+def test_examples_are_turns_before_the_text(store):
+    client = Client()
+    shots = (("Oslo is in Norway.", "(S> Oslo| P> in| O> Norway)"), ("Hm.", ""))
+    extractor = ChatExtractor(client, ExtractionPrompt("Extract.", shots))
+    assert [one.text for one in asyncio.run(extractor.complete(["Ada was born."]))] == ["(S> a| P> b| O> c)"]
+    turns = [(turn["role"], turn["content"]) for turn in client.calls[0][0]]
+    assert turns == [
+        ("system", "Extract."),
+        ("user", "Oslo is in Norway."),
+        ("assistant", "(S> Oslo| P> in| O> Norway)"),
+        ("user", "Hm."),
+        ("assistant", "NONE"),
+        ("user", "Ada was born."),
+    ]
+    plain = ChatExtractor(client, ExtractionPrompt("Extract."))
+    assert extractor.settings != plain.settings
+
+
+def test_the_pieces_of_a_text():
+    assert source_pieces("", "  ") == []
+    assert source_pieces("Ada", "She was born.") == ["Ada: She was born."]
+    assert source_pieces("Ada", "She was born. She died.", limit=20) == ["Ada: She was born.", "Ada: She died."]
+
+
+@pytest.mark.parametrize("words", [10, 200, 330, 400, 600, 5000])
+def test_no_piece_is_longer_than_the_limit_whatever_the_title(words):
+    title = " ".join(["abc"] * words)
+    pieces = source_pieces(title, "She was born here. " * 300)
+    assert max(map(len, pieces)) <= 1600
+    assert "".join(piece.split(": ", 1)[1].replace(" ", "") for piece in pieces) == "Shewasbornhere." * 300
+
+
+def test_a_half_character_in_a_reply_costs_no_neighbour(store):
+    given = passages(3)
+    extraction, counts = run(Rule(replies={"T1: Passage 1 and more.": '[["a", "b", "\\ud83d"]]'}), store, given)
+    assert (counts.extracted, counts.failed) == (3, 0)
+    assert found(store, extraction, given[1]) == (Triple("a", "b", "\ufffd"),)
+
+
+KILLED = """
+import asyncio, os, signal, sys
+from tripletune.models.data.passages import Passage
+from tripletune.rag.triples.extract import CorpusExtraction
+from tripletune.rag.triples.extraction_store import ExtractionStore
+
+class Slow:
+    model, settings, batch_size, concurrency = "m", "s", 1, 2
+    done = 0
+    async def extract(self, texts):
+        self.done += 1
+        if self.done > 150:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return ["(S> a| P> b| O> c)"] * len(texts)
+
+run = CorpusExtraction(Slow(), ExtractionStore(sys.argv[1]))
+asyncio.run(run.run(Passage("", f"passage {n}") for n in range(400)))
+"""
+
+
+def test_a_killed_run_goes_on(tmp_path):
+    path = tmp_path / "killed.sqlite"
+    process = subprocess.run([sys.executable, "-c", KILLED, str(path)], cwd=ROOT, check=False)
+    assert process.returncode == -9
+    store = ExtractionStore(path, create=False)
+    kept = store.choose().passages
+    # Stored in transactions of 64.
+    assert kept >= 128
+    extractor = Rule()
+    extractor.model, extractor.settings = "m", "s"
+    _, counts = run(extractor, store, [Passage("", f"passage {n}") for n in range(400)])
+    assert (counts.stored, counts.extracted) == (kept, 400 - kept)
+    assert store.choose().passages == 400
+    store.close()

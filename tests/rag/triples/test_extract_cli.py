@@ -1,0 +1,197 @@
+import json
+import sqlite3
+
+import pytest
+
+import tripletune.rag.triples.options as extractor_options
+from tripletune.models.data.passages import Passage
+from tripletune.models.data.triples import Triple
+from tripletune.models.llm.client import RepliesPending
+from tripletune.models.llm.ledger_client import RetriesExhausted
+from tripletune.models.local.generation import Completion
+from tripletune.rag.__main__ import main
+from tripletune.rag.triples.cli import parse_shard
+from tripletune.rag.triples.extraction_store import ExtractionStore
+from tripletune.rag.triples.store import TripleStore
+
+ROWS = [
+    {"title": "Ada", "text": "Ada was born in London."},
+    {"title": "Oslo", "text": "Oslo"},
+    {"text": "No title."},
+    {"title": "", "text": "  "},
+    {"title": "Bad", "text": "Bad \ud800."},
+]
+
+
+class Client:
+    model = "scripted"
+
+    def __init__(self, options):
+        self.options, self.asked, self.systems = options, [], set()
+
+    async def chat(self, messages, *, role, sampling=None, question_id=""):
+        text = messages[-1]["content"]
+        self.asked.append(text)
+        self.systems.add(messages[0]["content"])
+        if text.startswith("Down"):
+            raise RetriesExhausted("the server stays away")
+        if text.startswith("Later"):
+            raise RepliesPending("waits")
+        return Completion(f"(S> {text}| P> says| O> it)")
+
+    async def close(self):
+        pass
+
+
+@pytest.fixture
+def clients(monkeypatch):
+    opened = []
+
+    def open_client(options):
+        opened.append(Client(options))
+        return opened[-1]
+
+    monkeypatch.setattr(extractor_options, "open_client", open_client)
+    return opened
+
+
+def corpus(tmp_path, rows=ROWS):
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def extract(tmp_path, path, *more, store="s.sqlite"):
+    teacher = () if "--model" in more else ("--teacher", "openai", "--teacher-model", "m")
+    return main(["extract", "--corpus", str(path), "--output", str(tmp_path / store), *teacher, *more])
+
+
+def export(tmp_path, path, *more, store="s.sqlite"):
+    output = tmp_path / "triples.jsonl"
+    return main(["export", "--corpus", str(path), "--store", str(tmp_path / store), "--output", str(output), *more])
+
+
+def test_a_corpus_becomes_the_file_the_loops_read(tmp_path, clients):
+    path = corpus(tmp_path)
+    assert extract(tmp_path, path) == 0
+    assert clients[0].asked == ["Ada: Ada was born in London.", "No title.", "Bad: Bad \ufffd."]
+    assert "S> subject" in clients[0].systems.pop()
+    assert clients[0].options.ledger == f"{tmp_path / 's.sqlite'}.ledger.sqlite"
+    assert export(tmp_path, path) == 0
+    rows = [json.loads(line) for line in (tmp_path / "triples.jsonl").read_text().splitlines()]
+    assert [row["title"] for row in rows] == ["Ada", "Oslo", "", "Bad"]
+    assert rows[1]["triples"] == [["Oslo", "is", "Oslo"]]
+    store = TripleStore.open(tmp_path / "triples.jsonl", tmp_path / "look-up.sqlite")
+    assert store.get(Passage("", "No title.")) == (Triple("No title.", "says", "it"),)
+    assert extract(tmp_path, path) == 0
+    assert clients[1].asked == []
+
+
+def test_shards_share_a_store_and_cover_the_corpus(tmp_path, clients):
+    rows = [{"text": f"passage {n}"} for n in range(11)]
+    path = corpus(tmp_path, rows)
+    for number in range(3):
+        assert extract(tmp_path, path, "--shard", f"{number}/3") == 0
+    assert sorted(len(client.asked) for client in clients) == [3, 4, 4]
+    assert sorted(text for client in clients for text in client.asked) == sorted(row["text"] for row in rows)
+    assert export(tmp_path, path) == 0
+
+
+def test_passages_of_several_stores(tmp_path, clients, capsys):
+    path = corpus(tmp_path, [{"text": f"passage {n}"} for n in range(4)])
+    for number in range(2):
+        extract(tmp_path, path, "--shard", f"{number}/2", store=f"{number}.sqlite")
+    assert export(tmp_path, path, store="0.sqlite") == 2
+    assert "2 of 4 passages" in capsys.readouterr().err
+    assert not list(tmp_path.glob("triples.jsonl*"))
+    assert export(tmp_path, path, "--allow-missing", store="0.sqlite") == 0
+    assert len((tmp_path / "triples.jsonl").read_text().splitlines()) == 2
+    both = ["--store", str(tmp_path / "0.sqlite"), str(tmp_path / "1.sqlite")]
+    assert main(["export", "--corpus", str(path), *both, "--output", str(tmp_path / "triples.jsonl")]) == 0
+    assert len((tmp_path / "triples.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_prompt_of_ones_own(tmp_path, clients):
+    prompt = tmp_path / "mine.md"
+    prompt.write_text("Do it.\n")
+    assert extract(tmp_path, corpus(tmp_path), "--prompt", str(prompt), "--limit", "1") == 0
+    assert (clients[0].systems, len(clients[0].asked)) == ({"Do it."}, 1)
+
+
+@pytest.mark.parametrize(("title", "code"), [("Down", 1), ("Later", 3)])
+def test_exit_codes(tmp_path, clients, title, code):
+    path = corpus(tmp_path, [*ROWS, {"title": title, "text": "x is y."}])
+    assert extract(tmp_path, path, "--teacher-concurrency", "1") == code
+    store = ExtractionStore(tmp_path / "s.sqlite", create=False)
+    assert store.choose().passages == 4
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"passage": "x"}\n', "corpus.jsonl:1: a passage needs \"text\", a string; the line has passage"),
+        (b'{"text": "x"}\n{"text": 3}\n', "corpus.jsonl:2: a passage needs"),
+        (b'{"text": "x", "title": 3}\n', "corpus.jsonl:1: \"title\" must be a string"),
+        (b'\x7fELF\xff\xfe\n', "corpus.jsonl:1: not UTF-8 text"),
+        (b'{"text": "x"}\n{"text": \n', "corpus.jsonl:2: not valid JSON"),
+    ],
+)  # fmt: skip
+def test_bad_corpora_are_one_line(tmp_path, clients, capsys, content, message):
+    path = tmp_path / "corpus.jsonl"
+    path.write_bytes(content)
+    assert extract(tmp_path, path) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_bad_options_are_one_line(tmp_path, clients, capsys):
+    path = corpus(tmp_path)
+    assert extract(tmp_path, path, "--shard", "3/3") == 2
+    assert extract(tmp_path, path, "--limit", "0") == 2
+    assert extract(tmp_path, path, "--piece-limit", "0") == 2
+    assert extract(tmp_path, tmp_path / "gone.jsonl") == 2
+    assert extract(tmp_path, path, "--prompt", str(tmp_path / "gone.md")) == 2
+    assert extract(tmp_path, path, "--model", str(tmp_path / "no_model")) == 2
+    assert extract(tmp_path, path, "--beams", "2", "--dtype", "float32") == 2
+    assert extract(tmp_path, path, "--max-tokens", "0") == 2
+    assert export(tmp_path, path, store="none.sqlite") == 2
+    (tmp_path / "text.sqlite").write_text("not a database" * 100)
+    assert extract(tmp_path, path, store="text.sqlite") == 2
+    assert extract(tmp_path, path, store=".") == 2
+    model = tmp_path / "model"
+    model.mkdir()
+    assert extract(tmp_path, path, "--model", str(model), "--teacher-seed", "3") == 2
+    assert extract(tmp_path, path, "--model", str(model), "--beams", "2", "--grammar") == 2
+    assert extract(tmp_path, path, "--model", str(model), "--batch-size", "0", "--max-tokens", "0") == 2
+    assert extract(tmp_path, path, "--model", str(model)) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 15
+    assert all(line.startswith("error: ") for line in errors)
+    found = "\n".join(errors)
+    assert "--beams, --dtype: only for --model" in found
+    assert "--teacher-seed: no effect with --model" in found
+    assert "use one beam" in found
+    assert "max tokens 0: it must be at least 1; batch size 0" in found
+
+
+def test_a_full_disk_is_one_line_and_a_later_run_goes_on(tmp_path, clients, monkeypatch, caplog):
+    def full(self, *_):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    path = corpus(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(ExtractionStore, "put", full)
+        assert extract(tmp_path, path) == 1
+    assert "can't be written (database or disk is full)" in caplog.text
+    assert extract(tmp_path, path) == 0
+
+
+def test_shards():
+    assert parse_shard(None) == (0, 1)
+    assert parse_shard("2/5") == (2, 5)
+    for text in ("5/5", "-1/2", "1", "a/b", "0/0"):
+        with pytest.raises(ValueError, match="write it as i/n"):
+            parse_shard(text)

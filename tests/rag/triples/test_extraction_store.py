@@ -1,0 +1,155 @@
+import json
+import multiprocessing
+import os
+import sqlite3
+
+import pytest
+
+from tripletune.models.data.passages import Passage
+from tripletune.models.data.triples import Triple
+from tripletune.rag.triples.extraction_store import (
+    Extraction,
+    ExtractionStore,
+    StoredTriples,
+    is_extraction_store,
+    open_triples,
+)
+from tripletune.rag.triples.store import TripleStore, passage_key
+
+OSLO = Passage("Oslo", "Oslo is in Norway.")
+TRIPLES = (Triple("Oslo", "located in", "Norway"), Triple("日本, (x)", "|", '"'))
+
+
+def key(passage):
+    return passage_key(passage.title, passage.text)
+
+
+@pytest.fixture
+def store(tmp_path):
+    opened = ExtractionStore(tmp_path / "deep" / "triples.sqlite")
+    yield opened
+    opened.close()
+
+
+def test_what_is_put_is_found_by_model_and_prompt(store):
+    one, two = store.extractor("m", "p"), store.extractor("m", "q")
+    assert one == store.extractor("m", "p") != two
+    store.put(one, [Extraction(key(OSLO), TRIPLES), Extraction("nothing", ())])
+    assert store.get(one, key(OSLO)) == TRIPLES
+    assert store.get(one, "nothing") == ()
+    assert store.get(two, key(OSLO)) is None
+    assert store.known(one, [key(OSLO), "nothing", "unknown"]) == {key(OSLO), "nothing"}
+    assert store.known(one, [str(n) for n in range(2000)]) == set()
+    assert [(e.model, e.prompt, e.passages) for e in store.extractors()] == [("m", "p", 2), ("m", "q", 0)]
+
+
+def test_the_first_reading_stays(store):
+    number = store.extractor("m", "p")
+    store.put(number, [Extraction("a", TRIPLES)])
+    store.put(number, [Extraction("a", ()), Extraction("b", ())])
+    assert store.get(number, "a") == TRIPLES
+    assert store.get(number, "b") == ()
+
+
+def test_a_failed_transaction_leaves_nothing(store):
+    number = store.extractor("m", "p")
+    with pytest.raises(sqlite3.Error):
+        store.put(number, [Extraction("a", ()), Extraction(None, ())])
+    assert store.known(number, ["a"]) == set()
+    store.put(number, [Extraction("a", ())])
+    assert store.known(number, ["a"]) == {"a"}
+
+
+def test_a_store_where_nothing_can_be_written_is_read(store, tmp_path, monkeypatch):
+    number = store.extractor("m", "p")
+    store.put(number, [Extraction(key(OSLO), TRIPLES)])
+    store.close()
+    before = sorted(path.name for path in store.path.parent.iterdir())
+    # Also root, who may write everything, is told so by a read-only medium.
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    source = open_triples(store.path, tmp_path / "unused.sqlite")
+    assert source.get(OSLO) == TRIPLES
+    assert sorted(path.name for path in store.path.parent.iterdir()) == before
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        source._store.put(number, [Extraction("a", ())])
+    source.close()
+    (tmp_path / "text.sqlite").write_text("not a database" * 100)
+    with pytest.raises(ValueError, match="can't be used as an extraction store"):
+        ExtractionStore(tmp_path / "text.sqlite", create=False)
+
+
+def test_the_loops_read_it_like_any_triples(store, tmp_path):
+    number = store.extractor("m", "p")
+    store.put(number, [Extraction(key(OSLO), TRIPLES)])
+    source = open_triples(store.path, tmp_path / "unused.sqlite")
+    assert isinstance(source, StoredTriples)
+    assert source.get(Passage("Oslo", "Oslo  is in\u00a0Norway. ", id="wiki-17")) == TRIPLES
+    assert (source.get(Passage("", "Unknown.")), source.misses) == (None, 1)
+    source.close()
+    assert not (tmp_path / "unused.sqlite").exists()
+
+
+def test_a_file_of_triples_is_opened_too(tmp_path):
+    path = tmp_path / "triples.jsonl"
+    path.write_text(json.dumps({"title": "Oslo", "text": OSLO.text, "triples": [["a", "b", "c"]]}) + "\n")
+    source = open_triples(path, tmp_path / "triples.sqlite")
+    assert isinstance(source, TripleStore)
+    assert source.get(OSLO) == (Triple("a", "b", "c"),)
+
+
+def test_several_extractors_must_be_told_apart(store):
+    with pytest.raises(ValueError, match=r"holds no triples of any extractor: .*\(it has none\)"):
+        store.choose()
+    for model in ("m", "n"):
+        store.put(store.extractor(model, "p"), [Extraction(key(OSLO), ())])
+    with pytest.raises(ValueError, match=r"holds triples of several extractors: .*1: m, prompt p, 1 passages; 2: n"):
+        store.choose()
+    assert store.choose("n").id == 2
+    assert store.choose("1").model == "m"
+    with pytest.raises(ValueError, match="holds no triples of x"):
+        store.choose("x")
+
+
+def test_other_files_are_not_taken_for_a_store(tmp_path):
+    text = tmp_path / "notes.txt"
+    text.write_text("mine, and long enough to be no database header" * 10)
+    with pytest.raises(ValueError, match=r"notes\.txt can't be used as an extraction store"):
+        ExtractionStore(text)
+    other = tmp_path / "other.sqlite"
+    with sqlite3.connect(other) as database:
+        database.execute("CREATE TABLE mine (a)")
+    with pytest.raises(ValueError, match="is an SQLite file, but no extraction store"):
+        ExtractionStore(other)
+    with pytest.raises(FileNotFoundError, match="no such extraction store"):
+        ExtractionStore(tmp_path / "gone", create=False)
+    assert not is_extraction_store(other)
+    assert not is_extraction_store(text)
+    assert not is_extraction_store(tmp_path)
+
+
+def test_a_store_of_another_version_is_named(store):
+    store._database.execute("PRAGMA user_version = 99")
+    with pytest.raises(ValueError, match="version 99"):
+        ExtractionStore(store.path)
+
+
+def fill(path, first):
+    store = ExtractionStore(path)
+    number = store.extractor("m", "p")
+    for place in range(20):
+        store.put(number, [Extraction(f"{first}-{place}", TRIPLES)])
+    store.close()
+
+
+def test_processes_write_into_one_store(tmp_path):
+    path = tmp_path / "shared.sqlite"
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=fill, args=(path, first)) for first in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    store = ExtractionStore(path, create=False)
+    assert store.choose().passages == 40
+    store.close()

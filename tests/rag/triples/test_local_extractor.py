@@ -1,0 +1,263 @@
+import asyncio
+import json
+import shutil
+
+import pytest
+import torch
+
+from tripletune.models.data.passages import Passage
+from tripletune.models.llm.client import CallError, SetupError
+from tripletune.rag.__main__ import main
+from tripletune.rag.triples.extract import CorpusExtraction
+from tripletune.rag.triples.extraction_store import ExtractionStore
+from tripletune.rag.triples.local_extractor import LocalOptions, open_local_extractor
+from tripletune.rag.triples.store import passage_key
+
+TEXTS = [
+    "Ada Lovelace was born in London.",
+    "London: London is the capital of England and of the United Kingdom.",
+    "x",
+    "Where was the first programmer born? She was born in London, the capital of England.",
+    "René Descartes, 京都, and a text with (S> markers| in it.",
+]
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory, tokenizer_folder):
+    from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
+
+    folder = tmp_path_factory.mktemp("t5")
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    torch.manual_seed(3)
+    config = T5Config(
+        vocab_size=len(tokenizer),
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_heads=4,
+        decoder_start_token_id=3,
+        pad_token_id=3,
+        eos_token_id=2,
+        initializer_factor=3.0,
+    )
+    T5ForConditionalGeneration(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory, tiny_llama):
+    """An adapter folder as a run leaves it, with its prompt; its weights are not nothing."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("adapter")
+    torch.manual_seed(5)
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_llama), config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_llama).save_pretrained(folder)
+    (folder / "prompt.md").write_text("Write the facts down.\n", encoding="utf-8")
+    return folder
+
+
+def replies(folder, texts=TEXTS, **options):
+    given = {name: options.pop(name) for name in ("instruction", "shots") if name in options}
+    extractor = open_local_extractor(str(folder), LocalOptions(max_tokens=24, **options), **given)
+
+    async def run():
+        try:
+            return await extractor.complete(texts)
+        finally:
+            await extractor.close()
+
+    return asyncio.run(run())
+
+
+def one_by_one(folder, instruction, texts=TEXTS, beams=1):
+    """The plainest loop: the chat template, one text, `generate`."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    apart = instruction is None
+    kind = AutoModelForSeq2SeqLM if apart else AutoModelForCausalLM
+    config = AutoConfig.from_pretrained(folder)
+    assert config.is_encoder_decoder == apart
+    model = kind.from_pretrained(folder, dtype=torch.float32).eval()
+    found = []
+    for text in texts:
+        if apart:
+            ids = tokenizer(text)["input_ids"]
+        else:
+            turns = [{"role": "system", "content": instruction}, {"role": "user", "content": text}]
+            shown = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+            ids = tokenizer(shown, add_special_tokens=False)["input_ids"]
+        output = model.generate(
+            torch.tensor([ids]), max_new_tokens=24, num_beams=beams, do_sample=False, eos_token_id=2, pad_token_id=3
+        )
+        reply = output[0, 1 if apart else len(ids) :]
+        found.append(tokenizer.decode(reply, skip_special_tokens=True))
+    return found
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 32])
+def test_a_decoder_replies_as_in_a_plain_loop(tiny_llama, batch_size):
+    wanted = one_by_one(tiny_llama, "Write the facts down.")
+    found = replies(tiny_llama, instruction="Write the facts down.", batch_size=batch_size)
+    assert [one.text for one in found] == wanted
+    assert len(set(wanted)) == len(wanted)
+    assert all(one.prompt_tokens > 20 and one.completion_tokens and one.seconds > 0 for one in found)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_an_encoder_decoder_reads_the_text_alone(t5, beams):
+    wanted = one_by_one(t5, None, beams=beams)
+    for batch_size in (1, 16):
+        found = replies(t5, beams=beams, batch_size=batch_size)
+        assert [one.text for one in found] == wanted
+    assert len(set(wanted)) > 1
+
+
+def test_beam_search_of_a_decoder(tiny_llama):
+    wanted = one_by_one(tiny_llama, "Facts.", beams=4)
+    assert [one.text for one in replies(tiny_llama, instruction="Facts.", beams=4, batch_size=16)] == wanted
+    assert wanted != one_by_one(tiny_llama, "Facts.")
+
+
+def test_a_model_whose_attention_forgets(tiny_model):
+    folder = tiny_model("gemma3")
+    found = replies(folder, instruction="Facts.", batch_size=3)
+    assert [one.text for one in found] == one_by_one(folder, "Facts.")
+
+
+def test_an_adapter_folder_brings_base_model_and_prompt(adapter, tiny_llama, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from tripletune.models.sources import load_causal_lm
+
+    merged = tmp_path / "merged"
+    load_causal_lm(adapter, torch.float32)[0].save_pretrained(merged)
+    AutoTokenizer.from_pretrained(adapter).save_pretrained(merged)
+    assert AutoModelForCausalLM.from_pretrained(merged).num_parameters() > 0
+    wanted = one_by_one(merged, "Write the facts down.")
+    assert [one.text for one in replies(adapter)] == wanted
+    assert [one.text for one in replies(merged, instruction="Write the facts down.")] == wanted
+    assert wanted != one_by_one(tiny_llama, "Write the facts down.")
+    assert wanted != [one.text for one in replies(adapter, instruction="Other.")]
+
+
+def test_examples_and_bfloat16_are_other_extractors(tiny_llama, t5):
+    shots = [("Oslo is in Norway.", "(S> Oslo| P> in| O> Norway)")]
+    assert replies(tiny_llama, shots=shots, dtype="bfloat16")[0].text != replies(tiny_llama, dtype="bfloat16")[0].text
+    ways = (LocalOptions(), LocalOptions(dtype="bfloat16"), LocalOptions(max_tokens=9), LocalOptions(beams=2))
+    opened = [open_local_extractor(str(tiny_llama), way, shots=some) for way in ways for some in ((), shots)]
+    assert len({one.settings for one in opened}) == len(opened)
+    assert len({one.model for one in opened}) == 1
+    assert open_local_extractor(str(tiny_llama), LocalOptions(batch_size=3)).settings == opened[0].settings
+    with pytest.raises(SetupError, match="reads the text alone: leave out the examples"):
+        replies(t5, shots=shots)
+
+
+def test_a_prompt_longer_than_the_context_fails_alone(tiny_llama, tmp_path):
+    texts = ["word " * 2000, *TEXTS]
+    with pytest.raises(CallError, match=r"has \d+ tokens and the model's context 1024: cut"):
+        replies(tiny_llama, texts)
+    store = ExtractionStore(tmp_path / "s.sqlite")
+    extractor = open_local_extractor(str(tiny_llama), LocalOptions(max_tokens=4))
+    run = CorpusExtraction(extractor, store, piece_limit=20_000)
+
+    async def extract():
+        counts = await run.run(Passage("", text) for text in texts)
+        await extractor.close()
+        return counts
+
+    counts = asyncio.run(extract())
+    assert (counts.failed, counts.extracted) == (1, len(TEXTS))
+    assert store.get(run.id, passage_key("", TEXTS[0])) is not None
+    store.close()
+
+
+def test_closing_ends_what_is_under_way(tiny_llama):
+    extractor = open_local_extractor(str(tiny_llama), LocalOptions(max_tokens=900))
+
+    async def run():
+        waiting = asyncio.create_task(extractor.complete(TEXTS))
+        await extractor._open()
+        await asyncio.sleep(0.05)
+        await extractor.close()
+        with pytest.raises(CallError, match="closed"):
+            await waiting
+
+    asyncio.run(run())
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def extract(tmp_path, *more):
+    corpus = write(tmp_path / "corpus.jsonl", [{"title": "T", "text": text} for text in TEXTS])
+    call = ["extract", "--corpus", str(corpus), "--output", str(tmp_path / "s.sqlite"), "--max-tokens", "8", *more]
+    return main(call)
+
+
+def test_the_command_and_its_second_run(adapter, tmp_path, caplog):
+    folder = tmp_path / "model"
+    shutil.copytree(adapter, folder)
+    assert extract(tmp_path, "--model", str(folder)) == 0
+    store = ExtractionStore(tmp_path / "s.sqlite", create=False)
+    chosen = store.choose()
+    assert chosen.passages == len(TEXTS)
+    assert "Write the facts down." in chosen.settings
+    # Nothing is left to do, so the weights are not even read.
+    weights = folder / "adapter_model.safetensors"
+    content, stat = weights.read_bytes(), weights.stat()
+    weights.write_bytes(b"\0" * len(content))
+    import os
+
+    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    caplog.clear()
+    assert extract(tmp_path, "--model", str(folder)) == 0
+    assert f"stored {len(TEXTS)}" in caplog.text
+    # Other weights are another model.
+    weights.write_bytes(content)
+    assert extract(tmp_path, "--model", str(folder)) == 0
+    assert len(store.extractors()) == 2
+    store.close()
+
+
+def test_damaged_folders_are_one_line(adapter, tiny_llama, tmp_path, capsys):
+    def damaged(change):
+        folder = tmp_path / "damaged"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(adapter, folder)
+        change(folder)
+        assert extract(tmp_path, "--model", str(folder)) == 2
+        line = capsys.readouterr().err
+        assert line.startswith("error: ")
+        assert line.count("\n") == 1
+        return line
+
+    assert "has no weights" in damaged(lambda folder: (folder / "adapter_model.safetensors").unlink())
+    assert "can't be read" in damaged(lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"cut off"))
+    assert "instruction is empty" in damaged(lambda folder: (folder / "prompt.md").write_text(" "))
+
+    def no_base(folder):
+        settings = json.loads((folder / "adapter_config.json").read_text())
+        (folder / "adapter_config.json").write_text(json.dumps(settings | {"base_model_name_or_path": "/gone"}))
+
+    assert "'/gone'" in damaged(no_base)
+
+    def unfinished(folder):
+        shutil.rmtree(folder)
+        (folder / "checkpoint-9").mkdir(parents=True)
+        (folder / "checkpoint-10").mkdir()
+
+    assert "the run did not end: finish it, or name" in (line := damaged(unfinished))
+    assert "checkpoint-10" in line
+
+
+def test_options_that_make_no_sense():
+    with pytest.raises(ValueError, match=r"max tokens 0.*; beams 0.*; batch size -1.*; dtype 'int8' is not one of"):
+        LocalOptions(max_tokens=0, beams=0, batch_size=-1, dtype="int8")

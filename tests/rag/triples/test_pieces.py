@@ -1,0 +1,58 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tripletune.rag.triples.pieces import PIECE_LIMIT, split_passage
+
+
+def bare(text):
+    return "".join(text.split())
+
+
+@settings(deadline=None)
+@given(
+    st.text(alphabet=st.one_of(st.sampled_from("ab .?!。\n\"'()"), st.characters(codec="utf-8"))), st.integers(1, 40)
+)
+def test_no_character_is_lost_and_no_piece_is_too_long(text, limit):
+    pieces = split_passage(text, limit)
+    assert "".join(map(bare, pieces)) == bare(text)
+    assert all(piece and len(piece) <= limit for piece in pieces)
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(alphabet="abc", min_size=1, max_size=8), min_size=1, max_size=30), st.integers(1, 12))
+def test_any_measure_is_kept_to(words, limit):
+    text = " ".join(words)
+    for piece in split_passage(text, limit, lambda text: len(text.split())):
+        assert len(piece.split()) <= limit
+
+
+def test_a_short_text_is_left_whole():
+    assert split_passage(" One.  Two. ") == ["One. Two."]
+    assert split_passage(" \n ") == []
+
+
+def test_pieces_end_between_sentences():
+    text = "Dr. Ida Morn was born in the U.S. in 1871. She painted. Was she known? She was."
+    assert split_passage(text, 45) == [
+        "Dr. Ida Morn was born in the U.S. in 1871.",
+        "She painted. Was she known? She was.",
+    ]
+
+
+def test_fifty_thousand_characters():
+    text = "Ida Morn lived in house number 12 of this street. " * 1000
+    pieces = split_passage(text)
+    assert bare("".join(pieces)) == bare(text)
+    assert all(piece.endswith(".") for piece in pieces)
+    assert len(pieces) <= len(text) // PIECE_LIMIT * 1.1 + 1
+    assert len(split_passage("x" * 50_000, 1000)) >= 50
+
+
+def test_half_characters_can_be_read():
+    assert split_passage("a\ud800. " * 3, 5) == ["a\ufffd.", "a\ufffd.", "a\ufffd."]
+
+
+def test_an_unusable_limit():
+    with pytest.raises(ValueError, match="piece limit 0"):
+        split_passage("a", 0)

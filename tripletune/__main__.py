@@ -1,0 +1,56 @@
+"""The `tripletune` command: every program of the package under one name."""
+
+import difflib
+import runpy
+import sys
+
+PROGRAMS = {
+    "build subq": ("data_builders.hotpotqa_subq", "HotpotQA-SUBQ from questions and a teacher"),
+    "build pairs": ("data_builders.text_to_triples", "text-to-triples pairs"),
+    "build trajectories": ("data_builders.trajectories", "chats of a teacher in a loop, for distillation"),
+    "build corpus": ("data_builders.corpus", "passages of benchmark files, for retrieval"),
+    "build world": ("data_builders.world", "questions about a fictional world"),
+    "data": ("data_builders", "look at a data set: stats, peek, validate, mix"),
+    "train ras": ("recipes.ras_multitask", "the RAS Graph-LLM"),
+    "train text-to-triples": ("recipes.text_to_triples", "the text-to-triples extractor"),
+    "train cirag": ("recipes.cirag_distill", "CIRAG's student integrator"),
+    "collect": ("recipes.cirag_trajectories", "run a teacher in CIRAG's loop over training questions"),
+    "rag": ("rag", "ask one question, extract triples of a corpus"),
+    "eval": ("eval", "run systems on tasks, compare and report"),
+    "checkpoints": ("checkpoints", "export, verify and merge trained models"),
+    "ledger": ("models.llm.ledger", "look after stored replies of language models"),
+    "batch": ("models.llm.backends.batch", "submit and fetch calls of a Batch service"),
+    "demo": ("recipes.demo", "data, training, evaluation, export and one answer on two CPU cores"),
+}
+
+
+def usage() -> str:
+    """The list of programs."""
+    rows = "\n".join(f"  {name:22} {about}" for name, (_, about) in PROGRAMS.items())
+    return f"usage: tripletune PROGRAM [OPTIONS]\n\n{rows}\n\n`tripletune PROGRAM --help` shows its options.\n"
+
+
+def main() -> None:
+    """Run the program that the command line names; an unknown name ends it with exit code 2."""
+    words = sys.argv[1:]
+    if words[:1] == ["ask"]:  # the one question of `rag ask`
+        words = ["rag", *words]
+    for length in (2, 1):
+        name = " ".join(words[:length])
+        if name in PROGRAMS and len(words) >= length:
+            sys.argv = [f"tripletune {name}", *words[length:]]
+            runpy.run_module(f"tripletune.{PROGRAMS[name][0]}", run_name="__main__", alter_sys=True)
+            return
+    if not words or words[0] in ("-h", "--help"):
+        sys.stdout.write(usage())
+        return
+    near = difflib.get_close_matches(" ".join(words[:2]), PROGRAMS, 1) or difflib.get_close_matches(
+        words[0], PROGRAMS, 1
+    )
+    hint = f"; did you mean {near[0]}?" if near else ""
+    sys.stderr.write(f"error: there is no program {' '.join(words[:2])}{hint}\n\n{usage()}")
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
