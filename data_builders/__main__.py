@@ -104,17 +104,11 @@ def validate(arguments: argparse.Namespace) -> int:
 
 
 def peek(arguments: argparse.Namespace) -> int:
-    """Print a record or pair as the model sees it, and draw its graph with --picture."""
+    """Print a record or pair as the model sees it."""
     if holds_pairs(arguments.folder):
         return _peek_pair(arguments)
     found = find_records(arguments.folder, arguments.id, arguments.number, arguments.label, arguments.split)
     print(f"\n\n{'-' * 80}\n\n".join(shown(record, split) for split, record in found))
-    if arguments.picture:
-        from tripletune.data_builders.world.picture import draw_record
-
-        record = max((record for _, record in found), key=lambda record: len(record.steps))
-        draw_record(record, arguments.picture)
-        print(f"\ngraph of {record.id} drawn in {arguments.picture}")
     return 0
 
 
@@ -123,11 +117,6 @@ def _peek_pair(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--label {arguments.label} is for records; {arguments.folder} holds text-to-triples pairs")
     split, pair = find_pair(arguments.folder, arguments.id, arguments.number, arguments.split)
     print(shown_pair(pair, split))
-    if arguments.picture:
-        from tripletune.data_builders.world.picture import draw_pair
-
-        draw_pair(pair, arguments.picture)
-        print(f"\ngraph of {pair.id} drawn in {arguments.picture}")
     return 0
 
 
@@ -261,7 +250,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--number", type=int, help="the how-manieth record, from 1, of those that fit the rest")
     add("--label", choices=tuple(LABELS), help="only records of this label")
     add("--split", help="only records or pairs of this split")
-    add("--picture", metavar="FILE", help="draw the graph into a .png or .svg file (needs the extra `plots`)")
     add = command(merge)
     add("shards", nargs="+", metavar="FOLDER", help="the outputs of all shards")
     add("--output", required=True, help="folder of the merged data set")

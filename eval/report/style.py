@@ -12,14 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tripletune.data_builders.world.picture import COLOURS
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "MARKERS", "bars", "error_sizes", "new_figure", "png_of", "wrapped"]
-
+# Okabe and Ito's colours, told apart by colour-blind readers too.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 # A second sign beside the colour, for prints in grey.
 MARKERS = ("o", "s", "^", "D", "v", "P")
 WIDTH = 7.0

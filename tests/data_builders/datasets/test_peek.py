@@ -75,17 +75,9 @@ def test_record_is_shown_as_the_model_sees_it(folder):
     assert "gold answers: Tacoma | Tacoma, WA" in text
 
 
-def test_command_prints_and_draws(folder, capsys):
-    picture = folder.parent / "graph.svg"
-    assert main(["peek", str(folder), "--id", "a", "--picture", str(picture)]) == 0
-    out = capsys.readouterr().out
-    assert out.count("=> ") == 3
-    assert f"drawn in {picture}" in out
-    assert "Frank Herbert" in picture.read_text(encoding="utf-8")
-    with pytest.raises(SystemExit) as caught:
-        main(["peek", str(folder), "--label", "direct_answer", "--picture", str(picture)])
-    assert caught.value.code == 2
-    assert "has no triples to draw" in capsys.readouterr().err
+def test_command_prints_all_records_of_a_question(folder, capsys):
+    assert main(["peek", str(folder), "--id", "a"]) == 0
+    assert capsys.readouterr().out.count("=> ") == 3
 
 
 def test_a_pipe_that_is_closed_early_is_no_error(folder):

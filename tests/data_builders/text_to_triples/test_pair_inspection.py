@@ -127,17 +127,3 @@ def test_nothing_found_is_said(tmp_path, capsys, options, message):
         main(["peek", str(tmp_path), *options])
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_pair_is_drawn(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    pytest.importorskip("networkx")
-    write(tmp_path, PAIRS)
-    picture = tmp_path.parent / "pair.svg"
-    assert main(["peek", str(tmp_path), "--picture", str(picture)]) == 0
-    drawn = picture.read_text(encoding="utf-8")
-    for text in ("Ada was born in London.", "born in", "London"):
-        assert text in drawn
-    with pytest.raises(SystemExit):
-        main(["peek", str(tmp_path), "--id", "x:2", "--picture", str(picture)])
-    assert "pair 'x:2' has no triples to draw" in capsys.readouterr().err
