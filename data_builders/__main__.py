@@ -35,8 +35,7 @@ from tripletune.data_builders.text_to_triples.inspection import (
     pair_troubles,
     shown_pair,
 )
-from tripletune.models.data.normalize import normalize_answer
-from tripletune.models.data.records import Record, read_records
+from tripletune.models.data.records import Record, normalize_answer, read_records
 
 _MOST_TROUBLES = 20
 

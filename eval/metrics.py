@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tripletune.models.data.normalize import normalize_answer
+from tripletune.models.data.records import normalize_answer
 
 _CLOSED_ANSWERS = ("yes", "no", "noanswer")
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol
 
-from tripletune.models.data.normalize import normalize_answer
+from tripletune.models.data.records import normalize_answer
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,8 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from tripletune.models.data.normalize import normalize_answer
-from tripletune.models.data.records import TASKS, Action, Record
+from tripletune.models.data.records import TASKS, Action, Record, normalize_answer
 from tripletune.models.prompts.rendering import Instructions, render
 
 YES_NO = ("yes", "no")

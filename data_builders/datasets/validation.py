@@ -10,8 +10,7 @@ from typing import Any
 
 from tripletune.data_builders.datasets.shards import STATISTICS, dataset_files, why_empty
 from tripletune.data_builders.text_to_triples.seen import SeenTable
-from tripletune.models.data.normalize import normalize_answer
-from tripletune.models.data.records import Record, read_jsonl
+from tripletune.models.data.records import Record, normalize_answer, read_jsonl
 
 
 class SplitCheck:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from tripletune.data_builders.datasets.jsonl_index import JsonlIndex, Row
 from tripletune.data_builders.text_to_triples.seen import SeenTable
-from tripletune.models.data.normalize import normalize_answer
-from tripletune.models.data.records import read_jsonl
+from tripletune.models.data.records import normalize_answer, read_jsonl
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -12,8 +12,7 @@ from tripletune.data_builders.datasets.card import YES_NO
 from tripletune.data_builders.hotpotqa_subq.annotations import Teacher, TripleFile
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
 from tripletune.data_builders.hotpotqa_subq.wording import mentions
-from tripletune.models.data.normalize import normalize_answer
-from tripletune.models.data.records import Action, Record, Step
+from tripletune.models.data.records import Action, Record, Step, normalize_answer
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import RepliesPending
 

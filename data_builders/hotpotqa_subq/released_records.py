@@ -33,8 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.data_builders.readers._rows import Row, first_character, read_rows
-from tripletune.models.data.normalize import normalize_answer
-from tripletune.models.data.records import Action, Record, Step, Task
+from tripletune.models.data.records import Action, Record, Step, Task, normalize_answer
 from tripletune.models.data.triples import Triple, parse_triples
 from tripletune.models.prompts.rendering import parse_plan
 

@@ -20,7 +20,7 @@ from tripletune.data_builders.hotpotqa_subq import reply_recovery as recovery
 from tripletune.data_builders.hotpotqa_subq.labelling import gives_away_answer
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question
 from tripletune.data_builders.hotpotqa_subq.wording import mentions
-from tripletune.models.data.normalize import normalize_answer
+from tripletune.models.data.records import normalize_answer
 from tripletune.models.data.triples import Triple, parse_triples
 from tripletune.models.llm.replies import UnusableReply, find_json, without_thoughts
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tripletune.models.data.normalize import normalize_answer
+from tripletune.models.data.records import normalize_answer
 
 _QUESTIONS = {
     "applies to jurisdiction": "To which jurisdiction does {} apply?",

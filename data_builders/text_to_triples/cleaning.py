@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from tripletune.data_builders.readers._pair_rows import MALFORMED_TRIPLES, PairRow
 from tripletune.models.data.pairs import entity_triple, is_only_a_name, predicate_words
+from tripletune.models.data.records import whole_characters
 from tripletune.models.data.triples import Triple
 
 EntityCase = Literal["source", "text"]
@@ -26,7 +27,6 @@ REPEATED_TRIPLES = "triples that a row has twice, left out"
 ONLY_A_NAME = "rows that are only a name, with the target (NAME, is, NAME)"
 
 _UNSEEN = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u200b\ufeff]")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def clean_row(row: PairRow, cleaning: Cleaning, issues: Counter[str]) -> CleanRo
 def clean_text(text: str) -> str:
     """Unicode composed (NFC), spaces folded, control characters removed, half characters replaced."""
     if not text.isascii():
-        text = unicodedata.normalize("NFC", _SURROGATE.sub("\ufffd", text))
+        text = unicodedata.normalize("NFC", whole_characters(text))
     return " ".join(_UNSEEN.sub("", text).split())
 
 

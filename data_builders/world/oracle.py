@@ -20,8 +20,8 @@ from pathlib import Path
 from tripletune.data_builders.world.build import MANIFEST, World, WorldOptions, generate_world
 from tripletune.data_builders.world.questions import Question
 from tripletune.data_builders.world.relations import RELATION_OF
-from tripletune.models.data.normalize import normalize_answer
 from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import normalize_answer
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import CallError, Message, Sampling
 from tripletune.models.local.generation import Completion

@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.data.records import read_jsonl, record_files
+from tripletune.models.data.records import read_rows, text_fields, whole_characters
 from tripletune.models.data.triples import Triple, format_triples, parse_triples, triples_from_json
 from tripletune.models.llm.client import Message
 from tripletune.models.llm.replies import UnusableReply, find_json
@@ -28,7 +28,6 @@ PROMPT = Path(__file__).parents[1] / "prompts" / "extract_triples.md"
 ENTITY_PREDICATE = "is"
 # What a chat model writes for a text without facts: no service takes an empty reply for an answer.
 NO_FACTS = "NONE"
-_KEYS = ("id", "text", "title", "triples", "source")
 
 # Only in front: further on it may be a name.
 _THOUGHT = re.compile(r"\A\s*<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.DOTALL)
@@ -40,7 +39,6 @@ _FIELD = r'(?:"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?)'
 _JSON_ROW = re.compile(rf"\[\s*{_FIELD}\s*,\s*{_FIELD}\s*,\s*{_FIELD}\s*\]", re.DOTALL)
 _JSON_START = re.compile(r'\[\s*"')
 _HUMP = re.compile(r"(?<=[a-z0-9])([A-Z])(?=[a-z])")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _NOTHING = re.compile(r"\W*(none|no (facts?|triples?)( found| stated)?)?\W*", re.IGNORECASE)
 
 
@@ -90,21 +88,12 @@ class ExtractionPair:
         Raises:
             ValueError: a key is missing or a value is of the wrong kind.
         """
-        missing = [key for key in ("id", "text", "triples") if key not in row]
-        if missing:
-            raise ValueError(
-                f"{where}: a text-to-triples pair needs {', '.join(_KEYS)}; this row lacks {', '.join(missing)} "
-                f"(it has {', '.join(map(str, row)) or 'nothing'})"
-            )
-        for key in ("id", "text", "title", "source"):
-            if not isinstance(row.get(key) or "", str):
-                raise ValueError(f"{where}: {key} must be text, found {row[key]!r}")
-        listed = row["triples"]
-        if not isinstance(listed, (list, tuple)):
-            raise ValueError(f"{where}: triples must be a list, found {type(listed).__name__}")
-        triples = triples_from_json(listed, where)
+        texts = text_fields(row, where, "text-to-triples pair", ("id", "text"), ("title", "source"))
+        if "triples" not in row:
+            raise ValueError(f"{where}: the text-to-triples pair lacks triples; it has {', '.join(map(str, row))}")
+        triples = triples_from_json(row["triples"], where)
         try:
-            return cls(row["id"] or "", row["text"] or "", row.get("title") or "", triples, row.get("source") or "")
+            return cls(texts["id"], texts["text"], texts["title"], triples, texts["source"])
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
 
@@ -195,7 +184,7 @@ def read_reply(text: str) -> ExtractionReply:
     Reads RAS's format, WikiOFGraph's angled markers, and JSON rows `["s", "p", "o"]`, also when the JSON around them
     is cut off. Thoughts between `<think>` tags are passed over, and half characters become U+FFFD: no file holds them.
     """
-    text = _SURROGATE.sub("\ufffd", _THOUGHT.sub("", text))
+    text = whole_characters(_THOUGHT.sub("", text))
     if not _MARKER.search(text):
         text = plain_markers(text)
     if _MARKER.search(text):
@@ -235,26 +224,8 @@ def read_pairs(path: str | Path, split: str | None = None) -> Iterator[Extractio
         FileNotFoundError: there is nothing there.
         ValueError: a row is not a pair; the message has file and line.
     """
-    for file in record_files(path, split):
-        if file.suffix == ".parquet":
-            yield from _parquet_pairs(file)
-        else:
-            for where, row in read_jsonl(file):
-                yield ExtractionPair.from_json(row, where)
-
-
-def _parquet_pairs(file: Path) -> Iterator[ExtractionPair]:
-    import pyarrow.parquet as pq
-
-    try:
-        shard = pq.ParquetFile(file)
-    except ValueError as error:
-        raise ValueError(f"{file}: not a readable Parquet file ({error})") from None
-    number = 0
-    for batch in shard.iter_batches(batch_size=512):
-        for row in batch.to_pylist():
-            number += 1
-            yield ExtractionPair.from_json(row, f"{file}:row {number}")
+    for where, row in read_rows(path, split):
+        yield ExtractionPair.from_json(row, where)
 
 
 def _json_triples(text: str) -> tuple[list[Triple], int]:
@@ -262,7 +233,7 @@ def _json_triples(text: str) -> tuple[list[Triple], int]:
     found, malformed = [], 0
     for match in _JSON_ROW.finditer(text):
         try:
-            fields = (_SURROGATE.sub("\ufffd", str(field)) for field in find_json(match.group(), list))
+            fields = (whole_characters(str(field)) for field in find_json(match.group(), list))
             found.append(Triple(*fields))
         except ValueError:
             malformed += 1

@@ -1,4 +1,4 @@
-"""Passages and the corpora they come from: one JSON object a line, `{"title", "text"}` and optionally `"id"`."""
+"""Passages and the corpora they come from: one JSON object per line, `{"title", "text"}` and optionally `"id"`."""
 
 from __future__ import annotations
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+import string
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from tripletune.models.data.triples import Triple, triples_from_json
 
@@ -24,6 +25,8 @@ Task = Literal["planning", "answering"]
 TASKS: tuple[Task, ...] = ("planning", "answering")
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
 _GZIP = b"\x1f\x8b"
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class Action(StrEnum):
@@ -133,36 +136,82 @@ class Record:
         Raises:
             ValueError: a key is missing or a value is of the wrong kind.
         """
-        missing = [key for key in ("id", "question_id", "task", "question", "action") if key not in row]
-        if missing:
-            raise ValueError(f"{where}: the record lacks {', '.join(missing)}; it has {', '.join(map(str, row))}")
-        answers = row.get("answers") or ()
+        needed, optional = ("id", "question_id", "task", "question", "action"), ("subquery", "source")
+        texts = text_fields(row, where, "record", needed, optional)
+        answers, steps = row.get("answers") or (), row.get("steps") or ()
         if not isinstance(answers, (list, tuple)) or not all(isinstance(answer, str) for answer in answers):
-            raise ValueError(f"{where}: answers must be a list of strings, found {answers!r}")
-        for key in ("id", "question_id", "question", "subquery", "source"):
-            if not isinstance(row.get(key) or "", str):
-                raise ValueError(f"{where}: {key} must be text, found {row[key]!r}")
+            raise ValueError(f"{where}: answers must be a list of texts, found {shown(answers)}")
+        if not isinstance(steps, (list, tuple)) or not all(isinstance(step, dict) for step in steps):
+            raise ValueError(
+                f"{where}: steps must be a list of objects with query, triples and text, found {shown(steps)}"
+            )
+        if texts["action"] not in list(Action):
+            raise ValueError(f"{where}: action {texts['action']!r} is not one of {', '.join(Action)}")
         try:
-            steps = tuple(
-                Step(str(step["query"]), triples_from_json(step.get("triples") or (), where), step.get("text") or "")
-                for step in row.get("steps") or ()
-            )
             return cls(
-                id=row["id"],
-                question_id=row["question_id"],
-                task=row["task"],
-                question=row["question"],
-                action=Action(row["action"]),
-                steps=steps,
-                subquery=row.get("subquery") or "",
+                id=texts["id"],
+                question_id=texts["question_id"],
+                task=cast(Task, texts["task"]),
+                question=texts["question"],
+                action=Action(texts["action"]),
+                steps=tuple(_step(step, f"{where}: step {number}") for number, step in enumerate(steps, 1)),
+                subquery=texts["subquery"],
                 answers=tuple(answers),
-                source=row.get("source") or "",
+                source=texts["source"],
             )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{where}: the record does not have the expected layout: {error!r}") from None
         except ValueError as error:
             text = str(error)
             raise ValueError(text if text.startswith(where) else f"{where}: {text}") from None
+
+
+def _step(step: dict[str, Any], where: str) -> Step:
+    texts = text_fields(step, where, "step", ("query",), ("text",))
+    return Step(texts["query"], triples_from_json(step.get("triples") or (), where), texts["text"])
+
+
+def normalize_answer(text: str) -> str:
+    """Lower-case, drop ASCII punctuation and the articles a, an, the, and fold white space (SQuAD's, HotpotQA's rule).
+
+    A text that consists of nothing else (the choice "A", the band "The The", the answer "!") keeps its articles, or
+    else its punctuation: an empty gold answer would match every prediction.
+    """
+    lowered = text.lower()
+    bare = lowered.translate(_PUNCTUATION)
+    normal = " ".join(_ARTICLES.sub(" ", bare).split())
+    return normal or " ".join(bare.split()) or " ".join(lowered.split())
+
+
+def text_fields(
+    row: dict[str, Any], where: str, kind: str, needed: Sequence[str], optional: Sequence[str] = ()
+) -> dict[str, str]:
+    """The text fields of a stored row; optional ones that are missing or null are empty.
+
+    Args:
+        row: The row.
+        where: Its place (file and line), which opens every error message.
+        kind: What the row is: "record".
+        needed: Names of fields that must be there; of other kinds than text, too.
+        optional: Names of further text fields.
+
+    Raises:
+        ValueError: a field is missing, or holds something other than text.
+    """
+    missing = [key for key in needed if key not in row]
+    if missing:
+        raise ValueError(
+            f"{where}: the {kind} lacks {', '.join(missing)}; it has {', '.join(map(str, row)) or 'nothing'}"
+        )
+    texts = {key: row[key] for key in needed} | {key: row.get(key) or "" for key in optional}
+    for key, value in texts.items():
+        if not isinstance(value, str):
+            raise ValueError(f"{where}: {key} must be text, found {shown(value)}")
+    return texts
+
+
+def shown(value: Any) -> str:
+    """A JSON value as an error message shows it: as JSON, cut short."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -174,7 +223,8 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"no such file: {path}")
+        what = "a folder" if path.is_dir() else "a pipe or device"
+        raise FileNotFoundError(f"{path} is {what}; give a file" if path.exists() else f"no such file: {path}")
     # Read as bytes: a text file is decoded in blocks, and an error in one would be told of the wrong line.
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -210,9 +260,14 @@ def json_value(line: bytes) -> Any:
 
 
 def whole_characters(value: Any) -> Any:
-    """JSON data with U+FFFD in the place of every half character; see `json_value`."""
-    text = json.dumps(value, ensure_ascii=False)
-    return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+    """A text, or JSON data, with U+FFFD in the place of every half character (lone surrogate); see `json_value`."""
+    if not isinstance(value, str):
+        return json.loads(whole_characters(json.dumps(value, ensure_ascii=False)))
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return value
 
 
 def record_files(path: str | Path, split: str | None = None) -> list[Path]:
@@ -237,21 +292,31 @@ def record_files(path: str | Path, split: str | None = None) -> list[Path]:
     return [file for file in files if exact.fullmatch(file.name)] or files
 
 
-def read_records(path: str | Path, split: str | None = None) -> Iterator[Record]:
-    """Stream the records of a file or of one split of a folder, in file order, with constant memory."""
-    for file in record_files(path, split):
-        if file.suffix == ".parquet":
-            import pyarrow.parquet as pq
+def read_rows(path: str | Path, split: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Stream the rows of a file or of one split of a folder as `("file:line", row)`, in file order, in constant memory.
 
-            try:
-                shard = pq.ParquetFile(file)
-            except ValueError as error:
-                raise ValueError(f"{file}: not a readable Parquet file ({error})") from None
-            row_number = 0
-            for batch in shard.iter_batches(batch_size=512):
-                for row in batch.to_pylist():
-                    row_number += 1
-                    yield Record.from_json(row, f"{file}:row {row_number}")
-        else:
-            for where, row in read_jsonl(file):
-                yield Record.from_json(row, where)
+    Raises:
+        FileNotFoundError: there is no such file or folder.
+        ValueError: a file is not readable; the message has file and line.
+    """
+    for file in record_files(path, split):
+        yield from _parquet_rows(file) if file.suffix == ".parquet" else read_jsonl(file)
+
+
+def _parquet_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        for batch in pq.ParquetFile(file).iter_batches(batch_size=512):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{file}:row {number}", row
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{file}: not a readable Parquet file ({error})") from None
+
+
+def read_records(path: str | Path, split: str | None = None) -> Iterator[Record]:
+    """Stream the records of a file or of one split of a folder; see `read_rows`."""
+    for where, row in read_rows(path, split):
+        yield Record.from_json(row, where)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.data.records import read_jsonl, record_files
+from tripletune.models.data.records import read_rows, shown, text_fields
 from tripletune.models.llm.client import Message
 
 _ROLES = ("system", "user", "assistant")
@@ -64,15 +64,18 @@ class Trajectory:
         Raises:
             ValueError: the row is no trajectory.
         """
+        texts = text_fields(row, where, "trajectory", ("id", "question_id", "role", "model"))
+        messages, learned = row.get("messages"), row.get("learned")
+        if not isinstance(messages, list) or not all(map(_is_message, messages)):
+            raise ValueError(
+                f"{where}: messages must be a list of turns with a role ({', '.join(_ROLES)}) and a text, "
+                f"found {shown(messages)}"
+            )
+        if not isinstance(learned, list) or not all(isinstance(flag, bool) for flag in learned):
+            raise ValueError(f"{where}: learned must be a list of true and false, found {shown(learned)}")
+        turns: list[Message] = [{"role": turn["role"], "content": turn["content"]} for turn in messages]
         try:
-            messages = tuple(_message(message) for message in row["messages"])
-            learned = row["learned"]
-            texts = {name: row[name] for name in ("id", "question_id", "role", "model")}
-            if not all(isinstance(text, str) for text in texts.values()) or not all(type(f) is bool for f in learned):
-                raise TypeError("ids, role and model must be text, and learned a list of true and false")
-            return cls(messages=messages, learned=tuple(learned), **texts)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"{where}: not a trajectory: {error!r}") from None
+            return cls(messages=tuple(turns), learned=tuple(learned), **texts)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
 
@@ -84,22 +87,9 @@ def read_trajectories(path: str | Path, split: str | None = None) -> Iterator[Tr
         FileNotFoundError: there is no such file or folder.
         ValueError: a row is no trajectory.
     """
-    for file in record_files(path, split):
-        if file.suffix == ".parquet":
-            import pyarrow.parquet as pq
-
-            number = 0
-            for batch in pq.ParquetFile(file).iter_batches(batch_size=64):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield Trajectory.from_json(row, f"{file}:row {number}")
-        else:
-            for where, row in read_jsonl(file):
-                yield Trajectory.from_json(row, where)
+    for where, row in read_rows(path, split):
+        yield Trajectory.from_json(row, where)
 
 
-def _message(value: Any) -> Message:
-    role, content = value["role"], value["content"]
-    if role not in _ROLES or not isinstance(content, str):
-        raise TypeError(f"a turn needs a role of {', '.join(_ROLES)} and a text; found {value!r}")
-    return {"role": role, "content": content}
+def _is_message(turn: Any) -> bool:
+    return isinstance(turn, dict) and turn.get("role") in _ROLES and isinstance(turn.get("content"), str)

@@ -88,12 +88,14 @@ def parse_triples(text: str) -> ParsedTriples:
     return ParsedTriples(tuple(triples), len(starts) - len(triples) + without_start)
 
 
-def triples_from_json(rows: Iterable[object], where: str) -> tuple[Triple, ...]:
+def triples_from_json(rows: object, where: str) -> tuple[Triple, ...]:
     """Build triples from JSON rows `[subject, predicate, object]`.
 
     Raises:
         ValueError: a row has not three non-empty strings; the message names `where` and the row.
     """
+    if not isinstance(rows, (list, tuple)):
+        raise ValueError(f"{where}: triples must be a list of [subject, predicate, object], found {rows!r:.80}")
     triples = []
     for row in rows:
         if not isinstance(row, (list, tuple)) or len(row) != 3 or not all(isinstance(field, str) for field in row):

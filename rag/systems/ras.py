@@ -13,8 +13,7 @@ from __future__ import annotations
 import random
 import time
 
-from tripletune.models.data.normalize import normalize_answer
-from tripletune.models.data.records import Action, ModelInput, Step
+from tripletune.models.data.records import Action, ModelInput, Step, normalize_answer
 from tripletune.models.data.triples import Triple
 from tripletune.models.local.generation import Generator
 from tripletune.models.prompts.rendering import Plan, parse_plan

@@ -6,12 +6,12 @@ not split when in doubt, and takes ten microseconds a passage.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
+
+from tripletune.models.data.records import whole_characters
 
 # RAS reads 512 tokens (section D.1); English has some four characters a token, tables and names fewer.
 PIECE_LIMIT = 1600
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def split_passage(text: str, limit: int = PIECE_LIMIT, length: Callable[[str], int] = len) -> list[str]:
@@ -32,7 +32,7 @@ def split_passage(text: str, limit: int = PIECE_LIMIT, length: Callable[[str], i
     """
     if limit < 1:
         raise ValueError(f"piece limit {limit}: it must be at least 1")
-    text = " ".join(_SURROGATE.sub("\ufffd", text).split())
+    text = " ".join(whole_characters(text).split())
     if length(text) <= limit:
         return [text] if text else []
     from sentencex import segment

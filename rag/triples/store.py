@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import sqlite3
 import unicodedata
 from dataclasses import asdict, dataclass
@@ -18,14 +17,13 @@ from pathlib import Path
 from typing import Protocol
 
 from tripletune.models.data.passages import Passage, passage_id
-from tripletune.models.data.records import read_jsonl
+from tripletune.models.data.records import read_jsonl, whole_characters
 from tripletune.models.data.triples import Triple, triples_from_json
 from tripletune.rag.retrieval.index_folder import sha256_of
 
 logger = logging.getLogger(__name__)
 
 _FORMAT = "1"
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class TripleSource(Protocol):
@@ -109,7 +107,7 @@ def passage_key(title: str, text: str) -> str:
 def _bare(text: str) -> str:
     if not text.isascii():
         # Half characters, which JSON can spell and no encoding can hold, are one unknown character.
-        text = _SURROGATE.sub("\ufffd", unicodedata.normalize("NFKC", text))
+        text = whole_characters(unicodedata.normalize("NFKC", text))
     return "".join(text.split())
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tripletune.data_builders.world.build import WorldOptions, generate_world
 from tripletune.data_builders.world.oracle import WorldOracle
-from tripletune.models.data.normalize import normalize_answer
+from tripletune.models.data.records import normalize_answer
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_cli import statistics
 from tripletune.models.llm.ledger_client import LedgerClient

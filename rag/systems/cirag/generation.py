@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tripletune.models.data.normalize import normalize_answer
+from tripletune.models.data.records import normalize_answer
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.replies import without_thoughts
 from tripletune.rag.retrieval.sentences import Fact

@@ -4,8 +4,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tripletune.models.data.records import Action, Record, Step, read_jsonl, read_records, record_files
+from tripletune.models.data.records import (
+    Action,
+    Record,
+    Step,
+    normalize_answer,
+    read_jsonl,
+    read_records,
+    record_files,
+)
 from tripletune.models.data.triples import Triple
 
 
@@ -40,12 +50,15 @@ def test_the_input_holds_no_label() -> None:
         ({"task": "answering", "answers": "Paris"}, "answers must be a list"),
         ({"task": "answering", "answers": 3}, "answers must be a list"),
         ({"task": "guessing"}, "not one of planning, answering"),
-        ({"action": "[STOP]"}, "not a valid Action"),
+        ({"action": "[STOP]"}, "not one of \\[SUBQ\\], "),
         ({"question": "  "}, "question is empty"),
         ({"question": 5}, "question must be text"),
-        ({"steps": [{"triples": []}]}, "expected layout"),
+        ({"steps": [{"triples": []}]}, "the step lacks query"),
         ({"steps": [{"query": "q", "triples": [["a", "b"]]}]}, "a triple must be"),
-        ({"steps": 5}, "expected layout"),
+        ({"steps": 5}, "steps must be a list of objects .* found 5"),
+        ({"steps": ["x"]}, "steps must be a list of objects"),
+        ({"steps": [{"query": "q", "triples": {"T": None}}]}, "triples must be a list"),
+        ({"question": None}, "question must be text, found null"),
     ],
 )
 def test_a_bad_record_is_one_error_with_its_place(change: dict[str, Any], message: str) -> None:
@@ -131,3 +144,31 @@ def test_reading_is_lazy(tmp_path: Path) -> None:
     assert next(rows)[1] == {"a": 1}
     with pytest.raises(ValueError, match=r"rows\.jsonl:2"):
         next(rows)
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("The  Beatles!", "beatles"),
+        ("an U.S. state", "us state"),
+        ("Theodore", "theodore"),
+        ("A", "a"),
+        ("The The", "the the"),
+        ("É́cole «X»", "é́cole «x»"),
+        ("", ""),
+        ("  ", ""),
+    ],
+)
+def test_normalised_answers(text: str, normal: str) -> None:
+    assert normalize_answer(text) == normal
+
+
+@given(st.text())
+def test_only_blank_text_becomes_empty(text: str) -> None:
+    assert bool(normalize_answer(text)) == bool(text.split())
+
+
+@given(st.text())
+def test_case_and_spacing_do_not_matter(text: str) -> None:
+    assert normalize_answer(f"  {text}\t") == normalize_answer(text)
+    assert normalize_answer(text.lower()) == normalize_answer(text)
