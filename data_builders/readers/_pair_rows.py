@@ -15,8 +15,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from tripletune.data_builders.readers._rows import Row, read_rows
-from tripletune.models.data.pairs import plain_markers
-from tripletune.models.data.triples import Triple, parse_triples
+from tripletune.models.data.triples import Triple, parse_triples, plain_markers
 
 MALFORMED_TRIPLES = "malformed triples, left out"
 BAD_TITLES = "titles that are no text, left out"

@@ -15,31 +15,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.data.records import read_rows, text_fields, whole_characters
-from tripletune.models.data.triples import Triple, format_triples, parse_triples, triples_from_json
+from tripletune.models.data.records import read_rows, text_fields
+from tripletune.models.data.triples import Triple, format_triples, triples_from_json
 from tripletune.models.llm.client import Message
-from tripletune.models.llm.replies import UnusableReply, find_json
+from tripletune.models.llm.replies import UnusableReply, find_triples
 
 PROMPT = Path(__file__).parents[1] / "prompts" / "extract_triples.md"
 ENTITY_PREDICATE = "is"
 # What a chat model writes for a text without facts: no service takes an empty reply for an answer.
 NO_FACTS = "NONE"
 
-# Only in front: further on it may be a name.
-_THOUGHT = re.compile(r"\A\s*<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.DOTALL)
-# WikiOFGraph writes (<S> s| <P> p| <O> o); RAS, figure 14, the same without the first bracket.
-_ANGLED = re.compile(r"(\(\s*)<S>|(\|\s*)<([PO])>")
-_MARKER = re.compile(r"\(\s*S>|\|\s*[PO]>")
-# A year or a number is often written without quotation marks.
-_FIELD = r'(?:"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?)'
-_JSON_ROW = re.compile(rf"\[\s*{_FIELD}\s*,\s*{_FIELD}\s*,\s*{_FIELD}\s*\]", re.DOTALL)
-_JSON_START = re.compile(r'\[\s*"')
 _HUMP = re.compile(r"(?<=[a-z0-9])([A-Z])(?=[a-z])")
-_NOTHING = re.compile(r"\W*(none|no (facts?|triples?)( found| stated)?)?\W*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,22 +170,16 @@ class ExtractionReply:
 def read_reply(text: str) -> ExtractionReply:
     """Read a model's reply; every good triple of a bad reply is kept.
 
-    Reads RAS's format, WikiOFGraph's angled markers, and JSON rows `["s", "p", "o"]`, also when the JSON around them
-    is cut off. Thoughts between `<think>` tags are passed over, and half characters become U+FFFD: no file holds them.
+    Reads what `models.llm.replies.find_triples` reads. An empty reply states no facts: an encoder-decoder learns that.
     """
-    text = whole_characters(_THOUGHT.sub("", text))
-    if not _MARKER.search(text):
-        text = plain_markers(text)
-    if _MARKER.search(text):
-        parsed = parse_triples(text)
-        found, malformed = list(parsed.triples), parsed.malformed
-        # Predicate or object markers without a subject's: something was meant.
-        malformed += not parsed.triples and not parsed.malformed
-    else:
-        found, malformed = _json_triples(text)
-    distinct = tuple(dict.fromkeys(found))
-    unreadable = not found and not malformed and _NOTHING.fullmatch(text) is None and not _is_empty_json(text)
-    return ExtractionReply(distinct, malformed, unreadable, len(found) - len(distinct))
+    if not text.strip():
+        return ExtractionReply(())
+    try:
+        found = find_triples(text)
+    except UnusableReply:
+        return ExtractionReply((), unreadable=True)
+    distinct = tuple(dict.fromkeys(found.triples))
+    return ExtractionReply(distinct, found.malformed, False, len(found.triples) - len(distinct))
 
 
 def read_replies(texts: Sequence[str]) -> ExtractionReply:
@@ -212,11 +195,6 @@ def read_replies(texts: Sequence[str]) -> ExtractionReply:
     )
 
 
-def plain_markers(text: str) -> str:
-    """WikiOFGraph's markers `(<S>`, `| <P>`, `| <O>` as RAS writes them."""
-    return _ANGLED.sub(lambda match: f"{match[1]}S>" if match[1] else f"{match[2]}{match[3]}>", text)
-
-
 def read_pairs(path: str | Path, split: str | None = None) -> Iterator[ExtractionPair]:
     """Stream the pairs of a file or of one split of a folder, in file order, with constant memory.
 
@@ -226,25 +204,3 @@ def read_pairs(path: str | Path, split: str | None = None) -> Iterator[Extractio
     """
     for where, row in read_rows(path, split):
         yield ExtractionPair.from_json(row, where)
-
-
-def _json_triples(text: str) -> tuple[list[Triple], int]:
-    """Rows of three strings, wherever they stand; what opens like a row and is none is malformed."""
-    found, malformed = [], 0
-    for match in _JSON_ROW.finditer(text):
-        try:
-            fields = (whole_characters(str(field)) for field in find_json(match.group(), list))
-            found.append(Triple(*fields))
-        except ValueError:
-            malformed += 1
-    rest = _JSON_ROW.sub("", text)
-    return found, malformed + len(_JSON_START.findall(rest))
-
-
-@lru_cache(maxsize=64)
-def _is_empty_json(text: str) -> bool:
-    try:
-        value = find_json(text)
-    except UnusableReply:
-        return False
-    return not value or (isinstance(value, dict) and not any(value.values()))

@@ -21,6 +21,9 @@ _PREDICATE_OR_OBJECT = re.compile(r"\|\s*[PO]>")
 # Where a triple ends and something else begins.
 _END = re.compile(r"\)(?=\s*[,;(])")
 
+# WikiOFGraph writes (<S> s| <P> p| <O> o); RAS, figure 14, the same without the first bracket.
+_ANGLED = re.compile(r"(\(\s*)<S>|(\|\s*)<([PO])>")
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Triple:
@@ -86,6 +89,11 @@ def parse_triples(text: str) -> ParsedTriples:
             triples.append(triple)
         without_start += has_neighbour
     return ParsedTriples(tuple(triples), len(starts) - len(triples) + without_start)
+
+
+def plain_markers(text: str) -> str:
+    """WikiOFGraph's markers `(<S>`, `| <P>`, `| <O>` as RAS writes them."""
+    return _ANGLED.sub(lambda match: f"{match[1]}S>" if match[1] else f"{match[2]}{match[3]}>", text)
 
 
 def triples_from_json(rows: object, where: str) -> tuple[Triple, ...]:

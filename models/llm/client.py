@@ -29,6 +29,7 @@ class Sampling:
         max_tokens: Longest reply, in tokens.
         stop: The reply ends before any of these texts.
         seed: For servers that take one. Replies to the same messages under two seeds are two calls.
+        schema: A JSON schema, as JSON text, for servers that hold the reply to one.
 
     Raises:
         ValueError: a value makes no sense.
@@ -39,6 +40,7 @@ class Sampling:
     max_tokens: int = 512
     stop: tuple[str, ...] = ()
     seed: int | None = None
+    schema: str | None = None
 
     def __post_init__(self) -> None:
         if self.temperature < 0:

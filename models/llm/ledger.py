@@ -234,8 +234,10 @@ class Ledger:
 @lru_cache(maxsize=256)
 def _sampling_json(sampling: Sampling) -> str:
     # 0 and 0.0 are the same temperature and must be the same text. A field that `Sampling` gets later must be left out
-    # at its default, or every key changes.
+    # at its default, as the schema is, or every key changes.
     values = {**asdict(sampling), "temperature": float(sampling.temperature), "top_p": float(sampling.top_p)}
+    if sampling.schema is None:
+        del values["schema"]
     return _encode(values)
 
 

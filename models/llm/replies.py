@@ -1,28 +1,37 @@
-"""From a reply's text to what a caller needs: one repair turn for a reply that can't be used, and JSON inside prose.
+"""From a reply's text to what a caller needs: JSON and triples inside prose, and repair turns for bad replies.
 
-A repair is a chat with the bad reply and what is wrong with it. It is a call of its own in the ledger, under the role
-with `.repair` at its end, so that its cost shows.
+A repair turn is a chat with the bad reply and what is wrong with it. It is a call of its own in the ledger, under the
+role with `.repair` at its end, so that its cost shows.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
+from tripletune.models.data.records import whole_characters
+from tripletune.models.data.triples import Triple, parse_triples, plain_markers
 from tripletune.models.llm.client import LLMClient, Message, Sampling
 
 T = TypeVar("T")
 PROMPTS = Path(__file__).parent / "prompts"
 REPAIR_ROLE = ".repair"
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n`]*\n(.*?)(?:^[ \t]*\1|\Z)", re.MULTILINE | re.DOTALL)
-_KINDS: dict[type[Any], tuple[str, str]] = {dict: ("object", "{"), list: ("array", "[")}
+_KINDS: dict[type[Any], tuple[str, str, str]] = {dict: ("object", "{", "}"), list: ("array", "[", "]")}
 _BRACKET = re.compile(r"[\[{]")
+_JSON_START = re.compile(r"([\[{])\s*([\"'\[{])")
+_TRAILING_COMMA = re.compile(r",(?=\s*[\]}])")
+_LONGEST_REPAIRED = 20_000
+REPAIRED = "JSON that was repaired"
+_MARKER = re.compile(r"\(\s*S>|\|\s*[PO]>")
+_NO_FACTS = re.compile(r"\W*(none|no (facts?|triples?)( found| stated)?)\W*", re.IGNORECASE)
 # Where a chat template writes the opening tag, the reply has the closing one alone.
 _THOUGHT = re.compile(r"\A(?:(?!<think).)*?</think(?:ing)?>|<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.DOTALL)
 
@@ -114,16 +123,19 @@ def without_thoughts(text: str) -> str:
     return _THOUGHT.sub("", text)
 
 
-def find_json(text: str, *kinds: type[Any]) -> Any:
+def find_json(text: str, *kinds: type[Any], advice: str = "", notes: Counter[str] | None = None) -> Any:
     """The JSON object or array of a reply that may have code fences and prose around it.
 
     A value inside another does not count: in `[{"a": 1}]` there is an array and no object. Where several values are
     of the right kind, one in a code fence goes before one outside, and a later one before an earlier: models think
-    first and answer last. Text between `<think>` tags is passed over.
+    first and answer last. Text between `<think>` tags is passed over. Where none is valid JSON, trailing commas and
+    Python's way of writing (single quotes, True, None) are repaired; what is cut off never is.
 
     Args:
         text: The reply.
         kinds: `dict`, `list` or both; nothing means both.
+        advice: What to write instead, for the explanation of a refusal.
+        notes: Counts `REPAIRED` when the JSON had to be repaired.
 
     Returns:
         The parsed value.
@@ -132,16 +144,20 @@ def find_json(text: str, *kinds: type[Any]) -> Any:
         UnusableReply: there is none ("no_json"), or it is cut off or malformed ("bad_json").
     """
     wanted = kinds or (dict, list)
-    text = without_thoughts(text)
-    parts = [match.group(2) for match in _FENCE.finditer(text)]
-    for part in (*reversed(parts), text):
-        found = [value for value in _values(part) if isinstance(value, wanted)]
+    parts = _parts(text)
+    for part in parts:
+        found = [value for value in _scan(part)[0] if isinstance(value, wanted)]
         if found:
             return found[-1]
+    for part in parts:
+        if (value := _repaired(part, wanted)) is not None:
+            if notes is not None:
+                notes[REPAIRED] += 1
+            return value
     name = " or ".join(_KINDS[kind][0] for kind in wanted)
-    if any(_KINDS[kind][1] in text for kind in wanted):
-        raise UnusableReply("bad_json", f"the JSON {name} in it is cut off or malformed.")
-    raise UnusableReply("no_json", f"there is no JSON {name} in it.")
+    if any(_KINDS[kind][1] in parts[-1] for kind in wanted):
+        raise UnusableReply("bad_json", _explain(text, f"the JSON {name} in it is cut off or malformed", advice))
+    raise UnusableReply("no_json", _explain(text, f"there is no JSON {name} in it", advice))
 
 
 def json_values(text: str, *kinds: type[Any]) -> list[Any]:
@@ -151,14 +167,111 @@ def json_values(text: str, *kinds: type[Any]) -> list[Any]:
         text: Any text; what stands between them is passed over.
         kinds: `dict`, `list` or both; nothing means both.
     """
-    return [value for value in _values(text) if isinstance(value, kinds or (dict, list))]
+    return [value for value in _scan(text)[0] if isinstance(value, kinds or (dict, list))]
 
 
-def _values(text: str) -> list[Any]:
-    """The outermost objects and arrays of a text, from left to right."""
+class FoundTriples(NamedTuple):
+    """The triples of a reply.
+
+    Attributes:
+        triples: Well-formed triples in order, repeated ones too.
+        malformed: How many were written as triples and are none.
+        cut_off: Whether the JSON around them is not complete.
+    """
+
+    triples: tuple[Triple, ...]
+    malformed: int = 0
+    cut_off: bool = False
+
+
+def find_triples(text: str, advice: str = "") -> FoundTriples:
+    """The triples of a reply, in any form that models write; every good triple of a bad reply is kept.
+
+    The forms are RAS's `(S> s| P> p| O> o)`, WikiOFGraph's angled markers, and JSON rows `[s, p, o]` or objects with
+    "subject", "predicate" and "object": in an object under "triples" or its only list, in a list, or one after another.
+
+    Args:
+        text: The reply.
+        advice: What to write instead, for the explanation of a refusal.
+
+    Raises:
+        UnusableReply: nothing in it is meant as a triple, and it does not say that there are none ("NONE", an empty
+            list).
+    """
+    # A reply that begins with a triple holds no thoughts: a tag further on is a name.
+    plain = text if _MARKER.match(plain_markers(text).lstrip()) else without_thoughts(text)
+    marked = plain if _MARKER.search(plain) else plain_markers(plain)
+    if _MARKER.search(marked):
+        parsed = parse_triples(whole_characters(marked))
+        # Predicate or object markers without a subject's: something was meant.
+        return FoundTriples(parsed.triples, parsed.malformed or int(not parsed.triples))
+    if _NO_FACTS.fullmatch(plain):
+        return FoundTriples(())
+    values: list[Any] = []
+    vain: list[str] = []
+    for part in _parts(text):
+        values, vain = _scan(part)
+        if vain and (repaired := _repaired(part, (dict, list))) is not None:
+            values, vain = [repaired], []
+        if values or vain:
+            break
+    lists = [value for value in values if not _is_row(value)]
+    rows = _rows_in(lists[-1]) if lists else values
+    malformed = sum(start in ('["', "['") for start in vain)
+    if rows is None or not (rows or lists or malformed):
+        raise UnusableReply("no_triples", _explain(text, "there is no list of triples in it", advice))
+    triples = tuple(triple for row in rows if (triple := triple_of(row)) is not None)
+    return FoundTriples(triples, len(rows) - len(triples) + malformed, bool(vain))
+
+
+def triple_of(row: object) -> Triple | None:
+    """A triple from `[s, p, o]` or `{"subject", "predicate", "object"}`; None when it is neither."""
+    if isinstance(row, dict):
+        row = [row.get("subject"), row.get("predicate"), row.get("object")]
+    if not isinstance(row, (list, tuple)) or len(row) != 3:
+        return None
+    # A year or a number is often written without quotation marks.
+    fields = [whole_characters(str(field)) for field in row if type(field) in (str, int, float)]
+    return Triple(*fields) if len(fields) == 3 and all(field.strip() for field in fields) else None
+
+
+def _is_row(value: Any) -> bool:
+    """Whether a value outside any list is meant as one triple."""
+    if isinstance(value, dict):
+        return "subject" in value
+    return bool(value) and not any(isinstance(item, (dict, list)) for item in value)
+
+
+def _rows_in(value: Any) -> list[Any] | None:
+    """The rows of a list, or of the list in an object; None where it is not clear which one is meant."""
+    if isinstance(value, dict):
+        lists = [one for one in value.values() if isinstance(one, list)]
+        only = lists[0] if len(lists) == 1 else None if any(value.values()) else []
+        value = value.get("triples", only)
+    if not isinstance(value, list):
+        return None
+    return [value] if triple_of(value) else value
+
+
+def _explain(text: str, wrong: str, advice: str) -> str:
+    if not advice:
+        return f"{wrong}."
+    return f"{f'In the reply: {wrong}' if text.strip() else 'The reply is empty'}; {advice}."
+
+
+def _parts(text: str) -> list[str]:
+    """A reply's code fences, the last one first, then all of it; thoughts left out."""
+    text = without_thoughts(text)
+    return [*reversed([match.group(2) for match in _FENCE.finditer(text)]), text]
+
+
+def _scan(text: str) -> tuple[list[Any], list[str]]:
+    """The outermost objects and arrays of a text, and the first two marks of those that can't be parsed."""
     # Not strict: models put raw line breaks into strings.
     decoder = json.JSONDecoder(parse_constant=_no_constant, strict=False)
-    found, position = [], 0
+    found: list[Any] = []
+    vain: list[str] = []
+    position = 0
     while bracket := _BRACKET.search(text, position):
         start = bracket.start()
         try:
@@ -169,7 +282,29 @@ def _values(text: str) -> list[Any]:
             break
         except ValueError:
             position = start + 1
-    return found
+            if match := _JSON_START.match(text, start):
+                vain.append("".join(match.groups()))
+    return found, vain
+
+
+def _repaired(text: str, kinds: tuple[type[Any], ...]) -> Any:
+    """The value from the first bracket to the last, without trailing commas or as Python writes it; None: no such."""
+    for kind in sorted(kinds, key=lambda kind: text.find(_KINDS[kind][1])):
+        _, first, last = _KINDS[kind]
+        cut = text[text.find(first) : text.rfind(last) + 1]
+        balanced = cut.count("[") == cut.count("]") and cut.count("{") == cut.count("}")
+        if not balanced or not 1 < len(cut) < _LONGEST_REPAIRED:
+            continue
+        ways = ((partial(json.loads, strict=False), _TRAILING_COMMA.sub("", cut)), (ast.literal_eval, cut))
+        for read, written in ways:
+            try:
+                # To and fro: tuples become lists, and what JSON does not know is refused.
+                value = json.loads(json.dumps(read(written), allow_nan=False))
+            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+                continue
+            if isinstance(value, kind):
+                return value
+    return None
 
 
 def _no_constant(name: str) -> NoReturn:

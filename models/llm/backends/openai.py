@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -150,6 +151,9 @@ def chat_body(
         body["stop"] = list(sampling.stop)
     if sampling.seed is not None:
         body["seed"] = sampling.seed
+    if sampling.schema is not None:
+        schema = {"name": "reply", "strict": True, "schema": json.loads(sampling.schema)}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
     return {**body, **extra}
 
 

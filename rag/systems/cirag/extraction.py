@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from tripletune.models.data.passages import Passage
-from tripletune.models.data.triples import Triple, parse_triples
+from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import CallError, Message, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
-from tripletune.models.llm.replies import UnusableReply, ask, find_json, without_thoughts
+from tripletune.models.llm.replies import UnusableReply, ask, find_json, find_triples
 from tripletune.rag.systems.prompt_files import PromptSet
 from tripletune.rag.systems.question_client import QuestionClient
 from tripletune.rag.triples.store import TripleSource
@@ -150,7 +150,7 @@ def read_entities(text: str) -> tuple[str, ...]:
     Raises:
         UnusableReply: there is no list of strings.
     """
-    value = _first_of(_json(text, _ENTITIES), ("entities", "named entities", "named_entities"))
+    value = _first_of(find_json(text, advice=_ENTITIES), ("entities", "named entities", "named_entities"))
     if not isinstance(value, list) or not all(isinstance(name, (str, int, float)) for name in value):
         raise UnusableReply("no_entities", f"The reply holds no list of entities; {_ENTITIES}.")
     names = (" ".join(str(name).split()) for name in value)
@@ -158,45 +158,21 @@ def read_entities(text: str) -> tuple[str, ...]:
 
 
 def read_triples(text: str) -> tuple[tuple[Triple, ...], int]:
-    """Read `{"triples": [[s, p, o], ...]}`, the list alone, or `(S> s| P> p| O> o)`.
+    """Read `{"triples": [[s, p, o], ...]}` and what else `models.llm.replies.find_triples` reads.
 
     Returns:
         The distinct triples in order and the number of malformed ones, which cost no neighbour. A list without any
         triple is fine: some passages state nothing.
 
     Raises:
-        UnusableReply: there is no list, or nothing in it is a triple.
+        UnusableReply: there is no list, it is cut off, or nothing in it is a triple.
     """
-    if "S>" in text and (marked := parse_triples(without_thoughts(text))).triples:
-        return tuple(dict.fromkeys(marked.triples)), marked.malformed
-    value = _first_of(_json(text, _TRIPLES), ("triples", "knowledge triples"))
-    if not isinstance(value, list):
-        raise UnusableReply("no_triples", f"The reply holds no list of triples; {_TRIPLES}.")
-    triples = [triple for row in value if (triple := triple_of(row)) is not None]
-    if value and not triples:
+    found = find_triples(text, _TRIPLES)
+    if found.cut_off:
+        raise UnusableReply("bad_json", f"In the reply: the JSON in it is cut off or malformed; {_TRIPLES}.")
+    if found.malformed and not found.triples:
         raise UnusableReply("no_triples", f"Nothing in the list is a triple of three non-empty strings; {_TRIPLES}.")
-    return tuple(dict.fromkeys(triples)), len(value) - len(triples)
-
-
-def triple_of(row: object) -> Triple | None:
-    """A triple from `[s, p, o]` or `{"subject", "predicate", "object"}`; None when it is neither."""
-    if isinstance(row, dict):
-        row = [row.get("subject"), row.get("predicate"), row.get("object")]
-    if not isinstance(row, (list, tuple)) or len(row) != 3:
-        return None
-    # A year or a number is often written without quotation marks.
-    fields = [str(value) if type(value) in (int, float) else value for value in row]
-    if not all(isinstance(value, str) and value.strip() for value in fields):
-        return None
-    return Triple(*fields)
-
-
-def _json(text: str, advice: str) -> Any:
-    try:
-        return find_json(text)
-    except UnusableReply as error:
-        what = "The reply is empty" if not text.strip() else f"In the reply: {error.explanation.rstrip('.')}"
-        raise UnusableReply(error.reason, f"{what}; {advice}.") from None
+    return tuple(dict.fromkeys(found.triples)), found.malformed
 
 
 def _first_of(value: Any, names: Iterable[str]) -> Any:

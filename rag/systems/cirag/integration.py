@@ -28,9 +28,8 @@ from typing import Any
 
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import Message
-from tripletune.models.llm.replies import UnusableReply, ask, find_json, json_values, without_thoughts
+from tripletune.models.llm.replies import UnusableReply, ask, find_json, json_values, triple_of, without_thoughts
 from tripletune.rag.retrieval.sentences import Fact
-from tripletune.rag.systems.cirag.extraction import triple_of
 from tripletune.rag.systems.cirag.first_thought import begin_with, show_thought
 from tripletune.rag.systems.cirag.options import INTEGRATION_PROMPT, CiragOptions
 from tripletune.rag.systems.prompt_files import PromptSet

@@ -11,14 +11,13 @@ from tripletune.models.data.pairs import (
     extraction_chat,
     is_only_a_name,
     load_instruction,
-    plain_markers,
     predicate_words,
     read_pairs,
     read_reply,
     render_source,
     render_target,
 )
-from tripletune.models.data.triples import Triple
+from tripletune.models.data.triples import Triple, plain_markers
 
 PIECES = st.sampled_from(
     ["(S>", "(<S>", "| P>", "| <P>", "|O>", "\\", "(", ")", "|", ">", ", ", '"', "[", "<think>", "NONE", "é", "日本"]

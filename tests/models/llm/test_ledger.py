@@ -64,6 +64,7 @@ def path(tmp_path: Path) -> Path:
 def test_a_key_is_the_same_for_ever():
     # Written down here: a change of this value makes every ledger out there useless.
     assert call("hello").key == "1d8e0b4e58c5f5571eda253e6b785275a69a5adc"
+    assert call("hello", schema="{}").key != call("hello").key
 
 
 @pytest.mark.parametrize(

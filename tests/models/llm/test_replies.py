@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tripletune.models.llm.client import Message
-from tripletune.models.llm.replies import UnusableReply, ask, find_json, repair_turns
+from tripletune.models.llm.replies import REPAIRED, UnusableReply, ask, find_json, find_triples, repair_turns
 from tripletune.models.local.generation import Completion
 
 QUESTION: list[Message] = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "A number?"}]
@@ -98,6 +98,9 @@ def test_repairs_below_zero_are_refused():
         ("~~~json\n[3]\n~~~", (list,), [3]),
         ('```json\n{"a": 1}', (dict,), {"a": 1}),
         ("it {may} be [4]", (), [4]),
+        # Repaired: trailing commas, and as Python writes.
+        ('{"a": [1, 2,], "b": true,}', (dict,), {"a": [1, 2], "b": True}),
+        ("As [1] says: {'a': None, 'b': (1, 2)}", (dict,), {"a": None, "b": [1, 2]}),
     ],
 )
 def test_json_is_found(text, kinds, value):
@@ -112,6 +115,8 @@ def test_json_is_found(text, kinds, value):
         ("[1]", (dict,), "no_json"),
         ('{"a": [1, 2', (dict,), "bad_json"),
         ('{"a": NaN}', (dict,), "bad_json"),
+        ("{'a': {1, 2}}", (dict,), "bad_json"),
+        ("{'a': [1, 2}", (dict,), "bad_json"),
         ("[" * 5000, (list,), "bad_json"),
         ("[" + "1" * 6000, (list,), "bad_json"),
     ],
@@ -120,6 +125,46 @@ def test_what_is_no_json_has_a_reason(text, kinds, reason):
     with pytest.raises(UnusableReply) as caught:
         find_json(text, *kinds)
     assert caught.value.reason == reason
+
+
+def test_a_refusal_says_what_to_write_and_a_repair_is_counted():
+    with pytest.raises(UnusableReply) as caught:
+        find_json("no", dict, advice="write one JSON object")
+    assert caught.value.explanation == "In the reply: there is no JSON object in it; write one JSON object."
+    with pytest.raises(UnusableReply, match="The reply is empty; write"):
+        find_json(" ", dict, advice="write one JSON object")
+    notes = Counter()
+    assert find_json("{'a': 1}", dict, notes=notes) == {"a": 1}
+    assert notes == {REPAIRED: 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "triples", "malformed", "cut_off"),
+    [
+        ("Facts: (S> a| P> b| O> c), (S> d| P> e", ["abc"], 1, False),
+        ("(<S> a| <P> b| <O> c)", ["abc"], 0, False),
+        ('{"triples": [["a", "b", "c"], ["d", "e", 7], ["x"], ["", "y", "z"]]}', ["abc", "de7"], 2, False),
+        ('As [1] says: {"triples": [{"subject": "a", "predicate": "b", "object": "c"}]}', ["abc"], 0, False),
+        ('{"facts": [["a", "b", "c"], ["d", "e", "f"]]}', ["abc", "def"], 0, False),
+        ('1. ["a", "b", "c"]\n2. ["d", "e", "f"]', ["abc", "def"], 0, False),
+        ("{'triples': [['a', 'b', 'c'],]}", ["abc"], 0, False),
+        ('{"triples": ["a", "b", "c"]}', ["abc"], 0, False),
+        ('{"triples": [["a", "b", "c"], ["d", "e', ["abc"], 1, True),
+        ('[["a", "b", "c"], ["a", "b", "c"]]', ["abc", "abc"], 0, False),
+        ('{"triples": []}', [], 0, False),
+        ("NONE.", [], 0, False),
+    ],
+)
+def test_triples_are_found_in_every_form(text, triples, malformed, cut_off):
+    found = find_triples(text)
+    assert ["".join(triple.as_list()) for triple in found.triples] == triples
+    assert (found.malformed, found.cut_off) == (malformed, cut_off)
+
+
+@pytest.mark.parametrize("text", ["", "I can't.", '{"other": 1}', '{"a": [["x"]], "b": [1]}', '{"triples": ['])
+def test_a_reply_without_triples_is_refused(text):
+    with pytest.raises(UnusableReply, match=r"no_triples: .*; write triples\."):
+        find_triples(text, "write triples")
 
 
 plain = st.text(st.characters(exclude_characters="[]{}`~<>", exclude_categories=["Cs"]), max_size=30)
