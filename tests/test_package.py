@@ -1,0 +1,116 @@
+"""The wheel beside a user's own `models/`, `train.py` and `eval.py`: the README example and an evaluation run there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PASSAGES = [("Glass Harbour", "A novel by Ida Morn."), ("Ida Morn", "Born in Velsund.")]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy: the build leaves folders in its source."""
+    pytest.importorskip("setuptools", "77")
+    source, output = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in sorted(path.name for path in (ROOT / "tripletune").iterdir() if path.is_symlink()):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "tripletune", source / "tripletune", symlinks=True)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    subprocess.run([*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", output, source], check=True)
+    (made,) = output.glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A user's own project, whose names are those of our folders."""
+    folder = tmp_path / "project"
+    (folder / "models").mkdir(parents=True)
+    for name in ("models/__init__.py", "train.py", "eval.py"):
+        (folder / name).write_text("raise RuntimeError('the user code of this name was imported')\n")
+    return folder
+
+
+@pytest.fixture
+def files(project: Path, make_graph_llm: Callable[..., Any]) -> Path:
+    """What the commands read: a model, a corpus with triples, one question."""
+    from tripletune.models.loading import add_adapter
+
+    llm, processor = make_graph_llm()
+    adapted = add_adapter(llm)
+    adapted.save_pretrained(project / "model")
+    llm.config.save_pretrained(project / "model")
+    processor.save_pretrained(project / "model")
+    rows = [{"title": title, "text": text} for title, text in PASSAGES]
+    facts = [[["Glass Harbour", "Author", "Ida Morn"]], [["Ida Morn", "Birthplace", "Velsund"]]]
+    (project / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    triples = ({**row, "triples": found} for row, found in zip(rows, facts))
+    (project / "triples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in triples))
+    question = {"_id": "q1", "question": "Where was the author of Glass Harbour born?", "answer": "Velsund",
+                "type": "bridge", "supporting_facts": [["Ida Morn", 0]],
+                "context": [[title, [text]] for title, text in PASSAGES]}  # fmt: skip
+    (project / "questions.jsonl").write_text(json.dumps(question) + "\n")
+    return project
+
+
+def run(project: Path, site: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words], cwd=project, env={**os.environ, "PYTHONPATH": str(site)}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+
+
+def test_a_wheel_holds_nothing_but_tripletune(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"tripletune"}
+    held = {name for name in names if name.startswith("tripletune/")}
+    ours = [path.resolve() for path in (ROOT / "tripletune").iterdir() if path.is_symlink()]
+    wanted = [path for folder in ours for kind in ("*.py", "*.yaml", "*.md") for path in folder.rglob(kind)]
+    assert {f"tripletune/{path.relative_to(ROOT)}" for path in wanted} <= held
+    assert "tripletune/py.typed" in held
+
+
+def test_the_readme_example_runs_beside_a_users_own_folders(site: Path, files: Path) -> None:
+    example = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)[0]
+    for theirs, ours in {
+        "runs/demo/export": "model",
+        "runs/demo/exam/test.corpus.jsonl": "corpus.jsonl",
+        "runs/demo/exam/test.triples.jsonl": "triples.jsonl",
+        "runs/demo/index": "index",
+    }.items():
+        assert theirs in example
+        example = example.replace(theirs, ours)
+    (files / "example.py").write_text(f"{example}\nimport tripletune\nprint(tripletune.__file__)\n")
+    done = run(files, site, "example.py")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert str(site) in done.stdout
+
+
+def test_an_evaluation_runs_beside_a_users_own_folders(site: Path, files: Path) -> None:
+    words = ["-m", "tripletune", "eval", "run", "--system", "ras", "--task", "hotpotqa", "--data", "questions.jsonl",
+             "--triples", "triples.jsonl", "--model", "model", "--output", "out"]  # fmt: skip
+    done = run(files, site, *words, "--max-rounds", "1", "--max-plan-tokens", "4", "--max-answer-tokens", "4")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads((files / "out" / "metrics.json").read_text())["questions"] == 1
