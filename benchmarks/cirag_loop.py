@@ -27,8 +27,8 @@ from typing import Any
 from measure import PeakMemory, environment, gigabytes, quiet, write_result
 
 from tripletune.data_builders.world.build import WorldOptions, write_world
+from tripletune.rag.systems import Tools, load_system
 from tripletune.rag.systems.cirag.options import CiragOptions
-from tripletune.rag.systems.registry import Tools, load_system
 
 _SIZES = (
     "questions", "concurrency", "batch_size", "repeats", "max_rounds", "top_k", "candidates", "max_integration_tokens",
@@ -68,7 +68,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     from tripletune.models.llm.backends.hf import HFBackend
     from tripletune.models.llm.ledger_client import LedgerClient
     from tripletune.rag.retrieval.retrievers import open_retriever
-    from tripletune.rag.triples.store import TripleStore
+    from tripletune.rag.triples.store import open_triples
 
     quiet()
     options = CiragOptions(
@@ -91,7 +91,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         world = Path(scratch) / "world"
         write_world(WorldOptions(seed=args.seed, train=0, validation=0, test=args.questions + 1, one_hop=0), world)
         retriever = open_retriever("bm25", world / "test.corpus.jsonl", Path(scratch) / "index")
-        store = TripleStore.open(world / "test.triples.jsonl", Path(scratch) / "triples.sqlite")
+        store = open_triples(world / "test.triples.jsonl", Path(scratch) / "triples.sqlite")
         tools = Tools(
             llm=llm, integrator=student, retriever=retriever, store=_First(store, args.candidates, args.top_k)
         )

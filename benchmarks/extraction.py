@@ -31,13 +31,12 @@ from tripletune.models.data.pairs import load_instruction, read_reply
 from tripletune.models.data.passages import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.local.generation import Completion
-from tripletune.rag.systems.cirag.circles import Circles
+from tripletune.models.local.grammar import Repetition
 from tripletune.rag.triples.cli import read_passages
 from tripletune.rag.triples.extract import CorpusExtraction, ExtractionCounts, source_pieces
-from tripletune.rag.triples.extraction_store import ExtractionStore
 from tripletune.rag.triples.local_extractor import DTYPES, PROMPT_FILE, LocalOptions, open_local_extractor
 from tripletune.rag.triples.prompt import ExtractionPrompt
-from tripletune.rag.triples.store import passage_key
+from tripletune.rag.triples.store import TripleStore, passage_key
 
 CORPUS = Path(__file__).resolve().parents[2] / "shared" / "data" / "2wikimultihopqa_corpus.jsonl"
 
@@ -115,7 +114,7 @@ def _together(
     args: argparse.Namespace, options: LocalOptions, passages: Sequence[Passage], scratch: Path
 ) -> dict[str, Any]:
     extractor = open_local_extractor(args.model, options)
-    store = ExtractionStore(scratch / "extracted.sqlite")
+    store = TripleStore(scratch / "extracted.sqlite")
     run = CorpusExtraction(extractor, store)
 
     async def work() -> tuple[float, ExtractionCounts]:
@@ -156,7 +155,7 @@ def _one_by_one(args: argparse.Namespace, passages: Sequence[Passage]) -> dict[s
     prompt = ExtractionPrompt(load_instruction(own if own.is_file() else None))
     chat = None if apart else ChatEncoder(tokenizer, args.model)
     ends = end_tokens(model, tokenizer)
-    circles = Circles(tokenizer)
+    circles = Repetition(tokenizer)
 
     def reply(text: str, limit: int) -> str:
         ids = list(tokenizer(text)["input_ids"]) if chat is None else chat.encode(prompt.chat(text))
@@ -212,7 +211,7 @@ def _second_run(count: int, scratch: Path) -> dict[str, Any]:
             file.write(json.dumps({"title": f"Place {number}", "text": text}) + "\n")
     runs = []
     for name in ("first", "second"):
-        store = ExtractionStore(scratch / f"filled-{count}.sqlite")
+        store = TripleStore(scratch / f"filled-{count}.sqlite")
         run = CorpusExtraction(_Rule(), store)
         with PeakMemory() as memory:
             start = time.perf_counter()

@@ -25,7 +25,7 @@ from typing import Any
 from measure import PeakMemory, environment, gigabytes, quiet, write_result
 
 from tripletune.data_builders.world.build import WorldOptions, write_world
-from tripletune.rag.systems.registry import LoopOptions, Tools, load_system
+from tripletune.rag.systems import LoopOptions, Tools, load_system
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,7 +56,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         ValueError: an option can't work.
     """
     from tripletune.rag.retrieval.retrievers import open_retriever
-    from tripletune.rag.triples.store import TripleStore
+    from tripletune.rag.triples.store import open_triples
 
     quiet()
     options = LoopOptions(
@@ -68,7 +68,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         world = Path(scratch) / "world"
         write_world(WorldOptions(seed=args.seed, train=0, validation=0, test=args.questions + 1), world)
         retriever = open_retriever("bm25", world / "test.corpus.jsonl", Path(scratch) / "index")
-        store = TripleStore.open(world / "test.triples.jsonl", Path(scratch) / "triples.sqlite")
+        store = open_triples(world / "test.triples.jsonl", Path(scratch) / "triples.sqlite")
         lines = (world / "test.jsonl").read_text(encoding="utf-8").splitlines()
         warm_up, *questions = [str(json.loads(line)["question"]) for line in lines]
         ways: dict[str, dict[str, Any]] = {

@@ -33,7 +33,7 @@ from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Questio
 from tripletune.data_builders.readers import get_reader, reader_names
 from tripletune.data_builders.readers._rows import Row, read_rows
 from tripletune.data_builders.text_to_triples.seen import SeenTable
-from tripletune.rag.retrieval.index_folder import write_json
+from tripletune.models.files import write_json
 from tripletune.rag.triples.store import passage_key
 
 logger = logging.getLogger(__name__)

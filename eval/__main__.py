@@ -15,7 +15,7 @@ from tripletune.eval.suites.decisions_cli import add_arguments as add_decision_a
 from tripletune.eval.task import task_names
 from tripletune.models.llm.options import add_arguments
 from tripletune.rag.retrieval.retrievers import RetrieverKind
-from tripletune.rag.systems.registry import SYSTEMS, Evidence, FirstQuery
+from tripletune.rag.systems import Evidence, FirstQuery, system_names
 
 
 def parser() -> argparse.ArgumentParser:
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _add_run(run: argparse.ArgumentParser) -> None:
-    run.add_argument("--system", required=True, choices=list(SYSTEMS), help="the system")
+    run.add_argument("--system", required=True, choices=system_names(), help="the system")
     run.add_argument("--task", required=True, help=f"{', '.join(task_names())}, or a YAML file of your own")
     run.add_argument("--data", required=True, help="the task's question file (or hub id)")
     _add_model(run, required=False)

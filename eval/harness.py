@@ -21,10 +21,10 @@ from tripletune.eval.progress import Progress
 from tripletune.eval.results import METRICS, ResultLog
 from tripletune.eval.statistics import bootstrap_mean
 from tripletune.eval.task import Task
+from tripletune.models.files import write_json
 from tripletune.models.llm.client import RepliesPending, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
-from tripletune.rag.retrieval.index_folder import write_json
-from tripletune.rag.systems.registry import System, Tools
+from tripletune.rag.systems import System, Tools
 from tripletune.rag.trace import Trace
 
 logger = logging.getLogger(__name__)

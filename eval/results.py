@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.models.data.records import read_jsonl
+from tripletune.models.files import write_json
 from tripletune.models.folder_lock import lock_folder
 from tripletune.models.llm.backends.api import redact
-from tripletune.rag.retrieval.index_folder import write_json
 
 logger = logging.getLogger(__name__)
 

@@ -71,6 +71,17 @@ def file_digest(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def weights_fingerprint(folder: str | Path) -> str:
+    """Name the weights in a local model folder by name, size and time of the weight files.
+
+    Returns:
+        Sixteen hexadecimal digits, or nothing when there are no weight files, as for a hub id.
+    """
+    files = sorted(file for ending in ("safetensors", "bin") for file in Path(folder).rglob(f"*.{ending}"))
+    stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.blake2b(repr(stats).encode(), digest_size=8).hexdigest() if stats else ""
+
+
 def is_full(error: BaseException) -> bool:
     """Whether an error says that the disk, or the user's share of it, is full."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -205,12 +216,13 @@ def _empty(folder: Path) -> None:
             path.unlink()
 
 
-def lock_folder(folder: str | Path, refusal: str) -> IO[str] | None:
+def lock_folder(folder: str | Path, refusal: str, wait: bool = False) -> IO[str] | None:
     """Lock a folder, which is made when it is missing; the system lets go when the process ends in any way.
 
     Args:
         folder: The folder.
         refusal: The message when another process holds it.
+        wait: Log that message and wait for the other process, instead of raising.
 
     Returns:
         The open lock file: closing it lets go. None where there are no such locks (Windows).
@@ -233,8 +245,11 @@ def lock_folder(folder: str | Path, refusal: str) -> IO[str] | None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.close()
-        raise ValueError(refusal) from None
+        if not wait:
+            file.close()
+            raise ValueError(refusal) from None
+        logger.warning("%s; waiting for it", refusal)
+        fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
         logger.warning("%s can't be locked (%s): let no second process write into it", folder, error)
     return file

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import get_args
 
 from tripletune.models.run_folders import check_model_folder, trained_folder
-from tripletune.rag.systems.registry import SYSTEMS, FirstQuery, LoopOptions, System, Tools, load_system
+from tripletune.rag.systems import FirstQuery, LoopOptions, System, Tools, load_system, system_names
 from tripletune.rag.trace import Trace
 from tripletune.rag.triples.cli import add_extract
 
@@ -48,7 +48,7 @@ def ask(args: argparse.Namespace) -> None:
 
     from tripletune.models.local.generator import load_generator
     from tripletune.rag.retrieval.retrievers import open_retriever
-    from tripletune.rag.triples.extraction_store import open_triples
+    from tripletune.rag.triples.store import open_triples
 
     if not sys.stderr.isatty():
         disable_progress_bar()
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     one = commands.add_parser("ask", help="answer one question")
     one.add_argument("question")
     one.add_argument("--model", required=True, help="run, checkpoint, export or merged folder")
-    one.add_argument("--system", default="ras", choices=sorted(SYSTEMS))
+    one.add_argument("--system", default="ras", choices=system_names())
     one.add_argument("--corpus", help="passages to retrieve from: JSON lines with title and text")
     one.add_argument("--triples", help='JSON lines of {"title", "text", "triples"}, or a store of `extract`')
     one.add_argument("--extractor", metavar="NAME", help="whose triples, where a store holds those of several")

@@ -17,8 +17,7 @@ from tripletune.data_builders.trajectories.build import TrajectoryOptions
 from tripletune.eval.task import load_task
 from tripletune.models.llm.options import LLMOptions
 from tripletune.rag.retrieval.retrievers import RetrieverKind
-from tripletune.rag.systems.options import make_options
-from tripletune.rag.systems.registry import load_system
+from tripletune.rag.systems import load_system, make_options
 from tripletune.train.config import setting
 
 SYSTEM = "cirag"

@@ -13,7 +13,7 @@ from typing import Any
 
 from tripletune.eval.suites.triples import Prediction, flatten, score_extractions
 from tripletune.models.data.pairs import ExtractionPair
-from tripletune.rag.systems.cirag.circles import Circles
+from tripletune.models.local.grammar import Repetition
 from tripletune.train.extraction_rows import PairEncoder
 from tripletune.train.text_evaluation import generate_replies
 
@@ -65,7 +65,7 @@ class ExtractionScorer:
             process_index,
             num_processes,
             # As extraction does at use: a small model now and then repeats itself up to the limit.
-            Circles(self.tokenizer).found,
+            Repetition(self.tokenizer).found,
         )
         embed = None
         if self.embedder is not None:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.llm.chat import ChatEncoder
 from tripletune.models.llm.client import CallError, Message
-from tripletune.rag.systems.cirag.history import shorten
+from tripletune.rag.systems.cirag.integration import shorten
 from tripletune.train.text_rows import IGNORED
 
 Rounds = Literal["together", "separate"]

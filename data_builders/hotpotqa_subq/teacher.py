@@ -40,7 +40,7 @@ from tripletune.models.data.passages import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import LLMClient, Message, Sampling
 from tripletune.models.llm.replies import UnusableReply, ask
-from tripletune.rag.systems.prompt_files import load_prompts
+from tripletune.rag.systems import load_prompts
 
 PROMPT_FOLDER = Path(__file__).parents[1] / "prompts"
 PROMPT_NAMES = ("subq_filter", "subq_query", "subq_triples")

@@ -23,10 +23,9 @@ from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import Message
 from tripletune.models.llm.ledger_file import open_file
 from tripletune.models.llm.replies import REPAIR_ROLE
-from tripletune.rag.retrieval.sentences import Fact
-from tripletune.rag.systems.cirag.first_thought import begin_with, hide_thought
 from tripletune.rag.systems.cirag.generation import ANSWER_ROLE
 from tripletune.rag.systems.cirag.integration import CANDIDATES, INTEGRATE_ROLE, read_decision, write_decision
+from tripletune.rag.triples.sentences import Fact
 
 _NOWHERE = Passage("", "", "-")
 # Model and sampling: with other sampling the same messages are another call, perhaps of another run.
@@ -113,9 +112,7 @@ class RoleCalls:
         )
         with closing(self._connection.execute(query, (question_id, self._model, self._model))) as rows:
             for model, sampling, messages, text, repair in rows:
-                # Students get no prefix: the prompt as it is without, and the reply that begins with it.
-                turns, thought = hide_thought(json.loads(messages))
-                yield (model, sampling), turns, begin_with(text, thought), bool(repair)
+                yield (model, sampling), json.loads(messages), text, bool(repair)
 
     def _chat(self, maker: _Maker, messages: list[Message], text: str, calls: _Calls, repairs: _Calls) -> Chat:
         read = TURN_READERS.get(self.role, _as_it_is)

@@ -25,9 +25,9 @@ from tripletune.models.data.records import normalize_answer
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import CallError, Message, Sampling
 from tripletune.models.local.generation import Completion
-from tripletune.rag.retrieval.sentences import Fact
 from tripletune.rag.systems.cirag.generation import REFUSAL
 from tripletune.rag.systems.cirag.integration import CANDIDATES, CORE, MAIN_QUESTION, QUESTION, Decision, write_decision
+from tripletune.rag.triples.sentences import Fact
 
 _SECTION = re.compile(r"^\[\[## (.+?) ##\]\]\n(.*)$", re.MULTILINE)
 _NOWHERE = Passage("", "", "-")

@@ -19,9 +19,8 @@ from tripletune.models.data.passages import Passage
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import Message
-from tripletune.rag.retrieval.sentences import Fact
-from tripletune.rag.systems.cirag.history import shown_candidates
-from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, Decision, read_decision
+from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, Decision, read_decision, shown_candidates
+from tripletune.rag.triples.sentences import Fact
 
 SCORES = {
     "core_f1": "overlap of the core triples with the teacher's; both without any counts as equal",

@@ -22,11 +22,11 @@ from tripletune.eval.results import METRICS, ResultLog
 from tripletune.eval.suites.decisions import SCORES, Case, decision_cases, score_reply, summarise
 from tripletune.models.data.records import record_files
 from tripletune.models.data.trajectories import read_trajectories
+from tripletune.models.files import file_digest, weights_fingerprint, write_json
 from tripletune.models.llm.client import CallError, Message, Sampling
 from tripletune.models.local.generation import Completion
 from tripletune.models.sources import resolve
-from tripletune.rag.retrieval.index_folder import sha256_of, weights_fingerprint, write_json
-from tripletune.rag.systems.cirag.history import shorten
+from tripletune.rag.systems.cirag.integration import shorten
 from tripletune.rag.systems.cirag.options import CiragOptions
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if not ids:
         raise ValueError(f"{args.data}: there are no decisions")
     settings = {
-        "data": [sha256_of(file) for file in record_files(args.data, args.split)],
+        "data": [file_digest(file) for file in record_files(args.data, args.split)],
         "model": args.model,
         "weights": weights_fingerprint(resolve(args.model)),
         **{name: getattr(args, name) for name in ("limit", "dtype", "max_prompt_tokens", "max_reply_tokens")},

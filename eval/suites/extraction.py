@@ -18,7 +18,7 @@ from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.local.generation import Completion
 from tripletune.rag.triples.extract import source_pieces
 from tripletune.rag.triples.extractor import TextExtractor
-from tripletune.rag.triples.pieces import PIECE_LIMIT
+from tripletune.rag.triples.sentences import PIECE_LIMIT
 
 logger = logging.getLogger(__name__)
 # Pairs that are sorted by length together.

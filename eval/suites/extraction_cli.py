@@ -27,15 +27,15 @@ from tripletune.eval.suites.extraction_report import KIND, SCORES_FILE, show_ext
 from tripletune.eval.suites.triples import THRESHOLDS, score_rows, summarise
 from tripletune.models.data.pairs import ExtractionPair, read_pairs
 from tripletune.models.data.records import record_files
+from tripletune.models.files import file_digest, write_json
 from tripletune.models.llm.client import SetupError
 from tripletune.models.llm.options import BACKENDS
 from tripletune.models.llm.options import add_arguments as add_teacher_arguments
 from tripletune.models.sources import PYPI
-from tripletune.rag.retrieval.index_folder import sha256_of, write_json
 from tripletune.rag.triples.extractor import TextExtractor
 from tripletune.rag.triples.options import add_local_arguments, open_extractor
-from tripletune.rag.triples.pieces import PIECE_LIMIT
 from tripletune.rag.triples.prompt import choose_shots
+from tripletune.rag.triples.sentences import PIECE_LIMIT
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     ids = list(texts)
     extractor = open_extractor(args, str(Path(args.output) / "ledger.sqlite"), args.untrained, shots)
     settings = {
-        "data": [sha256_of(file) for file in record_files(args.data, args.split)],
+        "data": [file_digest(file) for file in record_files(args.data, args.split)],
         "limit": args.limit,
         "model": extractor.model,
         "settings": json.loads(extractor.settings),

@@ -29,16 +29,13 @@ from tripletune.eval.suites.replaced_triples import MISSES, PASSAGES, triples_se
 from tripletune.eval.tables import compare, show_comparison, show_records, show_run
 from tripletune.eval.task import Task, load_task, read_questions, write_context_corpus
 from tripletune.models.data.records import Record, read_records, record_files
+from tripletune.models.files import file_digest, weights_fingerprint, write_json
 from tripletune.models.run_folders import check_model_folder, read_json, trained_folder
 from tripletune.models.sources import resolve
-from tripletune.rag.retrieval.index_folder import sha256_of, weights_fingerprint, write_json
 from tripletune.rag.retrieval.rerank import open_reranker
 from tripletune.rag.retrieval.retrievers import open_retriever
-from tripletune.rag.systems.options import make_options
-from tripletune.rag.systems.registry import LoopOptions, System, Tools, load_system
-from tripletune.rag.triples.extraction_store import open_triples
-from tripletune.rag.triples.gold import read_gold
-from tripletune.rag.triples.store import TripleStore
+from tripletune.rag.systems import LoopOptions, System, Tools, load_system, make_options
+from tripletune.rag.triples.store import open_triples, read_gold
 
 if TYPE_CHECKING:
     from tripletune.models.local.generator import LocalGenerator
@@ -163,7 +160,7 @@ def records(args: argparse.Namespace, console: Console) -> int:
     if not ids:
         raise ValueError(f"{args.data}: there are no records")
     settings = {
-        "data": [sha256_of(file) for file in record_files(args.data, args.split)],
+        "data": [file_digest(file) for file in record_files(args.data, args.split)],
         "model": model,
         "weights": weights_fingerprint(model),
         "evidence": args.evidence,
@@ -263,14 +260,14 @@ def _run_settings(args: argparse.Namespace, task: Task, options: Any) -> dict[st
     if files := dict(system.files(options)):
         models["files"] = files
     if args.gold:
-        models["gold"] = sha256_of(args.gold)
+        models["gold"] = file_digest(args.gold)
     return {
         "system": args.system,
         "task": asdict(task),
-        "data": sha256_of(args.data) if Path(args.data).is_file() else args.data,
+        "data": file_digest(args.data) if Path(args.data).is_file() else args.data,
         "limit": args.limit,
         **models,
-        "corpus": sha256_of(args.corpus) if corpus and args.corpus else None,
+        "corpus": file_digest(args.corpus) if corpus and args.corpus else None,
         "triples": triples_settings(args.triples, args.extractor) if triples else None,
         "retriever": args.retriever if corpus else None,
         "encoder": args.encoder if embeds else None,
@@ -294,10 +291,6 @@ def _tools(
         retriever = open_retriever(args.retriever, corpus, index, args.encoder)
     if system.needs_triples(options):
         store = open_triples(args.triples, index / "triples.sqlite", args.extractor)
-        if isinstance(store, TripleStore):
-            skipped = store.counts.malformed_rows, store.counts.malformed_triples
-            if any(skipped):
-                logger.warning("%s: skipped %d malformed rows and %d malformed triples", args.triples, *skipped)
     reranker = open_reranker(retriever, args.encoder) if system.needs_reranker(options) else None
     if system.model == "llm":
         llm, integrator, sampling = llms or open_llms(args)

@@ -15,9 +15,8 @@ from typing import Any
 from tripletune.models.data.passages import Passage
 from tripletune.models.data.records import Record, Step
 from tripletune.models.data.triples import Triple
-from tripletune.rag.retrieval.index_folder import sha256_of
-from tripletune.rag.triples.extraction_store import ExtractionStore, is_extraction_store
-from tripletune.rag.triples.store import TripleSource
+from tripletune.models.files import file_digest
+from tripletune.rag.triples.store import TripleSource, TripleStore, is_store
 
 PASSAGES, MISSES = "passages", "passages_without_triples"
 
@@ -42,17 +41,17 @@ def triples_settings(source: str, extractor: str | None = None) -> Any:
 
     Args:
         source: The file or store.
-        extractor: The extractor of a store that holds several; see `ExtractionStore.choose`.
+        extractor: The extractor of a store that holds several; see `TripleStore.choose`.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: the store holds no or several extractors, or an extractor is named for a file.
     """
-    if not is_extraction_store(source):
+    if not is_store(source):
         if extractor is not None:
             raise ValueError(f"--extractor {extractor}: {source} is no extraction store, so it has no extractors")
-        return sha256_of(source)
-    store = ExtractionStore(source, create=False)
+        return file_digest(source)
+    store = TripleStore(source, create=False)
     try:
         chosen = store.choose(extractor)
         return {"store": Path(source).name, "model": chosen.model, "prompt": chosen.prompt, PASSAGES: chosen.passages}

@@ -1,7 +1,7 @@
-"""Holds a model to the format of triples while it writes, with xgrammar (the extra `grammar`).
+"""Holds a model to the format of triples while it writes, and ends replies that only repeat themselves.
 
-The grammar accepts what `models.triples.format_triples` writes, nothing at all, and the word for "no facts". It can't
-keep a reply that is cut off at its limit from ending within a triple.
+The grammar needs xgrammar (the extra `grammar`). It accepts what `models.triples.format_triples` writes, nothing at
+all, and the word for "no facts". It can't keep a reply that is cut off at its limit from ending within a triple.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tripletune.models.data.pairs import NO_FACTS
+from tripletune.models.data.pairs import NO_FACTS, read_reply
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +24,11 @@ name ::= first rest*
 first ::= [^ |\\\n\r\t] | "\\" [^\n\r]
 rest ::= [^|\\\n\r] | "\\" [^\n\r] | "|"+ " "* [^ PO|\\\n\r]
 """
+
+# A reply whose last so many triples all stood there before says nothing new any more.
+_REPEATED = 4
+# A triple takes some tokens for its markers alone, so shorter replies need not be looked at.
+_FEWEST_TOKENS = 4 * _REPEATED
 
 
 class TripleGrammar:
@@ -73,6 +78,34 @@ class TripleGrammar:
         from xgrammar.contrib.hf import LogitsProcessor
 
         return [LogitsProcessor(self._compiled)]
+
+
+class Repetition:
+    """Says when a reply only repeats its triples, as greedy decoding of a small model does now and then.
+
+    Args:
+        tokenizer: The model's tokenizer.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        # Few tokens close a bracket, and only behind one of them a triple can be whole.
+        self._closing = {token for text, token in tokenizer.get_vocab().items() if ")" in text}
+
+    def found(self, request: Request) -> bool:
+        """Whether a reply ends with a whole triple, and its last four stood there before."""
+        if len(request.tokens) < _FEWEST_TOKENS or request.tokens[-1] not in self._closing:
+            return False
+        text = self._tokenizer.decode(request.tokens, skip_special_tokens=True).rstrip(" ,")
+        if not text.endswith(")"):
+            return False
+        reply = read_reply(text)
+        if reply.repeated < _REPEATED:
+            return False
+        start = len(text)
+        for _ in range(_REPEATED):
+            start = text.rfind("(S>", 0, max(start, 0))
+        return start > 0 and len(read_reply(text[:start]).triples) == len(reply.triples)
 
 
 def import_xgrammar() -> Any:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from tripletune.models.data.triples import Triple
+from tripletune.rag.retrieval.retrievers import load_embedder
 
 T = TypeVar("T")
 # Texts to vectors of length one, a row a text.
@@ -76,7 +77,5 @@ def open_reranker(retriever: Any, encoder: str | None) -> EmbeddingReranker:
                 "triples are reranked by an embedder, and a BM25 retriever has none: name a sentence encoder "
                 "(--encoder), or switch reranking off (--set rerank=no, the ablation 'w/o reranker')"
             )
-        from tripletune.rag.retrieval.retrievers import load_embedder
-
         lent = load_embedder(encoder)
     return EmbeddingReranker(lent)

@@ -1,7 +1,7 @@
 """Passage retrieval, `t_i <- Retrieval(q_i, C, k)` (RAS, eq. 3): BM25, dense, and both fused by reciprocal ranks.
 
-An index lives in a folder beside its manifest (`rag.index_folder`) and is used again as long as corpus and settings
-are the same. Equal scores are ordered by position in the corpus, so a ranking never depends on chance.
+An index lives in a folder beside its manifest (`rag/retrieval/index.py`) and is used again as long as corpus and
+settings are the same. Equal scores are ordered by position in the corpus, so a ranking never depends on chance.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 
 from tripletune.models.data.passages import Passage
-from tripletune.rag.retrieval.index_folder import prepare, weights_fingerprint
-from tripletune.rag.retrieval.passages import PassageStore
+from tripletune.models.files import weights_fingerprint
+from tripletune.models.sources import resolve
+from tripletune.rag.retrieval.index import PassageStore, prepare
 
 logger = logging.getLogger(__name__)
 
@@ -174,8 +175,6 @@ class DenseRetriever(CorpusRetriever):
         import faiss
         from sentence_transformers import SentenceTransformer
 
-        from tripletune.models.sources import resolve
-
         resolved = resolve(encoder)
         model = SentenceTransformer(resolved, trust_remote_code=False)
         width = int(model.encode("width", show_progress_bar=False).shape[-1])
@@ -244,8 +243,6 @@ def load_embedder(encoder: str, batch_size: int = 64) -> Callable[[list[str]], n
         batch_size: Texts a forward pass.
     """
     from sentence_transformers import SentenceTransformer
-
-    from tripletune.models.sources import resolve
 
     return partial(_encode, SentenceTransformer(resolve(encoder), trust_remote_code=False), batch_size)
 

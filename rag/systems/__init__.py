@@ -1,1 +1,318 @@
-"""Question answering systems: one module each."""
+"""Question answering systems, one file or package each, and what all of them have in common.
+
+A new system is one file in this folder that defines `SYSTEM`: it is found by its name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from tripletune.models.files import read_text
+from tripletune.models.llm.client import LLMClient, Message, Sampling
+from tripletune.models.local.generation import Completion, Generator
+from tripletune.models.options import nearest, require, set_values, setting
+from tripletune.models.registry import load_from, names_in
+from tripletune.rag.retrieval.rerank import Reranker
+from tripletune.rag.retrieval.retrievers import Retriever
+from tripletune.rag.trace import Trace
+from tripletune.rag.triples.store import TripleSource
+
+Evidence = Literal["triples", "text"]
+FirstQuery = Literal["main_question", "generated"]
+PROMPT_FOLDER = Path(__file__).parents[1] / "prompts"
+_PACKAGE = "tripletune.rag.systems"
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a system works with; a system says in `System.model` which kind of model it needs.
+
+    Attributes:
+        planner: Plans; usually the same Graph-LLM as `answerer` (figure 3 of the RAS paper swaps them).
+        answerer: Answers.
+        retriever: Searches the corpus.
+        store: Triples extracted before, by passage.
+        llm: Answers the prompts of a prompt-based system.
+        integrator: Takes the place of `llm` in CIRAG's integration phase, for example a distilled student.
+        sampling: How the replies of `llm` and `integrator` are drawn; None is greedy.
+        reranker: Ranks triples by a query.
+        question_id: The question under way, for the ledger; the harness sets it.
+    """
+
+    planner: Generator | None = None
+    answerer: Generator | None = None
+    retriever: Retriever | None = None
+    store: TripleSource | None = None
+    llm: LLMClient | None = None
+    integrator: LLMClient | None = None
+    sampling: Sampling | None = None
+    reranker: Reranker | None = None
+    question_id: str = ""
+
+    async def close(self) -> None:
+        """Close the LLM clients: what they have received is written."""
+        for client in {id(one): one for one in (self.llm, self.integrator) if one is not None}.values():
+            await client.close()
+
+
+@dataclass(frozen=True, slots=True)
+class LoopOptions:
+    """Settings of a run; the defaults are the RAS paper's (sections 4.1, F.2).
+
+    Raises:
+        ValueError: a value is out of range; all problems are named at once.
+    """
+
+    max_rounds: int = setting(5, "most rounds of retrieval; with 0 the question is answered directly", at_least=0)
+    top_k: int = setting(5, "passages per round", at_least=1)
+    planning: bool = setting(True, 'no retrieves once with the question and answers (ablation "without planning")')
+    retrieval: bool = setting(True, 'no answers directly (ablation "without retrieval")')
+    evidence: Evidence = setting(  # noqa: RUF009
+        "triples",
+        "what the model reads of a step: its triples, or the text of its passages",
+        choices=get_args(Evidence),
+    )
+    first_query: FirstQuery = setting(  # noqa: RUF009
+        "main_question",
+        "q_0: the main question (paper), or the first sub-query that the planner generated",
+        choices=get_args(FirstQuery),
+    )
+    triples_per_step: int | None = setting(
+        None, "most triples per step, in the order of the passages; none keeps all", at_least=1
+    )
+    triples_share: float = setting(
+        1.0, "share of a step's triples that is kept, drawn at random, in the order of the passages (figure 4)",
+        above=0, at_most=1,
+    )  # fmt: skip
+    share_seed: int = setting(0, "seed of that draw; the paper averages over five")
+    graph: bool = setting(True, 'no leaves the graph token out of the prompts (ablation "No GraphEncode" at inference)')
+    max_plan_tokens: int = setting(64, "longest planning reply; table 4 has labels of up to 62 tokens", at_least=1)
+    max_answer_tokens: int = setting(100, "longest answer", at_least=1)
+
+    def __post_init__(self) -> None:
+        require(self)
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A way of answering questions.
+
+    Attributes:
+        name: Its name on the command line.
+        summary: One sentence about it.
+        run: `(question, search, tools, options) -> Trace`; `search` is the question as it is searched, without the
+            instruction or the choices a task may add to it.
+        needs_corpus: Whether it retrieves under these options.
+        needs_triples: Whether it reads triples from a store under these options.
+        needs_reranker: Whether it ranks triples by a query under these options.
+        options: The class of its options; the fields' defaults are its paper's.
+        model: What it works with: a "graph_llm" (planner and answerer), or an "llm" that it prompts.
+        files: Digests of the files that its results depend on under these options, by name.
+    """
+
+    name: str
+    summary: str
+    run: Callable[[str, str, Tools, Any], Awaitable[Trace]]
+    needs_corpus: Callable[[Any], bool]
+    needs_triples: Callable[[Any], bool]
+    needs_reranker: Callable[[Any], bool] = lambda options: False
+    options: type[Any] = LoopOptions
+    model: Literal["graph_llm", "llm"] = "graph_llm"
+    files: Callable[[Any], Mapping[str, str]] = lambda options: {}
+
+
+def system_names() -> list[str]:
+    """Names of all systems; none is imported."""
+    return names_in(_PACKAGE)
+
+
+def load_system(name: str) -> System:
+    """Import a system by name.
+
+    Raises:
+        ValueError: there is no such system.
+    """
+    system: System = load_from(_PACKAGE, name, "system").SYSTEM
+    return system
+
+
+def make_options(system: System, flags: Mapping[str, Any], settings: Sequence[str] = ()) -> Any:
+    """The options of a system: flags that many systems have, and `--set NAME=VALUE` for every field.
+
+    Args:
+        system: The system.
+        flags: Fields by name; those that are None were not given.
+        settings: `NAME=VALUE` texts; they go before the flags.
+
+    Returns:
+        An instance of `system.options`; what is not given has its default, which is the paper's.
+
+    Raises:
+        ValueError: a name or a value makes no sense for the system; all problems are named at once.
+    """
+    owner = f"system {system.name!r}"
+    values, problems = set_values(system.options, settings, owner)
+    given = {name: value for name, value in flags.items() if value is not None}
+    known = [item.name for item in fields(system.options)]
+    problems += [
+        f"--{name.replace('_', '-')}: {owner} has no option {name!r}"
+        f"{nearest(name, known) or '; its options are ' + ', '.join(known)}"
+        for name in given
+        if name not in known
+    ]
+    if problems:
+        raise ValueError("; ".join(problems))
+    return system.options(**{**given, **values})
+
+
+def need_retriever(tools: Tools, system: str) -> Retriever:
+    """The retriever of `tools`.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if tools.retriever is None:
+        raise ValueError(f"system {system!r} retrieves passages, and no retriever was given: name a corpus")
+    return tools.retriever
+
+
+def need_models(tools: Tools, system: str) -> tuple[Generator, Generator]:
+    """Planner and answerer of `tools`.
+
+    Raises:
+        ValueError: one of them is missing.
+    """
+    if tools.planner is None or tools.answerer is None:
+        raise ValueError(f"system {system!r} works with a Graph-LLM, and none was given: name a model")
+    return tools.planner, tools.answerer
+
+
+def need_llm(tools: Tools, system: str) -> LLMClient:
+    """The LLM client of `tools`.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if tools.llm is None:
+        raise ValueError(f"system {system!r} prompts a language model, and none was given: name a teacher")
+    return tools.llm
+
+
+# Prompts and calls of systems that prompt a language model ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSet:
+    """System prompts by name, and where each comes from.
+
+    Attributes:
+        texts: The prompts.
+        files: Their files; ours are named from the root of the project.
+    """
+
+    texts: Mapping[str, str]
+    files: Mapping[str, str]
+
+    def chat(self, name: str, user: str) -> list[Message]:
+        """A chat of the prompt `name` and one user turn."""
+        return [{"role": "system", "content": self.texts[name]}, {"role": "user", "content": user}]
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of each prompt by its name."""
+        return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.texts.items()}
+
+
+def load_prompts(names: Sequence[str], folder: str | Path | None = None, ours: Path = PROMPT_FOLDER) -> PromptSet:
+    """Read prompt files; those that `folder` does not hold are ours.
+
+    Args:
+        names: Names of the prompts, which are the files' names without `.md`.
+        folder: A folder with prompts of one's own.
+        ours: The folder `prompts` of the package that asks.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: a file in it is none of the prompts or is empty, or it holds none of them.
+    """
+    paths = {name: ours / f"{name}.md" for name in names}
+    files = {name: f"{ours.parent.name}/prompts/{name}.md" for name in names}
+    if folder is not None:
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise FileNotFoundError(f"no such folder of prompts: {folder}")
+        known = ", ".join(f"{name}.md" for name in names)
+        for path in sorted(folder.glob("*.md")):
+            if path.stem not in paths:
+                raise ValueError(f"{path}: there is no prompt of this name; the prompts are {known}")
+            paths[path.stem], files[path.stem] = path, str(path)
+        if folder not in [path.parent for path in paths.values()]:
+            raise ValueError(f"{folder} holds no prompt; the prompts are {known}")
+    texts = {name: read_text(path).strip() for name, path in paths.items()}
+    for name, text in texts.items():
+        if not text:
+            raise ValueError(f"{files[name]}: the prompt is empty")
+    return PromptSet(texts, files)
+
+
+class QuestionClient:
+    """An `LLMClient` for one question.
+
+    Args:
+        client: Answers the calls.
+        trace: Calls and tokens are added to it; to its tallies the calls of each role (`calls.<role>`) and the
+            replies that were cut off at their limit (`cut_off.<role>`); to its details, under "tokens", the tokens
+            that each role read and wrote.
+        question_id: The question, for the ledger.
+        sampling: How replies are drawn; their length is each call's own.
+
+    Attributes:
+        model: As in `LLMClient`.
+    """
+
+    def __init__(
+        self, client: LLMClient, trace: Trace, question_id: str = "", sampling: Sampling | None = None
+    ) -> None:
+        self.model = client.model
+        self._client, self._trace, self._question_id = client, trace, question_id
+        self._sampling = sampling or Sampling()
+
+    def up_to(self, max_tokens: int) -> Sampling:
+        """The sampling of a call whose reply has at most `max_tokens` tokens."""
+        return replace(self._sampling, max_tokens=max_tokens)
+
+    async def chat(
+        self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
+    ) -> Completion:
+        """Reply to a chat; see `LLMClient.chat`. The question's own id counts where none is given."""
+        completion = await self._client.chat(
+            messages, role=role, sampling=sampling or self._sampling, question_id=question_id or self._question_id
+        )
+        self._trace.count(completion)
+        self._trace.tally(f"calls.{role}")
+        tokens = self._trace.details.setdefault("tokens", {}).setdefault(role, [0, 0])
+        tokens[0] += completion.prompt_tokens
+        tokens[1] += completion.completion_tokens
+        if completion.finish_reason == "length":
+            self._trace.tally(f"cut_off.{role}")
+        return completion
+
+    def count_tokens(self, messages: Sequence[Message]) -> int:
+        """Tokens of a chat as the model reads it.
+
+        Raises:
+            ValueError: the model is not on this machine, so its tokens can't be counted.
+        """
+        count: Callable[[Sequence[Message]], int] | None = getattr(self._client, "count_tokens", None)
+        if count is None:
+            raise ValueError(
+                f"max_prompt_tokens is set, and the tokens of {self.model} can't be counted here: leave it out, or "
+                "name a local model with --integrator"
+            )
+        return count(messages)
+
+    async def close(self) -> None:
+        """Nothing: the client belongs to the run, not to the question."""

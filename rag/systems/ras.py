@@ -18,7 +18,7 @@ from tripletune.models.data.triples import Triple
 from tripletune.models.local.generation import Generator
 from tripletune.models.prompts.rendering import Plan, parse_plan
 from tripletune.rag.retrieval.retrievers import Retrieved, Retriever
-from tripletune.rag.systems.registry import LoopOptions, System, Tools, need_models, need_retriever
+from tripletune.rag.systems import LoopOptions, System, Tools, need_models, need_retriever
 from tripletune.rag.trace import StopReason, Trace
 from tripletune.rag.triples.store import TripleSource
 
@@ -149,7 +149,7 @@ def _retrieves(options: LoopOptions) -> bool:
     return options.retrieval and options.max_rounds > 0
 
 
-RAS = System(
+SYSTEM = System(
     name="ras",
     summary="plans sub-queries, retrieves for each, reads the passages' triples, answers",
     run=_run,

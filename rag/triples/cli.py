@@ -23,11 +23,10 @@ from tripletune.models.data.records import read_jsonl
 from tripletune.models.llm.client import SetupError
 from tripletune.models.llm.options import BACKENDS, add_arguments
 from tripletune.rag.triples.extract import CorpusExtraction, ExtractionCounts
-from tripletune.rag.triples.extraction_store import ExtractionStore
 from tripletune.rag.triples.extractor import TextExtractor
 from tripletune.rag.triples.options import add_local_arguments, open_extractor
-from tripletune.rag.triples.pieces import PIECE_LIMIT
-from tripletune.rag.triples.store import passage_key
+from tripletune.rag.triples.sentences import PIECE_LIMIT
+from tripletune.rag.triples.store import TripleStore, passage_key
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +81,7 @@ def extract(args: argparse.Namespace) -> int:
         raise FileNotFoundError(f"no such corpus: {args.corpus}")
     # A paid reply is kept even when its passage was not finished.
     extractor = open_extractor(args, ledger=f"{args.output}.ledger.sqlite")
-    store = ExtractionStore(args.output)
+    store = TripleStore(args.output)
     try:
         counts = asyncio.run(_extract(args, extractor, store, shard))
     except SetupError as error:
@@ -112,7 +111,7 @@ def extract(args: argparse.Namespace) -> int:
 
 def export(args: argparse.Namespace) -> int:
     """Write the triples of a store as JSON lines."""
-    stores = [ExtractionStore(path, create=False) for path in args.store]
+    stores = [TripleStore(path, create=False) for path in args.store]
     try:
         written, missing = export_triples(args.corpus, stores, args.output, args.extractor, args.allow_missing)
     finally:
@@ -124,7 +123,7 @@ def export(args: argparse.Namespace) -> int:
 
 def export_triples(
     corpus: str | Path,
-    stores: list[ExtractionStore],
+    stores: list[TripleStore],
     output: str | Path,
     extractor: str | None = None,
     allow_missing: bool = False,
@@ -135,7 +134,7 @@ def export_triples(
         corpus: The corpus, streamed.
         stores: Where triples are looked up, the first one first.
         output: The file.
-        extractor: See `ExtractionStore.choose`.
+        extractor: See `TripleStore.choose`.
         allow_missing: Whether passages that no store has are left out, in the place of an error.
 
     Returns:
@@ -218,7 +217,7 @@ def parse_shard(text: str | None) -> tuple[int, int]:
 
 
 async def _extract(
-    args: argparse.Namespace, extractor: TextExtractor, store: ExtractionStore, shard: tuple[int, int]
+    args: argparse.Namespace, extractor: TextExtractor, store: TripleStore, shard: tuple[int, int]
 ) -> ExtractionCounts:
     try:
         run = CorpusExtraction(extractor, store, args.piece_limit)

@@ -20,10 +20,9 @@ from tripletune.models.data.passages import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import CallError, RepliesPending, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
-from tripletune.rag.triples.extraction_store import Extraction, ExtractionStore
 from tripletune.rag.triples.extractor import TextExtractor
-from tripletune.rag.triples.pieces import PIECE_LIMIT, split_passage
-from tripletune.rag.triples.store import passage_key
+from tripletune.rag.triples.sentences import PIECE_LIMIT, split_passage
+from tripletune.rag.triples.store import Extraction, TripleStore, passage_key
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +115,7 @@ class CorpusExtraction:
     """
 
     extractor: TextExtractor
-    store: ExtractionStore
+    store: TripleStore
     piece_limit: int = PIECE_LIMIT
     length: Callable[[str], int] = len
     window: int = _WINDOW
@@ -304,7 +303,7 @@ def source_pieces(title: str, text: str, limit: int = PIECE_LIMIT, length: Calla
 
 
 async def extract_passages(
-    passages: Sequence[Passage], extractor: TextExtractor, store: ExtractionStore, piece_limit: int = PIECE_LIMIT
+    passages: Sequence[Passage], extractor: TextExtractor, store: TripleStore, piece_limit: int = PIECE_LIMIT
 ) -> list[tuple[Triple, ...] | None]:
     """The triples of some passages, from the store or else from the extractor; None for one that failed.
 

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tripletune.models.data.pairs import load_instruction
+from tripletune.models.files import weights_fingerprint
 from tripletune.models.llm.chat import ChatEncoder
 from tripletune.models.llm.client import CallError, SetupError
 from tripletune.models.local.generation import Completion
+from tripletune.models.local.grammar import Repetition
 from tripletune.models.sources import ADAPTER_CONFIG, adapter_base, resolve
-from tripletune.rag.retrieval.index_folder import weights_fingerprint
-from tripletune.rag.systems.cirag.circles import Circles
 from tripletune.rag.triples.prompt import ExtractionPrompt
 
 if TYPE_CHECKING:
@@ -305,7 +305,7 @@ def _decoder(model: Any, tokenizer: Any, ends: list[int], prefix: list[int], opt
 
         grammar = TripleGrammar(tokenizer, model.get_output_embeddings().weight.shape[0], ends)
     pad = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0])
-    circles = Circles(tokenizer)
+    circles = Repetition(tokenizer)
     if options.beams == 1 and not model.config.is_encoder_decoder and fits(model):
         return ContinuousBatch(
             model, ends, pad, options.batch_size, _CELLS, prefix, constraint=grammar, enough=circles.found

@@ -1,8 +1,9 @@
-"""Triples extracted beforehand, looked up by passage (RAS, section 3.2 and F.2: "pre-extracted" triples).
+"""Triples by passage, kept in one SQLite file: extracted beforehand (RAS, section 3.2 and F.2), looked up by the loops.
 
-The source is a JSON-lines file of `{"title", "text", "triples"}`; it is read once into an SQLite file, so memory does
-not grow with it. The key is the passage's content after NFKC without white space: copies of one paragraph differ in
-their spaces, and a miss would lose the whole passage.
+The key is (passage, model, prompt). A run that was killed goes on from the file, several processes write into one, and
+the loops read from it through `StoredTriples`. JSON lines of `{"title", "text", "triples"}` are read once into such a
+file, so memory does not grow with them. A passage is named by its content after NFKC without white space: copies of
+one paragraph differ in their spaces, and a miss would lose the whole passage.
 """
 
 from __future__ import annotations
@@ -12,18 +13,45 @@ import logging
 import os
 import sqlite3
 import unicodedata
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from tenacity import Retrying, retry_if_exception_message, stop_after_delay, wait_random
 
 from tripletune.models.data.passages import Passage, passage_id
 from tripletune.models.data.records import read_jsonl, whole_characters
 from tripletune.models.data.triples import Triple, triples_from_json
-from tripletune.rag.retrieval.index_folder import sha256_of
+from tripletune.models.files import file_digest, lock_folder
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = "1"
+# "TTXT" in ASCII: other SQLite files are not taken for a store.
+APPLICATION_ID = 0x54545854
+SCHEMA_VERSION = 1
+# The model of triples that were read from a file.
+_FILE = "file"
+_BUSY_SECONDS = 60.0
+_KEYS_AT_ONCE = 500
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS extractors (
+    id INTEGER PRIMARY KEY,
+    model TEXT NOT NULL,
+    prompt TEXT NOT NULL,
+    settings TEXT NOT NULL,
+    UNIQUE (model, prompt)
+);
+CREATE TABLE IF NOT EXISTS extractions (
+    extractor INTEGER NOT NULL REFERENCES extractors (id),
+    passage TEXT NOT NULL,
+    triples TEXT NOT NULL,
+    malformed INTEGER NOT NULL,
+    PRIMARY KEY (extractor, passage)
+) WITHOUT ROWID;
+"""
 
 
 class TripleSource(Protocol):
@@ -35,65 +63,294 @@ class TripleSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class StoreCounts:
-    """What was read from the source file.
+class Extraction:
+    """What was read out of one passage.
 
     Attributes:
-        passages: Distinct passages stored.
-        triples: Triples stored.
-        malformed_rows: Rows without a text or without a list of triples, skipped.
-        malformed_triples: Triples that are not three non-empty strings, skipped alone.
-        duplicates: Rows of a passage that was there already; the first row counts.
+        key: The passage's `passage_key`.
+        triples: Its triples; none when it states no fact.
+        malformed: Triples of the replies that could not be read.
     """
 
-    passages: int = 0
-    triples: int = 0
-    malformed_rows: int = 0
-    malformed_triples: int = 0
-    duplicates: int = 0
+    key: str
+    triples: tuple[Triple, ...]
+    malformed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractorInfo:
+    """Whose triples a store holds: model, digest of prompt and settings, the settings, how many passages."""
+
+    id: int
+    model: str
+    prompt: str
+    settings: str
+    passages: int
 
 
 class TripleStore:
-    """Triples by passage. `misses` counts the look-ups of passages that are not in the store."""
+    """An open store.
 
-    def __init__(self, connection: sqlite3.Connection, counts: StoreCounts) -> None:
-        self._connection = connection
-        self.counts = counts
-        self.misses = 0
+    Args:
+        path: The file.
+        create: Whether it is made when it is not there; without, it is only read where it can't be written.
 
-    @classmethod
-    def open(cls, source: str | Path, database: str | Path) -> TripleStore:
-        """Open the triples of a file, reading it into `database` when that is missing or of another file.
+    Raises:
+        FileNotFoundError: it is not there and may not be made.
+        ValueError: the file is no triple store, or one of another version.
+    """
+
+    def __init__(self, path: str | Path, create: bool = True) -> None:
+        self.path = Path(path)
+        if not create and not self.path.is_file():
+            raise FileNotFoundError(f"no such triple store: {self.path}")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._database, read_only = self._connect(create)
+        except sqlite3.OperationalError as error:
+            raise ValueError(f"{self.path} can't be opened as a triple store ({error}): name a file") from None
+        try:
+            # Of two processes that open a new file together, one is told at once that it is locked.
+            for attempt in Retrying(
+                retry=retry_if_exception_message(match="database is locked"),
+                stop=stop_after_delay(_BUSY_SECONDS),
+                wait=wait_random(0.01, 0.1),
+                reraise=True,
+            ):
+                with attempt:
+                    if read_only:
+                        self._check()
+                    else:
+                        self._prepare()
+        except sqlite3.DatabaseError as error:
+            self._database.close()
+            raise ValueError(f"{self.path} can't be used as a triple store ({error}): name another file") from None
+        except BaseException:
+            self._database.close()
+            raise
+
+    def extractor(self, model: str, prompt: str, settings: str = "") -> int:
+        """The number of a model with a prompt, which is noted when it is new.
+
+        Args:
+            model: The model's name.
+            prompt: Digest of all else that replies depend on.
+            settings: The same in words, for people.
+        """
+        self._database.execute(
+            "INSERT OR IGNORE INTO extractors (model, prompt, settings) VALUES (?, ?, ?)", (model, prompt, settings)
+        )
+        query = "SELECT id FROM extractors WHERE model = ? AND prompt = ?"
+        return int(self._database.execute(query, (model, prompt)).fetchone()[0])
+
+    def extractors(self) -> list[ExtractorInfo]:
+        """All models with their prompts, and how many passages each has read."""
+        rows = self._database.execute(
+            "SELECT id, model, prompt, settings, (SELECT COUNT(*) FROM extractions WHERE extractor = extractors.id) "
+            "FROM extractors ORDER BY id"
+        )
+        return [ExtractorInfo(*row) for row in rows]
+
+    def known(self, extractor: int, keys: Sequence[str]) -> set[str]:
+        """Those of the passages that were read already."""
+        found: set[str] = set()
+        for start in range(0, len(keys), _KEYS_AT_ONCE):
+            part = keys[start : start + _KEYS_AT_ONCE]
+            places = ", ".join("?" * len(part))
+            query = f"SELECT passage FROM extractions WHERE extractor = ? AND passage IN ({places})"
+            found.update(row[0] for row in self._database.execute(query, (extractor, *part)))
+        return found
+
+    def get(self, extractor: int, key: str) -> tuple[Triple, ...] | None:
+        """The triples of a passage; None when it was never read."""
+        query = "SELECT triples FROM extractions WHERE extractor = ? AND passage = ?"
+        row = self._database.execute(query, (extractor, key)).fetchone()
+        return None if row is None else tuple(Triple(*fields) for fields in json.loads(row[0]))
+
+    def put(self, extractor: int, extractions: Iterable[Extraction]) -> None:
+        """Store passages in one transaction; of a passage that is there already the first reading stays."""
+        with self._transaction():
+            self._insert(extractor, extractions)
+
+    def fill(self, source: str | Path) -> int:
+        """Take in the triples of a JSON-lines file, unless they are there already; an earlier file's go.
 
         Args:
             source: JSON lines of `{"title", "text", "triples": [[s, p, o], ...]}`.
-            database: The SQLite file to keep.
+
+        Returns:
+            The number under which they are looked up.
 
         Raises:
-            FileNotFoundError: there is no such source.
-            ValueError: a line is not JSON, or no row of the file has passage and triples.
+            FileNotFoundError: there is no such file.
+            ValueError: a line is not JSON, or no row has passage and triples.
         """
-        source, database = Path(source), Path(database)
-        sha256 = sha256_of(source)
-        stored = _read_meta(database)
-        if stored.get("sha256") != sha256 or stored.get("format") != _FORMAT:
-            _build(source, database, sha256)
-            stored = _read_meta(database)
-        return cls(sqlite3.connect(database), StoreCounts(**json.loads(stored["counts"])))
-
-    def get(self, passage: Passage) -> tuple[Triple, ...] | None:
-        """The triples of a passage in the order of the source; None (and one more miss) when it has no row."""
-        row = self._connection.execute(
-            "SELECT triples FROM triples WHERE passage = ?", (passage_key(passage.title, passage.text),)
-        ).fetchone()
-        if row is None:
-            self.misses += 1
-            return None
-        return tuple(Triple(*fields) for fields in json.loads(row[0]))
+        digest = file_digest(source)
+        of_files = [one for one in self.extractors() if one.model == _FILE]
+        for one in of_files:
+            if one.prompt == digest:
+                return one.id
+        counts: Counter[str] = Counter()
+        with self._transaction():
+            for one in of_files:
+                self._database.execute("DELETE FROM extractions WHERE extractor = ?", (one.id,))
+                self._database.execute("DELETE FROM extractors WHERE id = ?", (one.id,))
+            number = self.extractor(_FILE, digest, str(source))
+            self._insert(number, _rows(source, counts))
+            if not counts["passages"]:
+                raise ValueError(
+                    f"{source}: no row holds a passage with triples ({counts['malformed rows']} malformed); "
+                    'a row is {"title": ..., "text": ..., "triples": [[subject, predicate, object], ...]}'
+                )
+        level = logging.WARNING if counts["malformed rows"] or counts["malformed triples"] else logging.INFO
+        logger.log(level, "%s: %s", source, ", ".join(f"{n:,} {name}" for name, n in counts.items()))
+        return number
 
     def close(self) -> None:
-        """Close the database."""
-        self._connection.close()
+        """Close the file."""
+        self._database.close()
+
+    def choose(self, model: str | None = None) -> ExtractorInfo:
+        """The one extractor whose triples are meant.
+
+        Args:
+            model: Its model's name, or its number; None: the only one that has read a passage.
+
+        Raises:
+            ValueError: there is none, or several; the message lists them.
+        """
+        found = [one for one in self.extractors() if one.passages]
+        if model is not None:
+            found = [one for one in found if model in (one.model, str(one.id))]
+        if len(found) == 1:
+            return found[0]
+        listed = "; ".join(
+            f"{one.id}: {one.model}, prompt {one.prompt}, {one.passages:,} passages" for one in self.extractors()
+        )
+        problem = "holds triples of several extractors" if found else f"holds no triples of {model or 'any extractor'}"
+        raise ValueError(f"{self.path} {problem}: name one by its number or model (it has {listed or 'none'})")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._database.execute("COMMIT")
+        except BaseException:
+            # A full disk has rolled it back already.
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise
+
+    def _insert(self, extractor: int, extractions: Iterable[Extraction]) -> None:
+        rows = (
+            (extractor, one.key, json.dumps([t.as_list() for t in one.triples], ensure_ascii=False), one.malformed)
+            for one in extractions
+        )
+        self._database.executemany("INSERT INTO extractions VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING", rows)
+
+    def _connect(self, create: bool) -> tuple[sqlite3.Connection, bool]:
+        """The database, and whether it is only read: on a medium or in a folder where nothing can be written."""
+        if create or (os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK)):
+            return sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None), False
+        # SQLite makes files beside a store even to read it, unless told that no one writes.
+        how = "mode=ro" if self.path.with_name(f"{self.path.name}-wal").exists() else "immutable=1"
+        address = f"{self.path.absolute().as_uri()}?{how}"
+        return sqlite3.connect(address, timeout=_BUSY_SECONDS, isolation_level=None, uri=True), True
+
+    def _check(self) -> bool:
+        """Whether the file is new and empty; `ValueError` when it is no store of this version."""
+        (application,) = self._database.execute("PRAGMA application_id").fetchone()
+        (version,) = self._database.execute("PRAGMA user_version").fetchone()
+        (tables,) = self._database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+        if application != APPLICATION_ID and (tables or application):
+            raise ValueError(f"{self.path} is an SQLite file, but no triple store: name another file")
+        if application == APPLICATION_ID and version != SCHEMA_VERSION:
+            raise ValueError(
+                f"{self.path} is a triple store of version {version}, this program writes version "
+                f"{SCHEMA_VERSION}: name another file"
+            )
+        return not tables
+
+    def _prepare(self) -> None:
+        # In one transaction: another process may be about to make the file.
+        with self._transaction():
+            if self._check():
+                for statement in filter(str.strip, _SCHEMA.split(";")):
+                    self._database.execute(statement)
+                self._database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                self._database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        # Readers don't wait for writers, and a process that is killed leaves whole transactions. Only after the head
+        # of the file is written: in this mode it would stay in the log, where `is_store` does not look.
+        self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.execute("PRAGMA synchronous = NORMAL")
+
+
+class StoredTriples:
+    """The triples of one extractor for the loops; a `TripleSource`.
+
+    Attributes:
+        misses: Look-ups of passages that were never read.
+    """
+
+    def __init__(self, store: TripleStore, extractor: int) -> None:
+        self.misses = 0
+        self._store, self._extractor = store, extractor
+
+    def get(self, passage: Passage) -> tuple[Triple, ...] | None:
+        """The triples of a passage; None (and one more miss) when it was never read."""
+        found = self._store.get(self._extractor, passage_key(passage.title, passage.text))
+        self.misses += found is None
+        return found
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store.close()
+
+
+def is_store(path: str | Path) -> bool:
+    """Whether a file is a triple store, by its first hundred bytes."""
+    path = Path(path)
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        head = file.read(72)
+    return head.startswith(b"SQLite format 3\x00") and head[68:72] == APPLICATION_ID.to_bytes(4)
+
+
+def open_triples(source: str | Path, database: str | Path, model: str | None = None) -> StoredTriples:
+    """Open the triples of a loop: a store, or JSON lines `{"title", "text", "triples"}`.
+
+    Args:
+        source: The store or the file.
+        database: The store that a JSON-lines file is read into; not used for a store.
+        model: The extractor of a store that holds several; see `TripleStore.choose`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it can't be read, or the store holds no or several extractors.
+    """
+    if is_store(source):
+        store = TripleStore(source, create=False)
+        try:
+            return StoredTriples(store, store.choose(model).id)
+        except BaseException:
+            store.close()
+            raise
+    if not Path(source).is_file():
+        raise FileNotFoundError(f"no such file of triples: {source}")
+    folder = Path(database).parent
+    lock = lock_folder(folder, f"{folder}: another program builds an index", wait=True)
+    try:
+        store = TripleStore(database)
+        try:
+            return StoredTriples(store, store.fill(source))
+        except BaseException:
+            store.close()
+            raise
+    finally:
+        if lock is not None:
+            lock.close()
 
 
 def passage_key(title: str, text: str) -> str:
@@ -111,60 +368,44 @@ def _bare(text: str) -> str:
     return "".join(text.split())
 
 
-def _read_meta(database: Path) -> dict[str, str]:
-    if not database.exists():
-        return {}
-    connection = sqlite3.connect(database)
-    try:
-        return dict(connection.execute("SELECT name, value FROM meta"))
-    except sqlite3.DatabaseError:
-        raise ValueError(f"{database} is not a triple store: name another file, or remove this one") from None
-    finally:
-        connection.close()
-
-
-def _build(source: Path, database: Path, sha256: str) -> None:
-    database.parent.mkdir(parents=True, exist_ok=True)
-    scratch = database.with_name(database.name + ".tmp")
-    scratch.unlink(missing_ok=True)
-    connection = sqlite3.connect(scratch)
-    try:
-        connection.execute("CREATE TABLE triples (passage TEXT PRIMARY KEY, triples TEXT NOT NULL) WITHOUT ROWID")
-        connection.execute("CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
-        counts = _fill(connection, source)
-        meta = {"format": _FORMAT, "sha256": sha256, "counts": json.dumps(asdict(counts))}
-        connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
-        connection.commit()
-    finally:
-        connection.close()
-    if not counts.passages:
-        scratch.unlink()
-        raise ValueError(
-            f"{source}: no row holds a passage with triples ({counts.malformed_rows} malformed); "
-            'a row is {"title": ..., "text": ..., "triples": [[subject, predicate, object], ...]}'
-        )
-    os.replace(scratch, database)
-    logger.info("triple store %s: %s", database, counts)
-
-
-def _fill(connection: sqlite3.Connection, source: Path) -> StoreCounts:
-    passages = triples = malformed_rows = malformed_triples = duplicates = 0
+def _rows(source: str | Path, counts: Counter[str]) -> Iterator[Extraction]:
+    """The passages of a JSON-lines file; rows without text or list of triples are counted and passed over."""
     for where, row in read_jsonl(source):
         text, listed = row.get("text"), row.get("triples")
         if not isinstance(text, str) or not text.strip() or not isinstance(listed, list):
-            malformed_rows += 1
+            counts["malformed rows"] += 1
             continue
         good: list[Triple] = []
         for fields in listed:
             try:
                 good += triples_from_json([fields], where)
             except ValueError as error:
-                malformed_triples += 1
                 logger.debug("%s", error)
-        key = passage_key(str(row.get("title") or ""), text)
-        packed = json.dumps([triple.as_list() for triple in good], ensure_ascii=False)
-        added = connection.execute("INSERT OR IGNORE INTO triples VALUES (?, ?)", (key, packed)).rowcount
-        duplicates += not added
-        passages += added
-        triples += len(good) * added
-    return StoreCounts(passages, triples, malformed_rows, malformed_triples, duplicates)
+        counts["passages"] += 1
+        counts["triples"] += len(good)
+        malformed = len(listed) - len(good)
+        counts["malformed triples"] += malformed
+        yield Extraction(passage_key(str(row.get("title") or ""), text), tuple(good), malformed)
+
+
+def read_gold(path: str | Path) -> dict[str, frozenset[str]]:
+    """Read gold links: which passages of a corpus support a question.
+
+    Args:
+        path: JSON lines of `{"question_id": "...", "passages": ["id", ...]}`; `data_builders.corpus` writes them beside
+            the corpus it makes.
+
+    Returns:
+        Ids of the supporting passages by question id.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line is not a gold link; the message has its number.
+    """
+    links: dict[str, frozenset[str]] = {}
+    for where, row in read_jsonl(path):
+        name, passages = row.get("question_id"), row.get("passages")
+        if not isinstance(name, str) or not isinstance(passages, list) or not all(isinstance(p, str) for p in passages):
+            raise ValueError(f'{where}: a gold link is {{"question_id": "...", "passages": ["id", ...]}}')
+        links[name] = frozenset(passages)
+    return links

@@ -14,7 +14,7 @@ from tripletune.models.data.records import Action
 from tripletune.models.data.triples import Triple
 from tripletune.models.local.generation import Completion
 from tripletune.rag.retrieval.retrievers import Retrieved
-from tripletune.rag.systems.registry import LoopOptions, Tools, load_system
+from tripletune.rag.systems import LoopOptions, Tools, load_system
 
 TASK = Task("toy", "none", ("f1_hotpotqa", "exact_match"), 20)
 GOLD = {number: Passage(f"Page {number}", f"Fact {number}.") for number in range(70)}

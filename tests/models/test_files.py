@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -144,3 +146,11 @@ def test_a_lock_ends_with_its_file(tmp_path: Path) -> None:
     second = lock_folder(tmp_path, "taken")
     assert second is not None
     second.close()
+
+
+def test_a_lock_can_be_waited_for(tmp_path):
+    first = lock_folder(tmp_path, "busy")
+    threading.Timer(0.2, first.close).start()
+    start = time.monotonic()
+    lock_folder(tmp_path, "busy", wait=True).close()
+    assert time.monotonic() - start > 0.1

@@ -85,7 +85,7 @@ def test_ask_runs_a_real_model_from_a_run_folder(model, world, capsys):
         (["--model", "nowhere"], "no such folder: nowhere"),
         (["--corpus", ""], "--corpus"),
         (["--triples", ""], "--triples"),
-        (["--max-rounds", "-1"], "max_rounds is -1"),
+        (["--max-rounds", "-1"], "max_rounds: -1 must"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(model, world, capsys, arguments, message):

@@ -1,4 +1,4 @@
-"""Acceptance of CIRAG on the fictional world: a teacher that knows the facts, BM25, and a reranker of common words."""
+"""Acceptance of SYSTEM on the fictional world: a teacher that knows the facts, BM25, and a reranker of common words."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_cli import statistics
 from tripletune.models.llm.ledger_client import LedgerClient
 from tripletune.rag.retrieval.retrievers import open_retriever
-from tripletune.rag.systems.cirag.loop import CIRAG
+from tripletune.rag.systems import Tools
+from tripletune.rag.systems.cirag import SYSTEM
 from tripletune.rag.systems.cirag.options import CiragOptions
-from tripletune.rag.systems.registry import Tools
 
 OPTIONS = WorldOptions(
     seed=3, train=0, validation=0, test=60, common_knowledge=0, one_hop=0, two_hop=3, three_hop=2, four_hop=1,
@@ -58,7 +58,7 @@ def answer_all(world, retriever, ledger, options=None, at_once=True):
             for number in range(len(world.questions))
         ]
         pairs = [(question.text, one) for question, one in zip(world.questions, tools)]
-        calls = [CIRAG.run(text, text, one, options or CiragOptions()) for text, one in pairs]
+        calls = [SYSTEM.run(text, text, one, options or CiragOptions()) for text, one in pairs]
         traces = await asyncio.gather(*calls) if at_once else [await call for call in calls]
         await client.close()
         return traces

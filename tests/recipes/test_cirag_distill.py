@@ -21,8 +21,8 @@ from safetensors.torch import load_file
 from tripletune.models.data.passages import Passage
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
-from tripletune.rag.retrieval.sentences import Fact
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
+from tripletune.rag.triples.sentences import Fact
 from tripletune.train.config import load_config, to_yaml
 from tripletune.train.distill_config import DistillConfig
 

@@ -15,8 +15,8 @@ from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
 from tripletune.models.local.decoding import end_tokens
 from tripletune.models.sources import load_causal_lm
-from tripletune.rag.retrieval.sentences import Fact
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
+from tripletune.rag.triples.sentences import Fact
 from tripletune.train.distill_config import DistillConfig, folder_and_share
 from tripletune.train.distill_data import (
     DecisionScorer,

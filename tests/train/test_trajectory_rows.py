@@ -19,9 +19,16 @@ from tripletune.models.data.triples import Triple
 from tripletune.models.llm.chat import ChatEncoder
 from tripletune.models.local.decoding import end_tokens
 from tripletune.models.sources import load_causal_lm
-from tripletune.rag.retrieval.sentences import Fact
-from tripletune.rag.systems.cirag.history import shorten, shown_candidates
-from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, read_decision, write_decision
+from tripletune.rag.systems.cirag.integration import (
+    Decision,
+    Round,
+    messages_of,
+    read_decision,
+    shorten,
+    shown_candidates,
+    write_decision,
+)
+from tripletune.rag.triples.sentences import Fact
 from tripletune.train.trajectory_rows import IGNORED, RowOptions, TrajectoryEncoder
 
 # Template, the token that ends a turn, and whether the model's generation configuration has to name it.

@@ -20,8 +20,7 @@ from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import CallError, Message, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.llm.replies import UnusableReply, ask, find_json, find_triples
-from tripletune.rag.systems.prompt_files import PromptSet
-from tripletune.rag.systems.question_client import QuestionClient
+from tripletune.rag.systems import PromptSet, QuestionClient
 from tripletune.rag.triples.store import TripleSource
 
 logger = logging.getLogger(__name__)

@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from tripletune.models.data.records import normalize_answer
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.replies import without_thoughts
-from tripletune.rag.retrieval.sentences import Fact
+from tripletune.rag.systems import PromptSet, QuestionClient
 from tripletune.rag.systems.cirag.options import CiragOptions
-from tripletune.rag.systems.prompt_files import PromptSet
-from tripletune.rag.systems.question_client import QuestionClient
+from tripletune.rag.triples.sentences import Fact
 
 ANSWER_ROLE = "cirag.answer"
 REFUSAL = "Unanswerable"

@@ -26,14 +26,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tripletune.models.data.passages import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import Message
 from tripletune.models.llm.replies import UnusableReply, ask, find_json, json_values, triple_of, without_thoughts
-from tripletune.rag.retrieval.sentences import Fact
-from tripletune.rag.systems.cirag.first_thought import begin_with, show_thought
+from tripletune.rag.systems import PromptSet, QuestionClient
 from tripletune.rag.systems.cirag.options import INTEGRATION_PROMPT, CiragOptions
-from tripletune.rag.systems.prompt_files import PromptSet
-from tripletune.rag.systems.question_client import QuestionClient
+from tripletune.rag.triples.sentences import Fact
 
 INTEGRATE_ROLE = "cirag.integrate"
 NO_QUESTION = "<no question>"
@@ -60,6 +59,8 @@ _NEXT_QUESTION = re.compile(
 _NOT_A_WORD = re.compile(r"[\W_]+")
 # Only inside a JSON string or in prose can two brackets stand before a number sign.
 _OPENS_MARKER = re.compile(r"\[\[(?=\s*#)")
+_HEADING = f"[[## {CANDIDATES} ##]]\n"
+_NOWHERE = Passage("", "", "-")
 _FORM = (
     f"write the three sections [[## {THOUGHT} ##]], [[## {CORE} ##]] and [[## {QUESTION} ##]], and in the last one a "
     f"single question or {NO_QUESTION}"
@@ -101,7 +102,6 @@ async def integrate(
     prompts: PromptSet,
     options: CiragOptions,
     fit: Callable[[list[Message]], list[Message]] | None = None,
-    thought: str = "",
 ) -> Decision:
     """K_D of eq. 1: filter the candidates and find the next query.
 
@@ -116,18 +116,15 @@ async def integrate(
         prompts: Has the prompt `cirag_integrate`.
         options: How to show the history, and limits.
         fit: Shortens a chat that is too long; None sends every chat as it is.
-        thought: What the decision's thought begins with; see `rag.cirag_first_thought`.
     """
     messages = messages_of(prompts.texts[INTEGRATION_PROMPT], question, candidates, history, options.history)
     if fit is not None:
         messages = fit(messages)
-    if thought:
-        messages = show_thought(messages, thought)
     earlier = [fact.triple for round_ in history for fact in round_.candidates]
     read: list[Decision] = []
 
     def parse(text: str) -> Decision:
-        read.append(read_decision(begin_with(text, thought), candidates, earlier))
+        read.append(read_decision(text, candidates, earlier))
         if read[-1].query is None:
             raise UnusableReply(read[-1].faults[-1], f"It can't be read what to do next: {_FORM}.")
         return read[-1]
@@ -374,3 +371,76 @@ def _told(number: int, round_: Round) -> str:
         f"Round {number}\nfacts found: {write_triples(round_.candidates)}\nthought: {_plain(decision.thought)}\n"
         f"facts kept: {write_triples(decision.core)}\nquestion: {_plain(query)}"
     )
+
+
+# Long chats: a student with a short context, or a short training sequence, can't always hold every candidate of every
+# round (eq. 2). What was retrieved longest ago is left out, in the loop and in training alike; what was kept of it
+# still stands in the integrator's own turns.
+
+
+def shorten(
+    messages: Sequence[Message], count: Callable[[Sequence[Message]], int], limit: int
+) -> tuple[list[Message], int]:
+    """Leave candidates of earlier rounds out until a prompt fits.
+
+    They go round by round from the first one on, and within a round from the last in rank. The question, the candidates
+    of the newest round and the integrator's own turns stay, so the result can still be too long.
+
+    Args:
+        messages: The integrator's chat up to the newest candidates.
+        count: Tokens of a chat.
+        limit: Most tokens.
+
+    Returns:
+        The chat, and how many candidates were left out.
+    """
+    if count(messages) <= limit:
+        return list(messages), 0
+    fewest, most = 1, sum(len(shown_candidates(turn["content"]) or ()) for turn in _earlier(messages))
+    if not most:
+        return list(messages), 0
+    while fewest < most:
+        middle = (fewest + most) // 2
+        if count(_without(messages, middle)) <= limit:
+            most = middle
+        else:
+            fewest = middle + 1
+    return _without(messages, most), most
+
+
+def shown_candidates(turn: str) -> list[Triple] | None:
+    """The candidates in a user turn of the integrator's chat, in their order; None where it shows none.
+
+    Raises:
+        ValueError: they are not written as `write_triples` does.
+    """
+    _, found, rest = turn.partition(_HEADING)
+    if not found:
+        return None
+    try:
+        return [Triple(*row) for row in json.loads(rest.split("\n", 1)[0])["fact"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"the section {CANDIDATES} of a turn can't be read: {error}") from None
+
+
+def _earlier(messages: Sequence[Message]) -> list[Message]:
+    """The user turns of the rounds before the newest."""
+    return [turn for turn in messages if turn["role"] == "user"][:-1]
+
+
+def _without(messages: Sequence[Message], number: int) -> list[Message]:
+    """The chat without the oldest `number` candidates of earlier rounds."""
+    newest = max((place for place, turn in enumerate(messages) if turn["role"] == "user"), default=0)
+    kept: list[Message] = []
+    for place, turn in enumerate(messages):
+        candidates = shown_candidates(turn["content"]) if turn["role"] == "user" and place < newest else None
+        if not candidates or not number:
+            kept.append(turn)
+            continue
+        left = candidates[: max(0, len(candidates) - number)]
+        number -= len(candidates) - len(left)
+        before, heading, rest = turn["content"].partition(_HEADING)
+        tail = rest.partition("\n")
+        shown = write_triples(Fact(triple, _NOWHERE, "") for triple in left)
+        kept.append({"role": "user", "content": f"{before}{heading}{shown}{tail[1]}{tail[2]}"})
+    return kept

@@ -21,17 +21,13 @@ from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import Message
 from tripletune.rag.retrieval.rerank import Reranker, top, verbalise
 from tripletune.rag.retrieval.retrievers import Retrieved, Retriever
-from tripletune.rag.retrieval.sentences import Fact, provenance
+from tripletune.rag.systems import PromptSet, QuestionClient, System, Tools, load_prompts, need_llm, need_retriever
 from tripletune.rag.systems.cirag.extraction import Extracted, Extractor, LLMExtractor, StoredExtractor
-from tripletune.rag.systems.cirag.first_thought import first_thought
 from tripletune.rag.systems.cirag.generation import Generated, Pools, generate
-from tripletune.rag.systems.cirag.history import shorten
-from tripletune.rag.systems.cirag.integration import Decision, Round, integrate
-from tripletune.rag.systems.cirag.options import EXTRACTION_PROMPTS, FIRST_THOUGHT_PROMPT, PROMPT_NAMES, CiragOptions
-from tripletune.rag.systems.prompt_files import PromptSet, load_prompts
-from tripletune.rag.systems.question_client import QuestionClient
-from tripletune.rag.systems.registry import System, Tools, need_llm, need_retriever
+from tripletune.rag.systems.cirag.integration import Decision, Round, integrate, shorten
+from tripletune.rag.systems.cirag.options import EXTRACTION_PROMPTS, PROMPT_NAMES, CiragOptions
 from tripletune.rag.trace import StopReason, Trace, TraceAction, TraceStep
+from tripletune.rag.triples.sentences import Fact, provenance
 
 
 async def cirag(
@@ -73,9 +69,6 @@ async def cirag(
     pools = Pools()
     read: dict[str, Extracted] = {}
     fit = _fit(integrator, trace, options.max_prompt_tokens)
-    thought = ""
-    if options.first_thought:
-        thought = trace.details["first_thought"] = await first_thought(question, integrator, prompts, options)
 
     while not trace.stop_reason:
         asked.add(normalize_answer(query))
@@ -85,8 +78,7 @@ async def cirag(
         candidates = _rerank(query, facts, reranker, options)
         _note_step(query, hits, candidates, read, trace)
         # Integration: eq. 1 with the history of eq. 2, then the projections of eq. 3 and 4.
-        decision = await integrate(question, candidates, history, integrator, prompts, options, fit, thought)
-        thought = ""
+        decision = await integrate(question, candidates, history, integrator, prompts, options, fit)
         history.append(Round(tuple(candidates), decision))
         pools.add(decision.core)
         _note_decision(decision, trace)
@@ -231,12 +223,6 @@ def _prompts(folder: str | None) -> PromptSet:
     return load_prompts(PROMPT_NAMES, folder)
 
 
-def _used_prompts(options: CiragOptions) -> dict[str, str]:
-    """Digests of the prompts that a run can meet."""
-    digests = _prompts(options.prompts).digests()
-    return {name: digest for name, digest in digests.items() if options.first_thought or name != FIRST_THOUGHT_PROMPT}
-
-
 async def _run(question: str, search: str, tools: Tools, options: CiragOptions) -> Trace:
     trace = Trace(question)
     client = need_llm(tools, "cirag")
@@ -258,7 +244,7 @@ async def _run(question: str, search: str, tools: Tools, options: CiragOptions) 
     )
 
 
-CIRAG = System(
+SYSTEM = System(
     name="cirag",
     summary="constructs candidate triples, integrates them round by round, answers from triples, sentences or passages",
     run=_run,
@@ -267,5 +253,5 @@ CIRAG = System(
     needs_reranker=lambda options: options.rerank,
     options=CiragOptions,
     model="llm",
-    files=lambda options: _used_prompts(options),
+    files=lambda options: _prompts(options.prompts).digests(),
 )

@@ -18,11 +18,11 @@ from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
 from tripletune.models.local.generation import Completion
 from tripletune.rag.retrieval.retrievers import Retrieved
-from tripletune.rag.retrieval.sentences import Fact
+from tripletune.rag.systems import Tools
+from tripletune.rag.systems.cirag import SYSTEM
 from tripletune.rag.systems.cirag.integration import Decision, write_decision
-from tripletune.rag.systems.cirag.loop import CIRAG
 from tripletune.rag.systems.cirag.options import CiragOptions
-from tripletune.rag.systems.registry import Tools
+from tripletune.rag.triples.sentences import Fact
 
 WORLD = WorldOptions(seed=5, train=0, validation=0, test=8, common_knowledge=0)
 PAGE = Passage("Ada", "Ada was a writer. She was born in Kelm.")
@@ -176,14 +176,14 @@ class Counting(Replies):
 
 
 def loop(folder, *replies, name="q1", kind=Replies, **options):
-    """Run CIRAG with given replies, and write ledger and results as `eval run` does."""
+    """Run SYSTEM with given replies, and write ledger and results as `eval run` does."""
 
     async def answer():
         backend, ledger = kind(*replies, "Answer: Kelm"), Ledger(folder / "ledger.sqlite")
         async with LedgerClient(backend, ledger, retry=Retry(empty_attempts=1)) as client:
             tools = Tools(retriever=Shelf(), store=Store(), llm=client, question_id=name)
             settings = CiragOptions(extraction="store", rerank=False, **options)
-            return await CIRAG.run(QUESTION, QUESTION, tools, settings)
+            return await SYSTEM.run(QUESTION, QUESTION, tools, settings)
 
     trace = asyncio.run(answer())
     row = {"id": name, "question": QUESTION, "scores": {"f1": 1.0}, "error": "", "supporting_recall": None}
@@ -219,27 +219,6 @@ def test_repaired_turns_are_known_wherever_they_stand(tmp_path):
         assert [message["content"] for message, flag in zip(chat.messages, chat.learned) if flag] == [FIRST, LAST]
         assert "repaired" in chat.faults
         assert list(chat.replies) == [action.reply for action in trace.actions]
-        assert len(build(folder, folder / "out")[0]) == 1
-
-
-def test_a_first_thought_is_in_the_decision_and_not_in_the_prompt(tmp_path):
-    plain = tmp_path / "plain"
-    plain.mkdir()
-    loop(plain, FIRST, LAST)
-    (without,) = chats(plain)
-    for number, replies in enumerate([(FIRST, LAST), (UNREADABLE, FIRST, LAST), ("", FIRST, LAST)]):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        trace = loop(folder, "<think>hm</think>First find\nAda [[## x ##]].", *replies, first_thought=True)
-        assert trace.details["first_thought"] == "First find Ada [ [## x ##]]."
-        (chat,) = chats(folder)
-        begun = FIRST.replace("So.", "First find Ada [ [## x ##]]. So.")
-        assert [message["content"] for message, flag in zip(chat.messages, chat.learned) if flag] == [begun, LAST]
-        assert [turn for turn in chat.messages if turn["role"] != "assistant"] == [
-            turn for turn in without.messages if turn["role"] != "assistant"
-        ]
-        assert list(chat.replies) == [action.reply for action in trace.actions]
-        assert ("repaired" in chat.faults) == (len(replies) == 3)
         assert len(build(folder, folder / "out")[0]) == 1
 
 

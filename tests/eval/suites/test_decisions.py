@@ -15,8 +15,8 @@ from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import CallError, Message, Sampling
 from tripletune.models.local.generation import Completion
-from tripletune.rag.retrieval.sentences import Fact
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
+from tripletune.rag.triples.sentences import Fact
 
 PASSAGE = Passage("Kelm", "Kelm is a town.")
 

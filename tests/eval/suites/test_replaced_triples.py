@@ -12,8 +12,7 @@ from tripletune.models.data.passages import Passage
 from tripletune.models.data.records import Action, Record, Step
 from tripletune.models.data.triples import Triple
 from tripletune.models.local.generation import Completion
-from tripletune.rag.triples.extraction_store import Extraction, ExtractionStore, StoredTriples
-from tripletune.rag.triples.store import passage_key
+from tripletune.rag.triples.store import Extraction, StoredTriples, TripleStore, passage_key
 
 FOUND = {
     ("Oslo", "Oslo is a city."): (Triple("Oslo", "is", "city"),),
@@ -25,7 +24,7 @@ FOUND = {
 
 @pytest.fixture
 def store(tmp_path):
-    opened = ExtractionStore(tmp_path / "s.sqlite")
+    opened = TripleStore(tmp_path / "s.sqlite")
     number = opened.extractor("model", "prompt")
     opened.put(number, (Extraction(passage_key(*names), triples) for names, triples in FOUND.items()))
     yield opened

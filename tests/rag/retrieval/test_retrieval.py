@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tripletune.rag.retrieval.index_folder import MANIFEST, prepare
-from tripletune.rag.retrieval.passages import PassageStore
+from tripletune.rag.retrieval.index import MANIFEST, PassageStore, prepare
 from tripletune.rag.retrieval.retrievers import (
     BM25Retriever,
     DenseRetriever,
@@ -93,7 +94,7 @@ def test_index_folder_of_somebody_else_is_not_touched(corpus, tmp_path):
     (tmp_path / "index" / "bm25").mkdir(parents=True)
     precious = tmp_path / "index" / "bm25" / "thesis.txt"
     precious.write_text("mine")
-    with pytest.raises(ValueError, match="holds no manifest"):
+    with pytest.raises(FileExistsError, match=r"did not make \(thesis"):
         open_retriever("bm25", corpus, tmp_path / "index")
     assert precious.read_text() == "mine"
 
@@ -206,3 +207,27 @@ def test_dense_build_goes_on_after_a_kill(corpus, tmp_path):
     _embed(passages, cut, 8, 2, encode)
     assert cut.read_bytes() == whole.read_bytes()
     assert encoded == [2, 2, 2, 2, 1]
+
+
+def test_programs_may_share_indexes(tmp_path):
+    built: list[str] = []
+
+    def build(out: Path) -> None:
+        time.sleep(0.2)
+        (out / "offsets.npy").write_text("x")
+        built.append("once")
+
+    threads = [threading.Thread(target=prepare, args=(tmp_path / "i" / "bm25", {"a": 1}, build)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert built == ["once"]
+
+
+def test_a_damaged_index_file_is_named(corpus, tmp_path):
+    open_retriever("bm25", corpus, tmp_path / "index")
+    damaged = tmp_path / "index" / "bm25" / "vocab.index.json"
+    damaged.write_text(damaged.read_text()[:20])
+    with pytest.raises(ValueError, match=r"vocab\.index\.json is damaged: remove the folder"):
+        open_retriever("bm25", corpus, tmp_path / "index")

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from tripletune.models.data.passages import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.rag.retrieval.sentences import provenance, source_sentence, split_sentences
+from tripletune.rag.triples.sentences import provenance, source_sentence, split_sentences
 
 TEXT = "Dr. A. Halde (1871-1940) was a painter. She was born in Kelm, St. Mary parish. In 1902 she married Ivo Rand."
 

@@ -8,8 +8,9 @@ from tripletune.models.data.passages import Passage
 from tripletune.models.data.records import ModelInput, Step
 from tripletune.models.local.generation import Completion
 from tripletune.rag.retrieval.retrievers import Retrieved
-from tripletune.rag.systems.baselines import no_retrieval, standard
-from tripletune.rag.systems.registry import LoopOptions, Tools, load_system
+from tripletune.rag.systems import LoopOptions, Tools, load_system
+from tripletune.rag.systems.no_retrieval import no_retrieval
+from tripletune.rag.systems.standard import standard
 
 
 class Model:

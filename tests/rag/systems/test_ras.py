@@ -10,8 +10,8 @@ from tripletune.models.data.records import ModelInput
 from tripletune.models.data.triples import Triple
 from tripletune.models.local.generation import Completion
 from tripletune.rag.retrieval.retrievers import Retrieved
-from tripletune.rag.systems.ras import RAS, ras
-from tripletune.rag.systems.registry import LoopOptions, Tools, load_system
+from tripletune.rag.systems import LoopOptions, Tools, load_system
+from tripletune.rag.systems.ras import SYSTEM, ras
 
 QUESTION = "Who directed Alien?"
 
@@ -222,17 +222,17 @@ def test_trace_is_json():
 
 
 def test_system_says_what_it_needs():
-    assert load_system("ras") is RAS
-    assert RAS.needs_triples(LoopOptions())
-    assert not RAS.needs_triples(LoopOptions(evidence="text"))
-    assert not RAS.needs_corpus(LoopOptions(max_rounds=0))
+    assert load_system("ras") is SYSTEM
+    assert SYSTEM.needs_triples(LoopOptions())
+    assert not SYSTEM.needs_triples(LoopOptions(evidence="text"))
+    assert not SYSTEM.needs_corpus(LoopOptions(max_rounds=0))
     script = Script("[SUBQ] q", "[SUFFICIENT]")
-    trace = asyncio.run(RAS.run(QUESTION, "search form", Tools(script, script, Shelf(), Facts()), LoopOptions()))
+    trace = asyncio.run(SYSTEM.run(QUESTION, "search form", Tools(script, script, Shelf(), Facts()), LoopOptions()))
     assert trace.steps[0].query == "search form"
-    with pytest.raises(ValueError, match="is not one of no_retrieval, standard, ras"):
+    with pytest.raises(ValueError, match="is not one of cirag, no_retrieval, ras, standard"):
         load_system("rass")
 
 
 def test_all_wrong_options_are_named_at_once():
-    with pytest.raises(ValueError, match=r"max_rounds is -1.*top_k is 0.*evidence is 'graph'"):
+    with pytest.raises(ValueError, match=r"max_rounds: -1 .*top_k: 0 .*evidence: 'graph'"):
         LoopOptions(max_rounds=-1, top_k=0, evidence="graph")

@@ -2,21 +2,20 @@ from __future__ import annotations
 
 import pytest
 
-from tripletune.rag.systems.cirag.loop import CIRAG
+from tripletune.rag.systems import LoopOptions, make_options
+from tripletune.rag.systems.cirag import SYSTEM
 from tripletune.rag.systems.cirag.options import CiragOptions
-from tripletune.rag.systems.options import make_options
-from tripletune.rag.systems.ras import RAS
-from tripletune.rag.systems.registry import LoopOptions
+from tripletune.rag.systems.ras import SYSTEM as RAS
 
 
 def test_what_is_not_given_keeps_the_papers_default():
-    assert make_options(CIRAG, {"max_rounds": None, "top_k": None}) == CiragOptions()
+    assert make_options(SYSTEM, {"max_rounds": None, "top_k": None}) == CiragOptions()
     assert make_options(RAS, {"max_rounds": 3, "top_k": None}) == LoopOptions(max_rounds=3)
 
 
 def test_settings_are_read_by_the_type_of_their_field():
     options = make_options(
-        CIRAG,
+        SYSTEM,
         {"top_k": 5},
         ["candidates=50", "rerank=no", "granularities=triples, passages", "extraction=joint", "max-rounds=2"],
     )
@@ -27,22 +26,22 @@ def test_settings_are_read_by_the_type_of_their_field():
         triples_per_step=7, planning=False
     )
     assert make_options(RAS, {}, ["triples_per_step=none"]).triples_per_step is None
-    assert make_options(CIRAG, {}, ["prompts=my/folder"]).prompts == "my/folder"
+    assert make_options(SYSTEM, {}, ["prompts=my/folder"]).prompts == "my/folder"
 
 
 @pytest.mark.parametrize(
     ("flags", "settings", "message"),
     [
         ({"evidence": "text"}, [], "--evidence: system 'cirag' has no option 'evidence'; its options are max_rounds"),
-        ({}, ["candidate=3"], "did you mean 'candidates'"),
+        ({}, ["candidate=3"], "did you mean candidates"),
         ({}, ["candidates"], "write it as NAME=VALUE"),
-        ({}, ["candidates=many"], "it must be a whole number"),
-        ({}, ["rerank=perhaps"], "write yes or no"),
-        ({}, ["history=book"], "choose among chat, section"),
-        ({}, ["candidates=0"], "candidates is 0"),
-        ({"planning": False}, ["rerank=7"], "no option 'planning'.*write yes or no"),
+        ({}, ["candidates=many"], "is not a whole number"),
+        ({}, ["rerank=perhaps"], "is not true or false"),
+        ({}, ["history=book"], "is not one of chat, section"),
+        ({}, ["candidates=0"], "candidates: 0 must"),
+        ({"planning": False}, ["rerank=7"], "not true or false.*no option 'planning'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(flags, settings, message):
     with pytest.raises(ValueError, match=message):
-        make_options(CIRAG, flags, settings)
+        make_options(SYSTEM, flags, settings)

@@ -11,10 +11,9 @@ from tripletune.models.llm.client import CallError, RepliesPending, Sampling, Se
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.local.generation import Completion
 from tripletune.rag.triples.extract import CorpusExtraction, extract_passages, source_pieces
-from tripletune.rag.triples.extraction_store import ExtractionStore
 from tripletune.rag.triples.extractor import ChatExtractor
 from tripletune.rag.triples.prompt import ExtractionPrompt
-from tripletune.rag.triples.store import passage_key
+from tripletune.rag.triples.store import TripleStore, passage_key
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -51,7 +50,7 @@ class Rule:
 
 @pytest.fixture
 def store(tmp_path):
-    opened = ExtractionStore(tmp_path / "triples.sqlite")
+    opened = TripleStore(tmp_path / "triples.sqlite")
     yield opened
     opened.close()
 
@@ -297,7 +296,7 @@ KILLED = """
 import asyncio, os, signal, sys
 from tripletune.models.data.passages import Passage
 from tripletune.rag.triples.extract import CorpusExtraction
-from tripletune.rag.triples.extraction_store import ExtractionStore
+from tripletune.rag.triples.store import TripleStore
 
 class Slow:
     model, settings, batch_size, concurrency = "m", "s", 1, 2
@@ -308,7 +307,7 @@ class Slow:
             os.kill(os.getpid(), signal.SIGKILL)
         return ["(S> a| P> b| O> c)"] * len(texts)
 
-run = CorpusExtraction(Slow(), ExtractionStore(sys.argv[1]))
+run = CorpusExtraction(Slow(), TripleStore(sys.argv[1]))
 asyncio.run(run.run(Passage("", f"passage {n}") for n in range(400)))
 """
 
@@ -317,7 +316,7 @@ def test_a_killed_run_goes_on(tmp_path):
     path = tmp_path / "killed.sqlite"
     process = subprocess.run([sys.executable, "-c", KILLED, str(path)], cwd=ROOT, check=False)
     assert process.returncode == -9
-    store = ExtractionStore(path, create=False)
+    store = TripleStore(path, create=False)
     kept = store.choose().passages
     # Stored in transactions of 64.
     assert kept >= 128

@@ -11,8 +11,7 @@ from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.local.generation import Completion
 from tripletune.rag.__main__ import main
 from tripletune.rag.triples.cli import parse_shard
-from tripletune.rag.triples.extraction_store import ExtractionStore
-from tripletune.rag.triples.store import TripleStore
+from tripletune.rag.triples.store import TripleStore, open_triples
 
 ROWS = [
     {"title": "Ada", "text": "Ada was born in London."},
@@ -81,7 +80,7 @@ def test_a_corpus_becomes_the_file_the_loops_read(tmp_path, clients):
     rows = [json.loads(line) for line in (tmp_path / "triples.jsonl").read_text().splitlines()]
     assert [row["title"] for row in rows] == ["Ada", "Oslo", "", "Bad"]
     assert rows[1]["triples"] == [["Oslo", "is", "Oslo"]]
-    store = TripleStore.open(tmp_path / "triples.jsonl", tmp_path / "look-up.sqlite")
+    store = open_triples(tmp_path / "triples.jsonl", tmp_path / "look-up.sqlite")
     assert store.get(Passage("", "No title.")) == (Triple("No title.", "says", "it"),)
     assert extract(tmp_path, path) == 0
     assert clients[1].asked == []
@@ -122,7 +121,7 @@ def test_a_prompt_of_ones_own(tmp_path, clients):
 def test_exit_codes(tmp_path, clients, title, code):
     path = corpus(tmp_path, [*ROWS, {"title": title, "text": "x is y."}])
     assert extract(tmp_path, path, "--teacher-concurrency", "1") == code
-    store = ExtractionStore(tmp_path / "s.sqlite", create=False)
+    store = TripleStore(tmp_path / "s.sqlite", create=False)
     assert store.choose().passages == 4
     store.close()
 
@@ -183,7 +182,7 @@ def test_a_full_disk_is_one_line_and_a_later_run_goes_on(tmp_path, clients, monk
 
     path = corpus(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(ExtractionStore, "put", full)
+        patch.setattr(TripleStore, "put", full)
         assert extract(tmp_path, path) == 1
     assert "can't be written (database or disk is full)" in caplog.text
     assert extract(tmp_path, path) == 0

@@ -9,9 +9,8 @@ from tripletune.models.data.passages import Passage
 from tripletune.models.llm.client import CallError, SetupError
 from tripletune.rag.__main__ import main
 from tripletune.rag.triples.extract import CorpusExtraction
-from tripletune.rag.triples.extraction_store import ExtractionStore
 from tripletune.rag.triples.local_extractor import LocalOptions, open_local_extractor
-from tripletune.rag.triples.store import passage_key
+from tripletune.rag.triples.store import TripleStore, passage_key
 
 TEXTS = [
     "Ada Lovelace was born in London.",
@@ -162,7 +161,7 @@ def test_a_prompt_longer_than_the_context_fails_alone(tiny_llama, tmp_path):
     texts = ["word " * 2000, *TEXTS]
     with pytest.raises(CallError, match=r"has \d+ tokens and the model's context 1024: cut"):
         replies(tiny_llama, texts)
-    store = ExtractionStore(tmp_path / "s.sqlite")
+    store = TripleStore(tmp_path / "s.sqlite")
     extractor = open_local_extractor(str(tiny_llama), LocalOptions(max_tokens=4))
     run = CorpusExtraction(extractor, store, piece_limit=20_000)
 
@@ -206,7 +205,7 @@ def test_the_command_and_its_second_run(adapter, tmp_path, caplog):
     folder = tmp_path / "model"
     shutil.copytree(adapter, folder)
     assert extract(tmp_path, "--model", str(folder)) == 0
-    store = ExtractionStore(tmp_path / "s.sqlite", create=False)
+    store = TripleStore(tmp_path / "s.sqlite", create=False)
     chosen = store.choose()
     assert chosen.passages == len(TEXTS)
     assert "Write the facts down." in chosen.settings

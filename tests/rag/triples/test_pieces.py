@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tripletune.rag.triples.pieces import PIECE_LIMIT, split_passage
+from tripletune.rag.triples.sentences import PIECE_LIMIT, split_passage
 
 
 def bare(text):

@@ -10,12 +10,11 @@ from tripletune.models.llm.client import CallError, RepliesPending
 from tripletune.models.local.generation import Completion
 from tripletune.rag.__main__ import main as ask
 from tripletune.rag.retrieval.retrievers import Retrieved
-from tripletune.rag.retrieval.sentences import Fact
-from tripletune.rag.systems.cirag.first_thought import begin_with
+from tripletune.rag.systems import Tools, load_system
+from tripletune.rag.systems.cirag import SYSTEM
 from tripletune.rag.systems.cirag.integration import NO_QUESTION, Decision, write_decision
-from tripletune.rag.systems.cirag.loop import CIRAG
 from tripletune.rag.systems.cirag.options import CiragOptions
-from tripletune.rag.systems.registry import Tools, load_system
+from tripletune.rag.triples.sentences import Fact
 
 QUESTION = "Which river flows through the town where Ada was born?"
 PAGES = {
@@ -84,7 +83,7 @@ def run(script, integrator=None, shelf=None, **options):
     tools = Tools(
         retriever=shelf or Shelf(), store=Store(), llm=script, integrator=integrator, reranker=Later(), question_id="q7"
     )
-    return asyncio.run(CIRAG.run(QUESTION, QUESTION, tools, CiragOptions(**options)))
+    return asyncio.run(SYSTEM.run(QUESTION, QUESTION, tools, CiragOptions(**options)))
 
 
 def test_two_rounds_as_in_the_paper():
@@ -201,7 +200,7 @@ def test_passages_without_triples_are_counted():
             return None
 
     tools = Tools(retriever=Shelf(), store=Empty(), llm=Script(says("")), reranker=Later())
-    trace = asyncio.run(CIRAG.run(QUESTION, QUESTION, tools, CiragOptions(extraction="store")))
+    trace = asyncio.run(SYSTEM.run(QUESTION, QUESTION, tools, CiragOptions(extraction="store")))
     assert (trace.steps[0].passages_without_triples, trace.steps[0].triples) == (1, [])
 
 
@@ -218,7 +217,7 @@ def test_every_call_of_a_round_is_made_before_a_pending_one_is_told():
     script = Batch()
     tools = Tools(retriever=Both(), llm=script, reranker=Later())
     with pytest.raises(RepliesPending):
-        asyncio.run(CIRAG.run(QUESTION, QUESTION, tools, CiragOptions()))
+        asyncio.run(SYSTEM.run(QUESTION, QUESTION, tools, CiragOptions()))
     assert [role for role, *_ in script.asked] == ["cirag.entities"] * 2
 
 
@@ -233,7 +232,7 @@ def test_a_refused_call_is_an_error_of_the_question():
 
 def test_missing_tools_are_named():
     def with_(**tools):
-        return lambda: asyncio.run(CIRAG.run(QUESTION, QUESTION, Tools(**tools), CiragOptions(extraction="store")))
+        return lambda: asyncio.run(SYSTEM.run(QUESTION, QUESTION, Tools(**tools), CiragOptions(extraction="store")))
 
     script = Script(says(""))
     for tools, message in (
@@ -253,15 +252,18 @@ def test_prompts_can_be_replaced(tmp_path):
     assert script.asked[0][1][0]["content"] == "My own words."
     assert script.asked[2][1][0]["content"].startswith("You answer a question")
     options = CiragOptions(prompts=str(tmp_path))
-    assert CIRAG.files(options)["cirag_integrate"] != CIRAG.files(CiragOptions())["cirag_integrate"]
+    assert SYSTEM.files(options)["cirag_integrate"] != SYSTEM.files(CiragOptions())["cirag_integrate"]
 
 
 def test_the_system_says_what_it_needs():
-    assert load_system("cirag") is CIRAG
-    assert (CIRAG.model, CIRAG.options) == ("llm", CiragOptions)
-    assert CIRAG.needs_corpus(CiragOptions())
-    assert (CIRAG.needs_triples(CiragOptions()), CIRAG.needs_triples(CiragOptions(extraction="store"))) == (False, True)
-    assert (CIRAG.needs_reranker(CiragOptions()), CIRAG.needs_reranker(CiragOptions(rerank=False))) == (True, False)
+    assert load_system("cirag") is SYSTEM
+    assert (SYSTEM.model, SYSTEM.options) == ("llm", CiragOptions)
+    assert SYSTEM.needs_corpus(CiragOptions())
+    assert (SYSTEM.needs_triples(CiragOptions()), SYSTEM.needs_triples(CiragOptions(extraction="store"))) == (
+        False,
+        True,
+    )
+    assert (SYSTEM.needs_reranker(CiragOptions()), SYSTEM.needs_reranker(CiragOptions(rerank=False))) == (True, False)
     assert NO_QUESTION == "<no question>"
 
 
@@ -291,49 +293,3 @@ def test_long_prompts_lose_their_oldest_candidates():
     assert run(Counting(FIRST, SECOND), max_prompt_tokens=longest).tallies.get("shortened_prompts") is None
     with pytest.raises(ValueError, match=r"tokens of script can't be counted here.*--integrator"):
         run(Script(FIRST, SECOND), max_prompt_tokens=longest)
-
-
-class Thinker(Script):
-    """Has a first thought."""
-
-    async def chat(self, messages, *, role, sampling=None, question_id=""):
-        if role == "cirag.first_thought":
-            self.asked.append((role, list(messages), question_id))
-            return Completion("Find Ada's town.", 20, 5)
-        return await super().chat(messages, role=role, sampling=sampling, question_id=question_id)
-
-
-def test_a_first_thought_begins_the_first_decision():
-    again = SECOND.replace("So it is.", "Find Ada's town. So it is.")
-    script = Thinker(FIRST, again)
-    trace = run(script, first_thought=True)
-    asked = [(role, messages[-1]["content"]) for role, messages, _ in script.asked]
-    assert [role for role, _ in asked[:3]] == ["cirag.first_thought", "cirag.integrate", "cirag.integrate"]
-    assert asked[0][1] == f"Query: {QUESTION}"
-    assert "[[## first_thought ##]]\nFind Ada's town.\n" in asked[1][1]
-    history = [message["content"] for message in script.asked[2][1]]
-    assert "first_thought" not in history[1]
-    assert history[2] == FIRST.replace("So it is.", "Find Ada's town. So it is.")
-    assert [one["thought"] for one in trace.details["rounds"]] == ["Find Ada's town. So it is."] * 2
-    assert trace.tallies["calls.cirag.first_thought"] == 1
-    # Without the option the prompt is not among what results depend on.
-    assert "cirag_first_thought" not in CIRAG.files(CiragOptions())
-    assert "cirag_first_thought" in CIRAG.files(CiragOptions(first_thought=True))
-
-
-@pytest.mark.parametrize(
-    ("reply", "begun"),
-    [
-        ("", ""),
-        (
-            "[[## Thought ##]]:\nSo.\n[[## question ##]]\nWho?",
-            "[[## Thought ##]]:\nFirst. So.\n[[## question ##]]\nWho?",
-        ),
-        ("[[## thought ##]]\nFirst. So.", "[[## thought ##]]\nFirst. So."),
-        ("So.\n[[## question ##]]\nWho?", "[[## thought ##]]\nFirst.\n\nSo.\n[[## question ##]]\nWho?"),
-        ("<think>[[## thought ##]] x</think>[[## thought ##]]\nSo.", "[[## thought ##]]\nFirst. So."),
-    ],
-)
-def test_replies_begin_with_the_first_thought(reply, begun):
-    assert begin_with(reply, "First.") == begun
-    assert begin_with(reply, "") == reply

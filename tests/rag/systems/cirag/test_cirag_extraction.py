@@ -13,6 +13,7 @@ from tripletune.models.llm.client import CallError, Sampling, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.llm.replies import UnusableReply
 from tripletune.models.local.generation import Completion
+from tripletune.rag.systems import QuestionClient, load_prompts
 from tripletune.rag.systems.cirag.extraction import (
     LLMExtractor,
     StoredExtractor,
@@ -21,8 +22,6 @@ from tripletune.rag.systems.cirag.extraction import (
     read_triples,
 )
 from tripletune.rag.systems.cirag.options import PROMPT_NAMES
-from tripletune.rag.systems.prompt_files import load_prompts
-from tripletune.rag.systems.question_client import QuestionClient
 from tripletune.rag.trace import Trace
 
 PASSAGE = Passage("Kelm", "Kelm is a town.\nIt lies on the Sarn.")

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from tripletune.models.data.passages import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.local.generation import Completion
-from tripletune.rag.retrieval.sentences import Fact
+from tripletune.rag.systems import QuestionClient, load_prompts
 from tripletune.rag.systems.cirag.generation import Pools, answer_text, generate, read_answer
 from tripletune.rag.systems.cirag.options import PROMPT_NAMES, CiragOptions
-from tripletune.rag.systems.prompt_files import load_prompts
-from tripletune.rag.systems.question_client import QuestionClient
 from tripletune.rag.trace import Trace
+from tripletune.rag.triples.sentences import Fact
 
 ADA, KELM = Passage("Ada", "Ada lived. She died in Kelm."), Passage("Kelm", "Kelm is a town.")
 FACTS = [

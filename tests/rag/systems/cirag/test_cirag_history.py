@@ -5,9 +5,8 @@ import pytest
 from tripletune.models.data.passages import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import Message
-from tripletune.rag.retrieval.sentences import Fact
-from tripletune.rag.systems.cirag.history import shorten, shown_candidates
-from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of
+from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, shorten, shown_candidates
+from tripletune.rag.triples.sentences import Fact
 
 PASSAGE = Passage("Kelm", "Kelm is a town.")
 

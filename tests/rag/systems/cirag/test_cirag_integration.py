@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tripletune.models.data.passages import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.local.generation import Completion
-from tripletune.rag.retrieval.sentences import Fact
+from tripletune.rag.systems import QuestionClient, load_prompts
 from tripletune.rag.systems.cirag.integration import (
     NO_QUESTION,
     Decision,
@@ -22,9 +22,8 @@ from tripletune.rag.systems.cirag.integration import (
     write_triples,
 )
 from tripletune.rag.systems.cirag.options import PROMPT_NAMES, CiragOptions
-from tripletune.rag.systems.prompt_files import load_prompts
-from tripletune.rag.systems.question_client import QuestionClient
 from tripletune.rag.trace import Trace
+from tripletune.rag.triples.sentences import Fact
 
 PASSAGE = Passage("Ada", "Ada was born in London.")
 

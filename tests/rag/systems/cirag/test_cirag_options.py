@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from tripletune.rag.systems import PROMPT_FOLDER, load_prompts
 from tripletune.rag.systems.cirag.options import PROMPT_NAMES, CiragOptions
-from tripletune.rag.systems.prompt_files import PROMPT_FOLDER, load_prompts
 
 
 def test_the_defaults_are_the_papers():
@@ -14,9 +14,9 @@ def test_the_defaults_are_the_papers():
 
 
 def test_all_wrong_options_are_named_at_once():
-    with pytest.raises(ValueError, match=r"max_rounds is 0.*candidates is 0.*granularities is 'passages,triples'"):
+    with pytest.raises(ValueError, match=r"max_rounds: 0 .*candidates: 0 .*granularities is 'passages,triples'"):
         CiragOptions(max_rounds=0, candidates=0, granularities=("passages", "triples"))
-    with pytest.raises(ValueError, match=r"name one or more of.*extraction is 'magic'"):
+    with pytest.raises(ValueError, match=r"extraction: 'magic'.*name one or more of"):
         CiragOptions(granularities=(), extraction="magic")
     with pytest.raises(ValueError, match="history is 'none'"):
         CiragOptions(history="none")
@@ -33,6 +33,8 @@ def test_every_prompt_file_is_used_and_there():
 def test_bad_prompt_folders_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such folder of prompts"):
         load_prompts(PROMPT_NAMES, tmp_path / "none")
+    with pytest.raises(ValueError, match="holds no prompt"):
+        load_prompts(PROMPT_NAMES, tmp_path)
     (tmp_path / "cirag_answer.md").write_text("x")
     with pytest.raises(ValueError, match="there is no prompt of this name"):
         load_prompts(PROMPT_NAMES, tmp_path)

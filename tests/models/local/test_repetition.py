@@ -1,5 +1,5 @@
 from tripletune.models.local.decoding import Request
-from tripletune.rag.systems.cirag.circles import Circles
+from tripletune.models.local.grammar import Repetition
 
 
 class Words:
@@ -17,7 +17,7 @@ class Words:
 
 def test_a_reply_that_goes_round_in_circles_ends():
     words = [f"(S> a| P> b| O> {n})" for n in range(40)]
-    circles = Circles(Words(words))
+    circles = Repetition(Words(words))
 
     def ends_after(tokens):
         request = Request([0], 1000)
@@ -36,7 +36,7 @@ def test_a_reply_that_goes_round_in_circles_ends():
 
 
 def test_what_is_no_whole_triple_does_not_end_a_reply():
-    circles = Circles(Words(["(S> a| P> b| O> c)", "(S> a| P> b", "and (in brackets)"]))
+    circles = Repetition(Words(["(S> a| P> b| O> c)", "(S> a| P> b", "and (in brackets)"]))
     for tokens in ([0] * 30 + [1], [0] * 3, [2] * 40):
         assert not circles.found(Request([0], 100, tokens=tokens))
     assert circles.found(Request([0], 100, tokens=[0] * 30))

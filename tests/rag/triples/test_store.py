@@ -7,14 +7,15 @@ import pytest
 
 from tripletune.models.data.passages import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.rag.triples.extraction_store import (
+from tripletune.rag.triples.store import (
     Extraction,
-    ExtractionStore,
     StoredTriples,
-    is_extraction_store,
+    TripleStore,
+    is_store,
     open_triples,
+    passage_key,
+    read_gold,
 )
-from tripletune.rag.triples.store import TripleStore, passage_key
 
 OSLO = Passage("Oslo", "Oslo is in Norway.")
 TRIPLES = (Triple("Oslo", "located in", "Norway"), Triple("日本, (x)", "|", '"'))
@@ -26,7 +27,7 @@ def key(passage):
 
 @pytest.fixture
 def store(tmp_path):
-    opened = ExtractionStore(tmp_path / "deep" / "triples.sqlite")
+    opened = TripleStore(tmp_path / "deep" / "triples.sqlite")
     yield opened
     opened.close()
 
@@ -74,8 +75,8 @@ def test_a_store_where_nothing_can_be_written_is_read(store, tmp_path, monkeypat
         source._store.put(number, [Extraction("a", ())])
     source.close()
     (tmp_path / "text.sqlite").write_text("not a database" * 100)
-    with pytest.raises(ValueError, match="can't be used as an extraction store"):
-        ExtractionStore(tmp_path / "text.sqlite", create=False)
+    with pytest.raises(ValueError, match="can't be used as a triple store"):
+        TripleStore(tmp_path / "text.sqlite", create=False)
 
 
 def test_the_loops_read_it_like_any_triples(store, tmp_path):
@@ -93,7 +94,7 @@ def test_a_file_of_triples_is_opened_too(tmp_path):
     path = tmp_path / "triples.jsonl"
     path.write_text(json.dumps({"title": "Oslo", "text": OSLO.text, "triples": [["a", "b", "c"]]}) + "\n")
     source = open_triples(path, tmp_path / "triples.sqlite")
-    assert isinstance(source, TripleStore)
+    assert isinstance(source, StoredTriples)
     assert source.get(OSLO) == (Triple("a", "b", "c"),)
 
 
@@ -113,28 +114,28 @@ def test_several_extractors_must_be_told_apart(store):
 def test_other_files_are_not_taken_for_a_store(tmp_path):
     text = tmp_path / "notes.txt"
     text.write_text("mine, and long enough to be no database header" * 10)
-    with pytest.raises(ValueError, match=r"notes\.txt can't be used as an extraction store"):
-        ExtractionStore(text)
+    with pytest.raises(ValueError, match=r"notes\.txt can't be used as a triple store"):
+        TripleStore(text)
     other = tmp_path / "other.sqlite"
     with sqlite3.connect(other) as database:
         database.execute("CREATE TABLE mine (a)")
-    with pytest.raises(ValueError, match="is an SQLite file, but no extraction store"):
-        ExtractionStore(other)
-    with pytest.raises(FileNotFoundError, match="no such extraction store"):
-        ExtractionStore(tmp_path / "gone", create=False)
-    assert not is_extraction_store(other)
-    assert not is_extraction_store(text)
-    assert not is_extraction_store(tmp_path)
+    with pytest.raises(ValueError, match="is an SQLite file, but no triple store"):
+        TripleStore(other)
+    with pytest.raises(FileNotFoundError, match="no such triple store"):
+        TripleStore(tmp_path / "gone", create=False)
+    assert not is_store(other)
+    assert not is_store(text)
+    assert not is_store(tmp_path)
 
 
 def test_a_store_of_another_version_is_named(store):
     store._database.execute("PRAGMA user_version = 99")
     with pytest.raises(ValueError, match="version 99"):
-        ExtractionStore(store.path)
+        TripleStore(store.path)
 
 
 def fill(path, first):
-    store = ExtractionStore(path)
+    store = TripleStore(path)
     number = store.extractor("m", "p")
     for place in range(20):
         store.put(number, [Extraction(f"{first}-{place}", TRIPLES)])
@@ -150,6 +151,93 @@ def test_processes_write_into_one_store(tmp_path):
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0, 0]
-    store = ExtractionStore(path, create=False)
+    store = TripleStore(path, create=False)
     assert store.choose().passages == 40
     store.close()
+
+
+ROWS = [
+    {"title": "Oslo", "text": "Oslo is in Norway.", "triples": [["Oslo", "located in", "Norway"]]},
+    {
+        "title": "Smith, J. (actor)",
+        "text": "é",
+        "triples": [["A, b (c)", "|", "日本"], ["x", "", "y"], ["a", "b"], "abc"],
+    },
+    {"title": "Nothing", "text": "Said nothing.", "triples": []},
+    {"title": "Bad", "text": None, "triples": []},
+    {"title": "Bad", "triples": None, "text": "no list"},
+    {"title": "Oslo", "text": "Oslo  is in\u00a0Norway.", "triples": [["second", "row", "loses"]]},
+]
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "triples.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+def test_look_up(source, tmp_path):
+    store = open_triples(source, tmp_path / "triples.sqlite")
+    assert store.get(Passage("Oslo", "Oslo is in Norway.")) == (Triple("Oslo", "located in", "Norway"),)
+    assert store.get(Passage("Smith, J. (actor)", "é")) == (Triple("A, b (c)", "|", "日本"),)
+
+
+def test_a_passage_without_facts_is_not_a_miss(source, tmp_path):
+    store = open_triples(source, tmp_path / "triples.sqlite")
+    assert store.get(Passage("Nothing", "Said nothing.")) == ()
+    assert store.misses == 0
+    assert store.get(Passage("Nothing", "Said something.")) is None
+    assert store.misses == 1
+
+
+def test_spaces_unicode_form_and_corpus_ids_do_not_matter(source, tmp_path):
+    store = open_triples(source, tmp_path / "triples.sqlite")
+    assert store.get(Passage("Oslo", "Oslo is  in Norway. ", id="wiki-17"))
+    assert store.get(Passage("Smith, J. (actor)", "e\u0301"))
+    assert store.get(Passage("oslo", "Oslo is in Norway.")) is None
+
+
+def test_database_is_used_again_until_the_source_changes(source, tmp_path):
+    database = tmp_path / "deep" / "triples.sqlite"
+    open_triples(source, database).close()
+    stamp = database.stat().st_mtime_ns
+    open_triples(source, database).close()
+    assert database.stat().st_mtime_ns == stamp
+    source.write_text(json.dumps({"title": "T", "text": "t", "triples": [["a", "b", "c"]]}) + "\n")
+    store = open_triples(source, database)
+    assert store.get(Passage("T", "t")) == (Triple("a", "b", "c"),)
+    assert store.get(Passage("Oslo", "Oslo is in Norway.")) is None
+
+
+def test_bad_sources_are_named(tmp_path):
+    path = tmp_path / "triples.jsonl"
+    with pytest.raises(FileNotFoundError, match=r"triples\.jsonl"):
+        open_triples(path, tmp_path / "db")
+    path.write_text('{"title": "a", "text": "b", "triples": []}\n{oops\n')
+    with pytest.raises(ValueError, match=r"triples\.jsonl:2: not valid JSON"):
+        open_triples(path, tmp_path / "db")
+    path.write_text('{"text": "b"}\n')
+    with pytest.raises(ValueError, match="no row holds a passage with triples"):
+        open_triples(path, tmp_path / "db")
+
+
+def test_a_file_that_is_not_a_store_is_not_overwritten(source, tmp_path):
+    other = tmp_path / "notes.txt"
+    other.write_text("mine, and long enough to be no database header" * 10)
+    with pytest.raises(ValueError, match=r"can.t be used as a triple store"):
+        open_triples(source, other)
+    assert other.read_text().startswith("mine")
+
+
+def test_gold_links_are_read_by_question(tmp_path):
+    rows = [{"question_id": "q", "passages": ["a", "b"]}, {"question_id": "p", "passages": []}]
+    (tmp_path / "gold.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_gold(tmp_path / "gold.jsonl") == {"q": {"a", "b"}, "p": frozenset()}
+
+
+@pytest.mark.parametrize("line", ['{"question_id": "q"}', '{"passages": []}', '{"question_id": "q", "passages": [1]}'])
+def test_other_lines_are_named(tmp_path, line):
+    (tmp_path / "gold.jsonl").write_text(line + "\n")
+    with pytest.raises(ValueError, match=r"gold\.jsonl:1: a gold link is"):
+        read_gold(tmp_path / "gold.jsonl")

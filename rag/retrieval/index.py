@@ -1,0 +1,148 @@
+"""Indexes of a corpus on disk: built once, kept with a manifest of what they were built from, built again when that
+changes. Several programs may share one folder of indexes: the second waits until the first has built what is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tripletune.models.data.passages import Passage, read_corpus
+from tripletune.models.data.records import json_value
+from tripletune.models.files import LOCK, file_digest, lock_folder, new_folder, read_json, write_json
+
+logger = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+_BUILDING = "building.json"
+_OFFSETS = "offsets.npy"
+# Names that indexes have, those of bm25s included.
+_MADE = (MANIFEST, _OFFSETS, "vectors.f32", "*.index.json", "*.index.npy", "*.index.jsonl")
+
+
+def prepare(folder: Path, wanted: dict[str, Any], build: Callable[[Path], None]) -> None:
+    """Make sure that `folder` holds an index built from `wanted`.
+
+    Args:
+        folder: The index folder, within the folder of all indexes. One with another manifest is replaced.
+        wanted: What the index depends on: corpus digest, settings. JSON values only.
+        build: Writes the index files into the folder it is given, which may hold files of an interrupted build with
+            the same `wanted`.
+
+    Raises:
+        FileExistsError: the folder holds something that is not an index of ours.
+        ValueError: a file of the index is damaged.
+    """
+    wanted = json.loads(json.dumps(wanted))
+    if _is_there(folder, wanted):
+        return
+    lock = lock_folder(folder.parent, f"{folder.parent}: another program builds an index", wait=True)
+    try:
+        if not _is_there(folder, wanted):
+            _build(folder, wanted, build)
+    finally:
+        if lock is not None:
+            lock.close()
+
+
+def _is_there(folder: Path, wanted: dict[str, Any]) -> bool:
+    if not (folder / MANIFEST).is_file():
+        return False
+    found = read_json(folder / MANIFEST)
+    sizes = found.pop("files", {})
+    if found != wanted:
+        return False
+    for name, size in sizes.items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != size:
+            raise ValueError(f"index file {path} is damaged: remove the folder {folder}, and it is built again")
+    return True
+
+
+def _build(folder: Path, wanted: dict[str, Any], build: Callable[[Path], None]) -> None:
+    with new_folder(folder, _MADE, overwrite=True, resume=True) as scratch:
+        building = scratch / _BUILDING
+        if not building.is_file() or read_json(building) != wanted:
+            for path in scratch.iterdir():
+                if path.name != LOCK:
+                    path.unlink()
+            write_json(building, wanted)
+        if (folder / MANIFEST).is_file():
+            found = read_json(folder / MANIFEST)
+            changed = sorted(key for key in wanted if wanted[key] != found.get(key))
+            logger.warning("index %s was built with another %s: building it again", folder, ", ".join(changed))
+        build(scratch)
+        building.unlink()
+        sizes = {path.name: path.stat().st_size for path in sorted(scratch.iterdir()) if path.name != LOCK}
+        write_json(scratch / MANIFEST, {**wanted, "files": sizes})
+
+
+class PassageStore:
+    """The passages of one JSON-lines corpus by position, the order of their lines.
+
+    Memory holds 8 bytes per passage; the texts stay in the file.
+    """
+
+    def __init__(self, corpus: Path, sha256: str, offsets: np.ndarray) -> None:
+        self.corpus = corpus
+        self.sha256 = sha256
+        self._offsets = offsets
+        self._file = corpus.open("rb")
+
+    @classmethod
+    def open(cls, corpus: str | Path, index_dir: str | Path) -> PassageStore:
+        """Open a corpus, writing its offsets into `index_dir/passages` when they are not there yet.
+
+        Args:
+            corpus: A JSON-lines corpus, see `models.data.passages.read_corpus`.
+            index_dir: The folder that holds all indexes of this corpus.
+
+        Raises:
+            FileNotFoundError: there is no such corpus.
+            ValueError: a line of the corpus is malformed, or it holds no passage.
+        """
+        corpus, folder = Path(corpus), Path(index_dir) / "passages"
+        if not corpus.is_file():
+            raise FileNotFoundError(f"corpus {corpus} is {'a folder; name a file' if corpus.is_dir() else 'not there'}")
+        sha256 = file_digest(corpus)
+        prepare(folder, {"kind": "passages", "corpus_sha256": sha256}, lambda out: _write_offsets(corpus, out))
+        return cls(corpus, sha256, np.load(folder / _OFFSETS, mmap_mode="r", allow_pickle=False))
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __getitem__(self, position: int) -> Passage:
+        self._file.seek(int(self._offsets[position]))
+        row = json_value(self._file.readline())
+        return Passage(str(row.get("title") or ""), row["text"], str(row.get("id") or ""))
+
+    def __iter__(self) -> Iterator[Passage]:
+        return read_corpus(self.corpus)
+
+    def close(self) -> None:
+        """Close the corpus file."""
+        self._file.close()
+
+
+def _write_offsets(corpus: Path, folder: Path) -> None:
+    passages = sum(1 for _ in read_corpus(corpus))
+    offsets = np.empty(passages, dtype=np.int64)
+    found = position = 0
+    with corpus.open("rb") as lines:
+        for line in lines:
+            if line.strip():
+                if found < passages:
+                    offsets[found] = position
+                found += 1
+            position += len(line)
+    if found != passages:
+        raise ValueError(
+            f"{corpus}: {passages} passages on {found} lines: the file has unusual line ends; "
+            "write one JSON object per line, ended by a line feed"
+        )
+    np.save(folder / _OFFSETS, offsets, allow_pickle=False)
