@@ -18,7 +18,7 @@ def test_all_wrong_options_are_named_at_once():
         CiragOptions(max_rounds=0, candidates=0, granularities=("passages", "triples"))
     with pytest.raises(ValueError, match=r"extraction: 'magic'.*name one or more of"):
         CiragOptions(granularities=(), extraction="magic")
-    with pytest.raises(ValueError, match="history is 'none'"):
+    with pytest.raises(ValueError, match="history: 'none'"):
         CiragOptions(history="none")
 
 
