@@ -66,7 +66,13 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def file_digest(path: str | Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits."""
+    """SHA-256 of a file, in hexadecimal digits.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no such file: {path}")
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
