@@ -154,7 +154,7 @@ def test_other_systems_and_compare(files, oracle, capsys):
         ({"corpus": "/nowhere.jsonl"}, "no such file: /nowhere.jsonl"),
         ({"model": "/nowhere"}, "model '/nowhere': there is no such folder"),
         ({"retriever": "dense"}, "--retriever dense needs --encoder"),
-        ({"max_rounds": -1, "top_k": 0}, "max_rounds is -1: it must be at least 0; top_k is 0"),
+        ({"max_rounds": -1, "top_k": 0}, "max_rounds: -1 must be at least 0; top_k: 0"),
         ({"limit": 0}, "--limit is 0"),
     ],
 )
