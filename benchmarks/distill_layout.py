@@ -77,10 +77,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """
     import torch
 
-    from tripletune.models.adapters import add_lora
     from tripletune.models.label_loss import learn_labels_only
+    from tripletune.models.loading import add_lora, best_dtype, load_causal_lm, resolve
     from tripletune.models.local.decoding import end_tokens
-    from tripletune.models.sources import best_dtype, load_causal_lm, resolve
     from tripletune.train.text_batches import TextCollator
     from tripletune.train.trajectory_rows import TrajectoryEncoder
 
@@ -160,7 +159,7 @@ def _trajectories(args: argparse.Namespace) -> list[Any]:
     from itertools import islice
 
     from tripletune.models.data.trajectories import read_trajectories
-    from tripletune.models.sources import resolve
+    from tripletune.models.loading import resolve
 
     if args.data:
         split = "train" if Path(args.data).is_dir() else None

@@ -137,18 +137,15 @@ def _together(
 def _one_by_one(args: argparse.Namespace, passages: Sequence[Passage]) -> dict[str, Any]:
     """The plainest loop; an encoder-decoder reads the text alone."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     from tripletune.models.llm.chat import ChatEncoder
+    from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights, parse_dtype, resolve
     from tripletune.models.local.decoding import Request, end_tokens
-    from tripletune.models.sources import adapter_base, load_tokenizer, load_weights, parse_dtype, resolve
 
     folder = resolve(args.model)
-    base = adapter_base(folder)
-    apart = bool(AutoConfig.from_pretrained(resolve(base[0]) if base else folder).is_encoder_decoder)
+    apart = is_encoder_decoder(folder)
     tokenizer = load_tokenizer(folder)
-    kind = AutoModelForSeq2SeqLM if apart else AutoModelForCausalLM
-    model: Any = load_weights(kind, folder, parse_dtype(args.dtype))
+    model: Any = load_weights(folder, parse_dtype(args.dtype))
     if torch.cuda.is_available():
         model = model.to("cuda")
     own = Path(folder) / PROMPT_FILE

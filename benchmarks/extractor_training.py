@@ -85,7 +85,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     import torch
     from datasets import disable_progress_bars
 
-    from tripletune.models.sources import best_dtype, resolve
+    from tripletune.models.loading import best_dtype, resolve
 
     quiet()
     disable_progress_bars()
@@ -144,7 +144,7 @@ def show(result: dict[str, Any]) -> None:
 def _data(args: argparse.Namespace, scratch: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The same pairs as chats, for TRL, and as rows, for us."""
     from tripletune.models.data.pairs import NO_FACTS, extraction_chat, load_instruction, read_pairs
-    from tripletune.models.sources import load_tokenizer
+    from tripletune.models.loading import load_tokenizer
     from tripletune.train.extraction_rows import PairEncoder, RowLimits
 
     tokenizer, instruction = load_tokenizer(args.model), load_instruction()
@@ -187,7 +187,7 @@ def _world(scratch: Path, args: argparse.Namespace) -> str:
 def _variant(name: str, args: argparse.Namespace, chats: list[Any], rows: list[Any], folder: Path) -> Variant:
     import torch
 
-    from tripletune.models.sources import best_dtype, load_causal_lm
+    from tripletune.models.loading import best_dtype, load_causal_lm
 
     dtype = torch.float32 if name == "trl" else best_dtype()
     torch.manual_seed(args.seed)
@@ -257,7 +257,7 @@ def _ours(model: Any, tokenizer: Any, args: argparse.Namespace, rows: list[Any],
 
 
 def _with_lora(model: Any, args: argparse.Namespace) -> Any:
-    from tripletune.models.adapters import add_lora
+    from tripletune.models.loading import add_lora
 
     return add_lora(
         model, rank=args.lora_rank, alpha=2 * args.lora_rank, dropout=0.0, targets=("all-linear",), base=args.model

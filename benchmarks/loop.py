@@ -133,8 +133,8 @@ def show(result: dict[str, Any]) -> None:
 def _load(args: argparse.Namespace) -> tuple[Any, Any]:
     import torch
 
-    from tripletune.models.loading import build_graph_llm, load_graph_llm
-    from tripletune.models.sources import parse_dtype
+    from tripletune.models.graph_llm.loading import build_graph_llm, load_graph_llm
+    from tripletune.models.loading import parse_dtype
 
     if args.model is not None:
         model, processor = load_graph_llm(args.model, parse_dtype(args.dtype))

@@ -111,7 +111,7 @@ def _write(path: Path, count: int, seed: int) -> None:
 
 def _work(args: argparse.Namespace) -> dict[str, Any]:
     from tripletune.models.data.pairs import load_instruction
-    from tripletune.models.sources import load_tokenizer
+    from tripletune.models.loading import load_tokenizer
     from tripletune.train.extraction_rows import PairEncoder, RowLimits
     from tripletune.train.extraction_run import PairSource, tokenize_pairs
     from tripletune.train.sampling import EpochSampler

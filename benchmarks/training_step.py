@@ -107,7 +107,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         FileNotFoundError: model or encoder is not there.
         ValueError: an option can't work.
     """
-    from tripletune.models.sources import resolve
+    from tripletune.models.loading import resolve
 
     quiet()
     # Before any work: a missing package is the likeliest trouble.
@@ -193,9 +193,9 @@ def show(result: dict[str, Any]) -> None:
 def _prepare(args: argparse.Namespace, scratch: Path) -> Bench:
     import torch
 
+    from tripletune.models.graph_llm.loading import add_adapter, build_graph_llm
     from tripletune.models.graph_llm.processor import GraphLLMProcessor
-    from tripletune.models.loading import add_adapter, build_graph_llm
-    from tripletune.models.sources import best_dtype
+    from tripletune.models.loading import best_dtype
     from tripletune.train.collate import Collator
     from tripletune.train.dataset import RecordSource, build_table, tokenize
     from tripletune.train.sampling import EpochSampler, QuestionSampler

@@ -95,7 +95,7 @@ def merge(
     """
     import torch
 
-    from tripletune.models.sources import parse_dtype
+    from tripletune.models.loading import parse_dtype
 
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
@@ -153,7 +153,7 @@ def _write_language_model(model: Any, processor: Any, dtype: torch.dtype, scratc
     import torch
     from transformers import AutoModelForCausalLM
 
-    from tripletune.models.sources import load_tokenizer
+    from tripletune.models.loading import load_tokenizer
 
     prompts = [
         [token for token in processor.encode_input(sample).input_ids if token != processor.graph_token_id]

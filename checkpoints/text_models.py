@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.checkpoints.replies import FORMAT, observed_reply
-from tripletune.models.run_folders import TASK_FILES, read_json
+from tripletune.models.run_folders import PROMPT_FILE, TASK_FILES, read_json
 
-PROMPT_FILE = "prompt.md"
 # What an extractor and anything else is asked; nothing of it is true.
 _TEXTS = {
     "with a title": "The Glass Harbour: The Glass Harbour is a novel by Ida Morn, published in 1931.",
@@ -101,17 +100,15 @@ def load_text_model(folder: str | Path) -> TextModel:
     """
     import torch
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    from tripletune.models.sources import adapter_base, load_tokenizer, load_weights
+    from tripletune.models.loading import adapter_base, load_tokenizer, load_weights
 
     about = task_of(folder)
-    kind = AutoModelForSeq2SeqLM if about.get("encoder_decoder") else AutoModelForCausalLM
     base = adapter_base(folder)
     if base is None:
-        model = load_weights(kind, folder, torch.float32)
+        model = load_weights(folder, torch.float32)
     else:
-        frozen = load_weights(kind, base[0], torch.float32, base[1])
+        frozen = load_weights(base[0], torch.float32, base[1])
         try:
             model = PeftModel.from_pretrained(frozen, str(folder)).eval()
         except (RuntimeError, KeyError, ValueError) as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tripletune.models.data.records import read_jsonl
 from tripletune.models.files import write_json
-from tripletune.models.folder_lock import lock_folder
+from tripletune.models.files import lock_folder
 from tripletune.models.llm.backends.api import redact
 
 logger = logging.getLogger(__name__)

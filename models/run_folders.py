@@ -1,11 +1,10 @@
-"""Model folders on disk: which one a run means, whether it is whole, and how a new one replaces an old one.
+"""Model folders on disk: which one a run means, and whether it is whole.
 
 Everything here is cheap (JSON and file headers), so that a damaged folder is refused before a model is loaded.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -13,12 +12,11 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
-
-    from tripletune.models.graph_llm.processor import GraphLLMProcessor
+from tripletune.models.files import file_digest as file_digest
+from tripletune.models.files import read_json
+from tripletune.models.files import write_json as write_json
 
 FINAL = "final"
 CONFIG = "config.json"
@@ -37,9 +35,12 @@ TOKENIZER_FILES = (
     "merges.txt",
     "chat_template.jinja",
 )
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+# The instruction that a model on plain text was trained with.
+PROMPT_FILE = "prompt.md"
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+
 _PARTIAL, _REPLACED = ".partial", ".replaced"
 _ABSOLUTE = re.compile(r"(?:~?/|\\\\|[A-Za-z]:[/\\]|file:)(?=.)")
 _SECRET_KEY = re.compile(r"(?:hub|hf|api|auth|access)_?token|secret|password|api_?key|credential", re.IGNORECASE)
@@ -59,7 +60,7 @@ def trained_folder(folder: str | Path) -> Path:
         return folder
     if _holds_model(folder / FINAL):
         return folder / FINAL
-    found = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
+    found = _checkpoints(folder)
     if found:
         raise FileNotFoundError(
             f"run {folder} has no {FINAL}/, so it did not end; finish it, or name a checkpoint: {found[-1]}"
@@ -67,9 +68,38 @@ def trained_folder(folder: str | Path) -> Path:
     raise FileNotFoundError(f"{folder} has no {CONFIG}: it is not a run, checkpoint, export or merged folder")
 
 
+def is_run(folder: str | Path) -> bool:
+    """Whether a folder is that of a training run, which holds its result or checkpoints, and not a model itself."""
+    folder = Path(folder)
+    return not _holds_model(folder) and (_holds_model(folder / FINAL) or bool(_checkpoints(folder)))
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
+
+
+def _holds_model(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (CONFIG, ADAPTER_CONFIG, "modules.json", *TASK_FILES))
+
+
 def is_text_model(folder: str | Path) -> bool:
     """Whether a folder holds a model trained on plain text, an extractor or a student, and not a Graph-LLM."""
     return any((Path(folder) / name).is_file() for name in TASK_FILES)
+
+
+def task_of(folder: str | Path) -> dict[str, Any]:
+    """What a model on plain text was made for: the content of `extractor.json` or `student.json`.
+
+    Raises:
+        FileNotFoundError: the folder has neither.
+        ValueError: it is malformed.
+    """
+    names = [name for name in TASK_FILES if (Path(folder) / name).is_file()]
+    if not names:
+        raise FileNotFoundError(
+            f"{folder} has neither {' nor '.join(TASK_FILES)}: it is no model trained on plain text"
+        )
+    return read_json(Path(folder) / names[0])
 
 
 def check_model_folder(folder: str | Path) -> None:
@@ -80,27 +110,26 @@ def check_model_folder(folder: str | Path) -> None:
         ValueError: a JSON file is malformed, a weight file is cut off, or it is another kind of model.
     """
     folder = Path(folder)
-    if is_text_model(folder):
-        base = read_json(folder / (ADAPTER_CONFIG if is_adapter(folder) else CONFIG)).get("base_model_name_or_path")
-        needed: tuple[str, ...] = ()
-    else:
-        config = read_json(folder / CONFIG)
-        if config.get("model_type") != "graph_llm":
-            raise ValueError(
-                f"{folder / CONFIG}: model_type is {config.get('model_type')!r} and not 'graph_llm': give the folder "
-                "of a trained Graph-LLM (run, checkpoint, export or merged)"
-            )
-        base, needed = config.get("base_model"), (PROCESSOR,)
-    if not any((folder / name).exists() for name in _TOKENIZERS):
-        raise FileNotFoundError(
-            f"model folder {folder} has no tokenizer ({' or '.join(_TOKENIZERS)}): copy the tokenizer files of "
-            f"{base or 'the base model'} into it"
-        )
-    for name in (*needed, "tokenizer.json", "tokenizer_config.json"):
-        if name in needed or (folder / name).exists():
+    text = is_text_model(folder)
+    main = ADAPTER_CONFIG if text and is_adapter(folder) else CONFIG
+    needed = (main,) if text else (main, PROCESSOR)
+    for name in (*needed, ADAPTER_CONFIG, "tokenizer.json", "tokenizer_config.json"):
+        if (folder / name).is_file():
             read_json(folder / name)
-    if (folder / ADAPTER_CONFIG).exists():
-        read_json(folder / ADAPTER_CONFIG)
+        elif name in needed:
+            raise FileNotFoundError(f"{folder} has no {name}: it is not a whole model folder; copy it again")
+    config = read_json(folder / main)
+    if not text and config.get("model_type") != "graph_llm":
+        raise ValueError(
+            f"{folder / CONFIG}: model_type is {config.get('model_type')!r} and not 'graph_llm': give the folder "
+            "of a trained Graph-LLM (run, checkpoint, export or merged)"
+        )
+    if not any((folder / name).exists() for name in TOKENIZERS):
+        base = config.get("base_model") or config.get("base_model_name_or_path") or "the base model"
+        raise FileNotFoundError(
+            f"model folder {folder} has no tokenizer ({' or '.join(TOKENIZERS)}): copy the tokenizer files of {base} "
+            "into it"
+        )
     for file in weight_files(folder):
         check_weights(file)
 
@@ -142,7 +171,22 @@ def check_weights(file: Path) -> None:
         ) from None
 
 
-def load_model(folder: str | Path, dtype: torch.dtype | None = None) -> tuple[Any, GraphLLMProcessor]:
+def seconds_until(losses: Path, step: int) -> float:
+    """Seconds of the optimiser steps up to `step`, of all starts of a run, by its loss log; 0 without one."""
+    if not losses.is_file():
+        return 0.0
+    total = 0.0
+    with losses.open(encoding="utf-8") as lines:
+        for line in lines:
+            try:
+                row = json.loads(line)
+                total += float(row["seconds"]) if row["step"] <= step else 0.0
+            except (ValueError, KeyError, TypeError):
+                continue  # a run that was killed, or still trains, leaves a cut-off line
+    return total
+
+
+def load_model(folder: str | Path, dtype: Any = None) -> tuple[Any, Any]:
     """Check a folder and load it, on the GPU where there is one.
 
     Args:
@@ -158,44 +202,11 @@ def load_model(folder: str | Path, dtype: torch.dtype | None = None) -> tuple[An
     """
     import torch
 
-    from tripletune.models.loading import load_graph_llm
+    from tripletune.models.graph_llm.loading import load_graph_llm
 
     check_model_folder(folder)
     model, processor = load_graph_llm(folder, dtype)
     return (model.to("cuda") if torch.cuda.is_available() else model), processor
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is not a JSON object.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path.parent} has no {path.name}: it is not a whole model folder")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}: not UTF-8 text; copy the file again") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}:{error.lineno}: not valid JSON ({error.msg}); copy the file again") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}: expected a JSON object, found {type(value).__name__}")
-    return value
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file in one step."""
-    scratch = path.with_name(path.name + ".tmp")
-    scratch.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(scratch, path)
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def public(value: Any, keep: tuple[str, ...] = ()) -> Any:
@@ -284,7 +295,3 @@ def replaced_folder(output: str | Path, overwrite: bool) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _holds_model(folder: Path) -> bool:
-    return (folder / CONFIG).exists() or is_text_model(folder)

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
-from tripletune.models.sources import parse_dtype
+from tripletune.models.loading import parse_dtype
 from tripletune.train.collate import IGNORED
 from tripletune.train.config import RunConfig, to_yaml
 from tripletune.train.dataset import RecordSource

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tripletune.checkpoints.card import seconds_until
 from tripletune.models.data.records import Record
 from tripletune.models.graph_llm.branches import check_branches
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
+from tripletune.models.graph_llm.loading import add_adapter, build_graph_llm
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
-from tripletune.models.loading import add_adapter, build_graph_llm
+from tripletune.models.loading import parse_dtype
 from tripletune.models.prompts.rendering import Instructions
-from tripletune.models.sources import parse_dtype
+from tripletune.models.run_folders import seconds_until
 from tripletune.train.collate import Collator
 from tripletune.train.config import RunConfig
 from tripletune.train.dataset import RecordSource, build_table, tokenize

@@ -23,8 +23,8 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from tripletune.models.loading import best_dtype
 from tripletune.models.run_folders import check_weights
-from tripletune.models.sources import best_dtype
 from tripletune.train.compiled import compile_layers
 from tripletune.train.run_folder import save_run_settings
 from tripletune.train.same_run import forget_checkpoints, only_run_in, set_result_aside

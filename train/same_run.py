@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from tripletune.models.folder_lock import lock_folder
+from tripletune.models.files import lock_folder
 from tripletune.models.run_folders import FINAL
 
 logger = logging.getLogger(__name__)

@@ -51,9 +51,7 @@ def load_teacher(config: DistillConfig, tokenizer: Any) -> Any:
         FileNotFoundError: no such model.
         ValueError: teacher and student do not share a vocabulary.
     """
-    from transformers import AutoModelForCausalLM
-
-    from tripletune.models.sources import load_tokenizer, load_weights
+    from tripletune.models.loading import load_tokenizer, load_weights
 
     spec, revision = str(config.train.teacher), config.train.teacher_revision
     theirs, ours = load_tokenizer(spec, revision).get_vocab(), tokenizer.get_vocab()
@@ -64,7 +62,7 @@ def load_teacher(config: DistillConfig, tokenizer: Any) -> Any:
             f"{len(ours)} tokens, {different} of the teacher's stand elsewhere): on_policy compares probabilities "
             "token by token; take a teacher of the student's family, or train.method sft on its trajectories"
         )
-    model = load_weights(AutoModelForCausalLM, spec, revision=revision)
+    model = load_weights(spec, revision=revision)
     return model.requires_grad_(False)
 
 

@@ -12,10 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tripletune.checkpoints.card import seconds_until
-from tripletune.models.adapters import add_lora
 from tripletune.models.label_loss import learn_labels_only
-from tripletune.models.sources import adapter_base, best_dtype, load_tokenizer, load_weights, parse_dtype, resolve
+from tripletune.models.loading import (
+    add_lora,
+    best_dtype,
+    is_encoder_decoder,
+    load_tokenizer,
+    load_weights,
+    parse_dtype,
+)
+from tripletune.models.run_folders import seconds_until
 from tripletune.train.run_folder import RESULT
 from tripletune.train.run_trainer import LOSS_FILE, newest_checkpoint
 from tripletune.train.same_run import check_same_run, write_text
@@ -46,26 +52,6 @@ def set_up_process() -> Any:
     return state
 
 
-def is_encoder_decoder(spec: str, revision: str | None = None) -> bool:
-    """Whether a model has an encoder of its own (T5, BART), known from its configuration alone.
-
-    Raises:
-        FileNotFoundError: no such model.
-    """
-    from transformers import AutoConfig
-
-    source = resolve(spec)
-    base = adapter_base(source) if Path(source).is_dir() else None
-    if base is not None:
-        return is_encoder_decoder(*base)
-    options = {"revision": revision} if revision and not Path(source).is_dir() else {}
-    try:
-        return bool(AutoConfig.from_pretrained(source, **options).is_encoder_decoder)
-    except OSError as error:
-        reason = " ".join(str(error).split())
-        raise FileNotFoundError(f"model {spec}: its configuration can't be loaded: {reason}") from None
-
-
 def load_text_model(config: TextRunConfig) -> tuple[Any, Any]:
     """The base model, with a fresh adapter under LoRA, and its tokenizer.
 
@@ -73,14 +59,13 @@ def load_text_model(config: TextRunConfig) -> tuple[Any, Any]:
         FileNotFoundError: no such model.
         ValueError: a LoRA target does not exist, or a dtype or attention kernel does not work.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, set_seed
+    from transformers import set_seed
 
     set_seed(config.seed)
     section = config.model
     tokenizer = load_tokenizer(section.base, section.revision)
     seq2seq = is_encoder_decoder(section.base, section.revision)
-    kind = AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM
-    model = load_weights(kind, section.base, _dtype(section), section.revision)
+    model = load_weights(section.base, _dtype(section), section.revision)
     if section.attention != "auto":
         model.set_attn_implementation(section.attention)
     if not seq2seq:

@@ -234,7 +234,7 @@ def _word_count(text: str) -> int:
 
 
 def _token_counter(spec: str) -> Callable[[str], int]:
-    from tripletune.models.sources import load_tokenizer
+    from tripletune.models.loading import load_tokenizer
 
     tokenizer = load_tokenizer(spec)
     return lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])

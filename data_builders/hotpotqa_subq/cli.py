@@ -170,7 +170,7 @@ def _model_name(llm: LLMOptions) -> str:
 
 
 def _token_counter(spec: str) -> Callable[[str], int]:
-    from tripletune.models.sources import load_tokenizer
+    from tripletune.models.loading import load_tokenizer
 
     tokenizer = load_tokenizer(spec)
     return lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])

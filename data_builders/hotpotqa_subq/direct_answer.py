@@ -82,7 +82,7 @@ class DirectAnswerTest:
         if self._loaded is None:
             import torch
 
-            from tripletune.models.sources import load_causal_lm
+            from tripletune.models.loading import load_causal_lm
 
             model, tokenizer = load_causal_lm(self.model_spec, dtype=None)
             if torch.cuda.is_available():

@@ -31,7 +31,7 @@ from tripletune.models.files import file_digest, write_json
 from tripletune.models.llm.client import SetupError
 from tripletune.models.llm.options import BACKENDS
 from tripletune.models.llm.options import add_arguments as add_teacher_arguments
-from tripletune.models.sources import PYPI
+from tripletune.models.loading import PYPI
 from tripletune.rag.triples.extractor import TextExtractor
 from tripletune.rag.triples.options import add_local_arguments, open_extractor
 from tripletune.rag.triples.prompt import choose_shots

@@ -31,7 +31,7 @@ from tripletune.eval.task import Task, load_task, read_questions, write_context_
 from tripletune.models.data.records import Record, read_records, record_files
 from tripletune.models.files import file_digest, weights_fingerprint, write_json
 from tripletune.models.run_folders import check_model_folder, read_json, trained_folder
-from tripletune.models.sources import resolve
+from tripletune.models.loading import resolve
 from tripletune.rag.retrieval.rerank import open_reranker
 from tripletune.rag.retrieval.retrievers import open_retriever
 from tripletune.rag.systems import LoopOptions, System, Tools, load_system, make_options

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from tripletune.models.sources import best_dtype, resolve
+from tripletune.models.files import write_json
+from tripletune.models.loading import best_dtype, resolve, telling
 
 logger = logging.getLogger(__name__)
 CHUNK = 4096
@@ -38,7 +38,10 @@ class TextEncoder:
 
         self.spec = spec
         self.batch_size = batch_size
-        self._model = SentenceTransformer(resolve(spec), model_kwargs={"dtype": dtype})
+        with telling(spec, "weights"):
+            self._model = SentenceTransformer(
+                resolve(spec), trust_remote_code=False, model_kwargs={"dtype": dtype, "use_safetensors": True}
+            )
         dimension = self._model.get_embedding_dimension()
         if dimension is None:
             raise ValueError(f"encoder {spec!r} does not tell its embedding width; use a sentence-transformers model")
@@ -166,7 +169,7 @@ class EmbeddingTable:
             flush()
         _sort_table(folder, raw, np.array(keys, np.uint64), encoder.dimension)
         about = {"encoder": encoder_spec, "dimension": encoder.dimension, "strings": len(keys)}
-        _write_atomically(folder / "table.json", json.dumps(about, indent=2).encode())
+        write_json(folder / "table.json", about)
         logger.info("embedded %d distinct strings with %s", len(keys), encoder_spec)
         return cls(folder)
 
@@ -184,12 +187,6 @@ def _sort_table(folder: Path, raw: Path, keys: np.ndarray, dimension: int) -> No
         del source
     target.flush()
     raw.unlink()
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    scratch = path.with_suffix(path.suffix + ".tmp")
-    scratch.write_bytes(content)
-    os.replace(scratch, path)
 
 
 class TableEmbeddings:

@@ -20,7 +20,7 @@ from transformers.utils import ModelOutput
 
 from tripletune.models.graph_llm.branches import branch_mask
 from tripletune.models.graph_llm.encoder import GraphEncoder
-from tripletune.models.label_loss import label_loss, scaled_logits
+from tripletune.models.label_loss import IGNORED, label_loss, scaled_logits
 
 
 class GraphLLMConfig(PretrainedConfig):
@@ -316,13 +316,13 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             output = self.language_model(**inputs, use_cache=use_cache, logits_to_keep=logits_to_keep)
             loss = None
             if labels is not None:
-                keep = labels[:, 1:] != -100
+                keep = labels[:, 1:] != IGNORED
                 weights = None if label_weights is None else label_weights[:, 1:][keep]
                 loss = label_loss(output.logits[:, :-1][keep], labels[:, 1:][keep], weights, num_items_in_batch)
             return GraphLLMOutput(loss, output.logits, output.past_key_values)
         hidden = self.get_decoder()(**inputs, use_cache=False).last_hidden_state
         # Prompts are some 300 tokens and labels about 13: pay for logits where something is learned alone.
-        keep = labels[:, 1:] != -100
+        keep = labels[:, 1:] != IGNORED
         logits = self.get_output_embeddings()(hidden[:, :-1][keep])
         logits = scaled_logits(logits, self.config.text_config)
         weights = None if label_weights is None else label_weights[:, 1:][keep]

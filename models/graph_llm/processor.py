@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import torch
 from transformers import PreTrainedTokenizerBase
 
@@ -187,7 +188,7 @@ class GraphLLMProcessor:
         Raises:
             FileNotFoundError: the settings or the tokenizer are missing.
         """
-        from tripletune.models.sources import load_tokenizer
+        from tripletune.models.loading import load_tokenizer
 
         path = Path(folder) / _SETTINGS_FILE
         if not path.exists():
@@ -260,11 +261,8 @@ class GraphLLMProcessor:
                     enable_thinking=False,
                     date_string=DATE,
                 )
-            except Exception as error:
-                # Templates refuse a system turn by raising their own error class from within Jinja.
-                if type(error).__name__ not in ("TemplateError", "UndefinedError"):
-                    raise
-                continue
+            except jinja2.TemplateError:
+                continue  # many templates refuse a system turn; the sandbox refuses code
             if text.count(_INSTRUCTION) == 1 and text.count(_BODY) == 1:
                 opening, rest = text.split(_INSTRUCTION)
                 middle, closing = rest.split(_BODY)

@@ -18,10 +18,10 @@ from peft import PeftModel
 from tripletune.models.data.records import ModelInput
 from tripletune.models.graph_llm.embeddings import LiveEmbeddings
 from tripletune.models.graph_llm.graphs import batch_graphs, graph_rows
+from tripletune.models.graph_llm.loading import load_graph_llm
 from tripletune.models.graph_llm.processor import EncodedInput, GraphLLMProcessor, pad_batch
-from tripletune.models.loading import load_graph_llm
+from tripletune.models.loading import parse_dtype
 from tripletune.models.local.generation import Completion
-from tripletune.models.sources import parse_dtype
 
 
 class LocalGenerator:

@@ -20,7 +20,7 @@ import numpy as np
 
 from tripletune.models.data.passages import Passage
 from tripletune.models.files import weights_fingerprint
-from tripletune.models.sources import resolve
+from tripletune.models.loading import resolve
 from tripletune.rag.retrieval.index import PassageStore, prepare
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,8 @@ from tripletune.models.llm.chat import ChatEncoder
 from tripletune.models.llm.client import CallError, SetupError
 from tripletune.models.local.generation import Completion
 from tripletune.models.local.grammar import Repetition
-from tripletune.models.sources import ADAPTER_CONFIG, adapter_base, resolve
+from tripletune.models.loading import ADAPTER_CONFIG, DTYPES, adapter_base, resolve
+from tripletune.models.run_folders import PROMPT_FILE as PROMPT_FILE
 from tripletune.rag.triples.prompt import ExtractionPrompt
 
 if TYPE_CHECKING:
@@ -33,11 +34,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Lies beside the weights of a trained decoder: the instruction it was trained with.
-PROMPT_FILE = "prompt.md"
 MAX_TOKENS = 512
 # Texts under way times the tokens of the longest: 64 texts of usual length. See `models.continuous_batch`.
 _CELLS = 24_576
-DTYPES = ("float32", "bfloat16", "float16", "auto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,19 +235,16 @@ def open_local_extractor(
 
 
 def _check_folder(folder: str) -> None:
-    """Refuse now what would fail after minutes: a run without result, an adapter without weights or base model."""
-    place = Path(folder)
-    if adapter_base(folder) is None and place.is_dir() and not (place / "config.json").is_file():
-        found = sorted(place.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
-        hint = f"; the run did not end: finish it, or name {found[-1]}" if found else ""
-        raise FileNotFoundError(f"{folder} holds no model (neither config.json nor {ADAPTER_CONFIG}){hint}")
+    """Refuse now what would fail after minutes: an adapter without weights or base model, a folder without a model."""
+    if adapter_base(folder) is None and Path(folder).is_dir() and not (Path(folder) / "config.json").is_file():
+        raise FileNotFoundError(f"{folder} holds no model (neither config.json nor {ADAPTER_CONFIG})")
 
 
 def load_model(folder: str, spec: str, prompt: ExtractionPrompt, options: LocalOptions) -> LoadedModel:
     """Load a model and what goes with it.
 
     Args:
-        folder: From `models.sources.resolve`.
+        folder: From `models.loading.resolve`.
         spec: The model's name, for messages.
         prompt: What it is asked.
         options: How it extracts.
@@ -258,19 +254,15 @@ def load_model(folder: str, spec: str, prompt: ExtractionPrompt, options: LocalO
         ValueError: files are damaged, or the model is of a kind that can't be asked so.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from transformers.utils.logging import disable_progress_bar
 
     from tripletune.models.local.decoding import context_length, end_tokens
-    from tripletune.models.sources import load_tokenizer, load_weights, parse_dtype
+    from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights, parse_dtype
 
     if not sys.stderr.isatty():
         disable_progress_bar()
-    base = adapter_base(folder)
-    config = AutoConfig.from_pretrained(resolve(base[0]) if base else folder)
-    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     tokenizer = load_tokenizer(folder)
-    model: Any = load_weights(kind, folder, parse_dtype(options.dtype))
+    model: Any = load_weights(folder, parse_dtype(options.dtype))
     if torch.cuda.is_available():
         model = model.to("cuda")
     ends = end_tokens(model, tokenizer)
@@ -278,7 +270,7 @@ def load_model(folder: str, spec: str, prompt: ExtractionPrompt, options: LocalO
     def decode(tokens: list[int]) -> str:
         return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
-    if config.is_encoder_decoder:
+    if is_encoder_decoder(folder):
         if prompt.shots:
             raise ValueError(f"model {spec} is an encoder-decoder, which reads the text alone: leave out the examples")
 

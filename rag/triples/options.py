@@ -9,7 +9,7 @@ from dataclasses import fields
 from tripletune.models.data.pairs import load_instruction
 from tripletune.models.files import weights_fingerprint
 from tripletune.models.llm.options import LLMOptions, from_arguments, open_client
-from tripletune.models.sources import resolve
+from tripletune.models.loading import resolve
 from tripletune.rag.triples.extractor import MAX_TOKENS, ChatExtractor, TextExtractor
 from tripletune.rag.triples.local_extractor import DTYPES, LocalOptions, open_local_extractor
 from tripletune.rag.triples.local_extractor import MAX_TOKENS as LOCAL_TOKENS

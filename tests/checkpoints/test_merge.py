@@ -35,8 +35,8 @@ def merged(tiny_export: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_replies_as_the_adapter_without_peft(merged: Path, tiny_export: Path) -> None:
+    from tripletune.models.graph_llm.loading import load_graph_llm
     from tripletune.models.graph_llm.model import GraphLLM
-    from tripletune.models.loading import load_graph_llm
 
     model, _ = load_graph_llm(merged, torch.float32)
     assert type(model) is GraphLLM
@@ -45,8 +45,8 @@ def test_replies_as_the_adapter_without_peft(merged: Path, tiny_export: Path) ->
 
 
 def test_lora_is_in_the_weights(merged: Path, tiny_export: Path) -> None:
+    from tripletune.models.graph_llm.loading import load_graph_llm
     from tripletune.models.graph_llm.model import GraphLLM
-    from tripletune.models.loading import load_graph_llm
 
     model = GraphLLM.from_pretrained(merged)
     adapted, _ = load_graph_llm(tiny_export, torch.float32)

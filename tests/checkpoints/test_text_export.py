@@ -23,7 +23,7 @@ def make_run(base: Path, run: Path, seq2seq: bool, task: str = "text_to_triples"
     """A finished run with an adapter that does something, as `train.text_run` saves it."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-    from tripletune.models.adapters import add_lora
+    from tripletune.models.loading import add_lora
 
     folder = run / "final"
     torch.manual_seed(5)

@@ -32,7 +32,7 @@ def student(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Path:
     import torch
     from peft import LoraConfig, get_peft_model
 
-    from tripletune.models.sources import load_causal_lm
+    from tripletune.models.loading import load_causal_lm
 
     model, tokenizer = load_causal_lm(tiny_llama, torch.float32)
     torch.manual_seed(5)

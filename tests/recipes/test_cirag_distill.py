@@ -160,7 +160,7 @@ def test_a_run_and_its_student(make_distill_config: Config, tmp_path: Path, in_p
     assert (folder / "prompt.md").read_text() == "Go.\n"
 
     # The student in the place where the loop loads it from.
-    from tripletune.models.sources import load_causal_lm
+    from tripletune.models.loading import load_causal_lm
 
     model, tokenizer = load_causal_lm(config.output_dir)
     assert type(model).__name__ == "LlamaForCausalLM"

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from tripletune.models.loading import add_adapter
+from tripletune.models.graph_llm.loading import add_adapter
 from tripletune.train.compiled import as_written, compile_layers
 
 

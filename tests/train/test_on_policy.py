@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tripletune.models.sources import load_causal_lm
+from tripletune.models.loading import load_causal_lm
 from tripletune.train.distill_config import DistillConfig
 
 pytest.importorskip("trl", reason="TRL is not installed")
@@ -25,7 +25,7 @@ def prompts(tokenizer: Any, count: int) -> Any:
 
 
 def trainer_of(folder: Path, tiny_llama: Path, teacher: Path, count: int = 12, **train: Any) -> Any:
-    from tripletune.models.adapters import add_lora
+    from tripletune.models.loading import add_lora
     from tripletune.train.on_policy import OnPolicyTrainer
 
     config = DistillConfig()

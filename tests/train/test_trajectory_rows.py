@@ -18,7 +18,7 @@ from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.chat import ChatEncoder
 from tripletune.models.local.decoding import end_tokens
-from tripletune.models.sources import load_causal_lm
+from tripletune.models.loading import load_causal_lm
 from tripletune.rag.systems.cirag.integration import (
     Decision,
     Round,

@@ -27,10 +27,10 @@ from tripletune.models.llm.backends.api import ledger_name
 from tripletune.models.llm.backends.hf_sampling import Draw, Stop, stop_window
 from tripletune.models.llm.chat import ChatEncoder
 from tripletune.models.llm.client import CallError, Message, Sampling
+from tripletune.models.loading import load_causal_lm, parse_dtype
 from tripletune.models.local.continuous_batch import ContinuousBatch, fits
 from tripletune.models.local.decoding import Request, context_length, end_tokens
 from tripletune.models.local.generation import Completion
-from tripletune.models.sources import load_causal_lm, parse_dtype
 
 logger = logging.getLogger(__name__)
 

@@ -109,7 +109,7 @@ def tiny_model(tmp_path_factory):
 def test_answers_do_not_depend_on_the_batch(tiny_model, monkeypatch):
     import torch
 
-    from tripletune.models import sources
+    from tripletune.models import loading as sources
 
     monkeypatch.setattr(sources, "best_dtype", lambda: torch.float32)
     questions = ["who is it?", "w", "a much longer question, where and when and why?"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tripletune.models.data.records import ModelInput, Record
-from tripletune.models.loading import add_adapter
+from tripletune.models.graph_llm.loading import add_adapter
 from tripletune.models.local.generation import Completion
 from tripletune.models.local.generator import LocalGenerator, load_generator
 

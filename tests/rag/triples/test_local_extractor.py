@@ -132,7 +132,7 @@ def test_a_model_whose_attention_forgets(tiny_model):
 def test_an_adapter_folder_brings_base_model_and_prompt(adapter, tiny_llama, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from tripletune.models.sources import load_causal_lm
+    from tripletune.models.loading import load_causal_lm
 
     merged = tmp_path / "merged"
     load_causal_lm(adapter, torch.float32)[0].save_pretrained(merged)

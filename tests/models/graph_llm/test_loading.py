@@ -1,0 +1,190 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tripletune.models.data.records import Record
+from tripletune.models.graph_llm.loading import add_adapter, is_graph_llm_folder, load_graph_llm
+
+Make = Callable[..., Any]
+
+
+def scramble(model: Any) -> None:
+    """Give everything that is trained a value it does not start with (LoRA's B starts at zero)."""
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+
+
+def save(model: Any, processor: Any, folder: Path) -> None:
+    model.save_pretrained(folder)
+    model.get_base_model().config.save_pretrained(folder)
+    processor.save_pretrained(folder)
+
+
+def trained_names(model: Any) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+@pytest.mark.parametrize("family", ["llama", "smollm2", "qwen3", "gemma2"])
+def test_an_adapter_holds_what_is_trained_and_nothing_else(
+    family: str, make_graph_llm: Make, make_batch: Make, records: list[Record], tmp_path: Path
+) -> None:
+    base, processor = make_graph_llm(family)
+    model = add_adapter(base, rank=4)
+    scramble(model)
+    batch = make_batch(processor, records[:4])
+    expected = model.eval()(**batch).logits
+    save(model, processor, tmp_path)
+    stored = load_file(tmp_path / "adapter_model.safetensors")
+    assert all("lora_" in name or "graph_encoder" in name or "projector" in name for name in stored)
+    assert sum(t.numel() for t in stored.values()) == sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+    again, its_processor = load_graph_llm(tmp_path, torch.float32)
+    assert torch.allclose(again(**batch).logits, expected, atol=1e-6)
+    assert not again.training
+    assert trained_names(again) == set()
+    assert its_processor.encode_input(records[1].input) == processor.encode_input(records[1].input)
+    resumed, _ = load_graph_llm(tmp_path, torch.float32, trainable=True)
+    assert trained_names(resumed) == trained_names(model)
+
+
+def test_an_adapter_changes_the_frozen_model_nowhere(make_graph_llm: Make) -> None:
+    base, _ = make_graph_llm()
+    before = {name: p.clone() for name, p in base.language_model.named_parameters()}
+    model = add_adapter(base)
+    names = trained_names(model)
+    assert any("q_proj.lora_A" in name for name in names)
+    assert any("v_proj.lora_B" in name for name in names)
+    assert not any("k_proj" in name for name in names)
+    assert any("graph_encoder.modules_to_save" in name for name in names)
+    assert any("projector.modules_to_save" in name for name in names)
+    # Convolutions have linear layers, too: they are trained in full, not adapted.
+    assert not any("lora" in name and ("graph_encoder" in name or "projector" in name) for name in names)
+    after = {name.replace(".base_layer", ""): p for name, p in model.get_base_model().language_model.named_parameters()}
+    for name, parameter in before.items():
+        assert torch.equal(after[name], parameter)
+        assert not after[name].requires_grad
+
+
+def test_without_lora_the_graph_modules_alone_are_trained(
+    make_graph_llm: Make, make_batch: Make, records: list[Record], tmp_path: Path
+) -> None:
+    base, processor = make_graph_llm()
+    model = add_adapter(base, lora=False)
+    names = trained_names(model)
+    assert names
+    assert all("graph_encoder" in name or "projector" in name for name in names)
+    scramble(model)
+    batch = make_batch(processor, records[:3])
+    expected = model.eval()(**batch).logits
+    save(model, processor, tmp_path)
+    assert torch.allclose(load_graph_llm(tmp_path, torch.float32)[0](**batch).logits, expected, atol=1e-6)
+
+
+def test_without_graph_lora_alone_is_trained(
+    make_graph_llm: Make, make_batch: Make, records: list[Record], tmp_path: Path
+) -> None:
+    base, processor = make_graph_llm(use_graph=False)
+    model = add_adapter(base)
+    assert all("lora_" in name for name in trained_names(model))
+    scramble(model)
+    batch = make_batch(processor, records[:3])
+    expected = model.eval()(**batch).logits
+    save(model, processor, tmp_path)
+    again, its_processor = load_graph_llm(tmp_path, torch.float32)
+    assert torch.allclose(again(**batch).logits, expected, atol=1e-6)
+    assert not its_processor.settings.use_graph
+
+
+def test_all_linear_means_all_but_the_output_layer(make_graph_llm: Make) -> None:
+    model = add_adapter(make_graph_llm()[0], targets=("all-linear",))
+    adapted = {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in trained_names(model) if "lora_" in name}
+    assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+
+def test_targets_that_do_not_exist_are_named(make_graph_llm: Make) -> None:
+    with pytest.raises(ValueError, match=r"\['query'\] do not exist.*q_proj"):
+        add_adapter(make_graph_llm()[0], targets=("query", "v_proj"))
+    with pytest.raises(ValueError, match=r"\['lm_head'\] do not exist"):
+        add_adapter(make_graph_llm()[0], targets=("lm_head",))
+    with pytest.raises(ValueError, match="nothing is left to train"):
+        add_adapter(make_graph_llm(use_graph=False)[0], lora=False)
+
+
+def test_graph_modules_stay_float32(make_graph_llm: Make, make_batch: Make, records: list[Record]) -> None:
+    model, processor = make_graph_llm(dtype=torch.bfloat16)
+    assert model.language_model.dtype is torch.bfloat16
+    assert next(model.projector.parameters()).dtype is torch.float32
+    assert next(model.graph_encoder.parameters()).dtype is torch.float32
+    assert torch.isfinite(model(**make_batch(processor, records[:2])).loss)
+
+
+def test_a_whole_model_folder(make_graph_llm: Make, make_batch: Make, records: list[Record], tmp_path: Path) -> None:
+    model, processor = make_graph_llm("smollm2")
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    batch = make_batch(processor, records[:2])
+    again, _ = load_graph_llm(tmp_path, torch.float32)
+    assert torch.allclose(again(**batch).logits, model(**batch).logits, atol=1e-6)
+
+
+def test_a_plain_language_model_serves_without_graph(tiny_llama: Path) -> None:
+    assert not is_graph_llm_folder(tiny_llama)
+    model, processor = load_graph_llm(tiny_llama, torch.float32)
+    assert not model.config.use_graph
+    assert not processor.settings.use_graph
+
+
+def test_folders_that_are_no_model(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
+        load_graph_llm(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        load_graph_llm(tmp_path / "nowhere")
+    (tmp_path / "config.json").write_text("[]")
+    assert not is_graph_llm_folder(tmp_path)
+    (tmp_path / "config.json").write_text("{cut")
+    assert not is_graph_llm_folder(tmp_path)
+
+
+def test_a_run_folder_means_its_result(make_graph_llm: Make, tmp_path: Path) -> None:
+    base, processor = make_graph_llm()
+    save(add_adapter(base), processor, tmp_path / "run" / "final")
+    assert load_graph_llm(tmp_path / "run", torch.float32)[0].config.use_graph
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_cut_off_weights_are_one_clear_error(make_graph_llm: Make, tmp_path: Path, merged: bool) -> None:
+    base, processor = make_graph_llm()
+    if merged:
+        base.save_pretrained(tmp_path)
+        processor.save_pretrained(tmp_path)
+    else:
+        save(add_adapter(base), processor, tmp_path)
+    weights = tmp_path / ("model.safetensors" if merged else "adapter_model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="cut off or damaged"):
+        load_graph_llm(tmp_path, torch.float32)
+
+
+def test_missing_weights_are_one_clear_error(make_graph_llm: Make, tmp_path: Path) -> None:
+    base, processor = make_graph_llm()
+    save(add_adapter(base), processor, tmp_path)
+    (tmp_path / "adapter_model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"adapter_model\.safetensors"):
+        load_graph_llm(tmp_path, torch.float32)
+
+
+def test_what_the_config_says_about_the_base(make_graph_llm: Make, tiny_llama: Path, tmp_path: Path) -> None:
+    base, processor = make_graph_llm()
+    save(add_adapter(base), processor, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["model_type"] == "graph_llm"
+    assert config["base_model"] == str(tiny_llama)
+    assert is_graph_llm_folder(tmp_path)
