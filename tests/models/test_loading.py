@@ -157,7 +157,7 @@ def test_an_adapter_folder_means_base_and_adapter(adapter: Path, tiny_llama: Pat
 def test_a_run_folder_means_its_result(adapter: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(adapter, run / "checkpoint-5")
-    with pytest.raises(FileNotFoundError, match="it did not end; finish it, or name a checkpoint: .*checkpoint-5"):
+    with pytest.raises(FileNotFoundError, match=r"it did not end; finish it, or name a checkpoint: .*checkpoint-5"):
         resolve(run)
     shutil.copytree(adapter, run / "final")
     assert resolve(run) == str(run / "final")
@@ -204,7 +204,7 @@ def test_code_and_pickles_of_a_model_folder_are_never_run(tiny_llama: Path, tmp_
     (folder / "evil.py").write_text(f"open({str(tmp_path / 'PWNED')!r}, 'w')\nclass Config: ...\nclass Model: ...\n")
     code = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "evil", "auto_map": code}))
-    with pytest.raises(ValueError, match="Python code of its own .* never run here"):
+    with pytest.raises(ValueError, match=r"Python code of its own .* never run here"):
         load_causal_lm(folder)
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").unlink()

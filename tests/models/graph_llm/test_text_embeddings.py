@@ -86,7 +86,7 @@ def test_a_table_cut_off_in_the_middle_is_no_table(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(text_embeddings, "_write_atomically", killed)
+        patch.setattr(text_embeddings, "write_json", killed)
         with pytest.raises(KeyboardInterrupt):
             EmbeddingTable.build(STRINGS, str(tiny_encoder), folder, progress=False)
     # Neither the old table nor half of the new one may be taken for the new table.

@@ -253,7 +253,7 @@ def test_damaged_folders_are_one_line(adapter, tiny_llama, tmp_path, capsys):
         (folder / "checkpoint-9").mkdir(parents=True)
         (folder / "checkpoint-10").mkdir()
 
-    assert "the run did not end: finish it, or name" in (line := damaged(unfinished))
+    assert "so it did not end; finish it, or name" in (line := damaged(unfinished))
     assert "checkpoint-10" in line
 
 
