@@ -12,7 +12,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.run_folders import PROMPT_FILE
 from tripletune.models.files import weights_fingerprint
 from tripletune.models.llm.backends.api import ledger_name
 from tripletune.models.llm.client import LLMClient, Sampling
@@ -20,6 +19,7 @@ from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
 from tripletune.models.llm.options import LLMOptions, from_arguments, open_client
 from tripletune.models.loading import resolve
+from tripletune.models.run_folders import PROMPT_FILE
 from tripletune.rag.systems import System, load_prompts
 from tripletune.rag.systems.cirag.options import INTEGRATION_PROMPT, PROMPT_NAMES
 

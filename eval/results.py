@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.models.data.records import read_jsonl
-from tripletune.models.files import write_json
-from tripletune.models.files import lock_folder
+from tripletune.models.files import lock_folder, write_json
 from tripletune.models.llm.backends.api import redact
 
 logger = logging.getLogger(__name__)

@@ -24,8 +24,8 @@ from tripletune.models.data.records import record_files
 from tripletune.models.data.trajectories import read_trajectories
 from tripletune.models.files import file_digest, weights_fingerprint, write_json
 from tripletune.models.llm.client import CallError, Message, Sampling
-from tripletune.models.local.generation import Completion
 from tripletune.models.loading import resolve
+from tripletune.models.local.generation import Completion
 from tripletune.rag.systems.cirag.integration import shorten
 from tripletune.rag.systems.cirag.options import CiragOptions
 

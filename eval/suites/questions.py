@@ -30,8 +30,8 @@ from tripletune.eval.tables import compare, show_comparison, show_records, show_
 from tripletune.eval.task import Task, load_task, read_questions, write_context_corpus
 from tripletune.models.data.records import Record, read_records, record_files
 from tripletune.models.files import file_digest, weights_fingerprint, write_json
-from tripletune.models.run_folders import check_model_folder, read_json, trained_folder
 from tripletune.models.loading import resolve
+from tripletune.models.run_folders import check_model_folder, read_json, trained_folder
 from tripletune.rag.retrieval.rerank import open_reranker
 from tripletune.rag.retrieval.retrievers import open_retriever
 from tripletune.rag.systems import LoopOptions, System, Tools, load_system, make_options

@@ -22,9 +22,9 @@ from tripletune.models.data.pairs import load_instruction
 from tripletune.models.files import weights_fingerprint
 from tripletune.models.llm.chat import ChatEncoder
 from tripletune.models.llm.client import CallError, SetupError
+from tripletune.models.loading import ADAPTER_CONFIG, DTYPES, adapter_base, resolve
 from tripletune.models.local.generation import Completion
 from tripletune.models.local.grammar import Repetition
-from tripletune.models.loading import ADAPTER_CONFIG, DTYPES, adapter_base, resolve
 from tripletune.models.run_folders import PROMPT_FILE as PROMPT_FILE
 from tripletune.rag.triples.prompt import ExtractionPrompt
 
@@ -256,8 +256,8 @@ def load_model(folder: str, spec: str, prompt: ExtractionPrompt, options: LocalO
     import torch
     from transformers.utils.logging import disable_progress_bar
 
-    from tripletune.models.local.decoding import context_length, end_tokens
     from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights, parse_dtype
+    from tripletune.models.local.decoding import context_length, end_tokens
 
     if not sys.stderr.isatty():
         disable_progress_bar()

@@ -13,8 +13,8 @@ import torch
 from tripletune.models.data.passages import Passage
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
-from tripletune.models.local.decoding import end_tokens
 from tripletune.models.loading import load_causal_lm
+from tripletune.models.local.decoding import end_tokens
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
 from tripletune.rag.triples.sentences import Fact
 from tripletune.train.distill_config import DistillConfig, folder_and_share

@@ -17,8 +17,8 @@ from tripletune.models.data.passages import Passage
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.chat import ChatEncoder
-from tripletune.models.local.decoding import end_tokens
 from tripletune.models.loading import load_causal_lm
+from tripletune.models.local.decoding import end_tokens
 from tripletune.rag.systems.cirag.integration import (
     Decision,
     Round,
