@@ -1,4 +1,4 @@
-"""Short articles about the entities of the fictional world of `data_builders.world`: two to five varied sentences.
+"""Short articles about the entities of the fictional world: two to five varied sentences.
 
 The facts come in any order, two of them sometimes share a sentence, and after the first sentence the subject is often
 a pronoun or a short form of its name. The triples of an article are its statements, in the order of the text.
@@ -10,8 +10,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tripletune.data_builders.world.facts import Entity
-from tripletune.data_builders.world.relations import RELATION_OF, Relation
+from tripletune.data_builders.world.facts import RELATION_OF, Entity, Relation
 from tripletune.models.data.triples import Triple
 
 _NOUN_OPENING = 0.7
@@ -34,6 +33,11 @@ class Article:
     def text(self) -> str:
         """The sentences as a HotpotQA reader joins them."""
         return " ".join(self.sentences)
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The triples as JSON has them."""
+        return [triple.as_list() for triple in self.triples]
 
 
 def write_article(rng: random.Random, entity: Entity, world: Mapping[str, Entity]) -> Article:

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tripletune.data_builders.world.build import MANIFEST, World, WorldOptions, generate_world
+from tripletune.data_builders.world.facts import RELATION_OF
 from tripletune.data_builders.world.questions import Question
-from tripletune.data_builders.world.relations import RELATION_OF
 from tripletune.models.data.passages import Passage
 from tripletune.models.data.records import normalize_answer
 from tripletune.models.data.triples import Triple
+from tripletune.models.files import read_json
 from tripletune.models.llm.client import CallError, Message, Sampling
 from tripletune.models.local.generation import Completion
 from tripletune.rag.systems.cirag.generation import REFUSAL
@@ -69,7 +70,7 @@ class WorldOracle:
         if not path.is_file():
             raise FileNotFoundError(f"{folder} holds no {MANIFEST}: name a folder of data_builders.world and a split")
         try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
+            manifest = read_json(path)
             options = WorldOptions(**manifest["options"])
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} can't be read as a world of this version: {error}") from None
@@ -100,7 +101,7 @@ class WorldOracle:
     def _extract(self, turn: str) -> str:
         title = turn.removeprefix("Title: ").split("\n", 1)[0]
         article = self._world.articles.get(title)
-        triples = [triple.as_list() for triple in article.triples] if article else []
+        triples = article.rows if article else []
         entities = list(dict.fromkeys([title, *(object_ for _, _, object_ in triples)]))
         return json.dumps({"entities": entities, "triples": triples}, ensure_ascii=False)
 

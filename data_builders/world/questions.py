@@ -1,20 +1,34 @@
-"""Questions about the fictional world of `data_builders.world`: chains of one to four hops, comparisons, intersections.
+"""Questions about the fictional world (chains of one to four hops, comparisons, intersections) and common knowledge.
 
 Every relation has one object, so a question that names its first entity and follows relations has one answer.
-A question keeps its `Program`, the relations it follows, which is what tests recompute the answer from.
+
+Common knowledge needs no retrieval. Beside questions about coined names it teaches the planner when `[NO_RETRIEVAL]`
+is right (RAS, section 3.4). Every fact has three wordings or more, of which each split has its own. So no question text
+is in two splits, and a fact that a split asks for is one that training has met in other words, if training has clearly
+more questions: the planner is tested on telling the two sorts of question apart, and the small model behind it on
+nothing it never saw.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import combinations, islice, pairwise
+from operator import itemgetter
+from string import ascii_uppercase
 
-from tripletune.data_builders.world.articles import Article
-from tripletune.data_builders.world.facts import Entity
-from tripletune.data_builders.world.relations import RELATION_OF, RELATIONS, RELATIONS_OF_KIND, WH_WORDS, Relation
+from tripletune.data_builders.world.facts import (
+    RELATION_OF,
+    RELATIONS,
+    RELATIONS_OF_KIND,
+    SPLITS,
+    WH_WORDS,
+    WORLD,
+    Entity,
+    Relation,
+)
 
 CHAIN_KINDS: tuple[str, ...] = ("1-hop", "2-hop", "3-hop", "4-hop")
 COMPARISON = "comparison"
@@ -32,37 +46,26 @@ _WITH_KIND = ("film", "novel", "album", "band", "company", "club")
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """What a question computes.
+class Question:
+    """A question, its answer, and how it is found.
 
     Attributes:
         kind: A member of `KINDS`.
-        seeds: Titles that the question names.
-        path: Predicates: followed one after the other from one seed, or one for each of two seeds.
+        text: The question.
+        answer: Its one answer.
+        helpful: Titles of the gold documents in reasoning order.
+        predicates: What is read in each of them.
+        subqueries: The sub-query that asks for it.
         test: For comparisons "less", "more" or "same", else "".
     """
 
     kind: str
-    seeds: tuple[str, ...]
-    path: tuple[str, ...]
-    test: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A question with its gold documents in reasoning order and one sub-query for each."""
-
-    program: Program
     text: str
     answer: str
     helpful: tuple[str, ...] = ()
-    subqueries: tuple[str, ...] = ()
     predicates: tuple[str, ...] = ()
-
-    @property
-    def kind(self) -> str:
-        """A member of `KINDS`."""
-        return self.program.kind
+    subqueries: tuple[str, ...] = ()
+    test: str = ""
 
     @property
     def official_type(self) -> str:
@@ -126,7 +129,8 @@ class QuestionMaker:
             if question is None:
                 continue
             # "A or B?" and "B or A?" are one question.
-            key = (kind, *sorted(question.program.seeds), *sorted(question.program.path), question.program.test)
+            named = question.helpful[:1] if kind in CHAIN_KINDS else question.helpful
+            key = (kind, *sorted(named), *sorted(question.predicates), question.test)
             if key not in self._drawn and not _leaks(question):
                 self._drawn.add(key)
                 return question
@@ -174,14 +178,7 @@ class QuestionMaker:
         phrase = self._named(seed)
         for relation in path[:-1]:
             phrase = self._refer(relation, phrase, nested=relation is not path[0])
-        return Question(
-            Program(kind, (seed.title,), tuple(r.predicate for r in path)),
-            _sentence(self._word(path[-1].ask).format(x=phrase)),
-            answer,
-            tuple(titles),
-            tuple(_subquery(r, hop) for r, hop in zip(path, hops)),
-            tuple(r.predicate for r in path),
-        )
+        return _question(kind, self._word(path[-1].ask).format(x=phrase), answer, hops, path)
 
     def _refer(self, relation: Relation, phrase: str, nested: bool) -> str:
         # "the town where the director of X was born" reads well once; deeper, the inner phrase has to stand last.
@@ -210,14 +207,7 @@ class QuestionMaker:
         else:
             link = self._rng.choice(["and", "and also"])
             does = f"{first.act.format(x=a)} {link} {second.act.format(x=b)}"
-        return Question(
-            Program(INTERSECTION, (one.title, other.title), (first.predicate, second.predicate)),
-            f"{WH_WORDS[key[0]]} {does}?",
-            key[1],
-            (one.title, other.title),
-            (_subquery(first, one), _subquery(second, other)),
-            (first.predicate, second.predicate),
-        )
+        return _question(INTERSECTION, f"{WH_WORDS[key[0]]} {does}?", key[1], (one, other), (first, second))
 
     def _order(self) -> Question | None:
         (relation,) = next(self._decks["order"], (None,))
@@ -251,50 +241,7 @@ class QuestionMaker:
 
     def _compare(self, relation: Relation, test: str, one: Entity, other: Entity, answer: str) -> Question:
         text = self._word(getattr(relation, test)).format(a=one.mention, b=other.mention)
-        return Question(
-            Program(COMPARISON, (one.title, other.title), (relation.predicate,), test),
-            _sentence(text),
-            answer,
-            (one.title, other.title),
-            (_subquery(relation, one), _subquery(relation, other)),
-            (relation.predicate, relation.predicate),
-        )
-
-
-def pick_context(
-    rng: random.Random,
-    question: Question,
-    articles: Mapping[str, Article],
-    neighbours: Mapping[str, Sequence[str]],
-    of_kind: Mapping[str, Sequence[str]],
-    size: int,
-) -> list[str]:
-    """Choose the paragraphs of a question: the helpful ones, their neighbours, others of their kinds; shuffled.
-
-    Args:
-        rng: Source of chance.
-        question: The question; without helpful documents any paragraphs will do.
-        articles: All articles by title, at least `size`.
-        neighbours: Titles that an article mentions or that mention it.
-        of_kind: Titles by kind.
-        size: How many paragraphs.
-
-    Returns:
-        `size` distinct titles.
-    """
-    chosen = dict.fromkeys(question.helpful)
-    near = [title for helpful in question.helpful for title in neighbours[helpful] if title not in chosen]
-    near = list(dict.fromkeys(near))
-    chosen.update(dict.fromkeys(rng.sample(near, min(len(near), (size - len(chosen)) // 2))))
-    kinds = [articles[title].kind for title in question.helpful] or list(of_kind)
-    for _ in range(10 * size):
-        if len(chosen) < size:
-            chosen[rng.choice(of_kind[rng.choice(kinds)])] = None
-    # A kind with few members may be used up.
-    spare = (title for title in articles if title not in chosen)
-    context = [*chosen, *islice(spare, size - len(chosen))]
-    rng.shuffle(context)
-    return context
+        return _question(COMPARISON, text, answer, (one, other), (relation, relation), test)
 
 
 def number_in(text: str) -> int:
@@ -329,8 +276,18 @@ def _far_apart(one: str, other: str) -> bool:
     return high - low >= _CLOSEST_YEARS if is_year else high >= _CLOSEST_RATIO * low
 
 
-def _subquery(relation: Relation, entity: Entity) -> str:
-    return _sentence(relation.ask[0].format(x=entity.mention))
+def _question(
+    kind: str, text: str, answer: str, hops: Sequence[Entity], path: Sequence[Relation], test: str = ""
+) -> Question:
+    return Question(
+        kind,
+        _sentence(text),
+        answer,
+        helpful=tuple(hop.title for hop in hops),
+        predicates=tuple(relation.predicate for relation in path),
+        subqueries=tuple(_sentence(r.ask[0].format(x=hop.mention)) for r, hop in zip(path, hops)),
+        test=test,
+    )
 
 
 def _leaks(question: Question) -> bool:
@@ -343,3 +300,115 @@ def _leaks(question: Question) -> bool:
 
 def _sentence(text: str) -> str:
     return text[0].upper() + text[1:]
+
+
+# Common knowledge -----------------------------------------------------------------------------------------------------
+
+# A piece of common knowledge: its wordings, three or more, and its answer.
+_Fact = tuple[list[str], str]
+# Facts of a family stand with the plainest first and are used up in groups of this size.
+_GROUP = 6
+
+
+def common_questions(rng: random.Random, split: str, count: int) -> list[Question]:
+    """Draw questions about what everybody knows.
+
+    Args:
+        rng: Source of chance.
+        split: A member of `SPLITS`; splits share no question text.
+        count: How many.
+
+    Returns:
+        `count` distinct questions, spread evenly over the families of questions, the plainest facts first; when the
+        families run out, the rest is arithmetic with larger numbers.
+
+    Raises:
+        ValueError: there are not so many questions.
+    """
+    chosen = list(islice(_in_turn([_asked(rng, family, split) for family in _families()]), count))
+    if len(chosen) < count:
+        large_sums = _facts("sum", ((a, b, a + b) for a in range(1, 200) for b in range(11, 200)))
+        chosen += islice(_asked(rng, large_sums, split), count - len(chosen))
+    if len(chosen) < count:
+        raise ValueError(
+            f"{count} common-knowledge questions were asked for in the split {split!r} and there are {len(chosen)}: "
+            "lower common_knowledge or the number of questions"
+        )
+    return chosen
+
+
+def _asked(rng: random.Random, facts: Iterable[_Fact], split: str) -> Iterator[Question]:
+    """The questions of one split: every fact once in groups, then again in other words as long as there are some."""
+    left = []
+    for number, (wordings, answer) in enumerate(facts):
+        # The wording that is held out moves from fact to fact, so that each one also occurs in training.
+        owner = {number % len(wordings): "test", (number + 1) % len(wordings): "validation"}
+        left.append(([text for i, text in enumerate(wordings) if owner.get(i, SPLITS[0]) == split], answer))
+    while left:
+        for start in range(0, len(left), _GROUP):
+            group = left[start : start + _GROUP]
+            rng.shuffle(group)
+            for wordings, answer in group:
+                yield Question(COMMON, wordings.pop(rng.randrange(len(wordings))), answer)
+        left = [(wordings, answer) for wordings, answer in left if wordings]
+
+
+def _in_turn(streams: list[Iterator[Question]]) -> Iterator[Question]:
+    while streams:
+        for stream in list(streams):
+            question = next(stream, None)
+            if question is None:
+                streams.remove(stream)
+            else:
+                yield question
+
+
+def _families() -> list[Iterable[_Fact]]:
+    ten = range(1, 11)
+    return [
+        _facts("sum", sorted(((a, b, a + b) for a in ten for b in ten), key=itemgetter(2))),
+        _facts("difference", ((a, b, a - b) for a in range(2, 11) for b in range(1, a))),
+        _facts("product", sorted(((a, b, a * b) for a in ten for b in (2, 3, 5, 10)), key=itemgetter(2))),
+        _facts("next number", pairwise(range(1, 100))),
+        _facts("capital", _rows("capital")),
+        _facts("opposite", _rows("opposite")),
+        _sizes(),
+        _facts("count", ((text, _indirect(text), number) for text, number in _rows("count"))),
+        _facts("colour", _rows("colour")),
+        _facts("baby", _rows("baby")),
+        _calendar(),
+        _facts("next letter", pairwise(ascii_uppercase)),
+    ]
+
+
+def _facts(family: str, rows: Iterable[Sequence[object]]) -> Iterator[_Fact]:
+    """Facts from rows whose last value is the answer and whose others fill `{0}`, `{1}` of the family's wordings."""
+    for *values, answer in rows:
+        yield [wording.format(*values) for wording in WORLD["common"]["wordings"][family]], str(answer)
+
+
+def _rows(name: str) -> list[list[str]]:
+    return [row.rsplit(maxsplit=1) for row in WORLD["common"][name].split(", ")]
+
+
+def _sizes() -> Iterator[_Fact]:
+    # The further apart two things stand on a scale, the plainer the question.
+    places = sorted(combinations(range(10), 2), key=lambda pair: pair[0] - pair[1])
+    scales = [scale.split(", ") for scale in WORLD["common"]["largest_first"]]
+    for larger, smaller in ((scale[i], scale[j]) for i, j in places if j - i > 1 for scale in scales):
+        yield from _facts("larger", [(larger, smaller, larger)])
+        yield from _facts("smaller", [(larger, smaller, smaller)])
+
+
+def _indirect(text: str) -> str:
+    """ "legs does a dog have" -> "legs a dog has", as an indirect question says it."""
+    noun, _, rest = text.partition(" does ")
+    return f"{noun} {rest.removesuffix(' have')} has" if rest else text.replace(" are in ", " there are in ")
+
+
+def _calendar() -> Iterator[_Fact]:
+    for word, text in WORLD["common"]["calendar"].items():
+        names = text.split()
+        pairs = list(zip(names, [*names[1:], names[0]]))
+        yield from _facts("after", ((word, one, following) for one, following in pairs))
+        yield from _facts("before", ((word, following, one) for one, following in pairs))

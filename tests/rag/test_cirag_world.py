@@ -43,7 +43,7 @@ def world():
 @pytest.fixture(scope="module")
 def retriever(world, tmp_path_factory):
     folder = tmp_path_factory.mktemp("index")
-    rows = "".join(json.dumps(row) + "\n" for row in world.corpus_rows())
+    rows = "".join(json.dumps(row) + "\n" for row in world.article_rows(triples=False))
     (folder / "corpus.jsonl").write_text(rows)
     return open_retriever("bm25", folder / "corpus.jsonl", folder / "index")
 

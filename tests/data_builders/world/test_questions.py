@@ -8,9 +8,15 @@ from functools import cache
 import pytest
 
 from tripletune.data_builders.world.build import WorldOptions, generate_world
-from tripletune.data_builders.world.facts import Entity
-from tripletune.data_builders.world.questions import CHAIN_KINDS, COMPARISON, INTERSECTION, QuestionMaker, number_in
-from tripletune.data_builders.world.relations import RELATIONS, WH_WORDS
+from tripletune.data_builders.world.facts import RELATIONS, SPLITS, WH_WORDS, Entity
+from tripletune.data_builders.world.questions import (
+    CHAIN_KINDS,
+    COMPARISON,
+    INTERSECTION,
+    QuestionMaker,
+    common_questions,
+    number_in,
+)
 
 
 @cache
@@ -171,22 +177,24 @@ def test_chains_have_as_many_documents_as_hops_and_name_only_the_first(world):
 
 def test_comparisons_have_all_tests_and_both_answers(world):
     comparisons = [question for question in world.questions if question.kind == COMPARISON]
-    assert {question.program.test for question in comparisons} == {"less", "more", "same"}
-    yes = [q.answer for q in comparisons if q.program.test == "same"].count("yes")
-    no = [q.answer for q in comparisons if q.program.test == "same"].count("no")
+    assert {question.test for question in comparisons} == {"less", "more", "same"}
+    yes = [q.answer for q in comparisons if q.test == "same"].count("yes")
+    no = [q.answer for q in comparisons if q.test == "same"].count("no")
     assert min(yes, no) > 0.2 * (yes + no)
-    ordered = [q for q in comparisons if q.program.test != "same"]
-    first = sum(q.answer == q.program.seeds[0] for q in ordered)
+    ordered = [q for q in comparisons if q.test != "same"]
+    first = sum(q.answer == q.helpful[0] for q in ordered)
     assert 0.25 < first / len(ordered) < 0.75
 
 
 def test_no_question_is_drawn_twice(world):
     assert len({question.text for question in world.questions}) == len(world.questions)
-    assert len({question.program for question in retrieval(world)}) == len(retrieval(world))
+    assert len({(question.helpful, question.predicates, question.test) for question in retrieval(world)}) == len(
+        retrieval(world)
+    )
 
 
 def test_a_pattern_comes_up_once_before_any_comes_up_again(world):
-    paths = [question.program.path for question in world.questions if question.kind == "1-hop"]
+    paths = [question.predicates for question in world.questions if question.kind == "1-hop"]
     assert len(set(paths)) > 0.6 * len(paths)
 
 
@@ -225,14 +233,14 @@ def test_questions_are_about_the_chosen_relations_in_the_chosen_wordings():
     world = generate_world(options, "train")
     chosen = options.relations()
     assert {relation.predicate for relation in chosen} == {"Director", "Birthplace", "Birth year", "Country", "River"}
-    asked = {predicate for question in world.questions for predicate in question.program.path}
+    asked = {predicate for question in world.questions for predicate in question.predicates}
     assert asked == {relation.predicate for relation in chosen}
     firsts = [pattern(relation.ask[0]) for relation in chosen]
     chains = [question.text for question in world.questions if question.kind in CHAIN_KINDS]
     assert chains
     assert all(any(first.fullmatch(text) for first in firsts) for text in chains)
     solver = Solver(world)
-    assert all(solver.answers(q.text) == {q.answer} for q in world.questions if q.program.seeds)
+    assert all(solver.answers(q.text) == {q.answer} for q in world.questions if q.helpful)
 
 
 @pytest.mark.parametrize("kind", [*CHAIN_KINDS[1:], COMPARISON, INTERSECTION])
@@ -241,3 +249,86 @@ def test_relations_that_make_no_such_question_are_named_as_the_cause(kind):
     weights[{"2-hop": "two_hop", "3-hop": "three_hop", "4-hop": "four_hop"}.get(kind, kind)] = 1.0
     with pytest.raises(ValueError, match="about more relations"):
         generate_world(WorldOptions(train=5, about="Language", **weights), "train")
+
+
+# Common knowledge
+
+
+def draw(split: str, count: int, seed: int = 1) -> list[tuple[str, str]]:
+    return [(question.text, question.answer) for question in common_questions(random.Random(seed), split, count)]
+
+
+def test_splits_share_no_question_text():
+    texts = {split: {question for question, _ in draw(split, 200)} for split in SPLITS}
+    assert all(len(found) == 200 for found in texts.values())
+    assert not texts["train"] & texts["test"]
+    assert not texts["train"] & texts["validation"]
+    assert not texts["validation"] & texts["test"]
+
+
+def test_a_small_draw_has_all_families():
+    text = "\n".join(question for question, _ in draw("test", 12))
+    for word in (
+        "plus|sum",
+        "minus|take",
+        "times|multiply",
+        "number",
+        "capital",
+        "opposite",
+        "bigger|larger|smaller",
+        "[Hh]ow many",
+    ):
+        assert re.search(word, text), word
+
+
+def test_arithmetic_is_right():
+    operations = {"plus": int.__add__, "minus": int.__sub__, "times": int.__mul__}
+    checked = 0
+    for question, answer in draw("train", 2000):
+        match = re.fullmatch(r"(?:What is|How much is) (\d+) (plus|minus|times) (\d+)\?", question)
+        if match:
+            checked += 1
+            assert operations[match[2]](int(match[1]), int(match[3])) == int(answer)
+    assert checked > 200
+
+
+def test_training_meets_every_fact_of_a_smaller_test_split_in_other_words():
+    for seed in range(5):
+        learned = {answer for _, answer in draw("train", 72, seed)}
+        asked = draw("test", 12, seed + 10)
+        assert {answer for _, answer in asked} <= learned
+
+
+@pytest.fixture(scope="module")
+def everything():
+    return dict(pair for split in SPLITS for pair in draw(split, 1100 if split == "train" else 596))
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("What is the capital of France?", "Paris"),
+        ("Which is bigger, an elephant or a mouse?", "an elephant"),
+        ("Which is smaller, an elephant or a mouse?", "a mouse"),
+        ("What is the opposite of hot?", "cold"),
+        ("How many days are in a week?", "7"),
+        ("Tell me how many legs a spider has.", "8"),
+        ("Which month comes after December?", "January"),
+        ("Which number comes right after 86?", "87"),
+        ("What letter follows M in the alphabet?", "N"),
+    ],
+)
+def test_known_answers(everything, question, answer):
+    assert everything[question] == answer
+
+
+def test_larger_sums_fill_up_and_too_many_is_an_error():
+    questions = draw("test", 3000)
+    assert len({question for question, _ in questions}) == 3000
+    with pytest.raises(ValueError, match="lower common_knowledge"):
+        draw("test", 100_000)
+
+
+def test_the_seed_decides():
+    assert draw("train", 50) == draw("train", 50)
+    assert draw("train", 50) != draw("train", 50, seed=2)

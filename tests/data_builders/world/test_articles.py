@@ -3,8 +3,7 @@ import random
 import pytest
 
 from tripletune.data_builders.world.articles import write_article
-from tripletune.data_builders.world.facts import Entity, build_entities
-from tripletune.data_builders.world.names import Namer
+from tripletune.data_builders.world.facts import Entity, Namer, build_entities
 
 
 @pytest.fixture(scope="module")

@@ -8,29 +8,57 @@ from tripletune.data_builders.hotpotqa_subq.annotations import RecordedTeacher
 from tripletune.data_builders.hotpotqa_subq.labelling import label_question
 from tripletune.data_builders.hotpotqa_subq.questions import Question
 from tripletune.data_builders.readers.hotpotqa import OUT_OF_RANGE, read_questions
-from tripletune.data_builders.world import build as world_module
-from tripletune.data_builders.world.build import WorldOptions, generate_world, main, write_world
-from tripletune.data_builders.world.names import SPLITS
+from tripletune.data_builders.world.__main__ import main
+from tripletune.data_builders.world.build import World, WorldOptions, generate_world, write_world
+from tripletune.data_builders.world.facts import SPLITS
 from tripletune.data_builders.world.questions import KINDS
 from tripletune.models.data.passages import read_corpus
 from tripletune.models.data.records import Action
 from tripletune.models.data.triples import format_triples, parse_triples, triples_from_json
+from tripletune.models.files import file_digest, new_folder
 
 OPTIONS = WorldOptions(seed=3, train=120, validation=40, test=40, noise=0.1)
 FILES = {
     f"{split}{ending}" for split in SPLITS for ending in (".jsonl", ".teacher.jsonl", ".corpus.jsonl", ".triples.jsonl")
 }
+DEMO = "Director,Author,Founder,Mayor,Birthplace,Birth year,Country,River"
+# Of `.corpus.jsonl`, `.jsonl`, `.teacher.jsonl` and `.triples.jsonl`: results that others have measured depend on them.
+NOISY = ["fca82f84c55c9b86", "ee7f739edc60eebf", "848e83327ae25f54", "9ac4af895e3d39f0"]
+EXAM = ["21e96a40c449f889", "124bd6a6435819d4", "77029c9827787fd7", "efb293ff44c4ff34"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("world")
+    folder = tmp_path_factory.mktemp("world") / "made"
     write_world(OPTIONS, folder)
     return folder
 
 
 def rows(folder, name):
     return [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("options", "digests"),
+    [
+        (
+            WorldOptions(seed=3, train=60, validation=0, test=0, noise=1.0, comparison=0.4, intersection=0.4),
+            NOISY,
+        ),
+        (
+            WorldOptions(
+                train=0, validation=0, test=40, common_knowledge=0.15, about=DEMO, wordings=1, one_hop=0.42,
+                two_hop=0.36, three_hop=0.03, four_hop=0, comparison=0.1, intersection=0.09,
+            ),
+            EXAM,
+        ),
+    ],
+    ids=["noisy names, all kinds of questions", "what the demo is examined in"],
+)  # fmt: skip
+def test_the_world_of_a_seed_stays_the_same(options, digests, tmp_path):
+    write_world(options, tmp_path / "world")
+    files = sorted((tmp_path / "world").glob("*.jsonl"))
+    assert [file_digest(file)[:16] for file in files] == digests
 
 
 def test_the_same_options_give_the_same_bytes(folder, tmp_path):
@@ -138,15 +166,24 @@ def test_the_manifest_counts_what_was_written(folder):
         assert manifest["splits"][split]["articles"] == len(rows(folder, f"{split}.corpus.jsonl"))
 
 
-def test_splits_of_an_earlier_world_do_not_stay(tmp_path):
-    write_world(WorldOptions(train=8, validation=4, test=4, seed=1), tmp_path)
-    (tmp_path / "notes.txt").write_text("mine")
-    write_world(WorldOptions(train=8, validation=0, test=4, seed=2), tmp_path)
-    assert not list(tmp_path.glob("validation*"))
-    assert (tmp_path / "notes.txt").exists()
-    (tmp_path / "world.json").unlink()
-    write_world(WorldOptions(train=8, validation=0, test=0, seed=3), tmp_path)
-    assert (tmp_path / "test.jsonl").exists(), "without a manifest it may be anybody's"
+def test_a_world_is_replaced_only_when_told_and_as_a_whole(tmp_path):
+    place = tmp_path / "world"
+    write_world(WorldOptions(train=8, validation=4, test=4, seed=1), place)
+    with pytest.raises(FileExistsError, match="--overwrite"):
+        write_world(WorldOptions(train=8, validation=0, test=4, seed=2), place)
+    write_world(WorldOptions(train=8, validation=0, test=4, seed=2), place, overwrite=True)
+    assert not list(place.glob("validation*"))
+    with new_folder(place, ["*"], overwrite=True), pytest.raises(ValueError, match="another program is writing it"):
+        write_world(OPTIONS, place, overwrite=True)
+
+
+@pytest.mark.parametrize("names", [["train.jsonl"], ["train.jsonl", "world.json", "notes.txt"]])
+def test_files_that_are_no_world_are_never_replaced(tmp_path, names):
+    for name in names:
+        (tmp_path / name).write_text("mine")
+    with pytest.raises(FileExistsError, match="did not make"):
+        write_world(OPTIONS, tmp_path, overwrite=True)
+    assert all((tmp_path / name).read_text() == "mine" for name in names)
 
 
 def test_counts_add_up_and_follow_the_shares():
@@ -161,43 +198,50 @@ def test_counts_add_up_and_follow_the_shares():
 
 
 def test_all_bad_options_are_named_at_once():
-    with pytest.raises(ValueError, match=r"train = -1.*noise = 2.*context_paragraphs = 3"):
-        WorldOptions(train=-1, noise=2, context_paragraphs=3)
-    with pytest.raises(ValueError, match="all 0"):
-        WorldOptions(train=0, validation=0, test=0)
-    with pytest.raises(ValueError, match="weights"):
-        WorldOptions(one_hop=-1)
-    with pytest.raises(ValueError, match=r"about names Hobby, which no relation is called: choose among .*Director"):
-        WorldOptions(about="Director,Hobby")
-    with pytest.raises(ValueError, match="wordings = -1 is negative"):
-        WorldOptions(wordings=-1)
+    with pytest.raises(ValueError, match=r"train: -1.*one_hop: -1.*noise: 2"):
+        WorldOptions(train=-1, noise=2, one_hop=-1)
+    with pytest.raises(ValueError, match=r"validation, test are all 0.*intersection are all 0"):
+        WorldOptions(
+            train=0, validation=0, test=0,
+            one_hop=0, two_hop=0, three_hop=0, four_hop=0, comparison=0, intersection=0,
+        )  # fmt: skip
+    with pytest.raises(ValueError, match=r"about: 'Directr' is not one of .*did you mean Director"):
+        WorldOptions(about="Directr,Author")
     with pytest.raises(ValueError, match="not one of train"):
         generate_world(OPTIONS, "dev")
 
 
 def test_the_command_line_writes_a_world(tmp_path):
-    arguments = ["--output", str(tmp_path), "--seed", "5", "--train", "10", "--validation", "0", "--test", "10"]
+    place = tmp_path / "world"
+    arguments = ["--output", str(place), "--seed", "5", "--train", "10", "--validation", "0", "--test", "10"]
     assert main([*arguments, "--common-knowledge", "0.5", "--context-paragraphs", "6"]) == 0
-    assert not (tmp_path / "validation.jsonl").exists()
-    assert sum(row.get("direct", False) for row in rows(tmp_path, "train.teacher.jsonl")) == 5
-    assert len(rows(tmp_path, "test.jsonl")[0]["context"]) == 6
+    assert not (place / "validation.jsonl").exists()
+    assert sum(row.get("direct", False) for row in rows(place, "train.teacher.jsonl")) == 5
+    assert len(rows(place, "test.jsonl")[0]["context"]) == 6
+    assert main(arguments) == 2
+    assert main([*arguments, "--overwrite"]) == 0
+    assert sum(row.get("direct", False) for row in rows(place, "train.teacher.jsonl")) == 1
 
 
-def test_the_command_line_says_what_is_wrong(tmp_path, caplog):
+def test_the_command_line_says_what_is_wrong(tmp_path, capsys):
     file = tmp_path / "file"
     file.write_text("mine")
     assert main(["--output", str(file)]) == 2
-    assert "is a file" in caplog.text
-    assert main(["--output", str(tmp_path / "world"), "--noise", "3"]) == 2
-    assert "noise = 3.0 must lie between 0 and 1" in caplog.text
-    assert file.read_text() == "mine"
-    assert not (tmp_path / "world").exists()
+    assert "is a file" in capsys.readouterr().err
+    world = ["--output", str(tmp_path / "world")]
+    assert main([*world, "--articles-per-question", "inf"]) == 2
+    assert "--articles-per-question: 'inf' is not a number" in capsys.readouterr().err
+    assert main([*world, "--articles-per-question", "1e308", "--noise", "3"]) == 2
+    said = capsys.readouterr().err
+    assert "articles_per_question: 1e+308 must be at least 0 and at most 1000" in said
+    assert "noise: 3.0 must be at least 0 and at most 1" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_failed_run_leaves_no_manifest_and_no_half_file(folder, tmp_path, monkeypatch):
-    write_world(OPTIONS, tmp_path)
-    monkeypatch.setattr(world_module.World, "teacher_rows", lambda self: iter([{"fine": 1}, {"not json": {1}}]))
+def test_a_failed_run_leaves_what_was_there(tmp_path, monkeypatch):
+    write_world(OPTIONS, tmp_path / "world")
+    before = {path: path.read_bytes() for path in tmp_path.glob("world/*")}
+    monkeypatch.setattr(World, "teacher_rows", lambda self: iter([{"fine": 1}, {"not json": {1}}]))
     with pytest.raises(TypeError):
-        write_world(OPTIONS, tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == FILES
-    assert all((tmp_path / name).read_bytes() == (folder / name).read_bytes() for name in FILES)
+        write_world(OPTIONS, tmp_path / "world", overwrite=True)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.json*")} == before

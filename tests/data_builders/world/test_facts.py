@@ -1,0 +1,175 @@
+import random
+import string
+
+import pytest
+
+from tripletune.data_builders.world.facts import (
+    MINIMUM_ARTICLES,
+    RELATION_OF,
+    RELATIONS,
+    RELATIONS_OF_KIND,
+    SPLITS,
+    WH_WORDS,
+    Namer,
+    build_entities,
+    split_of,
+)
+
+
+def build(articles: int, seed: int = 3):
+    return build_entities(random.Random(seed), Namer(random.Random(seed), "train", 0.03), articles)
+
+
+@pytest.fixture(scope="module")
+def world():
+    return build(900)
+
+
+def test_every_fact_has_its_relation_and_every_object_its_article(world):
+    for entity in world.values():
+        assert 3 <= len(entity.facts) <= 7
+        for predicate, object_ in entity.facts.items():
+            target = RELATION_OF[entity.kind, predicate].target
+            assert not target or world[object_].kind == target
+
+
+def test_every_kind_and_every_relation_occurs(world):
+    stated = {(entity.kind, predicate) for entity in world.values() for predicate in entity.facts}
+    assert stated == {(r.kind, r.predicate) for relations in RELATIONS_OF_KIND.values() for r in relations}
+
+
+def test_nobody_works_before_growing_up(world):
+    years = {"film": "Release year", "novel": "Publication year", "album": "Release year", "company": "Founded in"}
+    checked = 0
+    for entity in world.values():
+        year = entity.facts.get(years.get(entity.kind, ""))
+        people = [world[o] for p, o in entity.facts.items() if RELATION_OF[entity.kind, p].target == "person"]
+        for person in people if year else ():
+            checked += 1
+            assert int(person.facts["Birth year"]) + 20 <= int(year)
+    assert checked > 100
+
+
+def test_geography_agrees(world):
+    capitals = [e for e in world.values() if e.kind == "country" and "Capital" in e.facts]
+    assert capitals
+    assert all(world[e.facts["Capital"]].facts["Country"] == e.title for e in capitals)
+    bridges = [e for e in world.values() if e.kind == "bridge"]
+    assert bridges
+    assert all(world[e.facts["Location"]].facts["River"] == e.facts["Crosses"] for e in bridges)
+
+
+def test_works_follow_what_they_are_made_from(world):
+    films = [e.facts for e in world.values() if {"Based on", "Release year"} <= e.facts.keys()]
+    films = [f for f in films if "Publication year" in world[f["Based on"]].facts]
+    assert films
+    assert all(int(world[f["Based on"]].facts["Publication year"]) < int(f["Release year"]) for f in films)
+    albums = [e.facts for e in world.values() if e.kind == "album" and "Release year" in e.facts]
+    albums = [f for f in albums if "Founded in" in world[f["Performer"]].facts]
+    assert albums
+    assert all(int(world[f["Performer"]].facts["Founded in"]) < int(f["Release year"]) for f in albums)
+
+
+def test_marriage_is_mutual_where_both_articles_state_it(world):
+    married = [e for e in world.values() if "Spouse" in e.facts]
+    assert married
+    for person in married:
+        spouse = world[person.facts["Spouse"]]
+        assert spouse.facts.get("Spouse", person.title) == person.title
+        assert spouse.pronoun != person.pronoun
+
+
+def test_a_small_world_is_as_large_as_the_smallest():
+    assert abs(len(build(1)) - MINIMUM_ARTICLES) < 5
+
+
+KINDS = ("person", "town", "country", "river", "film", "company", "band", "lake")
+
+
+def titles(split: str, seed: int, noise: float, each: int = 60) -> list[str]:
+    namer = Namer(random.Random(seed), split, noise)
+    return [namer.entity(kind).title for kind in KINDS for _ in range(each)]
+
+
+def test_no_split_shares_a_name_or_a_coined_word_for_any_seed():
+    names = {split: {t for seed in (1, 2) for t in titles(split, seed, 0.2, each=200)} for split in SPLITS}
+    assert not names["train"] & names["test"]
+    assert not names["train"] & names["validation"]
+    assert not names["validation"] & names["test"]
+    towns = {split: {Namer(random.Random(s), split, 0).entity("town").title for s in range(200)} for split in SPLITS}
+    assert not towns["train"] & towns["test"]
+
+
+def test_names_are_distinct_and_short():
+    names = titles("train", 5, 0.0, each=400)
+    assert len(set(names)) == len(names)
+    assert all(name.isascii() and 1 <= len(name.split()) <= 4 for name in names)
+
+
+def test_names_repeat_with_the_seed_and_change_with_it():
+    assert titles("test", 5, 0.3) == titles("test", 5, 0.3)
+    assert titles("test", 5, 0.3) != titles("test", 6, 0.3)
+
+
+def test_noise_brings_commas_brackets_quotes_and_other_scripts():
+    text = "\n".join(titles("train", 5, 1.0))
+    assert all(mark in text for mark in (",", "(", '"'))
+    assert any("а" <= letter <= "я" for letter in text)
+    assert any("ア" <= letter <= "ン" for letter in text)
+    assert any(letter in "áéíóú" for letter in text)
+    odd = [t for t in titles("train", 5, 0.03, each=500) if not t.isascii() or set(t) & set(',("')]
+    assert 0.01 < len(odd) / (500 * len(KINDS)) < 0.06
+
+
+def test_words_grow_when_the_short_ones_run_out():
+    namer = Namer(random.Random(1), "train", 0)
+    words = [namer.coin(["esh"]) for _ in range(600)]
+    assert len(set(words)) == 600
+    assert max(map(len, words)) > max(map(len, words[:50]))
+
+
+def test_a_word_belongs_to_one_split_whatever_its_case():
+    assert split_of("Talovo") == split_of("talovo")
+    assert {split_of(str(number)) for number in range(100)} == set(SPLITS)
+
+
+FIELDS = {
+    "ask": {"x"},
+    "refer": {"x"},
+    "verb": {"o"},
+    "full": {"s", "o"},
+    "less": {"a", "b"},
+    "more": {"a", "b"},
+    "same": {"a", "b"},
+}
+
+
+def placeholders(template: str) -> set[str]:
+    return {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+
+
+@pytest.mark.parametrize("relation", RELATIONS, ids=lambda r: f"{r.kind}-{r.predicate}")
+def test_every_wording_has_its_places(relation):
+    for name, wanted in FIELDS.items():
+        wordings = getattr(relation, name)
+        assert len(set(wordings)) == len(wordings)
+        assert all(placeholders(wording) == wanted for wording in wordings), name
+    assert relation.verb or relation.full
+    assert all(question.endswith("?") for question in (*relation.ask, *relation.less, *relation.more, *relation.same))
+
+
+def test_relations_that_are_followed_can_be_named_at_any_depth():
+    followed = [r for r in RELATIONS if r.target]
+    assert all(any(phrase.endswith("{x}") for phrase in r.refer) for r in followed)
+    assert all(r.target in RELATIONS_OF_KIND for r in followed)
+    assert not [r for r in RELATIONS if r.refer and not r.target]
+
+
+def test_each_kind_has_enough_to_say_and_no_predicate_twice():
+    assert len(RELATION_OF) == len(RELATIONS)
+    assert all(3 <= len(relations) <= 7 for relations in RELATIONS_OF_KIND.values())
+    assert {r.target for r in RELATIONS if r.act} <= set(WH_WORDS)
+
+
+def test_questions_have_several_wordings():
+    assert all(len(r.ask) > 1 for r in RELATIONS)
