@@ -1,68 +1,182 @@
-"""The house rules that a machine can check: imports go one way, every module says what it is."""
+"""The house rules that a machine can check: imports go one way, a name has one home, every module says what it is."""
 
 import ast
+from collections import defaultdict
 from pathlib import Path
 
-import pytest
+import networkx as nx
 
 ROOT = Path(__file__).resolve().parents[1]
-# From the top down; a package imports from itself and from those behind it.
-ORDER = ("recipes", "train", "eval", "data_builders", "rag", "checkpoints", "models")
-MODULES = sorted(path for package in ORDER for path in (ROOT / package).rglob("*.py"))
+# From the top down: a package imports from itself and from those behind it. Nobody imports `checkpoints`.
+ORDER = ("recipes", "train", "eval", "data_builders", "rag", "models")
+PACKAGES = (*ORDER, "checkpoints")
+ENTRIES = 15
+# What programs call their parts.
+HOOKS = {"main", "add_arguments", "run"}
+# Modules of these folders are found by their place, and called under the same names.
+PLUGINS = ("data_builders/readers", "models/llm/backends", "rag/systems", "train/tasks")
+# What is still to be mended. These lists only ever get shorter.
+KNOWN_CIRCLES = (
+    {"models.graph_llm.embeddings", "models.graph_llm.loading", "models.graph_llm.processor", "models.loading",
+     "models.run_folders"},
+    {"train.text_engine", "train.text_sft"},
+    {"models.llm.ledger", "models.llm.ledger_cli"},
+    {"models.llm.backends.batch", "models.llm.backends.batch_cli", "models.llm.backends.batch_replies"},
+    {"data_builders.hotpotqa_subq.build", "data_builders.hotpotqa_subq.cli", "data_builders.hotpotqa_subq.dry_run"},
+)  # fmt: skip
+KNOWN_FOLDERS = {"train", "data_builders/hotpotqa_subq", "data_builders/readers"}
+KNOWN_NAMES = {
+    "ConfigError",
+    "Fact",
+    "Question",
+    "Source",
+    "StoredTriples",
+    "TripleSource",
+    "ask",
+    "build",
+    "check_output",
+    "collect",
+    "compare",
+    "draw",
+    "end_tokens",
+    "export",
+    "file_digest",
+    "flatten",
+    "from_arguments",
+    "front_matter",
+    "load_config",
+    "load_model",
+    "load_text_model",
+    "memory_estimate",
+    "merge",
+    "open_extractor",
+    "parse_command_line",
+    "parser",
+    "read_pairs",
+    "read_questions",
+    "read_replies",
+    "read_reply",
+    "read_rows",
+    "read_triples",
+    "replaced_folder",
+    "report",
+    "seconds_until",
+    "setting",
+    "show",
+    "shown",
+    "split_of",
+    "summarise",
+    "table",
+    "task_of",
+    "to_yaml",
+    "troubles",
+    "write_card",
+    "write_text",
+}
+
+TREES = {
+    str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
+    for package in PACKAGES
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
 
 
-def name(path: Path) -> str:
-    return str(path.relative_to(ROOT))
+def module_name(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+MODULES = {module_name(path): path for path in TREES}
 
 
 def imported(tree: ast.AST) -> set[str]:
-    """Folders of this project that are imported, wherever in the file it stands."""
+    """What a module imports from this project, wherever in the file it stands; not what only a type checker reads."""
     found: set[str] = set()
+    skipped = [
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for statement in node.body
+        for inner in ast.walk(statement)
+    ]
     for node in ast.walk(tree):
+        if node in skipped:
+            continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name.split(".")[1] for name in found if name.startswith("tripletune.")}
+    return {name.removeprefix("tripletune.") for name in found if name.startswith("tripletune.")}
 
 
-def test_every_package_is_looked_at() -> None:
-    assert {path.relative_to(ROOT).parts[0] for path in MODULES} == set(ORDER)
+def home(name: str) -> str | None:
+    """The module that an imported name comes from: itself, or the module in front of its last dot."""
+    return next((place for place in (name, name.rpartition(".")[0]) if place in MODULES), None)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name)
-def test_imports_go_one_way(path: Path) -> None:
-    package = path.relative_to(ROOT).parts[0]
-    higher = set(ORDER[: ORDER.index(package)])
-    assert not imported(ast.parse(path.read_text(encoding="utf-8"))) & higher
+def test_imports_go_one_way() -> None:
+    below = {package: {package, *ORDER[number + 1 :]} for number, package in enumerate(ORDER)}
+    below["checkpoints"] = {"checkpoints", "models"}
+    wrong = {
+        path: sorted(upward)
+        for path, tree in TREES.items()
+        if (upward := {name.split(".")[0] for name in imported(tree)} - below[path.split("/")[0]])
+    }
+    assert not wrong
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name)
-def test_no_module_imports_relatively(path: Path) -> None:
-    # The folders at the root are the packages: one way to name a module.
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert not [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level]
+def test_no_module_imports_in_a_circle() -> None:
+    graph = nx.DiGraph((module, home(name)) for module, path in MODULES.items() for name in imported(TREES[path]))
+    circles = [sorted(part) for part in nx.strongly_connected_components(graph) if len(part) > 1]
+    assert not [circle for circle in circles if not any(known.issuperset(circle) for known in KNOWN_CIRCLES)]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name)
-def test_every_module_says_what_it_is(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+def test_no_folder_is_a_heap() -> None:
+    inside: dict[str, set[str]] = defaultdict(set)
+    for path in map(Path, TREES):
+        for folder, entry in zip([*path.parents][::-1], path.parts):
+            inside[str(folder)].add(entry)
+    heaps = {folder: len(entries) for folder, entries in inside.items() if len(entries) > ENTRIES and folder != "."}
+    assert heaps.keys() <= KNOWN_FOLDERS, heaps
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name)
-def test_library_code_does_not_assert(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+def test_a_public_name_has_one_home() -> None:
+    homes: dict[str, set[str]] = defaultdict(set)
+    for path, tree in TREES.items():
+        for node in ast.iter_child_nodes(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and node.name[0] != "_":
+                homes[node.name].add(next((folder for folder in PLUGINS if path.startswith(folder)), path))
+    several = {name: sorted(places) for name, places in homes.items() if len(places) > 1 and name not in HOOKS}
+    assert not {name: places for name, places in several.items() if name not in KNOWN_NAMES}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name)
-def test_nothing_names_the_development_machine(path: Path) -> None:
-    assert "/work/" not in path.read_text(encoding="utf-8")
+def test_modules_are_imported_absolutely() -> None:
+    relative = [
+        path
+        for path, tree in TREES.items()
+        if any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree))
+    ]
+    assert not relative
+
+
+def test_every_module_says_what_it_is() -> None:
+    assert not [path for path, tree in TREES.items() if not ast.get_docstring(tree)]
+
+
+def test_library_code_does_not_assert() -> None:
+    assert not [path for path, tree in TREES.items() if any(isinstance(node, ast.Assert) for node in ast.walk(tree))]
+
+
+def test_nothing_names_the_development_machine() -> None:
+    assert not [path for path in TREES if "/work/" in (ROOT / path).read_text(encoding="utf-8")]
 
 
 def test_the_checker_finds_imports_in_functions() -> None:
-    source = (
-        "import os\ndef f():\n    from tripletune.train.config import RunConfig\n    import tripletune.eval.metrics\n"
-    )
-    tree = ast.parse(source)
-    assert imported(tree) == {"train", "eval"}
+    source = """
+import os
+if TYPE_CHECKING:
+    from tripletune.eval.task import Task
+def f():
+    from tripletune.train.config import RunConfig
+    import tripletune.eval.metrics
+"""
+    assert imported(ast.parse(source)) == {"train.config.RunConfig", "eval.metrics"}
