@@ -1,21 +1,26 @@
-"""The data set card: what was built from what and by whom, its numbers beside the paper's, and samples."""
+"""The data set card: what was built from what and by whom, its numbers, and samples."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tripletune.data_builders.datasets.shards import CARD, DROPPED, STATISTICS, Format, front_matter, write_text
-from tripletune.data_builders.datasets.stats import YES_NO, Histogram, Statistics, table_rows
-from tripletune.models.data.records import Action
+import yaml
 
-__all__ = ["YES_NO", "BuildFacts", "Histogram", "Statistics", "card_body", "file_digest", "table_rows", "write_card"]
+from tripletune.data_builders.datasets.rows import R, RowKind, Statistics, Table
+from tripletune.models.files import write_json, write_text
+from tripletune.models.program import printable
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+CARD, STATISTICS = "README.md", "statistics.json"
+# Questions that a teacher LLM could not label (`data_builders.hotpotqa_subq.dropped`).
+DROPPED = "dropped.ndjson"
 _LONGEST_SAMPLE = 2000
 
 
@@ -25,15 +30,15 @@ class BuildFacts:
 
     Attributes:
         title: Heading of the card.
-        summary: One paragraph on what the records are.
+        summary: One paragraph on what the rows are.
         teachers: By source, who labelled it.
-        drops: By source, questions left out by reason.
+        drops: By source, questions or rows left out by reason.
         questions: By source, questions that gave records.
         repairs: By source, replies that were right only after a repair turn, by stage.
-        refused: By source, replies that were turned down, those of repair turns included, by stage and reason.
+        refused: By source, replies that were rejected, those of repair turns included, by stage and reason.
         recovered: By source, replies in another form than was asked for that were read all the same.
-        examples: By reason, some of the questions that were left out (`data_builders.dropped`).
-        issues: Oddities of the input that cost no question.
+        examples: By reason, some of the questions that were left out (`data_builders.hotpotqa_subq.dropped`).
+        issues: Warnings about the input that cost no row.
         files: Input files and their SHA-256.
         options: The options of the build.
         prompts: Prompt files of the teacher and their SHA-256.
@@ -60,62 +65,118 @@ class BuildFacts:
     notes: list[str] = field(default_factory=list)
 
 
-def card_body(facts: BuildFacts, statistics: dict[str, Any]) -> str:
+def write_card(folder: Path, facts: BuildFacts, statistics: Statistics[R], format: str) -> None:
+    """Write `README.md` and `statistics.json` into a data set folder that holds its shards."""
+    numbers = statistics.to_json()
+    head = front_matter(statistics.kind, list(numbers["splits"]), format, facts.title)
+    write_text(folder / CARD, f"{head}\n{card_body(statistics.kind, facts, numbers)}")
+    write_json(folder / STATISTICS, {"statistics": numbers, "build": dataclasses.asdict(facts)})
+
+
+def front_matter(kind: RowKind[R], splits: Sequence[str], format: str, title: str) -> str:
+    """The YAML head of the card: where the splits are, and the features of a row."""
+    files = [{"split": split, "path": f"{split}-*.{format}"} for split in splits]
+    features = [{"name": one.name, **_feature(one.type)} for one in kind.schema()]
+    head = {
+        "pretty_name": title,
+        "task_categories": [kind.hub_task],
+        "tags": ["retrieval-augmented-generation", "knowledge-graph"],
+        "configs": [{"config_name": "default", "data_files": files}],
+        "dataset_info": {"config_name": "default", "features": features},
+    }
+    return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n"
+
+
+def _feature(kind: pa.DataType) -> dict[str, Any]:
+    """A field's type as the hub writes it."""
+    inner = _inner(kind)
+    return inner if isinstance(inner, dict) else {"struct" if isinstance(inner, list) else "dtype": inner}
+
+
+def _inner(kind: pa.DataType) -> Any:
+    import pyarrow as pa
+
+    if pa.types.is_list(kind):
+        return {"list": _inner(kind.value_type)}
+    if pa.types.is_struct(kind):
+        return [{"name": one.name, **_feature(one.type)} for one in kind]
+    return str(kind)
+
+
+def card_body(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> str:
     """The card's text below the YAML head, in Markdown."""
-    parts = [f"# {facts.title}", facts.summary, *facts.notes, "## Records"]
-    if statistics["records"]:
-        parts += _records(facts, statistics)
-    else:
+    parts = [f"# {_plain(facts.title)}", facts.summary, *facts.notes]
+    if not numbers["records"]:
         parts.append("**None: no question could be labelled.** What follows says why.")
-    for heading, counts in (
-        ("Questions left out", _by_source(facts.drops)),
-        ("Replies turned down", _by_source(facts.refused)),
-        ("Replies mended in a second turn", _by_source(facts.repairs)),
-        ("Replies read though they were not in the form asked for", _by_source(facts.recovered)),
-        ("Oddities of the input", facts.issues),
-    ):
-        if counts:
-            parts += [f"## {heading}", table(["what", "count"], [[name, f"{n:,}"] for name, n in counts.items()])]
+    for one in card_tables(kind, facts, numbers):
+        rows = [[_code(cell) for cell in row] for row in one.rows] if one.code else one.rows
+        parts += [f"## {one.title}", *filter(None, [one.note]), _markdown(one.head, rows, _one_line if one.code else _plain)]
     if facts.examples:
         parts += _examples(facts.examples)
-    if facts.models:
-        parts += ["## Models", table(["role", "model"], [[role, f"`{name}`"] for role, name in facts.models.items()])]
-    if facts.calls:
-        columns = list(dict.fromkeys(name for numbers in facts.calls.values() for name in numbers))
-        rows = [
-            [stage, *(f"{numbers[name]:,}" if name in numbers else "-" for name in columns)]
-            for stage, numbers in facts.calls.items()
-        ]
-        parts += ["## Calls of the teacher", table(["stage", *(name.replace("_", " ") for name in columns)], rows)]
-    if facts.prompts:
-        rows = [[f"`{name}`", f"`{digest}`"] for name, digest in facts.prompts.items()]
-        parts += ["## Prompts", table(["prompt", "SHA-256"], rows)]
-    if facts.files:
-        rows = [[f"`{name}`", f"`{digest}`"] for name, digest in facts.files.items()]
-        parts += ["## Input files", table(["file", "SHA-256"], rows)]
-    if facts.options:
-        rows = [[f"`{name}`", f"`{value}`"] for name, value in facts.options.items()]
-        parts += ["## Options", table(["option", "value"], rows)]
-    if statistics.get("samples"):
-        parts += ["## Samples", *_samples(statistics["samples"])]
+    if numbers["samples"]:
+        parts += ["## Samples", *_samples(kind, numbers["samples"])]
     return "\n\n".join(parts) + "\n"
 
 
-def _records(facts: BuildFacts, statistics: dict[str, Any]) -> list[str]:
-    parts = [table(["split", "records"], [[name, f"{n:,}"] for name, n in statistics["splits"].items()])]
-    head = ["", "planning", "planning, paper", "answering", "answering, paper"]
-    parts += [
-        f"Beside table 4 of RAS. Lengths here are {statistics['unit']}; the paper counts LLaMA-2 tokens. A graph is "
-        "that of one step: nodes are its distinct subjects and objects, and each triple is an edge and its reverse.",
-        table(head, [list(row) for row in table_rows(statistics)]),
+def card_tables(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> list[Table]:
+    """All tables of a card: the numbers of its rows, and what the build says."""
+    splits = [[name, f"{n:,}"] for name, n in numbers["splits"].items()]
+    tables = [Table(kind.plural.capitalize(), ["split", kind.plural], splits)]
+    if numbers["records"]:
+        tables += kind.tables(numbers, facts)
+    for title, counts in (
+        ("Left out", _by_source(facts.drops)),
+        ("Rejected replies", _by_source(facts.refused)),
+        ("Repaired replies", _by_source(facts.repairs)),
+        ("Replies read though they were not in the form asked for", _by_source(facts.recovered)),
+        ("Warnings", facts.issues),
+    ):
+        tables.append(Table(title, ["what", "count"], [[name, f"{n:,}"] for name, n in counts.items()]))
+    tables.append(Table("Models", ["role", "model"], [[role, name] for role, name in facts.models.items()]))
+    columns = list(dict.fromkeys(name for counts in facts.calls.values() for name in counts))
+    rows = [
+        [stage, *(f"{counts[name]:,}" if name in counts else "-" for name in columns)]
+        for stage, counts in facts.calls.items()
     ]
-    if statistics["sources"]:
-        parts += ["## Sources", _source_table(facts, statistics["sources"])]
-        parts.append(
-            "“Answer in triples” counts the answering records with a history whose triples name a gold answer "
-            "(normalised, whole words); yes/no answers are left out of it."
-        )
-    return parts
+    tables.append(Table("Calls of the teacher", ["stage", *(name.replace("_", " ") for name in columns)], rows))
+    for title, head, values in (
+        ("Prompts", ("prompt", "SHA-256"), facts.prompts),
+        ("Input files", ("file", "SHA-256"), facts.files),
+        ("Options", ("option", "value"), facts.options),
+    ):
+        tables.append(Table(title, head, [[name, str(value)] for name, value in values.items()], code=True))
+    return [one for one in tables if one.rows or one is tables[0]]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown; what its cells hold becomes no markup."""
+    return _markdown(head, rows, _plain)
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]], cell: Any) -> str:
+    lines = [head, ["---"] * len(head), *([cell(text) for text in row] for row in rows)]
+    return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(printable(text).split())
+
+
+def _plain(text: str) -> str:
+    """Text on one line that Markdown shows as it is: no tag, code, link or picture of it comes to life."""
+    return re.sub(r"[`<]|\](?=[(\[])", r"\\\g<0>", _one_line(text))
+
+
+def _code(text: str) -> str:
+    """A code span, which no back-tick in the text ends."""
+    text = _one_line(text)
+    ticks = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return f"{ticks} {text} {ticks}" if len(ticks) > 1 else f"`{text}`"
+
+
+def _fenced(text: str) -> str:
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return f"{fence}text\n{printable(text)}\n{fence}"
 
 
 def _examples(examples: dict[str, list[dict[str, Any]]]) -> list[str]:
@@ -127,61 +188,26 @@ def _examples(examples: dict[str, list[dict[str, Any]]]) -> list[str]:
     for reason, rows in examples.items():
         lines = []
         for row in rows:
-            lines.append(f"{row['question_id']}  {row['stage']}  {row['detail']}".rstrip())
-            lines.append(f"    {' '.join(row['reply'].split()) or '(no reply)'}")
-        text = "\n".join(lines)
-        fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
-        parts += [f"### {reason[:1].upper()}{reason[1:]}", f"{fence}text\n{text}\n{fence}"]
+            lines.append(_one_line(f"{row['question_id']}  {row['stage']}  {row['detail']}"))
+            lines.append(f"    {_one_line(row['reply']) or '(no reply)'}")
+        parts += [f"### {_plain(reason[:1].upper() + reason[1:])}", _fenced("\n".join(lines))]
     return parts
 
 
-def write_card(folder: str | Path, facts: BuildFacts, statistics: Statistics, format: Format) -> None:
-    """Write `README.md` and `statistics.json` into a data set folder that holds its shards."""
-    folder, numbers = Path(folder), statistics.to_json()
-    head = front_matter(list(numbers["splits"]), format, facts.title)
-    write_text(folder / CARD, f"{head}\n{card_body(facts, numbers)}")
-    content = {"statistics": numbers, "build": dataclasses.asdict(facts)}
-    write_text(folder / STATISTICS, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
-
-
-def file_digest(path: str | Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits."""
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _source_table(facts: BuildFacts, sources: dict[str, dict[str, int]]) -> str:
-    actions = [action.value for action in Action]
-    head = ["source", "teacher", "questions", *actions, "answering", "with triples", "yes/no", "answer in triples"]
-    keys = [*actions, "answering", "answering with triples", "yes/no answer", "answer in triples"]
-    return table(
-        head,
-        [
-            [name, facts.teachers.get(name, "-"), f"{facts.questions.get(name, 0):,}"]
-            + [f"{counts.get(key, 0):,}" for key in keys]
-            for name, counts in sources.items()
-        ],
-    )
-
-
-def _samples(samples: dict[str, list[dict[str, str]]]) -> list[str]:
-    """Records of each label as a model sees them; long ones are cut, the whole record is what `peek` shows."""
+def _samples(kind: RowKind[R], samples: dict[str, list[dict[str, str]]]) -> list[str]:
+    """Rows of each label as a model sees them; long ones are cut, the whole row is what `peek` shows."""
     parts = [
-        "Records picked by a hash of their ids, "
-        "as the model sees them below the instruction, and the label it learns. Whole ones, and their graphs: "
-        "`tripletune data peek FOLDER --id ID`."
+        f"{kind.plural.capitalize()} picked by a hash of their ids: what the model reads (below its instruction), and "
+        "what it learns to write. Whole ones, and their graphs: `tripletune data peek FOLDER --id ID`."
     ]
-    for label, records in samples.items():
-        parts.append(f"### {label}")
-        for record in records:
-            shown = _shortened(record["input"])
-            fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", shown + record["label"])), default=0))
-            label_text = _shortened(record["label"])
-            parts.append(f"`{record['id']}`\n\n{fence}text\n{shown}\n=> {label_text}\n{fence}")
+    for label, rows in samples.items():
+        parts.append(f"### {_plain(label)}")
+        for row in rows:
+            parts.append(f"{_code(row['id'])}\n\n" + _fenced(f"{_cut(row['input'])}\n=> {_cut(row['label'])}"))
     return parts
 
 
-def _shortened(text: str) -> str:
+def _cut(text: str) -> str:
     if len(text) <= _LONGEST_SAMPLE:
         return text
     # The question stands last, so the middle is what can be spared.
@@ -192,9 +218,3 @@ def _shortened(text: str) -> str:
 
 def _by_source(counts: dict[str, dict[str, int]]) -> dict[str, int]:
     return {f"{source}: {what}": n for source, numbers in counts.items() for what, n in numbers.items()}
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """A table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

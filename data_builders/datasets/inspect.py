@@ -1,0 +1,295 @@
+"""What `tripletune data stats`, `validate` and `peek` look at: any data set folder, row by row."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tripletune.data_builders.datasets.card import CARD, DROPPED, STATISTICS
+from tripletune.data_builders.datasets.lookup import SeenTable
+from tripletune.data_builders.datasets.rows import RowKind, Statistics, get_kind, kind_of_row
+from tripletune.models.data.records import read_rows
+from tripletune.models.files import read_json
+from tripletune.models.program import printable
+
+_SHARD_NAME = re.compile(r"(?P<split>.+?)-\d{5}\.(jsonl|parquet)")
+_MAIN_REASONS = 3
+_NO_ENTITY = re.compile(r"[^\w\s.,:!?()/'-]")
+
+
+def dataset_files(folder: str | Path) -> dict[str, list[Path]]:
+    """The shards of a data set folder by split, both in order.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or it holds no shards.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no such folder: {folder}")
+    files: dict[str, list[Path]] = {}
+    for path in sorted(folder.iterdir()):
+        match = _SHARD_NAME.fullmatch(path.name)
+        if match:
+            files.setdefault(match["split"], []).append(path)
+    if not files:
+        raise FileNotFoundError(why_empty(folder) or f"{folder} holds no shards (<split>-00000.jsonl or .parquet)")
+    return files
+
+
+def why_empty(folder: str | Path) -> str | None:
+    """A sentence on why a finished data set has no records; None when it has some, or is no data set."""
+    path = Path(folder) / STATISTICS
+    try:
+        content = read_json(path)
+        if content["statistics"]["records"]:
+            return None
+        counts: Counter[str] = Counter()
+        for drops in content["build"]["drops"].values():
+            counts.update(drops)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    # The most frequent first, and equally frequent ones by name.
+    main = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    told = "; ".join(f"{n:,} x {reason}" for reason, n in main[:_MAIN_REASONS])
+    more = f"; {len(main) - _MAIN_REASONS} more reasons" if len(main) > _MAIN_REASONS else ""
+    shown = f"{path.with_name(CARD)} has all counts, {path.with_name(DROPPED)} the replies"
+    return f"{folder} has no records, no question could be labelled ({told}{more}): {shown}"
+
+
+def kind_of(folder: str | Path) -> RowKind[Any]:
+    """What the rows of a data set are; its first row says it, and records it is where that can't be read.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or it holds no shards.
+    """
+    for files in dataset_files(folder).values():
+        for file in files:
+            try:
+                first = next(read_rows(file), None)
+            except ValueError:
+                break
+            if first is not None:
+                return kind_of_row(first[1]) or get_kind("records")
+    return get_kind("records")
+
+
+class SplitCheck:
+    """Looks for what stands on two sides of a split (a question, a text); a context manager.
+
+    Args:
+        kind: What the rows are.
+
+    Attributes:
+        found: How many rows belong to another split, by what is the same.
+    """
+
+    def __init__(self, kind: RowKind[Any]) -> None:
+        self.found: Counter[str] = Counter()
+        self._kind, self._seen = kind, SeenTable()
+        self._latest: Any = None
+
+    def __enter__(self) -> SplitCheck:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._seen.__exit__()
+
+    def add(self, row: Any, split: str) -> list[str]:
+        """What is wrong with the split of a row, a line each."""
+        sides = self._kind.sides(row)
+        # The rows of one question mostly come together.
+        if (sides, split) == self._latest:
+            return []
+        told = []
+        for what, value in sides:
+            other = self._seen.first(what, value, split)
+            if other not in (None, split):
+                self.found[what] += 1
+                told.append(f"{what} {value[:80]!r} is in {split!r} and in {other!r}")
+        self._latest = None if told else (sides, split)
+        return told
+
+
+def count_rows(folder: str | Path, tokenizer: str | None = None) -> tuple[Statistics[Any], Counter[str]]:
+    """Counts of a data set, and how many of its rows belong to another split, by what is the same.
+
+    Args:
+        folder: The data set.
+        tokenizer: As for `Statistics`.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or it holds no shards.
+        ValueError: a row is malformed.
+    """
+    kind = kind_of(folder)
+    statistics = Statistics(kind, tokenizer)
+    with SplitCheck(kind) as splits:
+        for split, row in _rows(folder, kind):
+            statistics.add(row, split)
+            splits.add(row, split)
+        return statistics, splits.found
+
+
+def troubles(folder: str | Path) -> Iterator[str]:
+    """Everything that is wrong with a data set, one line each.
+
+    Looked at: every row by itself; ids that occur twice; what stands in two splits; the number of rows against
+    `statistics.json`, where there is one; whether there is any row.
+
+    Args:
+        folder: A folder of shards `<split>-00000.jsonl` or `.parquet`.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or it holds no shards.
+    """
+    if (empty := why_empty(folder)) is not None:
+        yield empty
+        return
+    kind = kind_of(folder)
+    counts: Counter[str] = Counter()
+    with SeenTable() as seen, SplitCheck(kind) as splits:
+        for split, files in dataset_files(folder).items():
+            for where, row in (found for file in files for found in _checked(file, kind)):
+                counts[split] += 1
+                if isinstance(row, ValueError):
+                    yield str(row)
+                    continue
+                if seen.first("id", row.id) is not None:
+                    yield f"{where}: {kind.name} id {row.id!r} occurs a second time"
+                yield from (f"{where}: {trouble}" for trouble in splits.add(row, split))
+    if not counts:
+        yield f"{folder} holds no {kind.name}"
+    yield from _count_troubles(Path(folder) / STATISTICS, counts)
+
+
+def _checked(file: Path, kind: RowKind[Any]) -> Iterator[tuple[str, Any]]:
+    """Rows with their places; a bad row comes as the `ValueError` that says what is wrong with it."""
+    try:
+        for where, row in read_rows(file):
+            try:
+                yield where, kind.read(row, where)
+            except ValueError as error:
+                yield where, error
+    except ValueError as error:
+        # A file that can't be decoded further; what follows in it can't be looked at.
+        yield str(file), error
+
+
+def _count_troubles(path: Path, counts: Counter[str]) -> Iterator[str]:
+    if not path.is_file():
+        return
+    try:
+        expected = dict(read_json(path)["statistics"]["splits"])
+    except (ValueError, KeyError, TypeError):
+        yield f"{path}: not the statistics of a data set; build the data set again"
+        return
+    for split in sorted({*counts, *expected}):
+        if counts[split] != expected.get(split, 0):
+            yield f"{path}: split {split!r} has {counts[split]} rows, the file says {expected.get(split, 0)}"
+
+
+def _rows(folder: str | Path, kind: RowKind[Any], split: str | None = None) -> Iterator[tuple[str, Any]]:
+    files = dataset_files(folder)
+    if split is not None and split not in files:
+        raise ValueError(f"{folder} has no split {split!r}; it has {', '.join(files)}")
+    for name in [split] if split else files:
+        for file in files[name]:
+            yield from ((name, kind.read(row, where)) for where, row in read_rows(file))
+
+
+def find_rows(
+    folder: str | Path,
+    identity: str | None = None,
+    number: int | None = None,
+    label: str | None = None,
+    split: str | None = None,
+) -> list[tuple[str, Any]]:
+    """Rows of a data set with their splits.
+
+    Args:
+        folder: The data set.
+        identity: A row's id, or a question's: then all its rows.
+        number: Index of the row, from 1, of those that fit the rest; 1 when nothing else is asked for.
+        label: Only rows of this label, a key of the kind's `labels`.
+        split: Only rows of this split.
+
+    Raises:
+        FileNotFoundError: there is no such data set.
+        ValueError: no row fits.
+    """
+    kind = kind_of(folder)
+    if number is not None and number < 1:
+        raise ValueError(f"number {number}: {kind.plural} are counted from 1")
+    if label is not None and label not in kind.labels:
+        known = f"is not one of {', '.join(kind.labels)}" if kind.labels else "can't be asked for"
+        raise ValueError(f"label {label!r} {known}: {folder} holds {kind.plural}")
+    fitting = (
+        (name, row)
+        for name, row in _rows(folder, kind, split)
+        if identity in (None, row.id, getattr(row, "question_id", None))
+        and (label is None or kind.label(row) == kind.labels[label])
+    )
+    if identity is None or number is not None:
+        found = list(islice(fitting, (number or 1) - 1, number or 1))
+    else:
+        found = _with_id(fitting, identity)
+    if not found:
+        asked = {"id": identity, "number": number, "label": label, "split": split}
+        told = ", ".join(f"{name} {value}" for name, value in asked.items() if value is not None)
+        raise ValueError(f"{folder} has no {kind.name} with {told or 'anything in it'}")
+    return found
+
+
+def _with_id(fitting: Iterator[tuple[str, Any]], identity: str) -> list[tuple[str, Any]]:
+    """The row of that id alone, else all rows of the question."""
+    found = []
+    for name, row in fitting:
+        if row.id == identity:
+            return [(name, row)]
+        found.append((name, row))
+    return found
+
+
+def shown(kind: RowKind[Any], row: Any, split: str) -> str:
+    """A row as text: what it is, the whole input of the model, and what it learns."""
+    read, learned = kind.text(row)
+    return "\n".join([*kind.describe(row, split), "", read, "", f"=> {learned}"])
+
+
+def mermaid(kind: RowKind[Any], row: Any) -> str:
+    """The graph of a row as Mermaid text, which GitHub and most editors draw.
+
+    Names that several steps share, the bridges of multi-hop questions, have a bold frame.
+
+    Raises:
+        ValueError: the row has no triples.
+    """
+    graphs = kind.graphs(row)
+    nodes: dict[str, int] = {}
+    steps: dict[str, set[int]] = {}
+    arrows = []
+    for step, triples in enumerate(graphs):
+        for triple in dict.fromkeys(triples):
+            for name in (triple.subject, triple.object):
+                nodes.setdefault(name, len(nodes))
+                steps.setdefault(name, set()).add(step)
+            label = f"q_{step}: {triple.predicate}" if len(graphs) > 1 else triple.predicate
+            arrows.append(f"    n{nodes[triple.subject]} -->|{_quoted(label)}| n{nodes[triple.object]}")
+    if not nodes:
+        raise ValueError(f"{kind.name} {row.id!r} has no triples to draw; pick another (--number, --label)")
+    bridges = [f"n{number}" for name, number in nodes.items() if len(steps[name]) > 1]
+    return "\n".join([
+        "flowchart LR",
+        *(f"    n{number}[{_quoted(name)}]" for name, number in nodes.items()),
+        *arrows,
+        *(["    classDef bridge stroke-width:3px", f"    class {','.join(bridges)} bridge"] if bridges else []),
+    ])  # fmt: skip
+
+
+def _quoted(text: str) -> str:
+    """A label in which nothing is syntax: other characters than letters and a few marks are written by number."""
+    return '"' + _NO_ENTITY.sub(lambda match: f"#{ord(match[0])};", " ".join(printable(text).split())) + '"'

@@ -1,0 +1,185 @@
+"""Records of the RAS planner and answerer, counted beside the paper (RAS, table 4)."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from tripletune.data_builders.datasets.rows import RowKind, Statistics, Table
+from tripletune.models.data.normalize import normalize_answer
+from tripletune.models.data.records import TASKS, Action, Record
+from tripletune.models.prompts.rendering import Instructions, render
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+    from tripletune.models.data.triples import Triple
+
+YES_NO = ("yes", "no")
+# Stands between facts that are searched as one text: no name holds it, so no name is found across two facts.
+_BETWEEN_FACTS = " \ue000 "
+# Table 4: name, key of the numbers (with the statistics that are shown), planning and answering in the paper.
+_TABLE_4: tuple[tuple[str, str, str, str], ...] = (
+    ("Queries", "records", "129,902", "78,164"),
+    ("Input tokens (mean, median, max)", "input_tokens", "338, 301, 1,910", "475, 466, 2,214"),
+    ("Output tokens (mean, median, max)", "output_tokens", "13, 12, 62", "13, 4, 2,332"),
+    ("Sub-queries (min, mean, max)", "subqueries", "0, 0.8, 5", "0, 1.2, 6"),
+    ("[SUFFICIENT]", "[SUFFICIENT]", "45,722 (35.2%)", "-"),
+    ("[SUBQ]", "[SUBQ]", "71,676 (55.2%)", "-"),
+    ("[NO_RETRIEVAL]", "[NO_RETRIEVAL]", "12,504 (9.6%)", "-"),
+    ("[SUBQ] tokens (min, mean, max)", "subq_tokens", "6, 18.3, 62", "-"),
+    ("Nodes of a graph (mean, median, max)", "graph_nodes", "11.6, 11, 56", "11.7, 11, 84"),
+    ("Edges of a graph (mean, median, max)", "graph_edges", "21.2, 20, 116", "21.3, 20, 160"),
+)
+_SOURCE_COLUMNS = (*(action.value for action in Action), "answering", "answering with triples", "yes/no answer",
+                   "answer in triples")  # fmt: skip
+
+
+class Records(RowKind[Record]):
+    """Planning and answering records."""
+
+    name, plural = "record", "records"
+    keys = ("question_id", "task", "action")
+    hub_task = "question-answering"
+    labels = {
+        "subq": "[SUBQ]",
+        "sufficient": "[SUFFICIENT]",
+        "no_retrieval": "[NO_RETRIEVAL]",
+        "answer": "answer after retrieval",
+        "direct_answer": "answer without retrieval",
+    }
+
+    @cached_property
+    def _instructions(self) -> Instructions:
+        return Instructions.load()
+
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of a record."""
+        import pyarrow as pa
+
+        text = pa.string()
+        step = pa.struct([("query", text), ("triples", pa.list_(pa.list_(text))), ("text", text)])
+        kinds = {"steps": pa.list_(step), "answers": pa.list_(text)}
+        names = ("id", "question_id", "task", "question", "steps", "action", "subquery", "answers", "source")
+        return pa.schema([(name, kinds.get(name, text)) for name in names])
+
+    def read(self, row: dict[str, Any], where: str) -> Record:
+        """Read a stored record."""
+        return Record.from_json(row, where)
+
+    def label(self, row: Record) -> str:
+        """The action of a planning record, or "answer" with or without retrieval."""
+        if row.task == "planning":
+            return row.action.value
+        return "answer after retrieval" if row.steps else "answer without retrieval"
+
+    def text(self, row: Record) -> tuple[str, str]:
+        """History and question as they are rendered, and the label."""
+        return render(row.input), row.label
+
+    def describe(self, row: Record, split: str) -> list[str]:
+        """Identity, sizes of the graphs, gold answers and the instruction."""
+        graphs = ", ".join(
+            f"q_{number}: {len(set(step.triples))} triples, {len(_names(step.triples))} nodes"
+            for number, step in enumerate(row.steps)
+        )
+        return [
+            f"{row.id}  ({row.task}, split {split}, source {row.source or '-'}, question {row.question_id})",
+            f"graphs: {graphs or 'none'}",
+            f"gold answers: {' | '.join(row.answers) or 'none'}",
+            "",
+            self._instructions.of(row.task),
+        ]
+
+    def sides(self, row: Record) -> list[tuple[str, str]]:
+        """A question is the same when its id is, or its normalised text."""
+        return [("question id", row.question_id), ("question text", normalize_answer(row.question))]
+
+    def graphs(self, row: Record) -> list[Sequence[Triple]]:
+        """The triples of each step of the history."""
+        return [step.triples for step in row.steps]
+
+    def count(self, row: Record, statistics: Statistics[Record]) -> None:
+        """Count what table 4 shows, and per source what answering records have."""
+        for task in TASKS:
+            statistics.count("tasks", task, "records", task == row.task)
+        statistics.count("tasks", row.task, row.action.value)
+        for name, value in self._sizes(row, statistics):
+            statistics.measure(row.task, name, value)
+        statistics.count("sources", row.source, row.action.value if row.task == "planning" else "answering")
+        if row.task == "answering" and row.steps:
+            statistics.count("sources", row.source, "answering with triples")
+            if row.answers[0].strip().lower() in YES_NO:
+                statistics.count("sources", row.source, "yes/no answer")
+            elif _named({triple for step in row.steps for triple in step.triples}, row.answers):
+                statistics.count("sources", row.source, "answer in triples")
+
+    def _sizes(self, row: Record, statistics: Statistics[Record]) -> list[tuple[str, int]]:
+        output = statistics.length(row.label)
+        sizes = [
+            ("input_tokens", statistics.length(f"{self._instructions.of(row.task)}\n\n{render(row.input)}")),
+            ("output_tokens", output),
+            ("subqueries", len(row.steps)),
+        ]
+        if row.task == "planning" and row.action is Action.SUBQ:
+            sizes.append(("subq_tokens", output))
+        graphs = [("graph", set(step.triples)) for step in row.steps]
+        graphs.append(("record", {triple for step in row.steps for triple in step.triples}))
+        for name, triples in graphs:
+            if triples:
+                # Each triple is an edge and its reverse (RAS, section 3.2).
+                sizes += [(f"{name}_nodes", len(_names(triples))), (f"{name}_edges", 2 * len(triples))]
+        return sizes
+
+    def tables(self, numbers: dict[str, Any], facts: Any) -> list[Table]:
+        """Table 4 beside the paper's, and the sources."""
+        head = ["", "planning", "planning, paper", "answering", "answering, paper"]
+        rows = [
+            [name, _cell(numbers, "planning", name, key), planning, _cell(numbers, "answering", name, key), answering]
+            for name, key, planning, answering in _TABLE_4
+        ]
+        note = (
+            f"Lengths here are {numbers['unit']}; the paper counts LLaMA-2 tokens. A graph is that of one step: nodes "
+            "are its distinct subjects and objects, and each triple is an edge and its reverse."
+        )
+        sources = [
+            [name, facts.teachers.get(name, "-"), f"{facts.questions.get(name, 0):,}"]
+            + [f"{counts.get(key, 0):,}" for key in _SOURCE_COLUMNS]
+            for name, counts in numbers.get("sources", {}).items()
+        ]
+        explained = (
+            "“Answer in triples” counts the answering records with a history whose triples name a gold answer "
+            "(normalised, whole words); yes/no answers are left out of it."
+        )
+        return [
+            Table("Beside table 4 of RAS", head, rows, note),
+            Table("Sources", ["source", "teacher", "questions", *_SOURCE_COLUMNS], sources, explained),
+        ]
+
+
+def _cell(numbers: dict[str, Any], task: str, name: str, key: str) -> str:
+    """One cell of table 4: a count, a share, or the statistics that the row's name lists in brackets."""
+    counts = numbers.get("tasks", {}).get(task, {})
+    total = counts.get("records", 0)
+    if key == "records":
+        return f"{total:,}"
+    if name == key:
+        return f"{counts.get(key, 0):,} ({counts.get(key, 0) / total:.1%})" if task == "planning" and total else "-"
+    values = numbers["lengths"].get(task, {}).get(key)
+    parts = name[name.index("(") + 1 : -1].split(", ")
+    return ", ".join(f"{values[part]:,.1f}".removesuffix(".0") for part in parts) if values else "-"
+
+
+def _names(triples: Any) -> set[str]:
+    return {name for triple in triples for name in (triple.subject, triple.object)}
+
+
+def _named(facts: set[Triple], answers: tuple[str, ...]) -> bool:
+    """Whether a fact names an answer in whole words, both normalised as answers are."""
+    text = f" {normalize_answer(_BETWEEN_FACTS.join(' '.join(fact.as_list()) for fact in facts))} "
+    return any(f" {normalize_answer(answer)} " in text for answer in answers)
+
+
+KIND = Records()

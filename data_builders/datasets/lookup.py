@@ -1,0 +1,122 @@
+"""Look-ups over data of any size: what was seen before, and rows of a file by key. Memory does not grow with the data.
+
+Both lie in a private temporary file of SQLite, which the system removes when the process ends in any way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import weakref
+from array import array
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from tripletune.models.data.records import json_value, read_jsonl
+
+_CACHE_KIB = 64 * 1024
+_KEPT_ROWS = 256
+_MOST_LINES = 20
+
+
+class SeenTable:
+    """Remembers the note that came with the first occurrence of every value; a context manager.
+
+    At most 64 MB of the table are kept in memory. Values are kept as 16-byte hashes.
+    """
+
+    def __init__(self) -> None:
+        # An empty name is SQLite's way to ask for a temporary database on disk.
+        self._database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        self._close = weakref.finalize(self, self._database.close)
+        for setting in (f"cache_size = -{_CACHE_KIB}", "journal_mode = OFF", "synchronous = OFF"):
+            self._database.execute(f"PRAGMA {setting}")
+        self._database.execute("CREATE TABLE seen (digest BLOB PRIMARY KEY, note TEXT) WITHOUT ROWID")
+        self._database.execute("BEGIN")
+
+    def __enter__(self) -> SeenTable:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def first(self, kind: str, value: str, note: str = "") -> str | None:
+        """The note of the first occurrence of a value, or None when this is the first.
+
+        Args:
+            kind: Values of different kinds are different.
+            value: The value.
+            note: What is kept when the value is new.
+        """
+        digest = _digest(kind, value)
+        if self._database.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", (digest, note)).rowcount:
+            return None
+        return self._note(digest)
+
+    def get(self, kind: str, value: str) -> str | None:
+        """The note of a value that was there before, else None; the value is not remembered."""
+        return self._note(_digest(kind, value))
+
+    def _note(self, digest: bytes) -> str | None:
+        found = self._database.execute("SELECT note FROM seen WHERE digest = ?", (digest,)).fetchone()
+        return None if found is None else str(found[0])
+
+
+class JsonlIndex:
+    """An index over a JSON-lines file; a row is read from the file when it is asked for.
+
+    Args:
+        path: The file.
+        keys: Gives the keys a row is found under; it gets "file:line" and the row, and may raise `ValueError`.
+
+    Attributes:
+        repeated_lines: Numbers of the first lines with a key that an earlier line has too; the earlier one is found.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line is not a JSON object; the message has file and line.
+    """
+
+    def __init__(self, path: str | Path, keys: Callable[[str, dict[str, Any]], list[str]]) -> None:
+        self.path = Path(path)
+        self.repeated_lines: list[int] = []
+        self._count = 0
+        self._seen = SeenTable()
+        for where, row in read_jsonl(self.path):
+            number = where.rpartition(":")[2]
+            for key in keys(where, row):
+                if self._seen.first("row", key, number) is None:
+                    self._count += 1
+                else:
+                    self._seen.first("repeated", key)
+                    if len(self.repeated_lines) < _MOST_LINES:
+                        self.repeated_lines.append(int(number))
+        self._file = self.path.open("rb")
+        weakref.finalize(self, self._file.close)
+        self._starts = array("Q", accumulate(map(len, self._file), initial=0))
+        # A teacher asks for the row of a question several times.
+        self._row = lru_cache(maxsize=_KEPT_ROWS)(self._read)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def get(self, key: str) -> tuple[str, dict[str, Any]] | None:
+        """The row stored under `key` with its "file:line", or None."""
+        number = self._seen.get("row", key)
+        return None if number is None else (f"{self.path}:{number}", self._row(int(number)))
+
+    def is_repeated(self, key: str) -> bool:
+        """Whether more than one line has this key."""
+        return self._seen.get("repeated", key) is not None
+
+    def _read(self, number: int) -> dict[str, Any]:
+        self._file.seek(self._starts[number - 1])
+        row: dict[str, Any] = json_value(self._file.readline())
+        return row
+
+
+def _digest(kind: str, value: str) -> bytes:
+    return hashlib.blake2b(f"{kind}\n{value}".encode(errors="surrogatepass"), digest_size=16).digest()

@@ -1,0 +1,259 @@
+"""Kinds of rows that a data set may hold, and the numbers that are counted over them.
+
+A kind is one module of `data_builders/datasets/kinds/` with an object `KIND`, and is known by the module's name. Writer,
+card, statistics, validation and inspector are the same for all kinds. Quantities are kept as histograms of whole
+numbers, so medians are exact and memory does not grow with the number of rows. The samples of a label are the rows
+whose ids have the smallest hashes: no order of reading changes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from abc import ABC, abstractmethod
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from tripletune.models.data.triples import Triple
+from tripletune.models.registry import load_from, names_in
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SAMPLES = 5
+KINDS = "tripletune.data_builders.datasets.kinds"
+
+
+class Row(Protocol):
+    """A row of a data set."""
+
+    @property
+    def id(self) -> str:
+        """Unique in a data set."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as it is stored."""
+        ...
+
+
+R = TypeVar("R", bound=Row)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a card, which `tripletune data stats` prints too.
+
+    Attributes:
+        title: Its heading.
+        head: Names of the columns.
+        rows: Cells.
+        note: What a reader must know of it.
+        code: Whether the cells are names and digests to be copied.
+    """
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+    code: bool = False
+
+
+class RowKind(ABC, Generic[R]):
+    """What one kind of row has of its own.
+
+    Attributes:
+        name: What a row is called.
+        plural: What rows are called: the module's name.
+        keys: Keys that a stored row of this kind has, and none of another kind.
+        hub_task: The hub's name of the task.
+        labels: By the word that `peek --label` takes, the label of a sample.
+    """
+
+    name: str
+    plural: str
+    keys: tuple[str, ...]
+    hub_task = "text-generation"
+    labels: Mapping[str, str] = {}
+
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """The Arrow schema; explicit, since a shard whose first rows have empty lists does not show it."""
+
+    @abstractmethod
+    def read(self, row: dict[str, Any], where: str) -> R:
+        """Read a stored row; `where` opens the message of the `ValueError` for one that is malformed."""
+
+    @abstractmethod
+    def label(self, row: R) -> str:
+        """The heading under which the card shows the row when it is a sample."""
+
+    @abstractmethod
+    def text(self, row: R) -> tuple[str, str]:
+        """What a model reads, below an instruction, and what it learns to write."""
+
+    @abstractmethod
+    def describe(self, row: R, split: str) -> list[str]:
+        """Lines on what the row is, and the instruction that stands above its text."""
+
+    @abstractmethod
+    def sides(self, row: R) -> list[tuple[str, str]]:
+        """What must not stand in two splits: kinds of values with the row's own."""
+
+    @abstractmethod
+    def count(self, row: R, statistics: Statistics[R]) -> None:
+        """Count a row, by `Statistics.count` and `Statistics.measure`."""
+
+    @abstractmethod
+    def tables(self, numbers: dict[str, Any], facts: Any) -> list[Table]:
+        """Tables of the card from `Statistics.to_json` and the `card.BuildFacts`."""
+
+    def graphs(self, row: R) -> list[Sequence[Triple]]:
+        """The triples of each step."""
+        return []
+
+
+def get_kind(plural: str) -> RowKind[Any]:
+    """The kind of row called so.
+
+    Raises:
+        ValueError: there is none.
+    """
+    kind: RowKind[Any] = load_from(KINDS, plural, "kind of row").KIND  # type: ignore[attr-defined]
+    return kind
+
+
+def kind_of_row(row: Mapping[str, Any]) -> RowKind[Any] | None:
+    """The kind whose keys a stored row has."""
+    return next((kind for kind in map(get_kind, names_in(KINDS)) if set(kind.keys) <= set(row)), None)
+
+
+class Histogram:
+    """How often each whole number occurs."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+
+    def add(self, value: int) -> None:
+        """Count one value."""
+        self._counts[value] += 1
+
+    def summary(self) -> dict[str, float]:
+        """Count, min, mean, median and max; zeros when nothing was counted."""
+        total = self._counts.total()
+        if not total:
+            return {"count": 0, "min": 0, "mean": 0.0, "median": 0.0, "max": 0}
+        mean = sum(value * count for value, count in self._counts.items()) / total
+        median = (self._at((total - 1) // 2) + self._at(total // 2)) / 2
+        smallest, largest = min(self._counts), max(self._counts)
+        return {"count": total, "min": smallest, "mean": round(mean, 2), "median": median, "max": largest}
+
+    def _at(self, rank: int) -> int:
+        for value in sorted(self._counts):
+            rank -= self._counts[value]
+            if rank < 0:
+                return value
+        raise ValueError(f"rank {rank} lies beyond the values counted")
+
+
+class SmallestHashes:
+    """The few items whose keys have the smallest hashes, in whatever order they come.
+
+    Args:
+        count: How many are kept.
+    """
+
+    def __init__(self, count: int = SAMPLES) -> None:
+        self._count, self._number = count, 0
+        # A heap of (minus the hash, minus the number, item): the largest hash of those kept stands first.
+        self._heap: list[tuple[int, int, Any]] = []
+
+    def add(self, key: str, item: Any) -> None:
+        """Keep the item when the hash of its key is small enough."""
+        digest = int.from_bytes(hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest())
+        self._number += 1
+        heapq.heappush(self._heap, (-digest, -self._number, item))
+        if len(self._heap) > self._count:
+            heapq.heappop(self._heap)
+
+    def items(self) -> list[Any]:
+        """The items that are kept, the smallest hash first."""
+        return [item for _, _, item in sorted(self._heap, key=lambda entry: entry[:2], reverse=True)]
+
+
+class Statistics(Generic[R]):
+    """Counts of the rows of a data set, and a few samples of them.
+
+    Args:
+        kind: What the rows are.
+        tokenizer: A model spec whose tokenizer counts the tokens; None counts words between white space.
+
+    Attributes:
+        unit: What lengths are counted in.
+        length: Counts a text.
+    """
+
+    def __init__(self, kind: RowKind[R], tokenizer: str | None = None) -> None:
+        self.kind, self.tokenizer = kind, tokenizer
+        self.unit = f"tokens of {tokenizer}" if tokenizer else "white-space words, no tokenizer was given"
+        self.length = _token_counter(tokenizer) if tokenizer else lambda text: len(text.split())
+        self._splits: Counter[str] = Counter()
+        self._counts: dict[str, dict[str, Counter[str]]] = {}
+        self._lengths: dict[str, dict[str, Histogram]] = {}
+        self._samples: dict[str, SmallestHashes] = defaultdict(SmallestHashes)
+
+    @property
+    def records(self) -> int:
+        """How many rows were counted."""
+        return self._splits.total()
+
+    def add(self, row: R, split: str) -> None:
+        """Count one row of a split."""
+        self._splits[split] += 1
+        self._samples[self.kind.label(row)].add(row.id, row)
+        self.kind.count(row, self)
+
+    def count(self, section: str, group: str, what: str, number: int = 1) -> None:
+        """Add to a count: `count("sources", "hotpotqa", "answering")`."""
+        self._counts.setdefault(section, {}).setdefault(group, Counter())[what] += number
+
+    def measure(self, group: str, what: str, value: int) -> None:
+        """Add a value to a distribution: `measure("planning", "input_tokens", 338)`."""
+        self._lengths.setdefault(group, {}).setdefault(what, Histogram()).add(value)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything that was counted, as plain numbers, and the samples."""
+        # Labels of the kind stand first, in its order.
+        labels = sorted(self._samples, key=[*self.kind.labels.values(), *sorted(self._samples)].index)
+        return {
+            "unit": self.unit,
+            "records": self.records,
+            "splits": dict(self._splits),
+            **{name: {group: dict(counts) for group, counts in one.items()} for name, one in self._counts.items()},
+            "lengths": {
+                group: {what: histogram.summary() for what, histogram in one.items()}
+                for group, one in self._lengths.items()
+            },
+            "samples": {label: [self._sample(row) for row in self._samples[label].items()] for label in labels},
+        }
+
+    def _sample(self, row: R) -> dict[str, str]:
+        read, learned = self.kind.text(row)
+        return {"id": row.id, "input": read, "label": learned}
+
+
+def length_table(numbers: dict[str, Any], note: str = "") -> Table:
+    """The distributions of everything that was measured."""
+    head = ["min", "mean", "median", "max"]
+    named = [(name, one) for group in numbers["lengths"].values() for name, one in group.items()]
+    rows = [[name, *(f"{one[key]:,}" for key in head)] for name, one in named]
+    return Table("Lengths", ["", *head], rows, " ".join(filter(None, [f"In {numbers['unit']}.", note])))
+
+
+def _token_counter(spec: str) -> Callable[[str], int]:
+    from tripletune.models.sources import load_tokenizer
+
+    tokenizer = load_tokenizer(spec)
+    return lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
