@@ -27,13 +27,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from tripletune.data_builders.datasets.card import file_digest
+from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.progress import progress
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question
 from tripletune.data_builders.readers import get_reader, reader_names
 from tripletune.data_builders.readers._rows import Row, read_rows
-from tripletune.data_builders.text_to_triples.seen import SeenTable
-from tripletune.models.files import write_json
+from tripletune.models.files import file_digest, write_json
 from tripletune.rag.triples.store import passage_key
 
 logger = logging.getLogger(__name__)

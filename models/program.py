@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -43,22 +44,34 @@ def run_program(
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Printable(form, datefmt="%H:%M:%S"))
-    logging.basicConfig(level=logging.DEBUG if verbose else level, handlers=[handler], force=True)
+    root, before = logging.getLogger(), logging.getLogger().level
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG if verbose else level)
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
-        return program() or 0
+        code = program() or 0
+        # What a pipe refuses must show here, not when the interpreter closes it.
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # The reader of a pipe, `head` for one, has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         return _say(stopped, 130)
     except Exception as error:
-        code = getattr(error, "exit_code", 2 if isinstance(error, (ValueError, OSError, ImportError)) else None)
-        if code is None:
+        found = getattr(error, "exit_code", 2 if isinstance(error, (ValueError, OSError, ImportError)) else None)
+        if found is None:
             raise
         if verbose:
             logging.getLogger(__name__).exception("traceback")
         if is_full(error):
             return _say(f"error: no space left on the disk ({error}); free some, and the same command goes on", 1)
-        return _say(f"error: {error}", code)
+        return _say(f"error: {error}", found)
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before)
 
 
 def _say(line: str, code: int) -> int:

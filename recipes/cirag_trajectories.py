@@ -39,7 +39,7 @@ def main(config: CollectConfig, dry_run: bool = False) -> None:
         return
 
     from tripletune.data_builders.corpus import ensure_corpus
-    from tripletune.data_builders.datasets.folder import FolderOptions
+    from tripletune.data_builders.datasets.writer import FolderOptions
     from tripletune.data_builders.trajectories.build import build_trajectories
     from tripletune.eval.__main__ import run_arguments
     from tripletune.eval.llm_tools import open_llms

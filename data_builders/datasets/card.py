@@ -109,8 +109,7 @@ def card_body(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> s
     if not numbers["records"]:
         parts.append("**None: no question could be labelled.** What follows says why.")
     for one in card_tables(kind, facts, numbers):
-        rows = [[_code(cell) for cell in row] for row in one.rows] if one.code else one.rows
-        parts += [f"## {one.title}", *filter(None, [one.note]), _markdown(one.head, rows, _one_line if one.code else _plain)]
+        parts += [f"## {one.title}", *filter(None, [one.note]), table(one.head, one.rows, one.code)]
     if facts.examples:
         parts += _examples(facts.examples)
     if numbers["samples"]:
@@ -148,13 +147,10 @@ def card_tables(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) ->
     return [one for one in tables if one.rows or one is tables[0]]
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown; what its cells hold becomes no markup."""
-    return _markdown(head, rows, _plain)
-
-
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]], cell: Any) -> str:
-    lines = [head, ["---"] * len(head), *([cell(text) for text in row] for row in rows)]
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], code: bool = False) -> str:
+    """A table in Markdown; what its cells hold becomes no markup, and with `code` each one is a code span."""
+    cell = _code if code else _plain
+    lines = [[_plain(name) for name in head], ["---"] * len(head), *([cell(text) for text in row] for row in rows)]
     return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
 
 

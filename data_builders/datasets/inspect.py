@@ -254,7 +254,7 @@ def _with_id(fitting: Iterator[tuple[str, Any]], identity: str) -> list[tuple[st
     return found
 
 
-def shown(kind: RowKind[Any], row: Any, split: str) -> str:
+def row_text(kind: RowKind[Any], row: Any, split: str) -> str:
     """A row as text: what it is, the whole input of the model, and what it learns."""
     read, learned = kind.text(row)
     return "\n".join([*kind.describe(row, split), "", read, "", f"=> {learned}"])

@@ -1,7 +1,7 @@
 """Kinds of rows that a data set may hold, and the numbers that are counted over them.
 
-A kind is one module of `data_builders/datasets/kinds/` with an object `KIND`, and is known by the module's name. Writer,
-card, statistics, validation and inspector are the same for all kinds. Quantities are kept as histograms of whole
+A kind is one module of `data_builders/datasets/kinds/` with an object `KIND`, and is known by the module's name.
+Writer, card, statistics, validation and inspector are the same for all kinds. Quantities are histograms of whole
 numbers, so medians are exact and memory does not grow with the number of rows. The samples of a label are the rows
 whose ids have the smallest hashes: no order of reading changes them.
 """
@@ -26,7 +26,7 @@ SAMPLES = 5
 KINDS = "tripletune.data_builders.datasets.kinds"
 
 
-class Row(Protocol):
+class Storable(Protocol):
     """A row of a data set."""
 
     @property
@@ -39,7 +39,7 @@ class Row(Protocol):
         ...
 
 
-R = TypeVar("R", bound=Row)
+R = TypeVar("R", bound=Storable)
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ def length_table(numbers: dict[str, Any], note: str = "") -> Table:
 
 
 def _token_counter(spec: str) -> Callable[[str], int]:
-    from tripletune.models.sources import load_tokenizer
+    from tripletune.models.loading import load_tokenizer
 
     tokenizer = load_tokenizer(spec)
     return lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])

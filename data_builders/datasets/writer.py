@@ -1,4 +1,4 @@
-"""Writes a data set folder that `datasets.load_dataset(folder)` reads: shards `<split>-00000.jsonl` or `.parquet`, card.
+"""Writes a data set folder for `datasets.load_dataset(folder)`: shards `<split>-00000.jsonl` or `.parquet`, and a card.
 
 The folder is there completely or not at all, and one program writes it at a time (`models.files.new_folder`).
 """
@@ -17,7 +17,7 @@ from typing import IO, Any, Generic, Literal
 
 from tripletune.data_builders.datasets.card import CARD, DROPPED, STATISTICS, BuildFacts, write_card
 from tripletune.data_builders.datasets.rows import R, RowKind, Statistics
-from tripletune.models.data.normalize import normalize_answer
+from tripletune.models.data.records import normalize_answer
 from tripletune.models.files import check_folder, new_folder
 from tripletune.models.options import require, setting
 
@@ -40,7 +40,7 @@ class FolderOptions:
     """
 
     output: str = field(metadata={"help": "folder of the data set"})
-    format: Format = setting("jsonl", "format of the shards")
+    format: Literal["jsonl", "parquet"] = setting("jsonl", "format of the shards")
     shard_size: int = setting(50_000, "rows per shard", at_least=1)
     overwrite: bool = setting(False, "replace a data set in the output folder")
     tokenizer: str | None = setting(None, "count the card's tokens with this model's tokenizer instead of words")

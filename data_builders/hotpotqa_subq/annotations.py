@@ -12,11 +12,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from tripletune.data_builders.datasets.jsonl_index import JsonlIndex, Row
+from tripletune.data_builders.datasets.lookup import JsonlIndex
 from tripletune.data_builders.hotpotqa_subq.evidence import place_evidences, spoken_name
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
 from tripletune.data_builders.hotpotqa_subq.wording import joined_question, relation_question, tidy_question
-from tripletune.data_builders.readers._rows import PassageFinder, title_key
+from tripletune.data_builders.readers._rows import PassageFinder, Row, title_key
 from tripletune.models.data.passages import Passage
 from tripletune.models.data.records import read_jsonl
 from tripletune.models.data.triples import Triple, triples_from_json

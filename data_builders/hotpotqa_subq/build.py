@@ -28,8 +28,10 @@ from contextlib import aclosing
 from typing import Any
 
 from tripletune.data_builders.datasets.card import write_card
+from tripletune.data_builders.datasets.inspect import why_empty
+from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.progress import progress
-from tripletune.data_builders.datasets.shards import check_output, replaced_folder, why_empty
+from tripletune.data_builders.datasets.writer import MADE
 from tripletune.data_builders.hotpotqa_subq.annotations import KnowsDirectAnswers, TripleFile
 from tripletune.data_builders.hotpotqa_subq.direct_answer import (
     DirectAnswerTest,
@@ -41,13 +43,13 @@ from tripletune.data_builders.hotpotqa_subq.facts import build_facts
 from tripletune.data_builders.hotpotqa_subq.in_order import in_order
 from tripletune.data_builders.hotpotqa_subq.labelling import LabelOptions, label_question
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, OnCallError, answers_file
-from tripletune.data_builders.hotpotqa_subq.output import SubqOutput
+from tripletune.data_builders.hotpotqa_subq.output import ORDER, SubqOutput
 from tripletune.data_builders.hotpotqa_subq.questions import Dropped, DropReason, Question, UnlabelledQuestion
 from tripletune.data_builders.hotpotqa_subq.sources import OpenSource, Source, open_sources
 from tripletune.data_builders.hotpotqa_subq.teacher import LLMTeacher, Prompts, StoredTriples
 from tripletune.data_builders.text_to_triples.mixing import PartTeacher
-from tripletune.data_builders.text_to_triples.seen import SeenTable
 from tripletune.models.data.records import Record
+from tripletune.models.files import check_folder, new_folder
 from tripletune.models.llm.client import CallError, LLMClient, RepliesPending, Sampling, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
 
@@ -88,7 +90,7 @@ def build(
         CallError: a call of the teacher can't be answered. What was answered is in its ledger.
         BuildPending: calls of the teacher wait in a request file.
     """
-    check_output(options.output, options.overwrite)
+    check_folder(options.output, (*MADE, ORDER), options.overwrite)
     return asyncio.run(_build(sources, options, open_client, sampling or Sampling()))
 
 
@@ -100,7 +102,7 @@ async def _build(
     try:
         opened = open_teachers(sources, options, client, prompts, sampling)
         answers = await _direct_answers(opened, options)
-        with replaced_folder(options.output, options.overwrite) as folder:
+        with new_folder(options.output, (*MADE, ORDER), options.overwrite) as folder:
             output = SubqOutput(folder, options)
             try:
                 await _write_records(opened, answers, options, output)

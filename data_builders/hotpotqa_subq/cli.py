@@ -13,9 +13,9 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from tripletune.data_builders.datasets.shards import FORMATS, NO_RECORDS
+from tripletune.data_builders.datasets.writer import NO_RECORDS, Format
 from tripletune.data_builders.hotpotqa_subq.build import BuildPending, NothingLabelled, build
 from tripletune.data_builders.hotpotqa_subq.dry_run import STAGE_NAMES, Estimate, Speed, rehearse
 from tripletune.data_builders.hotpotqa_subq.options import ON_CALL_ERROR, BuildOptions
@@ -253,7 +253,7 @@ def _parser() -> argparse.ArgumentParser:
     for reader, name in (("asqa", "asqa"), ("arc_easy", "arc-easy")):
         add(f"--{name}-count", type=int, default=PARTS[reader].count, metavar="N",
             help=f"questions of a source with the reader {reader}, which gives answering records alone")  # fmt: skip
-    add("--format", choices=FORMATS, default="jsonl", help="format of the shards")
+    add("--format", choices=get_args(Format), default="jsonl", help="format of the shards")
     add("--shard-size", type=int, default=50_000, help="records in a shard")
     add("--shard", metavar="i/n", help="label every n-th question alone, the i-th of them first (from 0); "
         "`tripletune data merge` makes one data set of the n outputs")  # fmt: skip

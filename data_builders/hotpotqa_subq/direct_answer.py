@@ -14,8 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tripletune.data_builders.datasets.jsonl_index import JsonlIndex, Row
-from tripletune.data_builders.text_to_triples.seen import SeenTable
+from tripletune.data_builders.datasets.lookup import JsonlIndex, SeenTable
+from tripletune.data_builders.readers._rows import Row
 from tripletune.models.data.records import normalize_answer, read_jsonl
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from tripletune.data_builders.datasets.shards import DROPPED
+from tripletune.data_builders.datasets.card import DROPPED
 from tripletune.data_builders.hotpotqa_subq.questions import Question, UnlabelledQuestion
 from tripletune.models.data.records import read_jsonl
 

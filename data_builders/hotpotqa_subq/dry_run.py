@@ -18,6 +18,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.progress import progress
 from tripletune.data_builders.hotpotqa_subq.build import answered_directly, open_teachers, usable_questions
 from tripletune.data_builders.hotpotqa_subq.direct_answer import read_answers
@@ -34,7 +35,6 @@ from tripletune.data_builders.hotpotqa_subq.teacher import (
     LLMTeacher,
     Prompts,
 )
-from tripletune.data_builders.text_to_triples.seen import SeenTable
 from tripletune.models.llm.client import Message, Sampling
 from tripletune.models.llm.ledger import make_call
 from tripletune.models.llm.replies import REPAIR_ROLE

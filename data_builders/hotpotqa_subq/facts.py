@@ -8,11 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tripletune.data_builders.datasets.card import BuildFacts, file_digest
+from tripletune.data_builders.datasets.card import BuildFacts
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, answers_file
 from tripletune.data_builders.hotpotqa_subq.sources import OpenSource
 from tripletune.data_builders.hotpotqa_subq.teacher import TRIPLES_ROLE, LLMTeacher, Prompts
 from tripletune.data_builders.text_to_triples.mixing import shortages
+from tripletune.models.files import file_digest
 from tripletune.models.llm.client import LLMClient, Sampling
 from tripletune.models.llm.replies import repair_digest
 

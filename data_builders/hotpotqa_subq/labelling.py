@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from tripletune.data_builders.datasets.card import YES_NO
+from tripletune.data_builders.datasets.kinds.records import YES_NO
 from tripletune.data_builders.hotpotqa_subq.annotations import Teacher, TripleFile
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
 from tripletune.data_builders.hotpotqa_subq.wording import mentions

@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tripletune.data_builders.datasets.card import BuildFacts, Statistics, write_card
-from tripletune.data_builders.datasets.folder import FolderOptions, Layout, write_rows
-from tripletune.data_builders.datasets.shards import ORDER, STATISTICS, Format, dataset_files
+from tripletune.data_builders.datasets.card import STATISTICS, BuildFacts
+from tripletune.data_builders.datasets.inspect import dataset_files
+from tripletune.data_builders.datasets.kinds.records import KIND as RECORDS
+from tripletune.data_builders.datasets.writer import FolderOptions, new_dataset
 from tripletune.data_builders.hotpotqa_subq.dropped import DroppedQuestion, DroppedWriter, read_dropped
+from tripletune.data_builders.hotpotqa_subq.output import ORDER
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason
 from tripletune.data_builders.hotpotqa_subq.sources import Source
 from tripletune.data_builders.text_to_triples.mixing import PARTS, shortages
@@ -127,16 +129,16 @@ def merge(folders: Sequence[str | Path], output: str, overwrite: bool = False) -
         output, options["format"], int(options["shard_size"]), overwrite, tokenizer=options.get("tokenizer")
     )
 
-    def card(folder: Path, facts: BuildFacts, statistics: Statistics, format: Format) -> None:
-        with DroppedWriter(folder) as writer:
-            for dropped in _merged_drops(shards):
-                writer.add(dropped)
-        write_card(folder, dataclasses.replace(facts, examples=writer.examples()), statistics, format)
-
     # As without shards: there is something to read in a card without records where a teacher LLM was asked.
     asked = any(shard.facts.calls for shard in shards)
-    layout = Layout(Statistics(target.tokenizer), card, may_be_empty=asked)
-    return write_rows(_merged_records(shards), lambda _: merged_facts(shards, output, overwrite), target, layout)
+    with new_dataset(target, RECORDS) as dataset:
+        for record, split in _merged_records(shards):
+            dataset.write(record, split)
+        with DroppedWriter(dataset.folder) as writer:
+            for dropped in _merged_drops(shards):
+                writer.add(dropped)
+        facts = dataclasses.replace(merged_facts(shards, output, overwrite), examples=writer.examples())
+        return dataset.finish(facts, may_be_empty=asked)
 
 
 def merged_facts(shards: Sequence[ShardFolder], output: str, overwrite: bool) -> BuildFacts:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from tripletune.data_builders.datasets.shards import SPLIT_NAME, Format, check_shard_options, split_of
+from tripletune.data_builders.datasets.writer import Format, split_name_problems, split_of
 from tripletune.data_builders.hotpotqa_subq.labelling import FirstSubquery
 from tripletune.data_builders.hotpotqa_subq.teacher import SHOWN, Shown
 from tripletune.data_builders.text_to_triples.mixing import PARTS
@@ -46,7 +46,8 @@ class BuildOptions:
     on_call_error: OnCallError = "stop"
 
     def __post_init__(self) -> None:
-        check_shard_options(self.format, self.shard_size)
+        if self.shard_size < 1:
+            raise ValueError(f"shard size {self.shard_size}: it must be at least 1")
         if self.distractors < 0 or (self.distractors and not self.triple_file):
             raise ValueError(
                 f"distractors {self.distractors}: it must be 0, or greater with a triple file (--triple-file) that "
@@ -63,8 +64,8 @@ class BuildOptions:
                 raise ValueError(f"{name} {number}: it must be at least 1")
         if self.concurrency < 1:
             raise ValueError(f"concurrency {self.concurrency}: it must be at least 1")
-        if self.split_name is not None and not SPLIT_NAME.fullmatch(self.split_name):
-            raise ValueError(f"split name {self.split_name!r}: use letters, digits, underscores and single dots")
+        if found := split_name_problems(self.split_name):
+            raise ValueError("; ".join(found))
         for name, value, known in (
             ("show_documents", self.show_documents, SHOWN),
             ("on_call_error", self.on_call_error, ON_CALL_ERROR),

@@ -6,12 +6,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
-from tripletune.data_builders.datasets.shards import ORDER, ShardWriter
-from tripletune.data_builders.datasets.stats import Statistics
+from tripletune.data_builders.datasets.kinds.records import KIND as RECORDS
+from tripletune.data_builders.datasets.writer import DatasetWriter, FolderOptions
 from tripletune.data_builders.hotpotqa_subq.dropped import DroppedQuestion, DroppedWriter
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions
 from tripletune.data_builders.hotpotqa_subq.questions import Question, UnlabelledQuestion
 from tripletune.models.data.records import Record
+
+# Where each labelled question of a shard stands in the input.
+ORDER = "order.tsv"
 
 
 class SubqOutput:
@@ -27,10 +30,12 @@ class SubqOutput:
     """
 
     def __init__(self, folder: Path, options: BuildOptions) -> None:
-        self.statistics = Statistics(options.tokenizer)
+        target = FolderOptions(options.output, options.format, options.shard_size, options.overwrite, options.tokenizer)
+        self._dataset = DatasetWriter(folder, RECORDS, target)
+        self.statistics = self._dataset.statistics
         self._folder, self._options = folder, options
         self._stack = ExitStack()
-        self._writers: dict[str, ShardWriter] = {}
+        self._stack.callback(self._dataset.close)
         self._dropped = DroppedWriter(folder)
         self._order: IO[str] | None = None
 
@@ -53,12 +58,8 @@ class SubqOutput:
             records: Its records.
         """
         split = self._options.split_of(question.question)
-        if split not in self._writers:
-            writer = ShardWriter(self._folder, split, self._options.format, self._options.shard_size)
-            self._writers[split] = self._stack.enter_context(writer)
         for record in records:
-            self._writers[split].write(record)
-            self.statistics.add(record, split)
+            self._dataset.write(record, split)
         if self._order is not None:
             self._order.write(f"{source}\t{position}\t{split}\t{len(records)}\n")
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tripletune.data_builders.datasets.jsonl_index import JsonlIndex
+from tripletune.data_builders.datasets.lookup import JsonlIndex
 from tripletune.data_builders.hotpotqa_subq.annotations import RecordedTeacher
 from tripletune.data_builders.hotpotqa_subq.questions import Question
 from tripletune.data_builders.hotpotqa_subq.teacher import FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE

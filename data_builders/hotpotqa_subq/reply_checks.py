@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from tripletune.data_builders.datasets.card import YES_NO
+from tripletune.data_builders.datasets.kinds.records import YES_NO
 from tripletune.data_builders.hotpotqa_subq import reply_recovery as recovery
 from tripletune.data_builders.hotpotqa_subq.labelling import gives_away_answer
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question

@@ -12,75 +12,73 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import heapq
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from tripletune.data_builders.datasets.card import BuildFacts, file_digest
-from tripletune.data_builders.datasets.folder import FolderOptions, Layout, add_folder_arguments, write_rows
-from tripletune.data_builders.datasets.shards import SPLIT_NAME
+from tripletune.data_builders.datasets.card import BuildFacts
+from tripletune.data_builders.datasets.kinds.pairs import KIND as PAIRS
+from tripletune.data_builders.datasets.lookup import SeenTable
+from tripletune.data_builders.datasets.writer import FolderOptions, new_dataset, split_name_problems
 from tripletune.data_builders.hotpotqa_subq.sources import Source
 from tripletune.data_builders.readers._pair_rows import PairDrop
-from tripletune.data_builders.text_to_triples.card import PairStatistics, pair_schema, write_pair_card
-from tripletune.data_builders.text_to_triples.cleaning import (
-    ENTITY_CASES,
-    PREDICATES,
-    Cleaning,
-    EntityCase,
-    Predicates,
-    clean_row,
-    clean_text,
-    text_key,
-    triples_key,
-)
-from tripletune.data_builders.text_to_triples.seen import SeenTable
+from tripletune.data_builders.text_to_triples.cleaning import Cleaning, clean_row, clean_text, text_key, triples_key
 from tripletune.data_builders.text_to_triples.sources import check_source, read_source, read_texts
-from tripletune.data_builders.text_to_triples.split import PAPER_ROWS, CountedSplit
 from tripletune.models.data.pairs import ExtractionPair, entity_triple
+from tripletune.models.files import file_digest
+from tripletune.models.options import add_arguments, from_arguments, require, setting
+from tripletune.models.program import run_program
 
 logger = logging.getLogger(__name__)
 
-NoFacts = Literal["keep", "drop"]
-NO_FACTS: tuple[NoFacts, ...] = get_args(NoFacts)
 ENTITY_SOURCE = "names"
+PAPER_ROWS = 5_000
+# A small data set would have nothing left to train on.
+_LARGEST_SHARE = 10
 _PAIR, _TEXT, _ID = "pair", "text", "id"
 
 
 @dataclass(frozen=True)
-class PairOptions:
-    """Options of a build; the command line says what each one means.
+class PairOptions(Cleaning):
+    """How pairs are made and split.
 
     Raises:
         ValueError: a value makes no sense.
     """
 
-    validation_rows: int | None = None
-    split_name: str | None = None
-    seed: int = 0
-    limit: int | None = None
-    exclude: tuple[str, ...] = ()
-    entity_case: EntityCase = "source"
-    predicates: Predicates = "source"
-    no_facts: NoFacts = "keep"
-    entity_share: float = 0.0
+    no_facts: Literal["keep", "drop"] = setting(
+        "keep", "texts with an empty list of triples: keep them with an empty target, or leave them out"
+    )
+    entity_share: float = setting(
+        0.0,
+        "share of the pairs whose title or first subject becomes a pair of its own, (NAME, is, NAME), as the paper's "
+        "rule for a text that is only a name asks; the paper's own data has none",
+        at_least=0,
+        at_most=1,
+    )
+    limit: int | None = setting(None, "read only the first rows of each source", at_least=1)
+    validation_rows: int | None = setting(
+        None,
+        f"validation rows, a count (the paper's {PAPER_ROWS:,}, but at most a tenth of all, where this is not given)",
+        at_least=0,
+    )
+    split_name: str | None = setting(None, "put everything into one split of this name instead")
+    seed: int = setting(0, "seed of the split")
 
     def __post_init__(self) -> None:
-        Cleaning(self.entity_case, self.predicates)
-        CountedSplit(self.validation_rows, self.seed)
-        if self.split_name is not None and not SPLIT_NAME.fullmatch(self.split_name):
-            raise ValueError(f"split name {self.split_name!r}: use letters, digits, underscores and single dots")
+        require(self)
+
+    def check(self) -> list[str]:
+        """Problems that no single value shows."""
+        found = split_name_problems(self.split_name)
         if self.split_name is not None and self.validation_rows is not None:
-            raise ValueError("validation rows and a split name: with one split for all there are no validation rows")
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit {self.limit}: it must be at least 1")
-        if self.no_facts not in NO_FACTS:
-            raise ValueError(f"no facts {self.no_facts!r} is not one of {', '.join(NO_FACTS)}")
-        if not 0 <= self.entity_share <= 1:
-            raise ValueError(f"entity share {self.entity_share}: it must lie between 0 and 1")
+            found.append("validation_rows and split_name: with one split for all there are no validation rows")
+        return found
 
 
 @dataclass
@@ -92,13 +90,16 @@ class Tally:
     excluded_texts: int = 0
 
 
-def build(sources: list[Source], options: PairOptions, folder: FolderOptions) -> dict[str, Any]:
+def build(
+    sources: Sequence[Source], options: PairOptions, folder: FolderOptions, excluded: Sequence[Source] = ()
+) -> dict[str, Any]:
     """Build a text-to-triples data set.
 
     Args:
         sources: What to read, in this order; of a text that occurs again the first row counts.
         options: How pairs are made and split.
         folder: Where and how they are written.
+        excluded: Sources whose texts are left out.
 
     Returns:
         The statistics that are also in `statistics.json`.
@@ -114,30 +115,23 @@ def build(sources: list[Source], options: PairOptions, folder: FolderOptions) ->
         if names[source.name] > 1 or source.name == ENTITY_SOURCE:
             taken = "stands for the pairs of --entity-share" if source.name == ENTITY_SOURCE else "is there twice"
             raise ValueError(f"the source name {source.name!r} {taken}; name it otherwise: NAME={source.reader}:FILE")
-    excluded = [Source.parse(text) for text in options.exclude]
     for source in excluded:
         check_source(source)
     tally, split = Tally(), CountedSplit(options.validation_rows, options.seed)
-
-    def rows(seen: SeenTable) -> Iterator[tuple[ExtractionPair, str]]:
+    files = [path for one in (*sources, *excluded) for path in (one.location, one.annotations) if path]
+    with SeenTable() as seen, new_dataset(folder, PAIRS, files) as dataset:
         pairs = _pairs(sources, excluded, options, tally, seen)
-        if options.split_name is None:
-            return split.split(pairs)
-        return ((pair, str(options.split_name)) for pair in pairs)
-
-    def facts(statistics: PairStatistics) -> BuildFacts:
-        if not statistics.records:
+        name = options.split_name
+        for pair, side in split.split(pairs) if name is None else ((pair, name) for pair in pairs):
+            dataset.write(pair, side)
+        if not dataset.statistics.records:
             listed = "; ".join(f"{name}: {_listed(drops)}" for name, drops in tally.drops.items() if drops)
             raise ValueError(f"not a single pair could be made ({listed or 'the files hold no rows'})")
-        return _facts(sources, excluded, options, folder, tally, split)
-
-    layout = Layout(PairStatistics(folder.tokenizer), write_pair_card, pair_schema)
-    with SeenTable() as seen:
-        return write_rows(rows(seen), facts, folder, layout)
+        return dataset.finish(_facts(sources, excluded, options, folder, tally, split))
 
 
 def _pairs(
-    sources: list[Source], excluded: list[Source], options: PairOptions, tally: Tally, seen: SeenTable
+    sources: Sequence[Source], excluded: Sequence[Source], options: PairOptions, tally: Tally, seen: SeenTable
 ) -> Iterator[ExtractionPair]:
     for source in excluded:
         for text in read_texts(source):
@@ -145,7 +139,7 @@ def _pairs(
     for source in sources:
         drops = tally.drops.setdefault(source.name, Counter())
         issues = tally.issues.setdefault(source.name, Counter())
-        for pair in _source_pairs(source, options, drops, issues, seen):
+        for pair in _source_pairs(source, options, drops, issues, seen, bool(excluded)):
             yield pair
             if (name := _name_of(pair, options)) is not None:
                 named = ExtractionPair(f"{ENTITY_SOURCE}:{pair.id}", name, "", (entity_triple(name),), ENTITY_SOURCE)
@@ -154,11 +148,10 @@ def _pairs(
 
 
 def _source_pairs(
-    source: Source, options: PairOptions, drops: Counter[str], issues: Counter[str], seen: SeenTable
+    source: Source, options: PairOptions, drops: Counter[str], issues: Counter[str], seen: SeenTable, excludes: bool
 ) -> Iterator[ExtractionPair]:
-    cleaning = Cleaning(options.entity_case, options.predicates)
     for number, row in enumerate(islice(read_source(source, drops, issues), options.limit), 1):
-        clean = clean_row(row, cleaning, issues)
+        clean = clean_row(row, options, issues)
         key = text_key(clean.text)
         if clean.malformed:
             drops[PairDrop.ALL_MALFORMED] += 1
@@ -166,7 +159,7 @@ def _source_pairs(
             drops[PairDrop.NO_TEXT] += 1
         elif not clean.triples and options.no_facts == "drop":
             drops[PairDrop.NO_FACTS] += 1
-        elif options.exclude and seen.has(_TEXT, key):
+        elif excludes and seen.get(_TEXT, key) is not None:
             drops[PairDrop.EXCLUDED] += 1
         elif (before := seen.first(_PAIR, f"{text_key(clean.title)}\n{key}", triples_key(clean.triples))) is not None:
             same = before == triples_key(clean.triples)
@@ -190,8 +183,8 @@ def _name_of(pair: ExtractionPair, options: PairOptions) -> str | None:
 
 
 def _facts(
-    sources: list[Source],
-    excluded: list[Source],
+    sources: Sequence[Source],
+    excluded: Sequence[Source],
     options: PairOptions,
     folder: FolderOptions,
     tally: Tally,
@@ -202,7 +195,6 @@ def _facts(
         notes.append(f"{tally.excluded_texts:,} texts of {', '.join(s.text for s in excluded)} were kept out.")
     paths = [path for source in (*sources, *excluded) for path in (source.location, source.annotations) if path]
     order = {drop.value: place for place, drop in enumerate(PairDrop)}
-    shown = {name: value for name, value in vars(options).items() if name != "exclude"}
     return BuildFacts(
         title="Text-to-triples pairs",
         summary="Texts with their subject-predicate-object facts, to train the extractor of RAS (section D.1).",
@@ -216,7 +208,7 @@ def _facts(
         options={
             "sources": [source.text for source in sources],
             "exclude": [source.text for source in excluded],
-            **shown,
+            **vars(options),
             "format": folder.format,
             "shard_size": folder.shard_size,
             "tokenizer": folder.tokenizer,
@@ -229,52 +221,103 @@ def _listed(counts: Counter[str] | dict[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
 
 
-def _parser() -> argparse.ArgumentParser:
+@dataclass
+class CountedSplit:
+    """Gives a stream of pairs their splits, in one pass and with memory for the validation rows alone.
+
+    Every text has a hash, of the seed and its letters. The validation rows are those with the smallest hashes: the
+    same ones in whatever order the rows come, and nearly the same ones when the data grows. Rows of one text fall on
+    one side.
+
+    Args:
+        rows: Validation rows to keep; None: the paper's 5,000 (section D.1), at most a tenth of all rows.
+        seed: Seed of the hash.
+
+    Attributes:
+        total: Pairs seen.
+        kept: Validation rows; fewer than asked for when one text has several rows at the border.
+    """
+
+    rows: int | None = None
+    seed: int = 0
+    total: int = 0
+    kept: int = 0
+
+    def split(self, pairs: Iterable[ExtractionPair]) -> Iterator[tuple[ExtractionPair, str]]:
+        """Yield the pairs with "train" or "validation"; a pair that may be for validation waits for the end.
+
+        Raises:
+            ValueError: as many validation rows were asked for as there are rows, or more.
+        """
+        most = PAPER_ROWS if self.rows is None else self.rows
+        # A heap of (minus the hash, minus the number, pair): the largest hash of those kept stands first.
+        heap: list[tuple[int, int, ExtractionPair]] = []
+        border = 2**64
+        for pair in pairs:
+            self.total += 1
+            number = self._hash(pair.text)
+            if number >= border:
+                yield pair, "train"
+                continue
+            heapq.heappush(heap, (-number, -self.total, pair))
+            if len(heap) > most:
+                border = -heap[0][0]
+                yield from _from_border(heap, border)
+        if self.rows is None:
+            most = min(most, self.total // _LARGEST_SHARE)
+        elif most and most >= self.total:
+            raise ValueError(
+                f"validation rows {most}: there are only {self.total:,} pairs; ask for fewer, or for a split name"
+            )
+        while len(heap) > most:
+            yield from _from_border(heap, -heap[0][0])
+        self.kept = len(heap)
+        for _, _, pair in sorted(heap, key=lambda entry: -entry[1]):
+            yield pair, "validation"
+
+    def sentence(self) -> str:
+        """How the split was made, for the card."""
+        text = (
+            f"Validation: the {self.kept:,} of {self.total:,} pairs whose texts have the smallest hashes under seed "
+            f"{self.seed}; no text is on both sides."
+        )
+        if self.rows is None and self.kept < PAPER_ROWS:
+            text += f" The paper keeps {PAPER_ROWS:,}; here it is a tenth, since there are few pairs."
+        return text
+
+    def _hash(self, text: str) -> int:
+        return int.from_bytes(hashlib.blake2b(f"{self.seed}\n{text_key(text)}".encode(), digest_size=8).digest())
+
+
+def _from_border(heap: list[tuple[int, int, ExtractionPair]], border: int) -> Iterator[tuple[ExtractionPair, str]]:
+    """Take all pairs with the largest hash out of the heap, so that no text is divided."""
+    while heap and -heap[0][0] >= border:
+        yield heapq.heappop(heap)[2], "train"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; bad input ends it with one line and exit code 2."""
     parser = argparse.ArgumentParser(
         prog="tripletune build pairs",
         description="Build text-to-triples pairs from published data, a teacher's triples or the fictional world.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    add = parser.add_argument
-    add("--source", action="append", required=True, metavar="[NAME=]READER:FILE[:REPLIES]",
+    group = parser.add_argument_group("what to read")
+    group.add_argument("--source", action="append", required=True, metavar="[NAME=]READER:FILE[:REPLIES]",
         help="pairs to read: triples, wikiofgraph or genwiki with a file (.jsonl, .json, .parquet) or a hub id "
         "owner/name[@configuration][#split]; or a reader of questions (hotpotqa, ...) with its file and a teacher's "
         "recorded replies; repeat it for several; of a text that occurs again the first row counts")  # fmt: skip
-    add("--exclude", action="append", default=[], metavar="[NAME=]READER:FILE[:REPLIES]",
+    group.add_argument("--exclude", action="append", default=[], metavar="[NAME=]READER:FILE[:REPLIES]",
         help="leave out the texts of this source, for example those of a test set; repeat it for several")  # fmt: skip
-    split = parser.add_mutually_exclusive_group()
-    split.add_argument("--validation-rows", type=int, metavar="N", help=f"validation rows, a count (the paper's "
-        f"{PAPER_ROWS:,}, but at most a tenth of all, where this is not given)")  # fmt: skip
-    split.add_argument("--split-name", help="put everything into one split of this name instead")
-    add("--seed", type=int, default=0, help="seed of the split")
-    add("--limit", type=int, help="read only the first rows of each source")
-    add("--entity-case", choices=ENTITY_CASES, default="source", help="spelling of names: the source's, or that of "
-        "the text where they occur in it (WikiOFGraph lower-cases them)")  # fmt: skip
-    add("--predicates", choices=PREDICATES, default="source", help="spelling of predicates: the source's, or as words "
-        "(birthPlace becomes 'birth place')")  # fmt: skip
-    add("--no-facts", choices=NO_FACTS, default="keep", help="texts with an empty list of triples: keep them with an "
-        "empty target, or leave them out")  # fmt: skip
-    add("--entity-share", type=float, default=0.0, metavar="SHARE", help="share of the pairs whose title or first "
-        "subject becomes a pair of its own, (NAME, is, NAME), as the paper's rule for a text that is only a name "
-        "asks; the paper's own data has none")  # fmt: skip
-    add_folder_arguments(parser)
-    return parser
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """The command line; bad input ends it with one line and exit code 2."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    parser = _parser()
+    add_arguments(parser.add_argument_group("how pairs are made and split"), PairOptions)
+    add_arguments(parser.add_argument_group("where and how they are written"), FolderOptions)
     parsed = parser.parse_args(arguments)
-    try:
-        values = {name: getattr(parsed, name) for name in PairOptions.__dataclass_fields__}
-        values["exclude"] = tuple(parsed.exclude)
-        sources = [Source.parse(text) for text in parsed.source]
-        folder = FolderOptions.from_arguments(parsed)
-        numbers = build(sources, PairOptions(**values), folder)
-    except (ValueError, OSError, ImportError) as error:
-        parser.exit(2, f"error: {error}\n")
-    logger.info("%s: %s", folder.output, _listed(numbers["splits"]))
-    for name, counts in numbers["sources"].items():
-        logger.info("  %s: %s", name, _listed(counts))
-    return 0
+
+    def program() -> None:
+        sources, excluded = ([Source.parse(text) for text in texts] for texts in (parsed.source, parsed.exclude))
+        folder = from_arguments(FolderOptions, parsed)
+        numbers = build(sources, from_arguments(PairOptions, parsed), folder, excluded)
+        logger.info("%s: %s", folder.output, _listed(numbers["splits"]))
+        for name, counts in numbers["sources"].items():
+            logger.info("  %s: %s", name, _listed(counts))
+
+    return run_program(program)

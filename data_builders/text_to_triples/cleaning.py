@@ -7,17 +7,13 @@ import re
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from tripletune.data_builders.readers._pair_rows import MALFORMED_TRIPLES, PairRow
 from tripletune.models.data.pairs import entity_triple, is_only_a_name, predicate_words
 from tripletune.models.data.records import whole_characters
 from tripletune.models.data.triples import Triple
-
-EntityCase = Literal["source", "text"]
-Predicates = Literal["source", "words"]
-ENTITY_CASES: tuple[EntityCase, ...] = get_args(EntityCase)
-PREDICATES: tuple[Predicates, ...] = get_args(Predicates)
+from tripletune.models.options import setting
 
 TEXT_CHANGED = "texts with Unicode composed, spaces folded or control characters removed"
 TRIPLE_CHANGED = "triples changed in the same way"
@@ -29,26 +25,18 @@ ONLY_A_NAME = "rows that are only a name, with the target (NAME, is, NAME)"
 _UNSEEN = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u200b\ufeff]")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cleaning:
-    """How rows are normalised.
+    """How rows are normalised."""
 
-    Attributes:
-        entity_case: "source" leaves names as they are; "text" gives a name that occurs in the text, case aside, the
-            spelling it has there (RAS, figure 19, rule 5; WikiOFGraph's own names are lower-cased).
-        predicates: "source" leaves them as they are; "words" writes `birthPlace` as "birth place".
-    """
-
-    entity_case: EntityCase = "source"
-    predicates: Predicates = "source"
-
-    def __post_init__(self) -> None:
-        for name, value, known in (
-            ("entity case", self.entity_case, ENTITY_CASES),
-            ("predicates", self.predicates, PREDICATES),
-        ):
-            if value not in known:
-                raise ValueError(f"{name} {value!r} is not one of {', '.join(known)}")
+    entity_case: Literal["source", "text"] = setting(
+        "source",
+        "spelling of names: the source's, or that of the text where they occur in it (RAS, figure 19, rule 5; "
+        "WikiOFGraph lower-cases its names)",
+    )
+    predicates: Literal["source", "words"] = setting(
+        "source", "spelling of predicates: the source's, or as words (birthPlace becomes 'birth place')"
+    )
 
 
 @dataclass(frozen=True, slots=True)

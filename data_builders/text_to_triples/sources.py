@@ -11,10 +11,10 @@ import importlib
 import pkgutil
 from collections import Counter
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 from tripletune.data_builders import readers
-from tripletune.data_builders.datasets.jsonl_index import JsonlIndex, Row
+from tripletune.data_builders.datasets.lookup import JsonlIndex
 from tripletune.data_builders.hotpotqa_subq.questions import Dropped
 from tripletune.data_builders.hotpotqa_subq.sources import Source
 from tripletune.data_builders.readers._pair_rows import (
@@ -116,7 +116,7 @@ def _recorded_rows(source: Source, drops: Counter[str], issues: Counter[str]) ->
                 yield PairRow(where, name, passage.title, passage.text, tuple(triples), unusable)
 
 
-def _keys(where: str, row: Row) -> list[str]:
+def _keys(where: str, row: dict[str, Any]) -> list[str]:
     identity, triples = row.get("_id", row.get("id")), row.get("triples", {})
     if not isinstance(identity, str) or not identity or not isinstance(triples, dict):
         raise ValueError(

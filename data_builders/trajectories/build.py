@@ -23,16 +23,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from tripletune.data_builders.datasets.card import BuildFacts, file_digest
-from tripletune.data_builders.datasets.folder import FolderOptions, Layout, add_folder_arguments, write_rows
+from tripletune.data_builders.datasets.card import BuildFacts
+from tripletune.data_builders.datasets.kinds.trajectories import KIND as TRAJECTORIES
+from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.progress import progress
-from tripletune.data_builders.datasets.shards import split_of
-from tripletune.data_builders.text_to_triples.seen import SeenTable
-from tripletune.data_builders.trajectories.card import TrajectoryStatistics, trajectory_schema, write_trajectory_card
+from tripletune.data_builders.datasets.writer import FolderOptions, new_dataset, split_of
 from tripletune.data_builders.trajectories.chains import Chat, RoleCalls, replies_of
 from tripletune.models.data.records import read_jsonl
 from tripletune.models.data.trajectories import Trajectory
+from tripletune.models.files import file_digest
 from tripletune.models.llm.ledger import canonical
+from tripletune.models.options import add_arguments, from_arguments
 from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE
 
 logger = logging.getLogger(__name__)
@@ -192,13 +193,15 @@ def build_trajectories(options: TrajectoryOptions, folder: FolderOptions) -> dic
     counts = FilterCounts(make_filters(options))
     drops: Counter[str] = Counter()
 
-    def facts(statistics: TrajectoryStatistics) -> BuildFacts:
+    with new_dataset(folder, TRAJECTORIES, [file for pair in sources for file in pair]) as dataset:
+        for row, split in _limited(_trajectories(sources, options, counts, drops), options.limit):
+            dataset.write(row, split)
         left_out = {name: drops[name] for name in (_FAILED, _NO_CALLS, _UNREADABLE, _SEEN) if drops[name]}
         left_out |= {one.reason: counts.in_order[one.reason] for one in counts.filters}
-        if not statistics.records:
+        if not dataset.statistics.records:
             told = ", ".join(f"{reason}: {count}" for reason, count in left_out.items()) or "the results are empty"
             raise ValueError(f"no trajectory is left ({told})")
-        return BuildFacts(
+        facts = BuildFacts(
             title=f"Trajectories of {options.role}",
             summary=f"Chats of the role `{options.role}`; `learned` marks the turns that count in the loss.",
             drops={"all": left_out},
@@ -206,10 +209,7 @@ def build_trajectories(options: TrajectoryOptions, folder: FolderOptions) -> dic
             options=asdict(options),
             notes=counts.sentences(),
         )
-
-    rows = _limited(_trajectories(sources, options, counts, drops), options.limit)
-    layout = Layout(TrajectoryStatistics(folder.tokenizer), write_trajectory_card, trajectory_schema)
-    statistics = write_rows(rows, facts, folder, layout)
+        statistics = dataset.finish(facts)
     for sentence in counts.sentences():
         logger.info("%s", sentence)
     return statistics
@@ -349,13 +349,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--limit", type=int, metavar="N", help="most trajectories, in the order of --results; the paper has 3,000")
     add("--validation-fraction", type=float, default=0.0, help="share of the questions for validation (default: 0)")
     add("--seed", type=int, default=0, help="seed of the split")
-    add_folder_arguments(parser)
+    add_arguments(parser, FolderOptions)
     parsed = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     values = {name: value for name, value in vars(parsed).items() if name in TrajectoryOptions.__dataclass_fields__}
     values |= {name: tuple(values[name]) for name in ("results", "ledgers", "min_score")}
     try:
-        statistics = build_trajectories(TrajectoryOptions(**values), FolderOptions.from_arguments(parsed))
+        statistics = build_trajectories(TrajectoryOptions(**values), from_arguments(FolderOptions, parsed))
     except (ValueError, OSError) as error:
         parser.exit(2, f"error: {error}\n")
     logger.info("%s: %s", parsed.output, statistics["splits"])

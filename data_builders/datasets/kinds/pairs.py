@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tripletune.data_builders.datasets.rows import RowKind, Statistics, Table, length_table
@@ -26,7 +27,7 @@ class Pairs(RowKind[ExtractionPair]):
 
     name, plural = "pair", "pairs"
     keys = ("text", "triples")
-    labels = {"facts": "with facts", "no_facts": "without facts", "name": "only a name"}
+    labels = MappingProxyType({"facts": "with facts", "no_facts": "without facts", "name": "only a name"})
 
     def schema(self) -> pa.Schema:
         """The Arrow schema of a pair."""

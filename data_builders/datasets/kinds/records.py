@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tripletune.data_builders.datasets.rows import RowKind, Statistics, Table
-from tripletune.models.data.normalize import normalize_answer
-from tripletune.models.data.records import TASKS, Action, Record
+from tripletune.models.data.records import TASKS, Action, Record, normalize_answer
 from tripletune.models.prompts.rendering import Instructions, render
 
 if TYPE_CHECKING:
@@ -43,13 +43,15 @@ class Records(RowKind[Record]):
     name, plural = "record", "records"
     keys = ("question_id", "task", "action")
     hub_task = "question-answering"
-    labels = {
-        "subq": "[SUBQ]",
-        "sufficient": "[SUFFICIENT]",
-        "no_retrieval": "[NO_RETRIEVAL]",
-        "answer": "answer after retrieval",
-        "direct_answer": "answer without retrieval",
-    }
+    labels = MappingProxyType(
+        {
+            "subq": "[SUBQ]",
+            "sufficient": "[SUFFICIENT]",
+            "no_retrieval": "[NO_RETRIEVAL]",
+            "answer": "answer after retrieval",
+            "direct_answer": "answer without retrieval",
+        }
+    )
 
     @cached_property
     def _instructions(self) -> Instructions:

@@ -7,7 +7,9 @@ import pytest
 
 from tests.data_builders.hotpotqa_subq.test_hotpotqa_subq import hotpot_row, write
 from tripletune.data_builders.__main__ import main
-from tripletune.data_builders.datasets.shards import DROPPED, NO_RECORDS, ORDER, why_empty
+from tripletune.data_builders.datasets.card import DROPPED
+from tripletune.data_builders.datasets.inspect import why_empty
+from tripletune.data_builders.datasets.writer import NO_RECORDS
 from tripletune.data_builders.hotpotqa_subq import cli as subq_cli
 from tripletune.data_builders.hotpotqa_subq.cli import run
 from tripletune.data_builders.hotpotqa_subq.dropped import (
@@ -17,6 +19,7 @@ from tripletune.data_builders.hotpotqa_subq.dropped import (
     DroppedWriter,
     read_dropped,
 )
+from tripletune.data_builders.hotpotqa_subq.output import ORDER
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient

@@ -5,9 +5,9 @@ import pytest
 
 from tripletune.data_builders.__main__ import main
 from tripletune.data_builders.datasets.card import BuildFacts
-from tripletune.data_builders.datasets.shards import ORDER
 from tripletune.data_builders.hotpotqa_subq.build import BuildOptions, build
 from tripletune.data_builders.hotpotqa_subq.merge import ShardFolder, merge, merged_facts
+from tripletune.data_builders.hotpotqa_subq.output import ORDER
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason
 from tripletune.data_builders.hotpotqa_subq.sources import Source
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tripletune.data_builders.__main__ import main
-from tripletune.data_builders.datasets.validation import troubles
+from tripletune.data_builders.datasets.inspect import troubles
 from tripletune.data_builders.hotpotqa_subq.released_records import (
     MALFORMED_TRIPLES,
     OTHER_GRAPHS,

@@ -1,8 +1,21 @@
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tripletune.data_builders.datasets.jsonl_index import JsonlIndex
+from tripletune.data_builders.datasets.lookup import JsonlIndex, SeenTable
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.text(max_size=3), st.text(max_size=2))))
+def test_first_notes_are_kept_like_a_dictionary_keeps_them(calls):
+    kept: dict[tuple[str, str], str] = {}
+    with SeenTable() as seen:
+        for kind, value, note in calls:
+            assert seen.get(kind, value) == kept.get((kind, value)), "asking remembers nothing"
+            assert seen.first(kind, value, note) == kept.get((kind, value))
+            kept.setdefault((kind, value), note)
 
 
 def keys(where, row):
@@ -26,8 +39,7 @@ def test_rows_are_found_by_key_with_their_line(tmp_path):
 def test_half_characters_become_unknown_ones(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"name": "a \\ud83d"}\n')
-    index = JsonlIndex(path, keys)
-    assert index.get("a \ufffd") == (f"{path}:1", {"name": "a \ufffd"})
+    assert JsonlIndex(path, keys).get("a \ufffd") == (f"{path}:1", {"name": "a \ufffd"})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,225 @@
+"""`tripletune data stats|validate|peek` on every kind of row."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.data_builders.rows import PAIRS, RECORDS, ROWS, write_rows
+from tripletune.data_builders.__main__ import main
+from tripletune.data_builders.datasets.inspect import dataset_files, find_rows, kind_of, mermaid, row_text, troubles
+from tripletune.data_builders.datasets.rows import get_kind
+from tripletune.models.data.pairs import ExtractionPair
+from tripletune.models.data.records import Action, Record, Step
+from tripletune.models.data.triples import Triple
+from tripletune.models.prompts.rendering import Instructions, render
+
+
+def record(identity: str, question_id: str, question: str) -> Record:
+    return Record(identity, question_id, "planning", question, Action.SUFFICIENT)
+
+
+@pytest.fixture(params=["jsonl", "parquet"])
+def folder(tmp_path, request):
+    return write_rows(
+        tmp_path / "data", "records", {"train": RECORDS[:3], "validation": RECORDS[3:]}, format=request.param
+    )
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_the_first_row_says_the_kind(tmp_path, kind, capsys):
+    splits = {"train": ROWS[kind][:-1], "validation": ROWS[kind][-1:]}
+    folder = write_rows(tmp_path / "data", kind, splits)
+    assert kind_of(folder) is get_kind(kind)
+    assert list(troubles(folder)) == []
+    assert main(["validate", str(folder)]) == 0
+    assert f"every {get_kind(kind).name} is in order" in capsys.readouterr().out
+    assert main(["stats", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert f"splits: train {len(splits['train'])}, validation 1" in out
+    assert f"no {get_kind(kind).name} stands on two sides of a split" in out
+    assert main(["peek", str(folder)]) == 0
+    split, row = find_rows(folder)[0]
+    assert row == ROWS[kind][0]
+    assert capsys.readouterr().out == row_text(get_kind(kind), row, split) + "\n"
+
+
+def test_stats_prints_the_table_and_what_the_card_says(tmp_path, capsys):
+    folder = write_rows(tmp_path / "data", "records", {"train": RECORDS})
+    content = json.loads((folder / "statistics.json").read_text())
+    content["build"] |= {"notes": ["A \x1b[31mnote."], "drops": {"x": {"[gone]": 3}}}
+    (folder / "statistics.json").write_text(json.dumps(content))
+    assert main(["stats", str(folder)]) == 0
+    out = capsys.readouterr().out
+    for part in ("129,902", "[SUFFICIENT]", "x: [gone]", "A \ufffd[31mnote."):
+        assert part in out
+    (folder / "statistics.json").unlink()
+    assert main(["stats", str(folder)]) == 0
+    assert "build: unknown, there is no statistics.json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("kind", "splits", "lines", "told"),
+    [
+        (
+            "records",
+            {
+                "train": [record("1", "a", "Why?"), record("1", "a", "Why?")],
+                "validation": [record("2", "a", "Other?"), record("3", "b", "why")],
+            },
+            '{"id": "4"}\n{"id": "5", oops\n',
+            [
+                "train-00000.jsonl:2: record id '1' occurs a second time",
+                "validation-00000.jsonl:1: question id 'a' is in 'validation' and in 'train'",
+                "validation-00000.jsonl:2: question text 'why' is in 'validation' and in 'train'",
+                "train-00000.jsonl:3: the record lacks question_id",
+                "train-00000.jsonl:4: not valid JSON",
+                "split 'train' has 4 rows, the file says 2",
+            ],
+        ),
+        (
+            "pairs",
+            {
+                "train": [*PAIRS, ExtractionPair("a", "Other text.")],
+                "validation": [ExtractionPair("z", "hello   THERE", "With a title")],
+            },
+            '{"id": "y", "text": " ", "triples": []}\n{"id": "5", oops\n',
+            [
+                "train-00000.jsonl:4: pair id 'a' occurs a second time",
+                "train-00000.jsonl:5: pair 'y': the text is empty",
+                "train-00000.jsonl:6: not valid JSON",
+                "validation-00000.jsonl:1: text 'hellothere' is in 'validation' and in 'train'",
+                "split 'train' has 6 rows, the file says 4",
+            ],
+        ),
+    ],
+)
+def test_every_trouble_is_named(tmp_path, capsys, kind, splits, lines, told):
+    folder = write_rows(tmp_path / "data", kind, splits)
+    with (folder / "train-00000.jsonl").open("a") as file:
+        file.write(lines)
+    found = list(troubles(folder))
+    for part in told:
+        assert any(part in line for line in found), part
+    assert len(found) == len(told)
+    assert main(["validate", str(folder)]) == 1
+    assert f"{len(told)} problem(s)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_a_data_set_without_rows_is_not_in_order(tmp_path, capsys, content):
+    """Defect 16: `validate` said that every record was in order."""
+    (tmp_path / "train-00000.jsonl").write_text(content)
+    assert main(["validate", str(tmp_path)]) == 1
+    assert "holds no record" in capsys.readouterr().out
+
+
+def test_a_folder_without_shards_ends_with_one_line(tmp_path, capsys):
+    for place, message in ((tmp_path / "gone", "no such folder"), (tmp_path, "holds no shards")):
+        assert main(["validate", str(place)]) == 2
+        assert message in capsys.readouterr().err
+    with pytest.raises(FileNotFoundError):
+        dataset_files(tmp_path)
+
+
+def ids(found):
+    return [row.id for _, row in found]
+
+
+def test_rows_are_found_by_id_question_number_label_and_split(folder):
+    assert ids(find_rows(folder)) == ["1"]
+    assert ids(find_rows(folder, identity="2")) == ["2"]
+    assert ids(find_rows(folder, identity="q")) == ["1", "2", "3"]
+    assert ids(find_rows(folder, identity="q", number=2)) == ["2"]
+    assert find_rows(folder, number=4)[0][0] == "validation"
+    assert ids(find_rows(folder, split="validation")) == ["4"]
+    for label, identity in (("subq", "1"), ("sufficient", "2"), ("answer", "3"), ("direct_answer", "5")):
+        assert ids(find_rows(folder, label=label)) == [identity]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"identity": "c"}, "no record with id c"),
+        ({"number": 9}, "no record with number 9"),
+        ({"number": 0}, "counted from 1"),
+        ({"label": "no_retrieval"}, "no record with label no_retrieval"),
+        ({"label": "facts"}, "label 'facts' is not one of subq, .* holds records"),
+        ({"split": "test"}, "no split 'test'; it has train, validation"),
+    ],
+)
+def test_nothing_found_is_said(folder, options, message):
+    with pytest.raises(ValueError, match=message):
+        find_rows(folder, **options)
+
+
+def test_a_row_is_shown_as_the_model_sees_it(folder):
+    ((split, row),) = find_rows(folder, label="answer")
+    text = row_text(get_kind("records"), row, split)
+    assert f"{Instructions.load().answering}\n\n{render(row.input)}\n\n=> answer" in text
+    assert "q_0: 2 triples, 3 nodes" in text
+    assert "gold answers: answer | one" in text
+    text = row_text(get_kind("pairs"), PAIRS[0], "train")
+    assert text.startswith("a  (split train, source -, with facts)\n2 triples, 3 entities\n\nAda: Ada was born in")
+    assert "(nothing: the text has no facts)" in row_text(get_kind("pairs"), PAIRS[2], "train")
+
+
+def test_peek_prints_all_rows_of_a_question_and_no_control_characters(tmp_path, capsys):
+    """Defect 8: ids and questions with ESC sequences reached the terminal."""
+    rows = [record("a\x1b[2J", "q", "Why?\x07"), record("b", "q", "Why?\x07")]
+    folder = write_rows(tmp_path / "data", "records", {"train": rows})
+    assert main(["peek", str(folder), "--id", "q"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("=> ") == 2
+    assert "a\ufffd[2J  (planning" in out
+    assert not {"\x1b", "\x07"} & set(out)
+
+
+def test_a_graph_is_printed_as_mermaid_text(folder, capsys):
+    assert main(["peek", str(folder), "--id", "2", "--mermaid"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "flowchart LR",
+        '    n0["a"]',
+        '    n1["b"]',
+        '    n2["c"]',
+        '    n3["the Answer"]',
+        '    n0 -->|"q_0: r"| n1',
+        '    n0 -->|"q_0: s"| n2',
+        '    n1 -->|"q_1: r"| n3',
+        "    classDef bridge stroke-width:3px",
+        "    class n1 bridge",
+    ]
+    assert main(["peek", str(folder), "--id", "1", "--mermaid"]) == 2
+    assert "record '1' has no triples to draw" in capsys.readouterr().err
+
+
+def test_names_are_no_mermaid_syntax():
+    step = Step("q", (Triple('a"]; click\n#x', "<b>`p`", "é (c)"),))
+    text = mermaid(get_kind("records"), Record("1", "q", "planning", "Why?", Action.SUFFICIENT, (step,)))
+    assert text.splitlines()[1:] == [
+        '    n0["a#34;#93;#59; click #35;x"]',
+        '    n1["é (c)"]',
+        '    n0 -->|"#60;b#62;#96;p#96;"| n1',
+    ]
+
+
+def test_a_pipe_that_is_closed_early_is_no_error(folder):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "data_builders", "peek", str(folder)]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_explagraphs_command_keeps_repeated_pairs_on_one_side(tmp_path, capsys):
+    lines = [f"claim {n % 25}\treason {n % 25}\tsupport\t(a; b; c)\n" for n in range(50)]
+    (tmp_path / "e.tsv").write_text("".join(lines))
+    arguments = ["explagraphs", "--input", str(tmp_path / "e.tsv"), "--output", str(tmp_path / "out")]
+    assert main(arguments) == 0
+    assert list(troubles(tmp_path / "out")) == []
+    assert list(dataset_files(tmp_path / "out")) == ["test", "train", "validation"]
+    assert main(arguments) == 2
+    assert "--overwrite to replace it" in capsys.readouterr().err

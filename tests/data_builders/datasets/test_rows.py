@@ -1,0 +1,146 @@
+import statistics as reference
+from itertools import permutations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.data_builders.rows import CHATS, PAIRS, RECORDS, ROWS, STEP, counted
+from tripletune.data_builders.datasets.card import BuildFacts
+from tripletune.data_builders.datasets.rows import SAMPLES, Histogram, get_kind, kind_of_row
+from tripletune.models.data.pairs import ExtractionPair
+from tripletune.models.data.records import Action, Record, Step
+from tripletune.models.data.triples import Triple
+from tripletune.models.prompts.rendering import Instructions, render
+
+FACTS = BuildFacts("T", "S.", teachers={"x": "me"}, questions={"x": 2})
+
+
+@pytest.fixture
+def numbers() -> dict:
+    return counted()
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_a_kind_knows_its_rows(kind):
+    for row in ROWS[kind]:
+        assert kind_of_row(row.to_json()) is get_kind(kind)
+        assert get_kind(kind).read(row.to_json(), "here") == row
+        assert list(row.to_json()) == get_kind(kind).schema().names
+
+
+def test_a_row_of_no_kind_is_none():
+    assert kind_of_row({"id": "1", "text": "x"}) is None
+    with pytest.raises(ValueError, match=r"'recods' is not one of pairs, records, trajectories \(did you mean records"):
+        get_kind("recods")
+
+
+def test_graphs_are_counted_by_distinct_names_and_doubled_distinct_triples(numbers):
+    planning = numbers["lengths"]["planning"]
+    assert planning["graph_nodes"] == {"count": 2, "min": 2, "mean": 2.5, "median": 2.5, "max": 3}
+    assert planning["graph_edges"] == {"count": 2, "min": 2, "mean": 3.0, "median": 3.0, "max": 4}
+    assert planning["record_nodes"]["max"] == 4
+    assert planning["record_edges"]["max"] == 6
+
+
+def test_labels_lengths_and_splits(numbers):
+    planning, answering = numbers["lengths"]["planning"], numbers["lengths"]["answering"]
+    assert numbers["tasks"]["planning"] == {"records": 2, "[SUBQ]": 1, "[SUFFICIENT]": 1}
+    assert planning["subqueries"]["mean"] == 1.0
+    assert planning["subq_tokens"] == {"count": 1, "min": 4, "mean": 4.0, "median": 4.0, "max": 4}
+    assert answering["output_tokens"]["max"] == 3
+    assert numbers["splits"] == {"train": 4, "validation": 1}
+    assert numbers["records"] == 5
+
+
+def test_input_length_covers_instruction_and_history(numbers):
+    prompts = [f"{Instructions.load().planning}\n\n{render(record.input)}" for record in RECORDS[:2]]
+    lengths = numbers["lengths"]["planning"]["input_tokens"]
+    assert [lengths["min"], lengths["max"]] == [len(prompt.split()) for prompt in prompts]
+
+
+def test_answer_in_triples_leaves_yes_and_no_out(numbers):
+    assert numbers["sources"]["x"]["answering with triples"] == 2
+    assert numbers["sources"]["x"]["yes/no answer"] == 1
+    assert numbers["sources"]["x"]["answer in triples"] == 1
+    assert "answering with triples" not in numbers["sources"]["y"]
+
+
+def test_answers_are_looked_for_in_single_facts():
+    # "b c" stands across the two facts, whichever comes first.
+    step = Step("q", (Triple("a", "r", "b"), Triple("c", "r", "b")))
+    texts = ("b c", "c r b")
+    rows = [Record(text, "q", "answering", "Why?", Action.SUFFICIENT, (step,), answers=(text,)) for text in texts]
+    assert counted(rows=rows)["sources"][""]["answer in triples"] == 1
+
+
+def test_table_stands_beside_the_paper(numbers):
+    table, sources = get_kind("records").tables(numbers, FACTS)
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["Queries"] == ["2", "129,902", "3", "78,164"]
+    assert rows["[SUBQ]"] == ["1 (50.0%)", "71,676 (55.2%)", "-", "-"]
+    assert rows["[SUBQ] tokens (min, mean, max)"][2] == "-"
+    assert rows["Sub-queries (min, mean, max)"][:2] == ["0, 1, 2", "0, 0.8, 5"]
+    assert sources.rows[0][:4] == ["x", "me", "2", "1"]
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_no_row_has_tables_too(kind):
+    first, *others = get_kind(kind).tables(counted(kind, []), FACTS)
+    assert {row[1] for row in first.rows} <= {"0", "-"}
+    assert not any(table.rows for table in others)
+
+
+def test_pairs_are_counted():
+    numbers = counted("pairs")
+    assert numbers["splits"] == {"train": 2, "validation": 1}
+    counts = numbers["sources"][""]
+    assert (counts["pairs"], counts["with facts"], counts["without facts"]) == (2, 1, 1)
+    # Ada, London and Rome; Rome is not in its text.
+    assert (counts["entities"], counts["entities in the text"]) == (3, 2)
+    # "Ada: Ada was born in London.", "Hello there", "Oslo"
+    assert numbers["lengths"]["all"]["source"] == {"count": 3, "min": 1, "mean": 3.0, "median": 2, "max": 6}
+    assert [get_kind("pairs").label(pair) for pair in PAIRS] == ["with facts", "only a name", "without facts"]
+    sources, _ = get_kind("pairs").tables(numbers, FACTS)
+    assert sources.rows[0][-1] == "66.7%"
+
+
+def test_trajectories_are_counted():
+    numbers = counted("trajectories")
+    assert numbers["trajectories"] == {"learned_turns": {"1": 2}, "models": {"teacher": 2}}
+    assert numbers["lengths"]["all"]["whole"]["max"] == 6
+    assert numbers["lengths"]["all"]["learned"]["max"] == 3
+    assert get_kind("trajectories").text(CHATS[0]) == ("user: Where is u?", "here it is")
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 50), min_size=1))
+def test_histogram_agrees_with_the_standard_library(values):
+    histogram = Histogram()
+    for value in values:
+        histogram.add(value)
+    summary = histogram.summary()
+    assert summary["median"] == reference.median(values)
+    assert summary["mean"] == pytest.approx(reference.mean(values), abs=0.006)
+    assert (summary["min"], summary["max"], summary["count"]) == (min(values), max(values), len(values))
+
+
+def test_samples_do_not_depend_on_the_order_of_reading():
+    made = [ExtractionPair(f"r{n}", f"text {n}") for n in range(7)]
+    found = {
+        tuple(sample["id"] for sample in counted("pairs", order)["samples"]["without facts"])
+        for order in list(permutations(made))[::500]
+    }
+    (kept,) = found
+    assert len(kept) == SAMPLES
+    assert kept != tuple(f"r{n}" for n in range(SAMPLES))
+
+
+def test_samples_stand_in_the_order_of_the_labels(numbers):
+    assert list(numbers["samples"]) == [
+        "[SUBQ]",
+        "[SUFFICIENT]",
+        "answer after retrieval",
+        "answer without retrieval",
+    ]
+    assert get_kind("records").graphs(RECORDS[3]) == [STEP.triples]

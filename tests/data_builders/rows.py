@@ -1,0 +1,58 @@
+"""A few rows of every kind, for the tests of data sets."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tripletune.data_builders.datasets.card import BuildFacts
+from tripletune.data_builders.datasets.rows import Statistics, get_kind
+from tripletune.data_builders.datasets.writer import FolderOptions, new_dataset
+from tripletune.models.data.pairs import ExtractionPair
+from tripletune.models.data.records import Action, Record, Step
+from tripletune.models.data.trajectories import Trajectory
+from tripletune.models.data.triples import Triple
+
+STEP = Step("q", (Triple("a", "r", "b"), Triple("a", "s", "c"), Triple("a", "r", "b")))
+OTHER = Step("p", (Triple("b", "r", "the Answer"),), "title\ntext")
+RECORDS = [
+    Record("1", "q", "planning", "Why?", Action.SUBQ, (), "Who is it?", source="x"),
+    Record("2", "q", "planning", "Why?", Action.SUFFICIENT, (STEP, OTHER), source="x"),
+    Record("3", "q", "answering", "Why?", Action.SUFFICIENT, (STEP, OTHER), answers=("answer", "one"), source="x"),
+    Record("4", "p", "answering", "When — wann?", Action.SUFFICIENT, (STEP,), answers=("Yes",), source="x"),
+    Record("5", "o", "answering", "How?", Action.NO_RETRIEVAL, (), answers=("a b c",), source="y"),
+]
+PAIRS = [
+    ExtractionPair(
+        "a", "Ada was born in London.", "Ada", (Triple("Ada", "born in", "London"), Triple("Ada", "x", "Rome"))
+    ),
+    ExtractionPair("b", "Oslo", "", (Triple("Oslo", "is", "Oslo"),), "x"),
+    ExtractionPair("c", "Hello there"),
+]
+CHATS = [
+    Trajectory(
+        f"{name}:0", name, "cirag.integrate", "teacher",
+        ({"role": "user", "content": f"Where is {name}?"}, {"role": "assistant", "content": "here it is"}),
+        (False, True),
+    )
+    for name in ("u", "v")
+]  # fmt: skip
+ROWS: dict[str, list[Any]] = {"records": RECORDS, "pairs": PAIRS, "trajectories": CHATS}
+
+
+def counted(kind: str = "records", rows: Iterable[Any] | None = None) -> dict[str, Any]:
+    """The numbers of rows of a kind, the last one in the validation split."""
+    statistics = Statistics(get_kind(kind))
+    rows = list(ROWS[kind] if rows is None else rows)
+    for row in rows:
+        statistics.add(row, "validation" if row is rows[-1] else "train")
+    return statistics.to_json()
+
+
+def write_rows(folder: Path, kind: str, splits: dict[str, list[Any]], **options: Any) -> Path:
+    """A data set with rows of a kind by split."""
+    with new_dataset(FolderOptions(str(folder), **options), get_kind(kind)) as dataset:
+        for split, rows in splits.items():
+            for row in rows:
+                dataset.write(row, split)
+        dataset.finish(BuildFacts("T", "S."), may_be_empty=True)
+    return folder
