@@ -45,7 +45,9 @@ def run_program(
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Printable(form, datefmt="%H:%M:%S"))
     root, before = logging.getLogger(), logging.getLogger().level
-    root.addHandler(handler)
+    # A program may run another one, as the demo does.
+    if not any(isinstance(one.formatter, _Printable) for one in root.handlers):
+        root.addHandler(handler)
     root.setLevel(logging.DEBUG if verbose else level)
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.WARNING)

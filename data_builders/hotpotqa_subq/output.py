@@ -30,7 +30,7 @@ class SubqOutput:
     """
 
     def __init__(self, folder: Path, options: BuildOptions) -> None:
-        target = FolderOptions(options.output, options.format, options.shard_size, options.overwrite, options.tokenizer)
+        target = FolderOptions(str(folder / "shards"), options.format, options.shard_size, tokenizer=options.tokenizer)
         self._dataset = DatasetWriter(folder, RECORDS, target)
         self.statistics = self._dataset.statistics
         self._folder, self._options = folder, options

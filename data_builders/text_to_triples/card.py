@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tripletune.data_builders.datasets.card import BuildFacts, table
 from tripletune.data_builders.datasets.shards import CARD, STATISTICS, Format, front_matter, write_text
 from tripletune.data_builders.datasets.stats import Histogram
+
+from tripletune.data_builders.datasets.card import BuildFacts, table
 from tripletune.models.data.pairs import ExtractionPair, entity_triple
 
 if TYPE_CHECKING:

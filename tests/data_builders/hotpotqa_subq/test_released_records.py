@@ -243,18 +243,14 @@ def test_command_writes_a_data_set(tmp_path, capsys, ending):
     assert sum(1 for _ in read_records(output)) == 120
     card = (output / "README.md").read_text(encoding="utf-8")
     assert "the label of a planning row is no action | 1 |" in card
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
+    assert main(arguments) == 2
     assert "--overwrite" in capsys.readouterr().err
 
 
 def test_a_file_of_something_else_ends_with_one_line(tmp_path, capsys):
     path = tmp_path / "other.jsonl"
     path.write_text('{"a": 1}\n' * 9)
-    with pytest.raises(SystemExit) as caught:
-        main(["released", "--input", str(path), "--output", str(tmp_path / "out")])
-    assert caught.value.code == 2
+    assert main(["released", "--input", str(path), "--output", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert "no row could be read. 9 rows left out" in error

@@ -111,10 +111,3 @@ def test_keys():
     assert text_key("a") != text_key("b")
     one, two = Triple("a", "b", "c"), Triple("d", "e", "f")
     assert triples_key((one, two)) == triples_key((two, one)) != triples_key((one,))
-
-
-def test_unknown_options():
-    with pytest.raises(ValueError, match="entity case 'upper' is not one of source, text"):
-        Cleaning(entity_case="upper")
-    with pytest.raises(ValueError, match="predicates 'x' is not one of"):
-        Cleaning(predicates="x")

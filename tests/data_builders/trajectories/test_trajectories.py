@@ -62,7 +62,7 @@ def test_a_trajectory_is_the_whole_chat_and_learns_the_decisions_alone(run, tmp_
         assert row["question"] in one.messages[1]["content"]
         assert (one.role, one.model) == ("cirag.integrate", "oracle:world5-test")
     rounds = Counter(str(len(row["trace"]["steps"])) for row in results.values())
-    assert statistics["statistics"]["learned_turns"] == dict(sorted(rounds.items()))
+    assert statistics["statistics"]["trajectories"]["learned_turns"] == dict(rounds)
     assert statistics["statistics"]["splits"] == {"train": 8}
 
 
@@ -273,7 +273,7 @@ def test_a_shortened_prompt_loses_no_earlier_decision(tmp_path):
     found, statistics = build(tmp_path, tmp_path / "out")
     learned = [[turn["content"] for turn, flag in zip(one.messages, one.learned) if flag] for one in found]
     assert learned == [[FIRST, second], [LAST]]
-    assert statistics["statistics"]["learned_turns"] == {"1": 1, "2": 1}
+    assert statistics["statistics"]["trajectories"]["learned_turns"] == {"1": 1, "2": 1}
 
 
 def test_a_chat_a_round_gives_a_trajectory_a_round(tmp_path):
@@ -282,7 +282,7 @@ def test_a_chat_a_round_gives_a_trajectory_a_round(tmp_path):
     assert [one.id for one in found] == ["q1:0", "q1:1"]
     assert [one.messages[-1]["content"] for one in found] == [FIRST, LAST]
     assert "[[## historical_context ##]]" in found[1].messages[1]["content"]
-    assert statistics["statistics"]["learned_turns"] == {"1": 2}
+    assert statistics["statistics"]["trajectories"]["learned_turns"] == {"1": 2}
 
 
 def test_examples_inside_a_prompt_are_not_learned(tmp_path):
