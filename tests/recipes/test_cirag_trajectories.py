@@ -195,7 +195,7 @@ def test_other_draws_do_not_go_into_the_same_folder(
         (["--questions", "6"], "6 questions are to be drawn and 5 can be used"),
         (["--retriever", "dens"], "'dens' is not one of bm25, dense, hybrid"),
         (["--retriever", "dense"], "encoder is not set"),
-        (["--options", "candidate=3"], "did you mean 'candidates'?"),
+        (["--options", "candidate=3"], "did you mean candidates?"),
         (["--options", "extraction=store"], "extraction=store and a file of triples (--triples) go together"),
         (["--teacher.backend", "bach"], "backend 'bach' is not one of"),
         (["--teacher.model", ""], "teacher.model: None is not text"),
