@@ -1,0 +1,1 @@
+"""Questions about speed and size: `python -m benchmarks CASE`."""
