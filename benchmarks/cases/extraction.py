@@ -1,0 +1,241 @@
+"""What extracting the triples of a corpus costs, and what a second run over passages that are stored costs."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Options, PeakMemory, Result, Way, in_fresh_process, quiet
+from tripletune.models.data.passages import Passage
+from tripletune.models.data.triples import Triple
+from tripletune.models.local.generation import Completion
+from tripletune.models.options import setting
+from tripletune.rag.triples.cli import read_passages
+from tripletune.rag.triples.extract import CorpusExtraction, ExtractionCounts, source_pieces
+from tripletune.rag.triples.store import TripleStore, passage_key
+
+CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "2wikimultihopqa_corpus.jsonl"
+
+
+@dataclass(frozen=True)
+class ExtractionOptions(Options):
+    """Options of `extraction`."""
+
+    model: str = setting("", "trained extractor (a decoder): run, checkpoint, export or merged folder, or hub id")
+    corpus: str = setting(str(CORPUS), "passages: JSON lines with title and text")
+    passages: int = setting(500, "passages to extract", at_least=1)
+    one_by_one: int | None = setting(None, "read only so many of them one by one, evenly spread", at_least=1)
+    max_tokens: int = setting(256, "longest reply", at_least=1)
+    batch_size: int = setting(64, "most texts under way together", at_least=1)
+    dtype: str = setting("float32", "number type of the weights")
+
+    def check(self) -> list[str]:
+        """What can't work."""
+        found = [] if self.model else ["model: name a trained extractor; replies of an untrained one never end"]
+        if (self.one_by_one or 0) > self.passages:
+            found.append(f"one_by_one: {self.one_by_one} is more than passages ({self.passages})")
+        return found
+
+
+@dataclass(frozen=True)
+class StoredOptions(Options):
+    """Options of `stored_extraction`."""
+
+    passages: int = setting(200_000, "passages of the larger size; a tenth is measured first", at_least=10)
+
+
+def extraction(options: ExtractionOptions) -> Result:
+    """`rag extract` against one `generate` call after another, with the same model, prompt and longest reply.
+
+    One by one is the plainest loop, on the model with its adapter merged. Replies that only repeat themselves end at
+    the same place in both. Passages whose triples differ are counted. Each way makes one pass.
+    """
+    quiet()
+    passages = list(islice(read_passages(options.corpus, ExtractionCounts()), options.passages))
+    together, found, counts = _together(options, passages)
+    gc.collect()
+    # Evenly spread, since a corpus may stand in some order.
+    count = options.one_by_one or len(passages)
+    chosen = [number * len(passages) // count for number in range(count)]
+    one_by_one, plain = _one_by_one(options, [passages[number] for number in chosen])
+    differ = [
+        {"title": passages[number].title, "one_by_one": _shown(one), "together": _shown(found[number])}
+        for number, one in zip(chosen, plain, strict=True)
+        if one != found[number]
+    ]
+    rows = [
+        way.row(passages=read, passages_per_second=round(read / way.median, 4))
+        for way, read in ((one_by_one, count), (together, len(passages)))
+    ]
+    speed_up = rows[1]["passages_per_second"] / rows[0]["passages_per_second"]
+    return Result(
+        f"{len(passages)} passages, {sum(len(one or ()) for one in found)} triples, {options.dtype}",
+        {
+            "way": ("name", "{}"),
+            "passages": ("passages", "{}"),
+            "seconds": ("seconds", "{:.1f}"),
+            "passages/s": ("passages_per_second", "{:.3f}"),
+            "peak GB": ("peak_bytes", "GB"),
+        },
+        rows,
+        [
+            f"together is {speed_up:.2f} times as fast as one by one",
+            f"the triples of {len(differ)} of {count} passages differ",
+        ],
+        {"speed_up": round(speed_up, 3), "passages_that_differ": differ, "counts": vars(counts)},
+    )
+
+
+def _together(
+    options: ExtractionOptions, passages: Sequence[Passage]
+) -> tuple[Way, list[tuple[Triple, ...] | None], ExtractionCounts]:
+    from tripletune.rag.triples.local_extractor import LocalOptions, open_local_extractor
+
+    local = LocalOptions(max_tokens=options.max_tokens, batch_size=options.batch_size, dtype=options.dtype)
+    extractor = open_local_extractor(options.model, local)
+    with tempfile.TemporaryDirectory() as folder:
+        store = TripleStore(Path(folder) / "extracted.sqlite")
+        run = CorpusExtraction(extractor, store)
+
+        async def work() -> float:
+            try:
+                await extractor.complete(["Warm: A text that warms up."])
+                start = time.perf_counter()
+                await run.run(passages)
+                return time.perf_counter() - start
+            finally:
+                await extractor.close()
+
+        way = Way("together", lambda: asyncio.run(work()))
+        way.measure()
+        found = [store.get(run.id, passage_key(passage.title, passage.text)) for passage in passages]
+        store.close()
+    return way, found, run.counts
+
+
+def _one_by_one(options: ExtractionOptions, passages: Sequence[Passage]) -> tuple[Way, list[tuple[Triple, ...]]]:
+    from tripletune.models.data.pairs import read_reply
+
+    found = []
+
+    def work() -> float:
+        reply = _plain_reply(options)
+        reply("Warm: A text that warms up.")
+        start = time.perf_counter()
+        for passage in passages:
+            pieces = source_pieces(passage.title, passage.text)
+            triples = [triple for text in pieces for triple in read_reply(reply(text)).triples]
+            found.append(tuple(dict.fromkeys(triples)))
+        return time.perf_counter() - start
+
+    way = Way("one by one", work)
+    way.measure()
+    return way, found
+
+
+def _plain_reply(options: ExtractionOptions) -> Callable[[str], str]:
+    import torch
+
+    from tripletune.models.data.pairs import load_instruction
+    from tripletune.models.llm.chat import ChatEncoder
+    from tripletune.models.loading import load_causal_lm, parse_dtype, resolve
+    from tripletune.models.local.decoding import Request, end_tokens
+    from tripletune.models.local.grammar import Repetition
+    from tripletune.models.run_folders import PROMPT_FILE
+    from tripletune.rag.triples.prompt import ExtractionPrompt
+
+    model, tokenizer = load_causal_lm(options.model, parse_dtype(options.dtype))
+    model = model.to("cuda") if torch.cuda.is_available() else model
+    own = Path(resolve(options.model)) / PROMPT_FILE
+    prompt = ExtractionPrompt(load_instruction(own if own.is_file() else None))
+    chat = ChatEncoder(tokenizer, options.model)
+    ends, repetition = end_tokens(model, tokenizer), Repetition(tokenizer)
+
+    def reply(text: str) -> str:
+        ids = chat.encode(prompt.chat(text))
+
+        def enough(written: Any, scores: Any, **_: Any) -> Any:
+            found = repetition.found(Request(ids, options.max_tokens, tokens=written[0, len(ids) :].tolist()))
+            return torch.tensor([found], device=written.device)
+
+        output = model.generate(
+            torch.tensor([ids], device=model.device), max_new_tokens=options.max_tokens, do_sample=False, num_beams=1,
+            temperature=None, top_p=None, top_k=None, repetition_penalty=1.0, stopping_criteria=[enough],
+            eos_token_id=ends, pad_token_id=tokenizer.pad_token_id,
+        )  # fmt: skip
+        return str(tokenizer.decode(output[0, len(ids) :], skip_special_tokens=True))
+
+    return reply
+
+
+def stored_extraction(options: StoredOptions) -> Result:
+    """A store that is filled with synthetic passages by a rule, and the same run again over what it holds.
+
+    Each size runs in a process of its own, whose peak memory is its own.
+    """
+    sizes = (options.passages // 10, options.passages)
+    rows = [row for size in sizes for row in in_fresh_process(_fill_twice, size)["rows"]]
+    return Result(
+        "a store that is filled, and the same run again",
+        {
+            "run": ("name", "{}"),
+            "passages": ("passages", "{:,}"),
+            "passages/s": ("passages_per_second", "{:,.0f}"),
+            "peak GB": ("peak_bytes", "GB"),
+        },
+        rows,
+    )
+
+
+def _fill_twice(count: int) -> dict[str, Any]:
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = Path(folder) / "corpus.jsonl"
+        with corpus.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in _synthetic(count))
+        for name in ("first", "second"):
+            store = TripleStore(Path(folder) / "store.sqlite")
+            run = CorpusExtraction(_Rule(), store)
+            with PeakMemory() as memory:
+                start = time.perf_counter()
+                counts = asyncio.run(run.run(read_passages(corpus, run.counts)))
+                seconds = time.perf_counter() - start
+            store.close()
+            row = {"name": name, "passages": count, "seconds": seconds, "passages_per_second": count / seconds}
+            rows.append({**row, "peak_bytes": memory.peak, "resting_bytes": memory.resting})
+    if counts.stored != count:
+        raise ValueError(f"the store knows {counts.stored} of {count} passages: this is a fault of the program")
+    return {"rows": rows}
+
+
+def _synthetic(count: int) -> Iterator[dict[str, str]]:
+    for number in range(count):
+        text = f"Place {number} lies on the river {number % 977}. It was founded in {1000 + number % 900}. " * 5
+        yield {"title": f"Place {number}", "text": text}
+
+
+class _Rule:
+    """An extractor that costs nothing."""
+
+    model, settings, batch_size, concurrency = "rule", "none", 64, 4
+
+    async def extract(self, texts: Sequence[str]) -> list[str]:
+        return [f"(S> {text.split()[0]}| P> is in| O> Town {n}), (S> a| P> b| O> c)" for n, text in enumerate(texts)]
+
+    async def complete(self, texts: Sequence[str]) -> list[Completion]:
+        return [Completion(text) for text in await self.extract(texts)]
+
+    async def close(self) -> None:
+        return
+
+
+def _shown(triples: Sequence[Triple] | None) -> list[list[str]] | None:
+    return None if triples is None else [triple.as_list() for triple in triples]
