@@ -36,7 +36,7 @@ lint: setup
 
 bench: setup
 	$(BIN)/python benchmarks/training_step.py
-	$(BIN)/python benchmarks/loop.py
+	$(BIN)/python -m benchmarks loop
 
 clean:
 	rm -rf $(VENV) runs/demo .pytest_cache .mypy_cache .ruff_cache *.egg-info

@@ -278,14 +278,14 @@ def test_commands_are_found_in_bash_blocks_alone():
     text = (
         "```bash\ntripletune eval run \\\n  --system ras  # why\npip install x\n"
         "OMP_NUM_THREADS=1 accelerate launch --config_file recipes/accelerate/cpu.yaml recipes/ras_multitask.py "
-        "--dry-run\ncd x && python benchmarks/loop.py --questions 4\n```\n"
+        "--dry-run\ncd x && python -m benchmarks loop --questions 4\n```\n"
         "```text\ntripletune eval nonsense\n```\n"
     )
     found = commands_in(text, "here")
     assert [program(command.words) for command in found] == [
         ("-m", "tripletune", "eval", "run"),
         ("recipes/ras_multitask.py",),
-        ("benchmarks/loop.py",),
+        ("-m", "benchmarks", "loop"),
     ]
     assert own_arguments(found[0].words) == ["--system", "ras"]
     assert own_arguments(found[1].words) == ["--dry-run"]

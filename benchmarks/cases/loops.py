@@ -55,7 +55,7 @@ class CiragLoopOptions(LoopsOptions):
     model: str = setting(MODEL, "language model with a chat template")
     integrator: str | None = setting(None, "a distilled student for the integration phase (without: the model)")
     prompts: str | None = setting(None, "folder of one's own prompts, such as those that a student was trained with")
-    extraction: Literal["store", "two_step", "joint"] = setting(  # noqa: RUF009
+    extraction: Literal["store", "two_step", "joint"] = setting(
         "store", "triples extracted before, or by the model in the loop"
     )
     max_rounds: int = setting(2, "most rounds, L (the paper has 4)", at_least=1)
