@@ -175,7 +175,7 @@ def _trajectories(args: argparse.Namespace) -> list[Any]:
 
 def _made(args: argparse.Namespace, scratch: Path) -> list[Any]:
     """A perfect teacher's trajectories on a world, by the commands that anybody would use."""
-    from tripletune.data_builders.trajectories.build import main as build
+    from tripletune.data_builders.trajectories import main as build
     from tripletune.data_builders.world.build import WorldOptions, write_world
     from tripletune.eval.__main__ import main as evaluate
     from tripletune.models.data.trajectories import read_trajectories

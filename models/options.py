@@ -339,10 +339,20 @@ def add_arguments(parser: Any, kind: type, prefix: str = "", **defaults: Any) ->
         more: dict[str, Any] = {"choices": choices, "metavar": item.name.upper() if choices is None else None}
         if hints[item.name] is bool:
             more = {"action": argparse.BooleanOptionalAction if default else "store_true"}
+        elif typing.get_origin(hints[item.name]) in (list, tuple):
+            more["action"] = _Repeatable
         parser.add_argument(
             f"--{_flag(item.name, prefix)}", default=default, help=_help(item, default),
             required=missing and default is None, **more,
         )  # fmt: skip
+
+
+class _Repeatable(argparse.Action):
+    """`--x a,b` and `--x a --x b` are the same."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, values if before is self.default else f"{before},{values}")
 
 
 def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "") -> T:

@@ -40,7 +40,7 @@ def main(config: CollectConfig, dry_run: bool = False) -> None:
 
     from tripletune.data_builders.corpus import ensure_corpus
     from tripletune.data_builders.datasets.writer import FolderOptions
-    from tripletune.data_builders.trajectories.build import build_trajectories
+    from tripletune.data_builders.trajectories import build_trajectories
     from tripletune.eval.__main__ import run_arguments
     from tripletune.eval.llm_tools import open_llms
     from tripletune.eval.several import run_jobs
@@ -59,7 +59,7 @@ def main(config: CollectConfig, dry_run: bool = False) -> None:
 
     results = [call.output for call in calls]
     output = FolderOptions(str(folder / TRAJECTORIES), overwrite=True)
-    statistics = build_trajectories(config.trajectories(results), output)
+    statistics = build_trajectories(results, config.trajectories(), output, [config.ledger])
     logging.info("%s: %s trajectories", output.output, statistics["splits"])
 
 

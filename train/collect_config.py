@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from tripletune.data_builders.corpus import CorpusOptions
-from tripletune.data_builders.trajectories.build import TrajectoryOptions
+from tripletune.data_builders.trajectories import TrajectoryOptions
 from tripletune.eval.task import load_task
 from tripletune.models.llm.options import LLMOptions
 from tripletune.rag.retrieval.retrievers import RetrieverKind
@@ -93,7 +93,7 @@ class CollectConfig:
                 problems.append(f"{name}: {getattr(self, name)} must be at least {least}")
         # What the programs behind it would say, told of the names that are used here.
         behind: dict[str, Callable[[], Any]] = {
-            "options": self.check_options, "teacher": self.llm, "keep": lambda: self.trajectories([]),
+            "options": self.check_options, "teacher": self.llm, "keep": self.trajectories,
         }  # fmt: skip
         for name, check in behind.items():
             try:
@@ -155,24 +155,11 @@ class CollectConfig:
                 words += [f"--teacher-{one.name.replace('_', '-')}", str(value)]
         return words
 
-    def trajectories(self, results: list[str]) -> TrajectoryOptions:
-        """What is made of the results.
-
-        Args:
-            results: Results folders.
-        """
+    def trajectories(self) -> TrajectoryOptions:
+        """What is made of the results."""
         keep = self.keep
-        scores = []
-        for text in keep.min_score:
-            name, _, least = text.partition("=")
-            try:
-                scores.append((name.strip(), float(least)))
-            except ValueError:
-                raise ValueError(f"min_score {text!r}: write it as METRIC=VALUE, such as exact_match=1") from None
         return TrajectoryOptions(
-            results=tuple(results),
-            ledgers=(self.ledger,),
-            min_score=tuple(scores),
+            min_score=tuple(keep.min_score),
             no_repairs=keep.no_repairs,
             no_repeated_query=keep.no_repeated_query,
             ended_by_choice=keep.ended_by_choice,

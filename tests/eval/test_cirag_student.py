@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tripletune.data_builders.trajectories.build import main as build_trajectories
+from tripletune.data_builders.trajectories import main as build_trajectories
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.__main__ import main
 from tripletune.eval.llm_tools import other_prompt

@@ -112,6 +112,14 @@ def test_flags_of_a_flat_dataclass() -> None:
     assert "(default: 0.5)" in parser.format_help()
 
 
+def test_a_flag_of_a_list_may_be_repeated() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser, Inner)
+    for words in (["--names", "b,a"], ["--names", "b", "--names", "a"]):
+        assert from_arguments(Inner, parser.parse_args(words)).names == ["b", "a"]
+    assert from_arguments(Inner, parser.parse_args([])).names == ["a"]
+
+
 def test_set_values() -> None:
     values, found = set_values(Inner, ["rate=3", "revision=none", "knd=x", "kind=cosin", "names"], "system 'x'")
     assert values == {"rate": 3.0, "revision": None}

@@ -200,7 +200,7 @@ def test_other_draws_do_not_go_into_the_same_folder(
         (["--teacher.backend", "bach"], "backend 'bach' is not one of"),
         (["--teacher.model", ""], "teacher.model: None is not text"),
         (["--keep.min_score", "f1"], "write it as METRIC=VALUE"),
-        (["--keep.limit", "0"], "limit is 0"),
+        (["--keep.limit", "0"], "limit: 0 must be at least 1"),
         (["--question", "3"], "did you mean --questions?"),
     ],
 )

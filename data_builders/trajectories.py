@@ -14,31 +14,31 @@ before it, is in the card.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from tripletune.data_builders.datasets.card import BuildFacts
 from tripletune.data_builders.datasets.kinds.trajectories import KIND as TRAJECTORIES
 from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.progress import progress
 from tripletune.data_builders.datasets.writer import FolderOptions, new_dataset, split_of
-from tripletune.data_builders.trajectories.chains import Chat, RoleCalls, replies_of
+from tripletune.data_builders.ledger_chats import Chat, RoleCalls, replies_of
 from tripletune.models.data.records import read_jsonl
 from tripletune.models.data.trajectories import Trajectory
-from tripletune.models.files import file_digest
+from tripletune.models.files import file_digest, read_json
 from tripletune.models.llm.ledger import canonical
-from tripletune.models.options import add_arguments, from_arguments
+from tripletune.models.options import add_arguments, from_arguments, require, setting
+from tripletune.models.program import run_program
 from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE
 
 logger = logging.getLogger(__name__)
 
-Learn = Literal["decisions", "observations"]
 RESULTS, LEDGER, ABOUT = "results.jsonl", "ledger.sqlite", "run.json"
 _CHOSEN_ENDS = ("no_question", "sufficient", "no_retrieval")
 _FAILED, _NO_CALLS, _UNREADABLE, _SEEN = (
@@ -49,66 +49,61 @@ _FAILED, _NO_CALLS, _UNREADABLE, _SEEN = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TrajectoryOptions:
-    """What to build.
-
-    Attributes:
-        results: Output folders of `tripletune eval run`, or their results files.
-        ledgers: Ledgers: one for all results, or one for each; none: `ledger.sqlite` beside each results file.
-        role: The role whose decisions are learned.
-        model: Only calls of this model, as the ledger calls it.
-        min_score: Least scores by metric.
-        no_repairs: Leave out chats with a reply that had to be repaired, or recovered from in any way.
-        no_repeated_query: Leave out questions that ended because a query was repeated.
-        ended_by_choice: Leave out questions that did not end by the model's own decision.
-        min_recall: Least share of the supporting passages that was retrieved.
-        learn: "decisions" of the teacher, or "observations" too: every turn after the first prompt.
-        limit: Most trajectories.
-        validation_fraction: Share of the questions for validation.
-        seed: Seed of the split.
+    """Which trajectories are kept, and what of them is learned.
 
     Raises:
         ValueError: a value makes no sense.
     """
 
-    results: tuple[str, ...]
-    ledgers: tuple[str, ...] = ()
-    role: str = INTEGRATE_ROLE
-    model: str | None = None
-    min_score: tuple[tuple[str, float], ...] = ()
-    no_repairs: bool = False
-    no_repeated_query: bool = False
-    ended_by_choice: bool = False
-    min_recall: float | None = None
-    learn: Learn = "decisions"
-    limit: int | None = None
-    validation_fraction: float = 0.0
-    seed: int = 0
+    role: str = setting(INTEGRATE_ROLE, "role whose decisions are learned")
+    model: str | None = setting(None, "only calls of this model, as the ledger calls it")
+    min_score: tuple[str, ...] = setting(
+        (), "least score of the answer, for example exact_match=1 or f1=0.8; repeatable"
+    )
+    no_repairs: bool = setting(False, "leave out chats with a reply that was repaired or recovered from")
+    no_repeated_query: bool = setting(False, "leave out questions that ended by a repeated query")
+    ended_by_choice: bool = setting(False, "leave out questions that ended by a limit or a malformed reply")
+    min_recall: float | None = setting(None, "least share of the supporting passages that was retrieved")
+    learn: Literal["decisions", "observations"] = setting(
+        "decisions",
+        "what the loss counts: the decisions (the paper), or every turn after the first prompt, observations too",
+    )
+    limit: int | None = setting(None, "most trajectories, in the order of --results; the paper has 3,000", at_least=1)
+    validation_fraction: float = setting(0.0, "share of the questions for validation", at_least=0, below=1)
+    seed: int = setting(0, "seed of the split")
 
     def __post_init__(self) -> None:
-        problems = []
-        if len(self.ledgers) > 1 and len(self.ledgers) != len(self.results):
-            problems.append(
-                f"{len(self.ledgers)} ledgers and {len(self.results)} results: name one ledger for all, or one for each"
-            )
-        if not 0 <= self.validation_fraction < 1:
-            problems.append(f"validation_fraction is {self.validation_fraction}: it must be at least 0 and below 1")
-        if self.limit is not None and self.limit < 1:
-            problems.append(f"limit is {self.limit}: it must be at least 1")
-        if self.learn not in get_args(Learn):
-            problems.append(f"learn is {self.learn!r}: it must be one of {', '.join(get_args(Learn))}")
-        if problems:
-            raise ValueError("; ".join(problems))
+        require(self)
 
-    def sources(self) -> list[tuple[Path, Path]]:
-        """Results files with their ledgers."""
-        files = [Path(text) / RESULTS if Path(text).is_dir() else Path(text) for text in self.results]
-        if len(self.ledgers) == 1:
-            return [(file, Path(self.ledgers[0])) for file in files]
-        if self.ledgers:
-            return list(zip(files, map(Path, self.ledgers)))
-        return [(file, file.parent / LEDGER) for file in files]
+    def check(self) -> list[str]:
+        """Scores that are none."""
+        found = []
+        for text in self.min_score:
+            try:
+                _score(text)
+            except ValueError:
+                found.append(f"min_score: {text!r}: write it as METRIC=VALUE, for example exact_match=1")
+        return found
+
+
+def _score(text: str) -> tuple[str, float]:
+    name, _, least = text.partition("=")
+    return name.strip(), float(least)
+
+
+def _sources(results: Sequence[str], ledgers: Sequence[str]) -> list[tuple[Path, Path]]:
+    """Results files with their ledgers."""
+    if len(ledgers) > 1 and len(ledgers) != len(results):
+        raise ValueError(f"{len(ledgers)} ledgers and {len(results)} results: name one ledger for all, or one for each")
+    files = [Path(text) / RESULTS if Path(text).is_dir() else Path(text) for text in results]
+    named = [Path(text) for text in ledgers] or [file.parent / LEDGER for file in files]
+    pairs = list(zip(files, named * len(files) if len(named) == 1 else named))
+    for file in (file for pair in pairs for file in pair):
+        if not file.is_file():
+            raise FileNotFoundError(f"no such file: {file}")
+    return pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +121,7 @@ class Filter:
 
 def make_filters(options: TrajectoryOptions) -> list[Filter]:
     """The filters that the options name, in the order in which they are applied."""
-    filters = [_score_filter(name, least) for name, least in options.min_score]
+    filters = [_score_filter(*_score(text)) for text in options.min_score]
     if options.no_repairs:
         filters.append(Filter("a reply was repaired or recovered from", lambda row, chat: not chat.faults))
     if options.no_repeated_query:
@@ -171,12 +166,16 @@ class FilterCounts:
         ]
 
 
-def build_trajectories(options: TrajectoryOptions, folder: FolderOptions) -> dict[str, Any]:
+def build_trajectories(
+    results: Sequence[str], options: TrajectoryOptions, folder: FolderOptions, ledgers: Sequence[str] = ()
+) -> dict[str, Any]:
     """Write the trajectories of one or more runs.
 
     Args:
+        results: Output folders of `tripletune eval run`, or their results files.
         options: What to build.
         folder: Where.
+        ledgers: Ledgers: one for all results, or one for each; none: `ledger.sqlite` beside each results file.
 
     Returns:
         The statistics.
@@ -186,10 +185,7 @@ def build_trajectories(options: TrajectoryOptions, folder: FolderOptions) -> dic
         ValueError: a file is damaged, a metric is not in the results, or no trajectory is left.
         FileExistsError: the output folder is taken.
     """
-    sources = options.sources()
-    for file in (file for pair in sources for file in pair):
-        if not file.is_file():
-            raise FileNotFoundError(f"no such file: {file}")
+    sources = _sources(results, ledgers)
     counts = FilterCounts(make_filters(options))
     drops: Counter[str] = Counter()
 
@@ -206,7 +202,7 @@ def build_trajectories(options: TrajectoryOptions, folder: FolderOptions) -> dic
             summary=f"Chats of the role `{options.role}`; `learned` marks the turns that count in the loss.",
             drops={"all": left_out},
             files={str(file): file_digest(file) for file, _ in sources},
-            options=asdict(options),
+            options={"results": list(results), "ledgers": list(ledgers), **asdict(options)},
             notes=counts.sentences(),
         )
         statistics = dataset.finish(facts)
@@ -220,8 +216,7 @@ def _trajectories(
 ) -> Iterator[tuple[Trajectory, str]]:
     with SeenTable() as seen:
         for results, ledger in sources:
-            with ExitStack() as stack:
-                calls = stack.enter_context(RoleCalls(ledger, options.role, options.model))
+            with RoleCalls(ledger, options.role, options.model) as calls:
                 found = 0
                 for row in progress(_rows(results), str(results)):
                     found += 1
@@ -232,18 +227,17 @@ def _trajectories(
                         if seen.first("chat", canonical(list(chat.messages))) is not None:
                             drops[_SEEN] += 1
                             continue
-                        number = 0
-                        # Several runs of one question, or a chat a round, give it several trajectories.
-                        while seen.first("id", f"{row['id']}:{number}") is not None:
-                            number += 1
-                        yield _trajectory(f"{row['id']}:{number}", row["id"], chat, options), split
-                _tell_unfinished(results, found)
+                        # Several runs of one question, or a chat per round, give it several trajectories.
+                        names = (f"{row['id']}:{number}" for number in count())
+                        name = next(name for name in names if seen.first("id", name) is None)
+                        yield _trajectory(name, row["id"], chat, options), split
+            _tell_unfinished(results, found)
 
 
 def _tell_unfinished(results: Path, found: int) -> None:
     """Warn of a run that was stopped before its end: nobody would miss its other questions."""
     about = results.parent / ABOUT
-    whole = json.loads(about.read_text(encoding="utf-8")).get("questions", 0) if about.is_file() else 0
+    whole = read_json(about).get("questions", 0) if about.is_file() else 0
     if found < whole:
         logger.warning("%s is of a run that did not end: it has %d of %d questions", results, found, whole)
 
@@ -317,46 +311,28 @@ def _rows(results: Path) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _min_score(text: str) -> tuple[str, float]:
-    name, _, value = text.partition("=")
-    try:
-        return name.strip(), float(value)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: write it as METRIC=VALUE, for example exact_match=1") from None
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; bad input ends it with one line and exit code 2."""
     parser = argparse.ArgumentParser(
         prog="tripletune build trajectories",
         description="Turn the ledger and the results of a loop into trajectories to distil.",
     )
-    add = parser.add_argument
-    add("--results", action="append", required=True, metavar="DIR",
+    group = parser.add_argument_group("what to read")
+    group.add_argument("--results", action="append", required=True, metavar="DIR",
         help="output folder of `tripletune eval run`, or its results file; repeatable")  # fmt: skip
-    add("--ledger", action="append", default=[], metavar="FILE", dest="ledgers",
+    group.add_argument("--ledger", action="append", default=[], metavar="FILE", dest="ledgers",
         help="one ledger for all results, or one for each (default: ledger.sqlite beside the results)")  # fmt: skip
-    add("--role", default=INTEGRATE_ROLE, help="role whose decisions are learned (default: %(default)s)")
-    add("--model", metavar="NAME", help="only calls of this model, as the ledger calls it")
-    add("--min-score", type=_min_score, action="append", default=[], metavar="METRIC=VALUE",
-        help="least score of the answer, for example exact_match=1 or f1=0.8; repeatable")  # fmt: skip
-    add("--no-repairs", action="store_true", help="leave out chats with a reply that was repaired or recovered from")
-    add("--no-repeated-query", action="store_true", help="leave out questions that ended by a repeated query")
-    add("--ended-by-choice", action="store_true", help="leave out questions that ended by a limit or a malformed reply")
-    add("--min-recall", type=float, metavar="SHARE", help="least share of the supporting passages retrieved")
-    add("--learn", choices=get_args(Learn), default="decisions",
-        help="what the loss counts: the decisions (the paper), or the observations between them too")  # fmt: skip
-    add("--limit", type=int, metavar="N", help="most trajectories, in the order of --results; the paper has 3,000")
-    add("--validation-fraction", type=float, default=0.0, help="share of the questions for validation (default: 0)")
-    add("--seed", type=int, default=0, help="seed of the split")
-    add_arguments(parser, FolderOptions)
+    add_arguments(parser.add_argument_group("which trajectories, and what of them is learned"), TrajectoryOptions)
+    add_arguments(parser.add_argument_group("where and how they are written"), FolderOptions)
     parsed = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    values = {name: value for name, value in vars(parsed).items() if name in TrajectoryOptions.__dataclass_fields__}
-    values |= {name: tuple(values[name]) for name in ("results", "ledgers", "min_score")}
-    try:
-        statistics = build_trajectories(TrajectoryOptions(**values), from_arguments(FolderOptions, parsed))
-    except (ValueError, OSError) as error:
-        parser.exit(2, f"error: {error}\n")
-    logger.info("%s: %s", parsed.output, statistics["splits"])
-    return 0
+
+    def program() -> None:
+        options, folder = from_arguments(TrajectoryOptions, parsed), from_arguments(FolderOptions, parsed)
+        statistics = build_trajectories(parsed.results, options, folder, parsed.ledgers)
+        logger.info("%s: %s", folder.output, statistics["splits"])
+
+    return run_program(program)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

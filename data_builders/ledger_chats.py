@@ -3,7 +3,7 @@
 A loop that keeps a chat sends in its last round everything that went before, so a trajectory is the last call and its
 reply. A call is a continuation of another when its messages begin with the other's and go on with an assistant turn;
 calls that no other one continues end a chat. An assistant turn counts as the teacher's when the ledger has the call
-that it answers, so examples inside a prompt are never learned. A loop that asks every round anew gives a chat a round.
+that it answers, so examples inside a prompt are never learned. A loop that asks again each round gives a chat a round.
 
 Nothing of this is of one system. What is: how a reply is understood (`TURN_READERS`). With a reader the last turn is
 written as the loop would have written it into the next round, and every deviation of a reply has a name.
@@ -12,7 +12,7 @@ written as the loop would have written it into the next round, and every deviati
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +28,6 @@ from tripletune.rag.systems.cirag.integration import CANDIDATES, INTEGRATE_ROLE,
 from tripletune.rag.triples.sentences import Fact
 
 _NOWHERE = Passage("", "", "-")
-# Model and sampling: with other sampling the same messages are another call, perhaps of another run.
-_Maker = tuple[str, str]
 # The reply as the loop understood it (None: not at all), and what was wrong with it.
 TurnReader = Callable[[Sequence[Message], str], tuple[str | None, tuple[str, ...]]]
 
@@ -94,85 +92,83 @@ class RoleCalls:
             replies: The replies of one run, whose chats are wanted, since a ledger may hold several runs of a question;
                 None takes every chat that no other one continues.
         """
-        calls, repairs = _Calls(), _Calls()
-        for maker, messages, text, repair in self._rows(question_id):
-            (repairs if repair else calls).add(maker, messages, text)
-        chats = [
-            self._chat(maker, messages, text, calls, repairs)
-            for maker, messages, text in calls.all
-            # A longer run of the same question may go on where the wanted one ended.
-            if replies is not None or not calls.continued(maker, messages)
-        ]
+        calls: list[_Call] = []
+        repairs: list[_Call] = []
+        for call, repair in self._rows(question_id):
+            (repairs if repair else calls).append(call)
+        answers = {_key(call.maker, call.messages): call.text for call in calls}
+        # A longer run of the same question may go on where the wanted one ended.
+        continued = set[str]() if replies is not None else {
+            _key(call.maker, call.messages[:place]) for call in calls for place in _assistant_turns(call.messages)
+        }  # fmt: skip
+        last = [call for call in calls if _key(call.maker, call.messages) not in continued]
+        chats = [self._chat(call, answers, repairs) for call in last]
         return chats if replies is None else _chats_of_run(chats, replies)
 
-    def _rows(self, question_id: str) -> Iterator[tuple[_Maker, list[Message], str, bool]]:
+    def _rows(self, question_id: str) -> Iterator[tuple[_Call, bool]]:
         query = (
             "SELECT model, sampling, messages, text, repair FROM chosen JOIN calls ON calls.id = call_id "
             "WHERE question_id = ? AND status = 'ok' AND (? IS NULL OR model = ?) ORDER BY calls.id"
         )
         with closing(self._connection.execute(query, (question_id, self._model, self._model))) as rows:
             for model, sampling, messages, text, repair in rows:
-                yield (model, sampling), json.loads(messages), text, bool(repair)
+                yield _Call((model, sampling), json.loads(messages), text), bool(repair)
 
-    def _chat(self, maker: _Maker, messages: list[Message], text: str, calls: _Calls, repairs: _Calls) -> Chat:
+    def _chat(self, call: _Call, answers: Mapping[str, str], repairs: Sequence[_Call]) -> Chat:
+        """The chat that ends with a call."""
         read = TURN_READERS.get(self.role, _as_it_is)
-        learned: list[bool] = []
+        learned = [False] * len(call.messages)
         replies: list[str] = []
         faults: list[str] = []
-        for position, message in enumerate(messages):
-            reply = calls.reply(maker, messages[:position]) if message["role"] == "assistant" else None
-            learned.append(reply is not None)
-            if reply is not None:
-                understood, found = read(messages[:position], reply)
-                faults += found
-                if understood is None or understood.strip() != message["content"].strip():
-                    faults.append("repaired")
-                    reply = repairs.under(maker, messages[:position]) or reply
-                replies.append(reply)
-        last, found = read(messages, text)
+        for place in _assistant_turns(call.messages):
+            before = call.messages[:place]
+            reply = answers.get(_key(call.maker, before))
+            if reply is None:
+                continue
+            learned[place] = True
+            understood, found = read(before, reply)
+            faults += found
+            if understood is None or understood.strip() != call.messages[place]["content"].strip():
+                faults.append("repaired")
+                reply = _repaired(call.maker, before, repairs) or reply
+            replies.append(reply)
+        text = call.text
+        last, found = read(call.messages, text)
         faults += found
-        if last is None and (repaired := repairs.under(maker, messages)) is not None:
+        if last is None and (repaired := _repaired(call.maker, call.messages, repairs)) is not None:
             text = repaired
-            last, found = read(messages, text)
+            last, found = read(call.messages, text)
             faults += ["repaired", *found]
-        turns = (*messages, Message(role="assistant", content=text if last is None else last))
-        return Chat(maker[0], turns, (*learned, True), (*replies, text), tuple(faults), last is not None)
+        turns = (*call.messages, Message(role="assistant", content=text if last is None else last))
+        return Chat(call.maker[0], turns, (*learned, True), (*replies, text), tuple(faults), last is not None)
 
 
-class _Calls:
-    """Calls of one question, to be found by maker and messages."""
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One answered call. Its maker is model and sampling: with other sampling it is another call."""
 
-    def __init__(self) -> None:
-        self.all: list[tuple[_Maker, list[Message], str]] = []
-        self._replies: dict[str, str] = {}
-        self._continued: set[str] = set()
+    maker: tuple[str, str]
+    messages: list[Message]
+    text: str
 
-    def add(self, maker: _Maker, messages: list[Message], text: str) -> None:
-        self.all.append((maker, messages, text))
-        self._replies[_key(maker, messages)] = text
-        for position, message in enumerate(messages):
-            if message["role"] == "assistant":
-                self._continued.add(_key(maker, messages[:position]))
 
-    def reply(self, maker: _Maker, messages: Sequence[Message]) -> str | None:
-        return self._replies.get(_key(maker, messages))
+def _assistant_turns(messages: Sequence[Message]) -> list[int]:
+    return [place for place, message in enumerate(messages) if message["role"] == "assistant"]
 
-    def continued(self, maker: _Maker, messages: Sequence[Message]) -> bool:
-        return _key(maker, messages) in self._continued
 
-    def under(self, maker: _Maker, messages: Sequence[Message]) -> str | None:
-        """The last reply of a repair of the call with these messages."""
-        # A repair goes on after the call's messages, or says it in the last of them where the reply was empty.
-        kept = list(messages[:-1])
-        found = [
-            text
-            for one, turns, text in self.all
-            if one == maker
-            and turns[: len(kept)] == kept
-            and len(turns) >= len(messages)
-            and turns[len(kept)]["content"].startswith(messages[-1]["content"])
-        ]
-        return found[-1] if found else None
+def _repaired(maker: tuple[str, str], messages: Sequence[Message], repairs: Sequence[_Call]) -> str | None:
+    """The last reply of a repair of the call with these messages."""
+    # A repair goes on after the call's messages, or says it in the last of them where the reply was empty.
+    kept = list(messages[:-1])
+    found = [
+        one.text
+        for one in repairs
+        if one.maker == maker
+        and one.messages[: len(kept)] == kept
+        and len(one.messages) >= len(messages)
+        and one.messages[len(kept)]["content"].startswith(messages[-1]["content"])
+    ]
+    return found[-1] if found else None
 
 
 def replies_of(trace: dict[str, Any], role: str) -> list[str] | None:
@@ -188,7 +184,7 @@ def replies_of(trace: dict[str, Any], role: str) -> list[str] | None:
 def _chats_of_run(chats: Sequence[Chat], replies: Sequence[str]) -> list[Chat]:
     """The chats in which a run's replies stand, each reply in one: as few and as long ones as there are.
 
-    One chat is the rule. A loop that asks every round anew has a chat a round, and one that leaves the oldest
+    One chat is the rule. A loop that asks again every round has a chat per round, and one that leaves the oldest
     candidates out of a prompt that has grown too long (`rag/systems/cirag/history.py`) begins a new chat there.
     """
     found: list[Chat] = []
@@ -216,7 +212,7 @@ def _read_integration(messages: Sequence[Message], reply: str) -> tuple[str | No
     return (None if decision.query is None else write_decision(decision)), decision.faults
 
 
-def _key(maker: _Maker, messages: Sequence[Message]) -> str:
+def _key(maker: tuple[str, str], messages: Sequence[Message]) -> str:
     return json.dumps([*maker, *([message["role"], message["content"]] for message in messages)])
 
 

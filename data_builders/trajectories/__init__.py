@@ -1,1 +1,0 @@
-"""A teacher's trajectories in a loop."""
