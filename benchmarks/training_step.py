@@ -24,7 +24,7 @@ from typing import Any
 from measure import PeakMemory, environment, gigabytes, quiet, write_result
 
 from tripletune.data_builders.hotpotqa_subq.build import BuildOptions, build
-from tripletune.data_builders.hotpotqa_subq.sources import Source
+from tripletune.data_builders.hotpotqa_subq.options import Source
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.models.graph_llm.branches import PADDING
 from tripletune.train.compiled import as_written, compile_layers

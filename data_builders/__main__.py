@@ -1,4 +1,4 @@
-"""Small jobs on data sets: `tripletune data {stats,validate,peek,merge,released,explagraphs}`."""
+"""Small jobs on data sets: `tripletune data {stats,validate,peek,released,explagraphs}`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,11 @@ from tripletune.data_builders.datasets.inspect import (
 from tripletune.data_builders.datasets.kinds.records import KIND as RECORDS
 from tripletune.data_builders.datasets.rows import Table
 from tripletune.data_builders.datasets.writer import (
-    NO_RECORDS,
     FolderOptions,
     new_dataset,
     split_name_problems,
     split_of,
 )
-from tripletune.data_builders.hotpotqa_subq.merge import merge as merge_shards
 from tripletune.data_builders.hotpotqa_subq.released_records import HUB_ID, Rejected, read_released
 from tripletune.data_builders.readers.explagraphs import read_explagraphs, split_names
 from tripletune.models.data.records import normalize_answer
@@ -129,16 +127,6 @@ def peek(arguments: argparse.Namespace) -> None:
         _say(f"\n\n{'-' * 80}\n\n".join(row_text(kind, row, split) for split, row in found))
 
 
-def merge(arguments: argparse.Namespace) -> int:
-    """Merge the outputs of a sharded build into the data set that one process would have written."""
-    numbers = merge_shards(arguments.shards, arguments.output, arguments.overwrite)
-    if not numbers["records"]:
-        print(why_empty(arguments.output), file=sys.stderr)
-        return NO_RECORDS
-    _say(f"{arguments.output}: {_listed(numbers['splits'])}")
-    return 0
-
-
 def released(arguments: argparse.Namespace) -> None:
     """Turn the training data the RAS authors released into records."""
     options, folder = from_arguments(ReleasedOptions, arguments), from_arguments(FolderOptions, arguments)
@@ -226,10 +214,6 @@ def _parser() -> argparse.ArgumentParser:
         "facts, no_facts or name of pairs")  # fmt: skip
     add("--split", help="only rows of this split")
     add("--mermaid", action="store_true", help="print the row's graph as Mermaid text instead")
-    add = command(merge).add_argument
-    add("shards", nargs="+", metavar="FOLDER", help="the outputs of all shards")
-    add("--output", required=True, help="folder of the merged data set")
-    add("--overwrite", action="store_true", help="replace a data set in the output folder")
     for function, kind in ((released, ReleasedOptions), (explagraphs, ExplagraphsOptions)):
         added = command(function)
         add_arguments(added, kind)

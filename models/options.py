@@ -319,17 +319,21 @@ def parse_command_line(kind: type[T], description: str, argv: Sequence[str] | No
     return load_config(kind, arguments.config, overrides), arguments.dry_run
 
 
-def add_arguments(parser: Any, kind: type, prefix: str = "", **defaults: Any) -> None:
+def add_arguments(
+    parser: Any, kind: type, prefix: str = "", only: Sequence[str] | None = None, **defaults: Any
+) -> None:
     """Give a parser (or a group of it) one `--name` per field of a flat dataclass.
 
     Args:
         parser: The parser or argument group.
         kind: The dataclass.
         prefix: With "teacher", the field `model` is `--teacher-model`.
+        only: The fields, in this order; None takes all of them. One call per group puts options into groups.
         **defaults: Other defaults than those of the fields.
     """
     hints = typing.get_type_hints(kind)
-    for item in dataclasses.fields(kind):
+    fields = {item.name: item for item in dataclasses.fields(kind)}
+    for item in (fields[name] for name in (fields if only is None else only)):
         missing = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
         own = None if missing else item.default_factory() if callable(item.default_factory) else item.default
         default = defaults.get(item.name, own)

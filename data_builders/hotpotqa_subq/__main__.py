@@ -1,6 +1,166 @@
-"""`tripletune build` and `tripletune build subq`."""
+"""The command line of `tripletune build subq`.
 
-from tripletune.data_builders.hotpotqa_subq.build import main
+Exit codes: 0 done; 1 a call of the teacher can't be answered, run again to go on; 2 bad input; 3 calls wait for a
+batch's replies; 4 done, but the teacher could not label a single question; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from functools import partial
+
+from tripletune.data_builders.hotpotqa_subq.build import BuildPending, NothingLabelled, build
+from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
+from tripletune.models.files import check_new
+from tripletune.models.llm.client import LLMClient
+from tripletune.models.llm.options import BACKENDS, LLMOptions, open_client
+from tripletune.models.llm.options import add_arguments as add_model_arguments
+from tripletune.models.llm.options import from_arguments as model_from_arguments
+from tripletune.models.options import add_arguments, from_arguments
+from tripletune.models.program import run_program
+
+# No model: recorded replies and gold annotations, as they are.
+ANNOTATIONS = "annotations"
+_GROUPS = {
+    "labels": ("first_subquery", "distractors", "triple_file"),
+    "teacher LLM (how it is called: --teacher-... below)": (
+        "prompts", "show_documents", "triples_from", "json_schema", "on_call_error", "concurrency",
+        "shard"),
+    "direct-answer test": ("direct_answer_model", "direct_answers", "batch_size", "max_new_tokens"),
+    "which questions": ("limit", "asqa_count", "arc_easy_count", "validation_fraction", "split_name", "seed"),
+    "files": ("format", "shard_size", "tokenizer"),
+}  # fmt: skip
+# What only a teacher LLM takes notice of, besides `--teacher-...`.
+_LLM_ALONE = ("prompts", "show_documents", "triples_from", "json_schema", "on_call_error", "dry_run", "price")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; None takes the arguments of the process. Returns the exit code."""
+    parser = _parser()
+    parsed = parser.parse_args(arguments)
+    kept = "interrupted; replies received so far are in the ledger, run the command again to go on"
+    return run_program(lambda: _run(parser, parsed), stopped=kept)
+
+
+def _run(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
+    sources = [Source.parse(text) for text in parsed.source]
+    options = from_arguments(BuildOptions, parsed)
+    llm = _teacher(parser, parsed, options)
+    if llm is not None and not any(source.needs_teacher for source in sources):
+        raise ValueError("a teacher LLM is given, but every source has annotations: leave out those it shall make")
+    if parsed.dry_run:
+        _show(sources, options, parsed.price)
+        return 0
+    if options.shard and llm is None and options.direct_answer_model is None:
+        raise ValueError(f"--shard {options.shard} shares out calls of a model, and no --teacher is named")
+    ledger = parsed.teacher_ledger or options.ledger
+    check_new(options.output, [ledger])
+    try:
+        build(
+            sources,
+            options,
+            partial(open_client, llm) if llm is not None else None,
+            llm.sampling(1) if llm is not None else None,
+            partial(open_base_model, options, ledger) if options.direct_answer_model else None,
+        )
+    except (BuildPending, NothingLabelled) as end:
+        sys.stderr.write(f"{end}\n")
+        return end.exit_code
+    return 0
+
+
+def open_base_model(options: BuildOptions, ledger: str) -> LLMClient:
+    """The client of the direct-answer test: a base model, which has no chat template, on this machine."""
+    from tripletune.models.llm.backends.hf import HFBackend
+    from tripletune.models.llm.ledger import Ledger
+    from tripletune.models.llm.ledger_client import LedgerClient
+
+    backend = HFBackend(str(options.direct_answer_model), options.batch_size, plain=True)
+    # A chat with the same model is another call.
+    backend.model += " plain"
+    return LedgerClient(backend, Ledger(ledger))
+
+
+def _teacher(parser: argparse.ArgumentParser, parsed: argparse.Namespace, options: BuildOptions) -> LLMOptions | None:
+    """The teacher LLM's options; None without one. Its ledger stands beside the output unless it is named.
+
+    Raises:
+        ValueError: options of a teacher LLM are given and no such teacher is, most often a forgotten `--teacher`.
+    """
+    if parsed.teacher != ANNOTATIONS:
+        parsed.teacher_backend = parsed.teacher
+        parsed.teacher_ledger = parsed.teacher_ledger or options.ledger
+        return model_from_arguments(parsed, "teacher")
+    names = [name for name in vars(parsed) if name in _LLM_ALONE or name.startswith("teacher_")]
+    if parsed.direct_answer_model:
+        names.remove("teacher_ledger")
+    idle = [f"--{name.replace('_', '-')}" for name in names if getattr(parsed, name) != parser.get_default(name)]
+    if idle:
+        raise ValueError(
+            f"{', '.join(idle)}: without effect, since --teacher {parsed.teacher} asks no model; name a backend, for "
+            "example --teacher openai, or leave it out"
+        )
+    return None
+
+
+def _show(sources: list[Source], options: BuildOptions, price: str | None) -> None:
+    from tripletune.data_builders.hotpotqa_subq.estimate import SAMPLE, estimate, estimate_table
+
+    dollars = None
+    if price is not None:
+        try:
+            read, written = map(float, price.split(","))
+            dollars = read, written
+        except ValueError:
+            raise ValueError(
+                f"--price {price}: write dollars per million tokens as IN,OUT, for example 0.15,0.6"
+            ) from None
+    counted, count = "as characters / 4 (no --tokenizer)", None
+    if options.tokenizer:
+        counted, count = f"with the tokenizer of {options.tokenizer}", _token_counter(options.tokenizer)
+    questions, stages = estimate(sources, options, *([count] if count else []))
+    lines = [f"{questions:,} questions; nothing was sent", *estimate_table(stages, dollars)]
+    lines.append(f"Tokens are counted {counted}, in a sample of at most {SAMPLE} questions.")
+    lines.append("Replies that the ledger has cost nothing, repair turns are not counted.")
+    if options.direct_answer_model or options.direct_answers:
+        lines.append("Questions that the base model answers directly cost nothing either.")
+    if dollars is None:
+        lines.append("For the cost give the model's price: --price IN,OUT in dollars per million tokens.")
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _token_counter(spec: str) -> Callable[[str], float]:
+    from tripletune.models.loading import load_tokenizer
+
+    tokenizer = load_tokenizer(spec)
+    return lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tripletune build subq",
+        description="Build HotpotQA-SUBQ records from benchmark files and a teacher.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--source", action="append", required=True, metavar="[NAME=]READER:FILE[:ANNOTATIONS]",
+        help="a benchmark file (.json, .jsonl, .parquet, or a hub id owner/name[@configuration][#split]) with its "
+        "reader (hotpotqa, musique, two_wiki, ...) and annotations: recorded teacher replies, or a triple file for "
+        "musique; without any, the teacher LLM labels it; repeat it for several")  # fmt: skip
+    add_arguments(parser, BuildOptions, only=("output", "overwrite"))
+    add("--teacher", choices=(ANNOTATIONS, *BACKENDS), default=ANNOTATIONS,
+        help="who labels: recorded replies and gold annotations, or an LLM behind one of the backends, which labels "
+        "the sources without annotations (default: annotations)")  # fmt: skip
+    add("--dry-run", action="store_true", help="send nothing; show calls and tokens at most")
+    add("--price", metavar="IN,OUT", help="dollars per million tokens of prompts and replies, for --dry-run")
+    for title, names in _GROUPS.items():
+        add_arguments(parser.add_argument_group(title), BuildOptions, only=names)
+    # `--teacher openai` says the backend.
+    add_model_arguments(parser, "teacher", backend=None)
+    return parser
+
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

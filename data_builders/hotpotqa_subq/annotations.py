@@ -13,9 +13,14 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from tripletune.data_builders.datasets.lookup import JsonlIndex
-from tripletune.data_builders.hotpotqa_subq.evidence import place_evidences, spoken_name
+from tripletune.data_builders.hotpotqa_subq.evidence import (
+    joined_question,
+    place_evidences,
+    relation_question,
+    spoken_name,
+    tidy_question,
+)
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
-from tripletune.data_builders.hotpotqa_subq.wording import joined_question, relation_question, tidy_question
 from tripletune.data_builders.readers._rows import PassageFinder, Row, title_key
 from tripletune.models.data.passages import Passage
 from tripletune.models.data.records import read_jsonl
@@ -176,7 +181,8 @@ class TripleFile:
     """
 
     def __init__(self, path: str | Path, issues: Counter[str] | None = None) -> None:
-        issues = Counter() if issues is None else issues
+        self.path = Path(path)
+        self.issues: Counter[str] = Counter() if issues is None else issues
 
         def keys(where: str, row: Row) -> list[str]:
             title, text = row.get("title"), row.get("text")
@@ -184,7 +190,7 @@ class TripleFile:
                 raise ValueError(
                     f"{where}: a line of a triple file needs title, text and triples; it has {', '.join(row)}"
                 )
-            issues[MALFORMED_TRIPLES] += len(row["triples"]) - len(_good_triples(row["triples"]))
+            self.issues[MALFORMED_TRIPLES] += len(row["triples"]) - len(_good_triples(row["triples"]))
             return [f"content {_folded(title)} {_folded(text)}", f"title {title_key(title)}"]
 
         self._index = JsonlIndex(path, keys)

@@ -1,4 +1,7 @@
-"""Where 2WikiMultiHopQA's evidence triples stand: the supporting passage of each, and the name to ask by.
+"""Gold evidence in words: where a benchmark's evidence stands, and the questions whose answers it is.
+
+2WikiMultiHopQA gives gold evidence as triples, and MuSiQue writes many of its hops as `Steel >> director`. The planner
+learns sub-queries in plain language (RAS, figures 8 and 10), so both are worded here (`relation_questions.yaml`).
 
 The subject of an evidence triple is Wikidata's or the text's name, the passage has its Wikipedia title: "Steel"
 and "Steel (1979 film)", "John" and "John, King of England". One passage is about one subject, so the subjects of a
@@ -9,15 +12,23 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
 from tripletune.data_builders.readers._rows import title_key
+from tripletune.models.data.records import normalize_answer
 from tripletune.models.data.triples import Triple
+from tripletune.models.options import read_yaml
 
 _BRACKETS = re.compile(r"\s*\([^()]*\)")
 _WORD = re.compile(r"\w+")
 # Questions have two or four supporting passages; beyond this, trying every order would take long.
 _MOST_PLACED_TOGETHER = 6
+# "the owned by of X" is no English; such relations are quoted instead.
+_PREPOSITIONS = ("at", "by", "for", "from", "in", "of", "on", "to", "with")
 
 
 def place_evidences(question: Question) -> list[int]:
@@ -94,3 +105,40 @@ def _similarity(name: str, other: str) -> float:
         return 0.0
     contained = 0.2 if words <= others or others <= words else 0.0
     return contained + 0.6 * shared / len(words | others)
+
+
+@lru_cache(maxsize=1)
+def _questions() -> dict[str, Any]:
+    return read_yaml(Path(__file__).with_name("relation_questions.yaml"))
+
+
+def relation_question(subject: str, relation: str) -> str:
+    """The question whose answer is the object of `(subject, relation, ?)`.
+
+    A relation without a wording of its own becomes "What is the <relation> of <subject>?", or is quoted when it
+    ends in a preposition.
+    """
+    key = " ".join(relation.replace("_", " ").casefold().split())
+    template = _questions().get(key)
+    if template is None and key.rsplit(" ", 1)[-1] in _PREPOSITIONS:
+        return f"What is “{key}” for {subject}?"
+    # Not str.format on the subject: names may hold braces.
+    return template.replace("{}", subject) if template else f"What is the {key} of {subject}?"
+
+
+def joined_question(questions: Iterable[str]) -> str:
+    """Several questions as one: "When was X born and when did X die?"."""
+    first, *others = dict.fromkeys(questions)
+    parts = [first.removesuffix("?"), *(other[0].lower() + other[1:].removesuffix("?") for other in others)]
+    return " and ".join(parts) + "?"
+
+
+def tidy_question(question: str) -> str:
+    """A question typed in haste, put in order: capital letter, closing question mark, no space before either."""
+    words = " ".join(question.split()).replace(" '", "'").rstrip(" ?")
+    return f"{words[:1].upper()}{words[1:]}?"
+
+
+def mentions(text: str, phrase: str) -> bool:
+    """Whether a text holds a phrase as whole words, both normalised as answers are."""
+    return f" {normalize_answer(phrase)} " in f" {normalize_answer(text)} "

@@ -10,8 +10,8 @@ from typing import Any, Literal, cast
 
 from tripletune.data_builders.datasets.kinds.records import YES_NO
 from tripletune.data_builders.hotpotqa_subq.annotations import Teacher, TripleFile
+from tripletune.data_builders.hotpotqa_subq.evidence import mentions
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
-from tripletune.data_builders.hotpotqa_subq.wording import mentions
 from tripletune.models.data.records import Action, Record, Step, normalize_answer
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import RepliesPending

@@ -12,23 +12,23 @@ question in its place by default (`first_subquery`): the next ones are written w
 `--first-subquery generated` then costs nothing more. Only where a single document is kept is it left out, since
 nothing would use it. What is not used as a label is not checked as one either.
 
-Every reply is checked (`data_builders.reply_checks`); a bad one is sent back once with what is wrong, and then the
+Every reply is checked (`checks`); a bad one is sent back once with what is wrong, and then the
 question is left out with the reason.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
-from tripletune.data_builders.hotpotqa_subq.annotations import KnowsDirectAnswers, TripleFile
-from tripletune.data_builders.hotpotqa_subq.labelling import FirstSubquery
-from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
-from tripletune.data_builders.hotpotqa_subq.reply_checks import (
+from tripletune.data_builders.datasets.lookup import JsonlIndex
+from tripletune.data_builders.hotpotqa_subq.annotations import TripleFile
+from tripletune.data_builders.hotpotqa_subq.checks import (
     KeptDocuments,
     check_answer_kept,
     check_subquery,
@@ -36,102 +36,62 @@ from tripletune.data_builders.hotpotqa_subq.reply_checks import (
     read_subquery,
     read_triples,
 )
+from tripletune.data_builders.hotpotqa_subq.labelling import FirstSubquery
+from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
+from tripletune.data_builders.readers._rows import Row
 from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import normalize_answer
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import LLMClient, Message, Sampling
 from tripletune.models.llm.replies import UnusableReply, ask
-from tripletune.rag.systems import load_prompts
+from tripletune.rag.systems import PromptSet, load_prompts
 
 PROMPT_FOLDER = Path(__file__).parents[1] / "prompts"
 PROMPT_NAMES = ("subq_filter", "subq_query", "subq_triples")
 Shown = Literal["supporting", "all"]
-SHOWN: tuple[Shown, ...] = ("supporting", "all")
-FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE = "subq.filter", "subq.query", "subq.triples"
-ROLES = (FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE)
+FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE, DIRECT_ROLE = "subq.filter", "subq.query", "subq.triples", "subq.direct"
 # Longest replies in tokens. A paragraph of HotpotQA gives 13 triples on average, some 25 tokens each as JSON.
 MAX_TOKENS = {FILTER_ROLE: 128, QUERY_ROLE: 192, TRIPLES_ROLE: 1536}
+_TEXT, _TRIPLE = {"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 3, "maxItems": 3}
+_FIELDS: dict[str, dict[str, Any]] = {
+    FILTER_ROLE: {
+        "documents": {"type": "array", "items": {"type": "integer"}},
+        "answerable": {"type": "boolean"},
+    },
+    QUERY_ROLE: {"question": _TEXT},
+    TRIPLES_ROLE: {"triples": {"type": "array", "items": _TRIPLE}},
+}
 T = TypeVar("T")
+_REASONS = {reason.value: reason for reason in DropReason}
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts:
-    """The three system prompts.
-
-    Attributes:
-        filter: Which documents are needed.
-        query: One sub-query for a document.
-        triples: The facts of a document.
-        files: Where each comes from, by name.
-    """
-
-    filter: str
-    query: str
-    triples: str
-    files: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def load(cls, folder: str | Path | None = None) -> Prompts:
-        """Read the prompt files; those that `folder` does not hold are ours.
-
-        Raises:
-            FileNotFoundError: there is no such folder.
-            ValueError: a file in it is not one of the prompts, or is empty.
-        """
-        read = load_prompts(PROMPT_NAMES, folder, PROMPT_FOLDER)
-        texts, files = read.texts, dict(read.files)
-        return cls(texts["subq_filter"], texts["subq_query"], texts["subq_triples"], files)
-
-    def digests(self) -> dict[str, str]:
-        """SHA-256 of each prompt by its file."""
-        texts = (self.filter, self.query, self.triples)
-        return {
-            file: hashlib.sha256(text.encode()).hexdigest()
-            for file, text in zip(self.files.values(), texts, strict=True)
-        }
+def load_subq_prompts(folder: str | Path | None = None) -> PromptSet:
+    """The three system prompts; those that `folder` does not hold are ours. See `load_prompts` for errors."""
+    return load_prompts(PROMPT_NAMES, folder, PROMPT_FOLDER)
 
 
-class TripleSource(Protocol):
-    """Where the triples of a document come from, f_t2t of Algorithm 1: a teacher, a store, or a trained model.
-
-    Attributes:
-        name: As the card calls it.
-    """
-
-    name: str
-
-    async def triples(self, question: Question, document: int) -> list[Triple]:
-        """The facts of one of the question's passages; empty when there are none."""
-        ...
-
-
-class StoredTriples:
-    """Triples that were extracted before, from JSON lines `{"title", "text", "triples"}` (RAS, section F.2)."""
-
-    def __init__(self, path: str | Path, issues: Counter[str] | None = None) -> None:
-        self.name = f"triples of {Path(path).name}"
-        self._file = TripleFile(path, issues)
-
-    async def triples(self, question: Question, document: int) -> list[Triple]:
-        """See `TripleSource`."""
-        return self._file.of(question.passages[document])
+def prompt_digests(prompts: PromptSet) -> dict[str, str]:
+    """SHA-256 of each prompt by its file."""
+    return {prompts.files[name]: hashlib.sha256(text.encode()).hexdigest() for name, text in prompts.texts.items()}
 
 
 class LLMTeacher:
-    """A teacher behind an LLM client; see the module for what it asks. Implements `Teacher` and `TripleSource`.
+    """A teacher behind an LLM client; see the module for what it asks. Implements `annotations.Teacher`.
 
     Args:
         client: Answers the calls; it holds cache, limits and retries.
         prompts: The system prompts; None: ours.
-        triples_from: Gives the triples instead of the teacher.
+        triples_from: Triples that were extracted before (RAS, section F.2); None asks the teacher.
         shown: Documents the filter chooses from: "supporting", the benchmark's supporting passages as in figure 7,
             or "all" passages of the question, five times the tokens in HotpotQA.
         first_subquery: What becomes q_0; see `LabelOptions`.
         sampling: Temperature, top_p and seed of the calls; None: greedy. The length of replies is `MAX_TOKENS`.
+        json_schema: Whether the server is to hold replies to `reply_schema`.
 
     Attributes:
         name: As the card calls it.
         calls: Replies that were asked for, by stage, those from the ledger included and repair turns not.
-        refused: Replies that were turned down, those of repair turns included, by stage and reason.
+        refused: Replies that were rejected, those of repair turns included, by stage and reason.
         repairs: Replies that became usable in the repair turn, by stage.
         recovered: Replies that were not in the form asked for and could be read all the same, by stage and form.
         malformed: Triples that were left out of usable replies since they were malformed.
@@ -140,34 +100,39 @@ class LLMTeacher:
     def __init__(
         self,
         client: LLMClient,
-        prompts: Prompts | None = None,
-        triples_from: TripleSource | None = None,
+        prompts: PromptSet | None = None,
+        triples_from: TripleFile | None = None,
         shown: Shown = "supporting",
         first_subquery: FirstSubquery = "main_question",
         sampling: Sampling | None = None,
+        json_schema: bool = False,
     ) -> None:
-        self.name = client.model if triples_from is None else f"{client.model}, {triples_from.name}"
+        self.name = client.model if triples_from is None else f"{client.model}, triples of {triples_from.path.name}"
         self.calls: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.repairs: Counter[str] = Counter()
         self.recovered: Counter[str] = Counter()
         self.malformed = 0
-        self._client, self._prompts, self._triples_from = client, prompts or Prompts.load(), triples_from
-        self._shown, self._first_subquery, self._sampling = shown, first_subquery, sampling or Sampling()
+        self._client, self._prompts, self._triples_from = client, prompts or load_subq_prompts(), triples_from
+        self._shown, self._first_subquery = shown, first_subquery
+        drawn = sampling or Sampling()
+        self._sampling = {
+            role: replace(drawn, max_tokens=tokens, schema=reply_schema(role) if json_schema else None)
+            for role, tokens in MAX_TOKENS.items()
+        }
 
     async def helpful_documents(self, question: Question) -> list[int]:
         """See `Teacher`."""
-        # In the order of the row: that of the supporting facts often is the reasoning order, which is asked for.
-        shown = sorted(question.supporting) if self._shown == "supporting" else list(range(len(question.passages)))
+        shown = shown_documents(question, self._shown)
 
-        def parse(text: str, recovered: Counter[str]) -> KeptDocuments:
+        def parse(text: str, recovered: Counter[str]) -> tuple[KeptDocuments, str]:
             reply = read_documents(text, len(shown), recovered)
             # "Nothing helps" and "not answerable" are judgements, no mistakes: they are not sent back.
             if reply.numbers and reply.answerable:
                 check_answer_kept(question, shown, [shown[number - 1] for number in reply.numbers])
-            return reply
+            return reply, text
 
-        messages = _chat(self._prompts.filter, filter_text(question, shown))
+        messages = self._prompts.chat("subq_filter", filter_text(question, shown))
         reply, text = await self._ask(FILTER_ROLE, messages, parse, question)
         if not reply.numbers or not reply.answerable:
             judgement = DropReason.NOT_ANSWERABLE if reply.numbers else DropReason.NO_HELPFUL
@@ -189,56 +154,59 @@ class LLMTeacher:
                     check_subquery(subquery, question, asked)
                 return subquery
 
-            messages = _chat(self._prompts.query, query_text(question, passage, asked))
-            subquery, _ = await self._ask(QUERY_ROLE, messages, parse, question)
-            asked.append(subquery)
+            messages = self._prompts.chat("subq_query", query_text(question, passage, asked))
+            asked.append(await self._ask(QUERY_ROLE, messages, parse, question))
         return asked
 
     async def triples(self, question: Question, document: int) -> list[Triple]:
         """See `Teacher`."""
         if self._triples_from is not None:
-            return await self._triples_from.triples(question, document)
-        messages = _chat(self._prompts.triples, triples_text(question.passages[document]))
-        found, _ = await self._ask(TRIPLES_ROLE, messages, read_triples, question)
-        self.malformed += found.malformed
-        return list(found.triples)
-
-    def answers_directly(self, question: Question) -> bool:
-        """Whether the client marks the question as answered without retrieval; only recorded replies do."""
-        return isinstance(self._client, KnowsDirectAnswers) and self._client.answers_directly(question)
+            return self._triples_from.of(question.passages[document])
+        messages = self._prompts.chat("subq_triples", triples_text(question.passages[document]))
+        triples, malformed = await self._ask(TRIPLES_ROLE, messages, lambda text, _: read_triples(text), question)
+        self.malformed += malformed
+        return list(triples)
 
     async def _ask(
         self, role: str, messages: list[Message], parse: Callable[[str, Counter[str]], T], question: Question
-    ) -> tuple[T, str]:
-        """What a reply says, and the reply; bad ones are counted, and one is sent back."""
-        reply, bad, recovered = "", 0, Counter[str]()
+    ) -> T:
+        """What a reply says; bad ones are counted, and one is sent back."""
+        rejected, recovered = Counter[str](), Counter[str]()
 
-        def counted(text: str) -> T:
-            nonlocal reply, bad
-            reply = text
+        def read(text: str) -> T:
             recovered.clear()
-            try:
-                return parse(text, recovered)
-            except UnusableReply as error:
-                bad += 1
-                self.refused[f"{role}: {error.reason}"] += 1
-                raise
+            return parse(text, recovered)
 
         self.calls[role] += 1
-        drawn = self._sampling
-        sampling = Sampling(drawn.temperature, drawn.top_p, MAX_TOKENS[role], drawn.stop, drawn.seed)
+        sampling = self._sampling[role]
         try:
             value = await ask(
-                self._client, messages, counted, role=role, sampling=sampling, question_id=question.id, repairs=1
+                self._client, messages, read, role=role, sampling=sampling, question_id=question.id, repaired=rejected
             )
+            self.repairs.update([role] if rejected else [])
         except UnusableReply as error:
-            known = {reason.value: reason for reason in DropReason}
-            reason = known.get(error.reason, DropReason.UNREADABLE_REPLY)
-            raise UnlabelledQuestion(reason, error.explanation, role, reply) from None
-        if bad:
-            self.repairs[role] += 1
+            rejected[error.reason] += 1
+            reason = _REASONS.get(error.reason, DropReason.UNREADABLE_REPLY)
+            raise UnlabelledQuestion(reason, error.explanation, role, error.reply) from None
+        finally:
+            self.refused.update({f"{role}: {reason}": n for reason, n in rejected.items()})
         self.recovered.update({f"{role}: {form}": n for form, n in recovered.items()})
-        return value, reply
+        return value
+
+
+def reply_schema(role: str) -> str:
+    """The JSON schema of the replies of a stage, as JSON text."""
+    fields = _FIELDS[role]
+    schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    return json.dumps(schema)
+
+
+def shown_documents(question: Question, shown: Shown) -> list[int]:
+    """The passages the filter chooses from, in the order of the row.
+
+    The order of the supporting facts often is the reasoning order, which is asked for.
+    """
+    return sorted(question.supporting) if shown == "supporting" else list(range(len(question.passages)))
 
 
 def filter_text(question: Question, shown: Sequence[int]) -> str:
@@ -269,5 +237,69 @@ def _folded(text: str) -> str:
     return " ".join(text.split())
 
 
-def _chat(system: str, user: str) -> list[Message]:
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+class DirectAnswers(Protocol):
+    """What the base model answers without retrieval (RAS, Algorithm 1, lines 3-4)."""
+
+    async def answer(self, question: Question) -> str:
+        """The model's answer."""
+        ...
+
+
+class BaseModelAnswers:
+    """The direct-answer test: a base model answers questions without any document, greedily.
+
+    Args:
+        client: The model; its replies are in the ledger, so the test goes on where it was.
+        max_new_tokens: Longest answer, in tokens.
+    """
+
+    def __init__(self, client: LLMClient, max_new_tokens: int = 16) -> None:
+        self._client, self._sampling = client, Sampling(max_tokens=max_new_tokens)
+        self._prompt = (PROMPT_FOLDER / "direct_answer.md").read_text(encoding="utf-8").rstrip()
+
+    async def answer(self, question: Question) -> str:
+        """The first line of what the model writes; a base model goes on with a question of its own."""
+        text = self._prompt.replace("{question}", _folded(question.question))
+        messages: list[Message] = [{"role": "user", "content": text}]
+        completion = await self._client.chat(
+            messages, role=DIRECT_ROLE, sampling=self._sampling, question_id=question.id
+        )
+        return completion.text.strip().split("\n", 1)[0].strip()
+
+
+class StoredAnswers:
+    """Answers of that test from JSON lines `{"question_id", "answer"}`, looked up in their file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line is malformed.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        def keys(where: str, row: Row) -> list[str]:
+            if not isinstance(row.get("question_id"), str) or not isinstance(row.get("answer"), str):
+                raise ValueError(
+                    f"{where}: a direct answer needs question_id and answer; the line has {', '.join(row)}"
+                )
+            return [row["question_id"]]
+
+        self._index = JsonlIndex(path, keys)
+
+    async def answer(self, question: Question) -> str:
+        """The stored answer.
+
+        Raises:
+            ValueError: there is none.
+        """
+        found = self._index.get(question.id)
+        if found is None:
+            raise ValueError(
+                f"{self._index.path}: no direct answer to question {question.id!r} of {question.source}; "
+                "complete the file, or name the model with --direct-answer-model"
+            )
+        return str(found[1]["answer"])
+
+
+def is_correct(answer: str, golds: Iterable[str]) -> bool:
+    """Whether an answer equals a gold answer or alias after normalisation."""
+    return normalize_answer(answer) in {normalize_answer(gold) for gold in golds}

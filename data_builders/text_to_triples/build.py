@@ -25,7 +25,7 @@ from tripletune.data_builders.datasets.card import BuildFacts
 from tripletune.data_builders.datasets.kinds.pairs import KIND as PAIRS
 from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import FolderOptions, new_dataset, split_name_problems
-from tripletune.data_builders.hotpotqa_subq.sources import Source
+from tripletune.data_builders.hotpotqa_subq.options import Source
 from tripletune.data_builders.readers._pair_rows import PairDrop
 from tripletune.data_builders.text_to_triples.cleaning import Cleaning, clean_row, clean_text, text_key, triples_key
 from tripletune.data_builders.text_to_triples.sources import check_source, read_source, read_texts

@@ -15,8 +15,8 @@ from typing import Any, cast
 
 from tripletune.data_builders import readers
 from tripletune.data_builders.datasets.lookup import JsonlIndex
+from tripletune.data_builders.hotpotqa_subq.options import Source
 from tripletune.data_builders.hotpotqa_subq.questions import Dropped
-from tripletune.data_builders.hotpotqa_subq.sources import Source
 from tripletune.data_builders.readers._pair_rows import (
     MALFORMED_TRIPLES,
     PairDrop,

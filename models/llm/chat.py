@@ -23,7 +23,7 @@ class ChatEncoder:
         model: The model's name, for messages.
         template_options: More arguments of the template, for example {"enable_thinking": False}. Templates that show a
             date get `DATE` where it is not among them.
-        plain: For base models, which have no template: the turns' texts, with a blank line after each.
+        plain: For base models, which have no template: the turns' texts, with blank lines between them.
 
     Raises:
         ValueError: the tokenizer has no chat template and `plain` is not set.
@@ -83,7 +83,7 @@ class ChatEncoder:
         """
         turns: list[dict[str, Any]] = [dict(message) for message in messages]
         if self.plain:
-            return "".join(f"{turn['content']}\n\n" for turn in turns)
+            return "\n\n".join(turn["content"] for turn in turns)
         if not self._system_apart:
             turns = join_system(turns)
         try:

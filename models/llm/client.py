@@ -108,6 +108,8 @@ class LLMClient(Protocol):
 class CallError(RuntimeError):
     """A call that no further attempt will answer."""
 
+    exit_code = 1
+
 
 class SetupError(CallError):
     """Key, account, address, model name or a setting is at fault: every other call would fail in the same way."""

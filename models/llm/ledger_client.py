@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 from tenacity.wait import wait_random_exponential
@@ -99,6 +100,9 @@ class LedgerClient:
         self._retry = retry or Retry()
         self._secrets = tuple(secret for secret in secrets if secret)
         self._flights: dict[str, _Flight] = {}
+        # Calls that a server works on, and the error that ended the sending of more.
+        self._sent: set[Any] = set()
+        self._stopped: Exception | None = None
 
     def __repr__(self) -> str:
         return f"LedgerClient(model={self.model!r}, ledger={str(self.ledger.path) if self.ledger else None!r})"
@@ -151,6 +155,15 @@ class LedgerClient:
         """What to do about the calls that wait for a batch, for the end of a run; `None` when none waits."""
         return self.backend.pending_message() if isinstance(self.backend, BatchBackend) else None
 
+    async def stop(self, error: Exception) -> None:
+        """Send nothing more, and wait for the replies under way, so that none that is paid for is lost.
+
+        Args:
+            error: From now on raised by calls that are neither stored nor under way.
+        """
+        self._stopped = self._stopped or error
+        await asyncio.gather(*self._sent - {asyncio.current_task()}, return_exceptions=True)
+
     async def close(self) -> None:
         """End calls under way, write what was received, close backend and ledger."""
         flights = [flight.task for flight in self._flights.values()]
@@ -170,6 +183,7 @@ class LedgerClient:
         flight = self._flights[call.key] = _Flight(task)
 
         def landed(task: asyncio.Task[Completion]) -> None:
+            self._sent.discard(task)
             if self._flights.get(call.key) is flight:
                 del self._flights[call.key]
             if not task.cancelled():
@@ -217,6 +231,8 @@ class LedgerClient:
                 self.ledger.use(call.key, role, question_id)
             raise
         except (CallError, TransientError) as error:
+            if error is self._stopped:
+                raise
             failure = self._failure(error, attempts, role)
             if self.ledger is not None:
                 await self.ledger.fail(call, str(failure), attempts - 1, role, question_id)
@@ -228,6 +244,10 @@ class LedgerClient:
 
     async def _attempt(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         async with self._limits.permit(messages, sampling) as permit:
+            if self._stopped is not None:
+                raise self._stopped
+            task = asyncio.current_task()
+            self._sent.add(task)
             start = time.perf_counter()
             try:
                 async with asyncio.timeout(self._limits.timeout):
@@ -237,6 +257,9 @@ class LedgerClient:
                 raise TransientError(f"no reply within {limit} seconds" if limit else "no reply in time") from None
             except RepliesPending:
                 permit.used(0)
+                raise
+            except TransientError:
+                self._sent.discard(task)
                 raise
             permit.used(completion.prompt_tokens + completion.completion_tokens)
             return completion if completion.seconds else replace(completion, seconds=time.perf_counter() - start)

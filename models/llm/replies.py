@@ -45,12 +45,13 @@ class UnusableReply(ValueError):
 
     Attributes:
         repairs: Repair turns that were tried.
+        reply: The reply, where `ask` raises it.
     """
 
     def __init__(self, reason: str, explanation: str) -> None:
         super().__init__(f"{reason}: {explanation}")
         self.reason, self.explanation = reason, explanation
-        self.repairs = 0
+        self.repairs, self.reply = 0, ""
 
 
 async def ask(
@@ -93,7 +94,7 @@ async def ask(
         try:
             return parse(completion.text)
         except UnusableReply as error:
-            error.repairs = tried
+            error.repairs, error.reply = tried, completion.text
             if tried == repairs:
                 raise
             if repaired is not None:
@@ -293,7 +294,8 @@ def _repaired(text: str, kinds: tuple[type[Any], ...]) -> Any:
         _, first, last = _KINDS[kind]
         cut = text[text.find(first) : text.rfind(last) + 1]
         balanced = cut.count("[") == cut.count("]") and cut.count("{") == cut.count("}")
-        if not balanced or not 1 < len(cut) < _LONGEST_REPAIRED:
+        cut_off = text.rfind(first) > text.rfind(last)
+        if not balanced or cut_off or not 1 < len(cut) < _LONGEST_REPAIRED:
             continue
         ways = ((partial(json.loads, strict=False), _TRAILING_COMMA.sub("", cut)), (ast.literal_eval, cut))
         for read, written in ways:

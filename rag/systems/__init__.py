@@ -71,12 +71,12 @@ class LoopOptions:
     top_k: int = setting(5, "passages per round", at_least=1)
     planning: bool = setting(True, 'no retrieves once with the question and answers (ablation "without planning")')
     retrieval: bool = setting(True, 'no answers directly (ablation "without retrieval")')
-    evidence: Evidence = setting(  # noqa: RUF009
+    evidence: Evidence = setting(
         "triples",
         "what the model reads of a step: its triples, or the text of its passages",
         choices=get_args(Evidence),
     )
-    first_query: FirstQuery = setting(  # noqa: RUF009
+    first_query: FirstQuery = setting(
         "main_question",
         "q_0: the main question (paper), or the first sub-query that the planner generated",
         choices=get_args(FirstQuery),

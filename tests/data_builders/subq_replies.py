@@ -11,11 +11,19 @@ import functools
 import json
 import os
 import random
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tripletune.data_builders.hotpotqa_subq.recorded_client import recorded_reply
-from tripletune.data_builders.hotpotqa_subq.teacher import FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE, Prompts
+from tripletune.data_builders.hotpotqa_subq.teacher import FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE, load_subq_prompts
+from tripletune.data_builders.readers._rows import PassageFinder, title_key
+from tripletune.models.data.passages import Passage
+from tripletune.models.llm.replies import REPAIR_ROLE
+from tripletune.models.local.generation import Completion
+
+_NUMBERED = re.compile(r"^\[(\d+)\] (.*)$", re.MULTILINE)
+_DOCUMENT = re.compile(r"^Document: (.*)$", re.MULTILINE)
 
 
 def rows(path: str | Path) -> list[dict[str, Any]]:
@@ -37,8 +45,8 @@ def reply(body: dict[str, Any]) -> str:
         with Path(os.environ["SUBQ_BODIES"]).open("a", encoding="utf-8") as file:
             file.write(json.dumps(body) + "\n")
     contents = [message["content"] for message in body["messages"]]
-    prompts = Prompts.load()
-    role = {prompts.filter: FILTER_ROLE, prompts.query: QUERY_ROLE, prompts.triples: TRIPLES_ROLE}[contents[0]]
+    roles = dict(zip(load_subq_prompts().texts.values(), (FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE)))
+    role = roles[contents[0]]
     by_question, facts = recorded()
     first = contents[1].split("\n", 1)[0]
     row = facts if role == TRIPLES_ROLE else by_question[first.split(": ", 1)[1]]
@@ -56,3 +64,43 @@ def wrong(role: str) -> str:
     if role == QUERY_ROLE:
         return json.dumps({"question": "Who is it? And where?"})
     return json.dumps({"triples": []})
+
+
+class RecordedClient:
+    """An `LLMClient` over recorded replies: the path of a teacher LLM without a model."""
+
+    model = "recorded"
+
+    def __init__(self, path: str | Path) -> None:
+        self.rows = {row["_id"]: row for row in rows(path)}
+
+    async def chat(self, messages: Any, *, role: str, sampling: Any = None, question_id: str = "") -> Completion:
+        row = self.rows.get(question_id, {})
+        return Completion(recorded_reply(row, role, [message["content"] for message in messages]))
+
+    async def close(self) -> None:
+        pass
+
+
+def recorded_reply(row: dict[str, Any], role: str, contents: Sequence[str]) -> str:
+    """The reply to one prompt that a recorded row stands for; what is not recorded is an empty reply."""
+    prompt, role = contents[1], role.removesuffix(REPAIR_ROLE)
+    if role == FILTER_ROLE:
+        shown = [title for _, title in _NUMBERED.findall(prompt)]
+        find = PassageFinder([Passage(title, "x") for title in shown])
+        # 0 stands for a title that is not shown: there is no such document.
+        found = [find(" ".join(title.split())) for title in row.get("helpful", [])]
+        numbers = [0 if place is None else place + 1 for place in found]
+        return json.dumps({"documents": list(dict.fromkeys(numbers)), "answerable": True})
+    document = _DOCUMENT.search(prompt)
+    title = document.group(1) if document else ""
+    if role == QUERY_ROLE:
+        asked = {entry["title"]: entry["question"] for entry in row.get("subqueries", [])}
+        return json.dumps({"question": _of(asked, title) or ""}, ensure_ascii=False)
+    return json.dumps({"triples": _of(row.get("triples", {}), title) or []}, ensure_ascii=False)
+
+
+def _of(values: dict[str, Any], title: str) -> Any:
+    exact = [value for other, value in values.items() if " ".join(other.split()) == title]
+    alike = [value for other, value in values.items() if title_key(other) == title_key(title)]
+    return (exact or alike or [None])[0]

@@ -26,7 +26,7 @@ from tripletune.models.options import (
 class Inner:
     rate: float = setting(1e-5, "learning rate", above=0)
     kind: Literal["cosine", "linear"] = setting("cosine", "schedule")
-    names: list[str] = setting(["a"], "names", choices=("a", "b"))  # noqa: RUF009
+    names: list[str] = setting(["a"], "names", choices=("a", "b"))
     revision: str | None = setting(None, "hub revision")
 
 

@@ -65,7 +65,7 @@ class HFBackend:
         dtype: "auto" (bfloat16 where the hardware multiplies it natively), "float32", "bfloat16" or "float16".
         template_options: More arguments of the chat template, for example {"enable_thinking": False}. They change
             replies, so they are part of the ledger's name.
-        plain: For base models, which have no chat template: the turns' texts, with a blank line after each.
+        plain: For base models, which have no chat template: the turns' texts, with blank lines between them.
 
     Attributes:
         model: "hf:<model>" and the template's options.

@@ -44,12 +44,12 @@ class CiragOptions:
         'triples,passages is "w/o Sentence"',
         choices=GRANULARITIES,
     )
-    extraction: Extraction = setting(  # noqa: RUF009
+    extraction: Extraction = setting(
         "two_step",
         "triples of a passage: in two steps (figures 9 and 10), from one joint prompt, or from a store",
         choices=get_args(Extraction),
     )
-    history: History = setting(  # noqa: RUF009
+    history: History = setting(
         "chat",
         "how the integrator reads earlier rounds: as turns of the chat, in which one sequence holds a whole "
         "trajectory, or as the section historical_context of one turn (figure 11)",

@@ -4,8 +4,8 @@ import json
 import pytest
 
 from tripletune.data_builders.hotpotqa_subq.annotations import TripleFile
-from tripletune.data_builders.hotpotqa_subq.build import BuildOptions
 from tripletune.data_builders.hotpotqa_subq.labelling import LabelOptions, label_question
+from tripletune.data_builders.hotpotqa_subq.options import BuildOptions
 from tripletune.data_builders.hotpotqa_subq.questions import Question
 from tripletune.models.data.passages import Passage
 from tripletune.models.data.triples import Triple

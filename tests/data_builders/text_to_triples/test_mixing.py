@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tripletune.data_builders.hotpotqa_subq.build import BuildOptions, build
+from tripletune.data_builders.hotpotqa_subq.options import Source
 from tripletune.data_builders.hotpotqa_subq.questions import Question
-from tripletune.data_builders.hotpotqa_subq.sources import Source
 from tripletune.data_builders.readers import get_reader
 from tripletune.data_builders.readers._self_rag import NO_ANSWER
 from tripletune.data_builders.readers.arc_easy import NOT_TRAIN

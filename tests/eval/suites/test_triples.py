@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tripletune.data_builders.hotpotqa_subq.sources import Source
+from tripletune.data_builders.hotpotqa_subq.options import Source
 from tripletune.data_builders.text_to_triples.sources import read_source
 from tripletune.eval.suites.triples import (
     Prediction,

@@ -1,21 +1,21 @@
 import asyncio
 import json
-import os
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.data_builders import subq_replies
-from tripletune.data_builders.hotpotqa_subq import cli as subq_cli
-from tripletune.data_builders.hotpotqa_subq.cli import run
-from tripletune.data_builders.hotpotqa_subq.merge import merge
+from tripletune.data_builders.hotpotqa_subq import __main__ as command_line
+from tripletune.data_builders.hotpotqa_subq.__main__ import main as run
 from tripletune.data_builders.world.build import WorldOptions, generate_world
 from tripletune.models.data.records import read_records
 from tripletune.models.llm import options
 from tripletune.models.llm.backends.batch_replies import import_replies
 from tripletune.models.llm.client import CallError, SetupError, TransientError
 from tripletune.models.llm.ledger import Ledger
+from tripletune.models.llm.ledger_cli import exported, import_calls
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
 from tripletune.models.local.generation import Completion
 
@@ -40,12 +40,15 @@ class WorldBackend:
 
     def __init__(self, model="openai:m", fail_after=None):
         self.model, self.asked, self.fail_after = model, [], fail_after
+        self.answered, self.seconds = 0, 0.0
 
     async def complete(self, messages, sampling):
         self.asked.append([message["content"] for message in messages])
         await asyncio.sleep(0)
         if self.fail_after is not None and len(self.asked) > self.fail_after:
             raise self.error
+        self.answered += 1
+        await asyncio.sleep(self.seconds)
         return Completion(subq_replies.reply({"messages": list(messages)}), 10, 5)
 
     async def close(self):
@@ -56,7 +59,7 @@ class WorldBackend:
 def backend(monkeypatch):
     one = WorldBackend()
     retry = Retry(attempts=2, first_wait=0.0)
-    monkeypatch.setattr(subq_cli, "open_client", lambda llm: LedgerClient(one, Ledger(llm.ledger), retry=retry))
+    monkeypatch.setattr(command_line, "open_client", lambda llm: LedgerClient(one, Ledger(llm.ledger), retry=retry))
     return one
 
 
@@ -75,12 +78,10 @@ def facts(folder: Path):
 
 
 def ends_with(code, capsys, *call):
-    with pytest.raises(SystemExit) as caught:
-        run(*call)
-    assert caught.value.code == code
+    assert run(*call) == code
     error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    return error
+    assert "Traceback" not in error
+    return error.splitlines(keepends=True)[-1]
 
 
 def test_a_teacher_labels_a_source_without_annotations(files, backend):
@@ -105,17 +106,18 @@ def test_a_teacher_labels_a_source_without_annotations(files, backend):
     assert shards(files / "out") == shards(files / "recorded")
 
 
-def test_a_build_that_stops_goes_on_where_it_was(files, backend, capsys):
-    backend.fail_after, backend.error = 20, TransientError("500")
+@pytest.mark.parametrize("error", [TransientError("500"), SetupError("no credit")])
+def test_a_build_that_stops_goes_on_where_it_was(files, backend, capsys, error):
+    backend.fail_after, backend.error, backend.seconds = 20, error, 0.05
     error = ends_with(1, capsys, arguments(files, files / "out"))
     assert error.startswith("error: hotpotqa world")
     assert error.endswith("run the same command again to go on\n")
     assert not (files / "out").exists()
-    assert not (files / "out.partial").exists()
+    assert not list(files.glob(".out*"))
     with sqlite3.connect(files / "out.ledger.sqlite") as ledger:
         (stored,) = ledger.execute("SELECT count(*) FROM calls WHERE status = 'ok'").fetchone()
-    # What was under way when the error came may be lost, nothing else.
-    assert 0 < stored <= 20
+    # What was under way when the error came was waited for: it is paid for.
+    assert stored == backend.answered > 0
     backend.fail_after = None
     backend.asked.clear()
     assert run(arguments(files, files / "out")) == 0
@@ -202,7 +204,7 @@ def test_a_batch_build_stops_three_times(files, backend, capsys, monkeypatch):
     call = ["--source", f"hotpotqa:{files / 'questions.jsonl'}", "--output", str(files / "out")]
     call += ["--validation-fraction", "0.3", "--teacher", "batch", "--teacher-model", "m", "--overwrite"]
     ledger, sizes = files / "out.ledger.sqlite", []
-    monkeypatch.setattr(subq_cli, "open_client", options.open_client)
+    monkeypatch.setattr(command_line, "open_client", options.open_client)
     for round_ in range(3):
         message = ends_with(3, capsys, call)
         assert not (files / "out").exists()
@@ -218,45 +220,49 @@ def test_a_batch_build_stops_three_times(files, backend, capsys, monkeypatch):
     assert shards(files / "out") == shards(files / "calm")
 
 
-def test_a_sharded_build_merges_to_the_bytes_of_an_unsharded_one(files, backend):
-    more = ("--shard-size", "7", "--teacher-ledger", str(files / "one.sqlite"))
-    assert run(arguments(files, files / "whole", *more)) == 0
+def test_shards_fill_ledgers_and_the_final_build_finds_every_reply(files, backend):
+    assert run(arguments(files, files / "whole")) == 0
+    one = files / "out.ledger.sqlite"
     for number in range(3):
-        assert run(arguments(files, files / f"part{number}", *more, "--shard", f"{number}/3")) == 0
-    lines = (files / "part1" / "order.tsv").read_text().splitlines()
-    assert [line.split("\t")[1] for line in lines] == ["1", "4", "7", "10"]
-    os.rename(files / "whole", files / "kept")
-    merge([files / f"part{number}" for number in (2, 0, 1)], str(files / "whole"))
-    assert sorted(path.name for path in (files / "kept").iterdir()) == sorted(
-        path.name for path in (files / "whole").iterdir()
-    )
-    for path in (files / "kept").iterdir():
-        assert (files / "whole" / path.name).read_bytes() == path.read_bytes(), path.name
+        backend.asked.clear()
+        assert run(arguments(files, files / "out", "--shard", f"{number}/3")) == 0
+        part = files / f"out.shard-{number}-of-3.ledger.sqlite"
+        lines = (json.dumps(call) for call in exported(part))
+        new, known = import_calls(one, lines, part.name)
+        # A paragraph that two shards need is asked for by both.
+        assert new + known == len(backend.asked) > 0
+    assert not (files / "out").exists()
+    backend.asked.clear()
+    assert run(arguments(files, files / "out")) == 0
+    assert not backend.asked
+    assert shards(files / "out") == shards(files / "whole")
+    with closing(sqlite3.connect(files / "out.shard-0-of-3.ledger.sqlite")) as ledger:
+        assert {row[0] for row in ledger.execute("SELECT question_id FROM uses WHERE role = 'subq.filter'")} == {
+            row["_id"] for row in subq_replies.rows(files / "questions.jsonl")[::3]
+        }
 
 
-def test_every_shard_sees_the_same_repeated_ids(files, backend):
-    questions = files / "questions.jsonl"
-    lines = questions.read_text(encoding="utf-8").splitlines()
-    questions.write_text("\n".join([*lines[:4], lines[0], lines[1]]) + "\n", encoding="utf-8")
-    for number in range(2):
-        assert run(arguments(files, files / f"part{number}", "--shard", f"{number}/2")) == 0
-        assert facts(files / f"part{number}")["drops"] == {"hotpotqa": {"question id seen before": 1}}
-        assert facts(files / f"part{number}")["questions"] == {"hotpotqa": 2}
+def test_a_direct_answer_spares_the_question_its_calls(files, backend, monkeypatch):
+    first = subq_replies.rows(files / "questions.jsonl")[0]
 
+    class Base:
+        model = "hf:base plain"
+        asked = 0
 
-def test_a_shard_may_be_empty(files, backend):
-    assert run(arguments(files, files / "part", "--shard", "5/6", "--limit", "3")) == 0
-    assert (files / "part" / "order.tsv").read_text() == ""
-    assert facts(files / "part")["questions"] == {"hotpotqa": 0}
+        async def complete(self, messages, sampling):
+            Base.asked += 1
+            return Completion(f" {first['answer']}\nQuestion: more")
 
+        async def close(self):
+            pass
 
-def test_recorded_replies_through_the_llm_path(files):
-    source = f"hotpotqa:{files / 'questions.jsonl'}:{files / 'teacher.jsonl'}"
-    assert run(["--source", source, "--output", str(files / "a")]) == 0
-    assert run(["--source", source, "--output", str(files / "b"), "--teacher", "recorded"]) == 0
-    assert shards(files / "a") == shards(files / "b")
-    assert facts(files / "b")["teachers"] == {"hotpotqa": "annotations:teacher.jsonl"}
-    assert facts(files / "b")["models"] == {"teacher": "annotations:teacher.jsonl"}
+    monkeypatch.setattr(command_line, "open_base_model", lambda options, ledger: LedgerClient(Base(), Ledger(ledger)))
+    for _ in range(2):
+        assert run(arguments(files, files / "out", "--direct-answer-model", "base", "--overwrite")) == 0
+    assert Base.asked == 12
+    direct = {r.question_id for r in read_records(files / "out") if r.action.value == "[NO_RETRIEVAL]"}
+    assert first["_id"] in direct
+    assert facts(files / "out")["models"]["direct answers"] == "base"
 
 
 def test_parts_of_the_mix_are_cut_to_their_count_and_give_answers_alone(files, backend):
@@ -277,17 +283,23 @@ def test_parts_of_the_mix_are_cut_to_their_count_and_give_answers_alone(files, b
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--shard", "3/3"], "shard '3/3': write it as i/n"),
+        (["--shard", "3/3"], "shard: '3/3' must be i/n"),
         (["--prompts", "gone"], "no such folder of prompts: gone"),
         (["--triples-from", "gone.jsonl"], "no such file: gone.jsonl"),
-        (["--teacher-concurrency", "0"], "concurrency 0: it must be above 0"),
-        (["--asqa-count", "0"], "asqa_count 0: it must be at least 1"),
-        (["--dry-run", "--prices", "gone.yaml"], "no such price table: gone.yaml"),
+        (["--teacher-concurrency", "0"], "concurrency 0"),
+        (["--asqa-count", "0"], "asqa_count: 0 must be at least 1"),
+        (["--dry-run", "--price", "1"], "--price 1: write dollars per million tokens as IN,OUT"),
+        (["--direct-answer-model", "m", "--direct-answers", "f"], "name the model or a file of its answers, not both"),
+        (["--validation-fraction", "1", "--shard-size", "0"], "must be at least 0 and below 1; shard_size: 0 must be"),
+        (["--source", "nope:f:t"], "there is no question reader 'nope'"),
+        (["--source", "hotpotqa:gone.jsonl:gone.teacher.jsonl", "--source", "a=hotpotqa:q"], "two sources are called"),
+        (["--source", "a=hotpotqa:gone.jsonl:gone.teacher.jsonl"], "no such file: gone.teacher.jsonl"),
     ],
 )
 def test_bad_options_are_one_line_and_exit_code_2(files, backend, capsys, more, message):
     assert message in ends_with(2, capsys, arguments(files, files / "out", *more))
-    assert not (files / "out").exists()
+    # Not even an empty ledger.
+    assert sorted(path.name for path in files.iterdir()) == ["questions.jsonl", "teacher.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -295,46 +307,28 @@ def test_bad_options_are_one_line_and_exit_code_2(files, backend, capsys, more, 
     [
         (["hotpotqa:q.jsonl"], "has no annotations; add a file of recorded teacher replies, hotpotqa:FILE:ANNOTATIONS"),
         (["two_wiki:q.json", "--teacher", "openai", "--teacher-model", "m"], "every source has annotations"),
-        (["two_wiki:q.json", "--dry-run"], "--dry-run estimates the calls of a teacher LLM"),
-        (["hotpotqa:q.jsonl", "--teacher", "recorded"], "answers from one file of recorded replies"),
         (["hotpotqa:q.jsonl", "--teacher", "openai"], "options --teacher-...: model is not set"),
         (["hotpotqa:q:t", "--teacher-model", "m"], "--teacher-model: without effect, since --teacher annotations asks"),
-        (["hotpotqa:q:t", "--teacher", "recorded", "--prompts", "p"], "--prompts: without effect"),
-        (["hotpotqa:q:t", "--show-documents", "all", "--triples-from", "f"], "--triples-from, --show-documents: with"),
-        (["hotpotqa:q", "--teacher", "openai", "--teacher-backend", "hf", "--teacher-model", "m"], "name one"),
+        (["hotpotqa:q:t", "--show-documents", "all", "--triples-from", "f"], "--show-documents, --triples-from: with"),
+        (["two_wiki:q.json", "--shard", "0/2"], "--shard 0/2 shares out calls of a model, and no --teacher is named"),
+        (["two_wiki:q.json", "--dry-run"], "--dry-run: without effect"),
     ],
 )
 def test_teachers_that_cannot_be(tmp_path, capsys, given, message):
     assert message in ends_with(2, capsys, ["--source", *given, "--output", str(tmp_path / "out")])
 
 
-def test_dry_run_sends_nothing_and_counts_what_the_ledger_has(files, backend, capsys):
-    price = files / "p.yaml"
-    price.write_text("models: {m: {input: 1000.0, output: 0.0, as_of: 2026-01-01, source: here}}")
-    call = arguments(files, files / "out", "--dry-run", "--prices", str(price), "--teacher-requests-per-minute", "30")
-    assert run(call) == 0
+def test_dry_run_sends_nothing(files, backend, capsys):
+    call = arguments(files, files / "out", "--dry-run")
+    assert run([*call, "--price", "1000,0"]) == 0
     shown = capsys.readouterr().out
     assert not backend.asked
-    assert sorted(path.name for path in files.iterdir()) == ["p.yaml", "questions.jsonl", "teacher.jsonl"]
-    documents = len(distinct_documents(files))
-    rows = {line.split("│")[1].strip(): line.split("│")[2:-1] for line in shown.splitlines() if "│" in line}
-    assert "…" not in shown
-    assert all(row[-1].strip().startswith("$") for row in rows.values())
-    assert [int(cell.replace(",", "")) for cell in rows["document filter"][:2]] == [12, 0]
-    assert [int(cell.replace(",", "")) for cell in rows["sub-queries"][:2]] == [24, 0]
-    assert [int(cell.replace(",", "")) for cell in rows["triples"][:2]] == [documents, 0]
-    assert f"Time: {(36 + documents) / 30:,.1f} minutes at 30 requests a minute." in shown
-    assert "p.yaml, here, as of 2026-01-01" in shown
-    assert run(arguments(files, files / "out")) == 0
-    capsys.readouterr()
-    assert run(call) == 0
-    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│ all")]
-    assert [int(cell.replace(",", "")) for cell in rows[0].split("│")[2:4]] == [0, 36 + documents]
-    assert run(arguments(files, files / "out", "--dry-run")) == 0
-    assert "No price known for m" in capsys.readouterr().out
-    local = ["--teacher", "hf", "--teacher-model", "m", "--direct-answer-model", "base"]
-    source = f"hotpotqa:{files / 'questions.jsonl'}"
-    assert run(["--source", source, "--output", str(files / "local"), "--dry-run", *local]) == 0
+    assert sorted(path.name for path in files.iterdir()) == ["questions.jsonl", "teacher.jsonl"]
+    rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines()}
+    assert [rows[f"subq.{stage}"][0] for stage in ("filter", "query", "triples")] == ["12", "24", "24"]
+    assert rows["all"][0] == "60"
+    assert rows["all"][-1] == f"${float(rows['all'][1].replace(',', '')) / 1000:,.2f}"
+    assert run([*call, "--direct-answer-model", "base"]) == 0
     shown = capsys.readouterr().out
-    assert "Price: none, the model runs here." in shown
-    assert "What base will answer directly is not known yet" in shown
+    assert "--price IN,OUT" in shown
+    assert "answers directly" in shown

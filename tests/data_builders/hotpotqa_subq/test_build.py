@@ -1,20 +1,18 @@
 import asyncio
 import json
-import os
-import signal
 import subprocess
 import sys
-import threading
+from contextlib import aclosing
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from tripletune.data_builders.hotpotqa_subq import build as hotpotqa_subq
-from tripletune.data_builders.hotpotqa_subq.build import BuildOptions, build, main
+from tests.data_builders.subq_replies import RecordedClient
+from tripletune.data_builders.hotpotqa_subq.build import build, in_order
 from tripletune.data_builders.hotpotqa_subq.labelling import LabelOptions, gives_away_answer, label_question
+from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
-from tripletune.data_builders.hotpotqa_subq.sources import Source
+from tripletune.data_builders.world.build import WorldOptions, generate_world
 from tripletune.models.data.passages import Passage
 from tripletune.models.data.records import read_records
 from tripletune.models.data.triples import Triple
@@ -201,34 +199,9 @@ def test_stored_direct_answers_decide_by_normalised_match(tmp_path, source):
     build([source], BuildOptions(str(tmp_path / "out"), split_name="train", limit=4, direct_answers=file))
     direct = {r.question_id for r in read_records(tmp_path / "out") if r.action.value == "[NO_RETRIEVAL]"}
     assert direct == {"id1"}
-    with pytest.raises(ValueError, match="have none for question 'id4'"):
+    with pytest.raises(ValueError, match="no direct answer to question 'id4'"):
         build([source], BuildOptions(str(tmp_path / "b"), limit=5, direct_answers=file))
     assert not (tmp_path / "b").exists()
-
-
-def test_ctrl_c_ends_the_direct_answer_pass_after_its_batch(tmp_path, source, monkeypatch, request):
-    # A shell lets what it starts in the background ignore the signal.
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, handler))
-    stopped, answered = threading.Event(), []
-
-    class Model:
-        def __init__(self, model_spec, *_):
-            self.model_spec, self.batch_size = model_spec, 8
-
-        def answer(self, questions):
-            os.kill(os.getpid(), signal.SIGINT)
-            # The pass is told to stop while this batch is at work, not after the last one.
-            assert stopped.wait(60)
-            answered.extend(questions)
-            return questions
-
-    monkeypatch.setattr(hotpotqa_subq, "DirectAnswerTest", Model)
-    monkeypatch.setattr(hotpotqa_subq, "threading", SimpleNamespace(Event=lambda: stopped))
-    with pytest.raises(KeyboardInterrupt):
-        build([source], BuildOptions(str(tmp_path / "out"), direct_answer_model="m"))
-    assert len(answered) == 8
-    assert len((tmp_path / "out.direct_answers.jsonl").read_text().splitlines()) == 8
 
 
 def test_failed_build_leaves_the_old_data_set(tmp_path, source):
@@ -239,7 +212,7 @@ def test_failed_build_leaves_the_old_data_set(tmp_path, source):
     with pytest.raises(ValueError, match=r"broken\.jsonl:2"):
         build([Source("hotpotqa", "hotpotqa", broken, source.annotations)], BuildOptions(str(output), overwrite=True))
     assert (output / "train-00000.jsonl").read_bytes() == before
-    assert not (tmp_path / "out.partial").exists()
+    assert not list(tmp_path.glob(".out*"))
 
 
 def test_no_question_left_is_an_error(tmp_path, source):
@@ -265,25 +238,6 @@ def test_source_in_another_form(text):
         Source.parse(text)
 
 
-@pytest.mark.parametrize(
-    ("extra", "message"),
-    [
-        (["--source", "nope:f:t"], "there is no question reader 'nope'"),
-        (["--source", "hotpotqa:gone.jsonl:gone.teacher.jsonl"], "no such file: gone.teacher.jsonl"),
-        (["--source", "two_wiki:gone.json", "--validation-fraction", "1"], "validation fraction 1.0"),
-        (["--source", "two_wiki:gone.json", "--shard-size", "0"], "shard size 0"),
-        (["--source", "two_wiki:a.json", "--source", "two_wiki:b.json"], "two sources are called 'two_wiki'"),
-    ],
-)
-def test_bad_command_line_is_one_line_and_exit_code_2(tmp_path, capsys, extra, message):
-    with pytest.raises(SystemExit) as caught:
-        main(["--output", str(tmp_path / "out"), *extra])
-    assert caught.value.code == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-
-
 def test_module_runs_and_reports_a_malformed_line(tmp_path, source):
     broken = tmp_path / "broken.jsonl"
     broken.write_text(json.dumps(hotpot_row(0)) + "\n{oops\n")
@@ -296,3 +250,143 @@ def test_module_runs_and_reports_a_malformed_line(tmp_path, source):
         run.stderr
         == f"error: {broken}:2: not valid JSON (Expecting property name enclosed in double quotes at column 2)\n"
     )
+
+
+async def collect(items, work, concurrency):
+    return [pair async for pair in in_order(iter(items), work, concurrency)]
+
+
+def test_results_come_in_the_order_of_the_items():
+    async def work(number):
+        for _ in range(5 - number % 5):
+            await asyncio.sleep(0)
+        return -number
+
+    found = asyncio.run(collect(range(50), work, 4))
+    assert found == [(number, -number) for number in range(50)]
+
+
+def test_work_that_never_waits_is_done_too():
+    async def work(number):
+        return number
+
+    assert len(asyncio.run(collect(range(1000), work, 3))) == 1000
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_a_slow_item_stalls_nothing_until_the_window_is_full(concurrency):
+    started, most, at_work, drawn = [], 0, 0, 0
+    slow = None
+
+    def items():
+        nonlocal drawn
+        for number in range(100):
+            drawn += 1
+            yield number
+
+    async def work(number):
+        nonlocal most, at_work
+        started.append(number)
+        at_work += 1
+        most = max(most, at_work)
+        if number == 0:
+            await slow.wait()
+        else:
+            for _ in range(6):
+                await asyncio.sleep(0)
+        at_work -= 1
+        return number
+
+    async def go():
+        nonlocal slow
+        slow = asyncio.Event()
+        found = []
+
+        async def read():
+            async for number, _ in in_order(items(), work, concurrency):
+                found.append(number)
+
+        task = asyncio.create_task(read())
+        for _ in range(500):
+            await asyncio.sleep(0)
+        held = len(started), drawn, list(found)
+        slow.set()
+        await task
+        return held, found
+
+    (begun, taken, early), found = asyncio.run(go())
+    assert early == []
+    # With room for one, the slow item has it; else the others go on, as far as the window reaches.
+    assert begun == (1 if concurrency == 1 else 4 * concurrency + 1)
+    assert taken <= 4 * concurrency + 2
+    assert most == concurrency
+    assert found == list(range(100))
+
+
+def test_an_error_comes_at_its_turn_and_leaves_nothing_running():
+    ended = []
+
+    async def work(number):
+        if number == 2:
+            raise ValueError("two")
+        try:
+            if number > 2:
+                await asyncio.sleep(60)
+        finally:
+            ended.append(number)
+        return number
+
+    found = []
+
+    async def read():
+        async with aclosing(in_order(iter(range(10)), work, 4)) as results:
+            async for number, _ in results:
+                found.append(number)
+
+    async def go():
+        with pytest.raises(ValueError, match="two"):
+            await read()
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(go()) == 1
+    assert found == [0, 1]
+    assert set(ended) >= {0, 1}
+
+
+SHARED = Path(__file__).resolve().parents[4] / "shared" / "data"
+
+
+def both_ways(tmp_path, questions, replies, **options):
+    """Records of the recorded teacher, and of the same replies through the path of a teacher LLM."""
+    build([Source("hotpotqa", "hotpotqa", questions, replies)], BuildOptions(str(tmp_path / "a"), **options))
+    bare = [Source("hotpotqa", "hotpotqa", questions)]
+    build(bare, BuildOptions(str(tmp_path / "b"), **options), lambda: RecordedClient(replies))
+    files = [sorted((tmp_path / name).glob("*.jsonl")) for name in ("a", "b")]
+    return [{file.name: file.read_bytes() for file in found} for found in files]
+
+
+@pytest.mark.parametrize("first_subquery", ["main_question", "generated"])
+def test_the_llm_path_gives_the_records_of_the_recorded_teacher(tmp_path, first_subquery):
+    # No questions of one hop: their sub-query is the question in its own words, which no teacher may hand in.
+    options = WorldOptions(train=40, validation=0, test=0, common_knowledge=0.0, one_hop=0.0, noise=0.3)
+    world = generate_world(options, "train")
+    rows = list(world.teacher_rows())
+    # What neither can label: nothing recorded, and no triples of a document.
+    del rows[3]
+    rows[5]["triples"] = {title: [] for title in rows[5]["triples"]}
+    questions, replies = write(tmp_path / "q.jsonl", world.question_rows()), write(tmp_path / "t.jsonl", rows)
+    recorded, through = both_ways(tmp_path, questions, replies, first_subquery=first_subquery, validation_fraction=0.3)
+    assert recorded == through
+    assert len({record.question_id for split in recorded for record in read_records(tmp_path / "a" / split)}) == 38
+    drops = json.loads((tmp_path / "b" / "statistics.json").read_text())["build"]["drops"]["hotpotqa"]
+    assert drops == {"no helpful document": 1, "a helpful document has no triples": 1}
+
+
+@pytest.mark.parametrize("split", ["train", "dev"])
+def test_real_questions_give_the_same_records_both_ways(tmp_path, split):
+    questions, replies = SHARED / f"hotpotqa_{split}.jsonl", SHARED / "teacher" / f"hotpotqa_{split}.jsonl"
+    if not replies.is_file():
+        pytest.skip(f"{replies} is not on this machine")
+    recorded, through = both_ways(tmp_path, str(questions), str(replies))
+    assert recorded == through
+    assert set(recorded) == {"train-00000.jsonl", "validation-00000.jsonl"}

@@ -3,6 +3,8 @@ import json
 
 import pytest
 
+from tripletune.data_builders.hotpotqa_subq.annotations import TripleFile
+from tripletune.data_builders.hotpotqa_subq.checks import read_documents, read_subquery, read_triples
 from tripletune.data_builders.hotpotqa_subq.labelling import label_question
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
 from tripletune.data_builders.hotpotqa_subq.teacher import (
@@ -11,9 +13,12 @@ from tripletune.data_builders.hotpotqa_subq.teacher import (
     PROMPT_NAMES,
     QUERY_ROLE,
     TRIPLES_ROLE,
+    BaseModelAnswers,
     LLMTeacher,
-    Prompts,
-    StoredTriples,
+    StoredAnswers,
+    is_correct,
+    load_subq_prompts,
+    prompt_digests,
 )
 from tripletune.models.data.passages import Passage
 from tripletune.models.data.triples import Triple
@@ -91,9 +96,9 @@ def test_a_question_with_two_documents_is_five_calls():
     assert [step.text for step in records[-1].steps] == ["Dune\nBy Frank\nHerbert.", "Frank Herbert\nOf Tacoma."]
     assert dict(teacher.calls) == {FILTER_ROLE: 1, QUERY_ROLE: 2, TRIPLES_ROLE: 2}
     assert not teacher.repairs
-    prompts = Prompts.load()
+    prompts = load_subq_prompts().texts
     (role, texts, sampling, question_id), *_ = client.calls
-    assert (role, texts[0], question_id) == (FILTER_ROLE, prompts.filter, "q1")
+    assert (role, texts[0], question_id) == (FILTER_ROLE, prompts["subq_filter"], "q1")
     assert sampling == Sampling(max_tokens=MAX_TOKENS[FILTER_ROLE])
     assert texts[1] == (
         "Question: Where was the author of Dune born?\n\n"
@@ -191,7 +196,7 @@ def test_triples_can_come_from_a_file(tmp_path):
     rows = [{"title": p.title, "text": p.text, "triples": [[p.title, "is", "here"]]} for p in QUESTION.passages]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     client = script()
-    records, teacher = label(client, triples_from=StoredTriples(path))
+    records, teacher = label(client, triples_from=TripleFile(path))
     assert records[-1].steps[0].triples == (Triple("Dune", "is", "here"),)
     assert not client.of(TRIPLES_ROLE)
     assert teacher.name == "script:m, triples of t.jsonl"
@@ -205,33 +210,55 @@ def test_sampling_reaches_the_calls():
     }
 
 
+def test_a_schema_is_sent_when_it_is_asked_for_alone():
+    for asked in (False, True):
+        client = script()
+        label(client, json_schema=asked)
+        schemas = {call[0]: call[2].schema for call in client.calls}
+        assert (None in schemas.values()) is not asked
+    assert json.loads(schemas[QUERY_ROLE])["required"] == ["question"]
+
+
 def test_own_prompts_replace_ours_and_have_their_own_digest(tmp_path):
     (tmp_path / "subq_query.md").write_text("Ask.\n")
-    ours, mixed = Prompts.load(), Prompts.load(tmp_path)
-    assert mixed.query == "Ask."
-    assert (mixed.filter, mixed.triples) == (ours.filter, ours.triples)
-    assert list(ours.digests()) == [f"data_builders/prompts/{name}.md" for name in PROMPT_NAMES]
-    assert list(mixed.digests())[1] == str(tmp_path / "subq_query.md")
-    before, after = list(ours.digests().values()), list(mixed.digests().values())
+    ours, mixed = load_subq_prompts(), load_subq_prompts(tmp_path)
+    assert mixed.texts == {**ours.texts, "subq_query": "Ask."}
+    assert list(prompt_digests(ours)) == [f"data_builders/prompts/{name}.md" for name in PROMPT_NAMES]
+    assert list(prompt_digests(mixed))[1] == str(tmp_path / "subq_query.md")
+    before, after = prompt_digests(ours).values(), prompt_digests(mixed).values()
     assert [one == other for one, other in zip(before, after)] == [True, False, True]
 
 
-def test_prompts_that_cannot_be_meant(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no such folder of prompts"):
-        Prompts.load(tmp_path / "gone")
-    (tmp_path / "subq_fliter.md").write_text("x")
-    with pytest.raises(ValueError, match=r"subq_fliter\.md: there is no prompt of this name; the prompts are"):
-        Prompts.load(tmp_path)
-    (tmp_path / "subq_fliter.md").rename(tmp_path / "subq_filter.md").write_text(" \n")
-    with pytest.raises(ValueError, match="the prompt is empty"):
-        Prompts.load(tmp_path)
-
-
 def test_the_replies_shown_in_our_prompts_pass_our_checks():
-    from tripletune.data_builders.hotpotqa_subq.reply_checks import read_documents, read_subquery, read_triples
+    shown = [text.rsplit("Reply: ", 1)[1] for text in load_subq_prompts().texts.values()]
+    assert read_documents(shown[0], 3).numbers == (3, 2)
+    assert read_subquery(shown[1]) == "On which river does the town of Kelm lie?"
+    assert len(read_triples(shown[2])[0]) == 5
 
-    prompts = Prompts.load()
-    shown = {name: getattr(prompts, name).rsplit("Reply: ", 1)[1] for name in ("filter", "query", "triples")}
-    assert read_documents(shown["filter"], 3).numbers == (3, 2)
-    assert read_subquery(shown["query"]) == "On which river does the town of Kelm lie?"
-    assert len(read_triples(shown["triples"]).triples) == 5
+
+def test_a_direct_answer_is_the_first_line_of_a_plain_prompt():
+    seen = []
+
+    class Model:
+        model = "hf:m plain"
+
+        async def chat(self, messages, *, role, sampling=None, question_id=""):
+            seen.append((messages, role, sampling.max_tokens, question_id))
+            return Completion("\n The Nile. \nQuestion: Which")
+
+    assert asyncio.run(BaseModelAnswers(Model(), 5).answer(QUESTION)) == "The Nile."
+    ((messages, role, tokens, question_id),) = seen
+    assert (role, tokens, question_id) == ("subq.direct", 5, "q1")
+    (turn,) = messages
+    assert turn["content"].endswith("Question: Where was the author of Dune born?\nAnswer:")
+    assert is_correct("The Nile.", ["Amazon", "nile"])
+    assert not is_correct("Nile river", ["nile"])
+
+
+def test_stored_answers_are_looked_up_and_a_bad_line_is_named(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    path.write_text('{"question_id": "q1", "answer": "x", "model": "m"}\n')
+    assert asyncio.run(StoredAnswers(path).answer(QUESTION)) == "x"
+    path.write_text('{"question_id": "id0"}\n')
+    with pytest.raises(ValueError, match=r"answers\.jsonl:1: a direct answer needs"):
+        StoredAnswers(path)

@@ -1,26 +1,20 @@
 """A teacher whose replies are unusable: the build ends with a card, counts and examples, and says so."""
 
 import json
-import os
+import shutil
 
 import pytest
 
-from tests.data_builders.hotpotqa_subq.test_hotpotqa_subq import hotpot_row, write
+from tests.data_builders.hotpotqa_subq.test_build import hotpot_row, write
 from tripletune.data_builders.__main__ import main
 from tripletune.data_builders.datasets.card import DROPPED
 from tripletune.data_builders.datasets.inspect import why_empty
-from tripletune.data_builders.datasets.writer import NO_RECORDS
-from tripletune.data_builders.hotpotqa_subq import cli as subq_cli
-from tripletune.data_builders.hotpotqa_subq.cli import run
-from tripletune.data_builders.hotpotqa_subq.dropped import (
-    EXAMPLES,
-    LONGEST_REPLY,
-    DroppedQuestion,
-    DroppedWriter,
-    read_dropped,
-)
-from tripletune.data_builders.hotpotqa_subq.output import ORDER
-from tripletune.data_builders.hotpotqa_subq.questions import DropReason
+from tripletune.data_builders.datasets.kinds.records import KIND as RECORDS
+from tripletune.data_builders.datasets.writer import NO_RECORDS, new_dataset
+from tripletune.data_builders.hotpotqa_subq import __main__ as command_line
+from tripletune.data_builders.hotpotqa_subq.options import BuildOptions
+from tripletune.data_builders.hotpotqa_subq.output import EXAMPLES, LONGEST_REPLY, SubqOutput
+from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
 from tripletune.models.local.generation import Completion
@@ -63,13 +57,10 @@ def build(tmp_path, monkeypatch):
 
     def call(output, *more, good=()):
         opener = lambda llm: LedgerClient(BadBackend(good), Ledger(llm.ledger))  # noqa: E731
-        monkeypatch.setattr(subq_cli, "open_client", opener)
+        monkeypatch.setattr(command_line, "open_client", opener)
         arguments = ["--source", f"hotpotqa:{tmp_path / 'q.jsonl'}", "--output", str(tmp_path / output)]
         teacher = ["--teacher", "openai", "--teacher-model", "m", "--teacher-ledger", str(tmp_path / "l.sqlite")]
-        try:
-            return run([*arguments, *teacher, *more])
-        except SystemExit as end:
-            return end.code
+        return command_line.main([*arguments, *teacher, *more])
 
     return call
 
@@ -119,15 +110,15 @@ def test_a_build_without_records_has_a_card_that_says_why(tmp_path, build, capsy
 
 def test_every_left_out_question_is_a_line(tmp_path, build):
     build("out")
-    lines = list(read_dropped(tmp_path / "out"))
-    assert [line.row for line in lines] == list(range(QUESTIONS))
-    assert lines[3] == DroppedQuestion(
-        "hotpotqa", 3, "id3", "Question number 3?", "subq.filter", "a teacher's reply can't be read", lines[3].detail,
-        RAMBLE[:LONGEST_REPLY],
-    )  # fmt: skip
-    assert "no JSON object" in lines[3].detail
-    assert lines[2].reply == BAD[2]
-    assert lines[2].reason == DropReason.NO_HELPFUL.value
+    lines = [json.loads(line) for line in (tmp_path / "out" / DROPPED).read_text(encoding="utf-8").splitlines()]
+    assert [line["row"] for line in lines] == list(range(QUESTIONS))
+    assert "no JSON object" in lines[3].pop("detail")
+    assert lines[3] == {
+        "source": "hotpotqa", "row": 3, "question_id": "id3", "question": "Question number 3?", "stage": "subq.filter",
+        "reason": "a teacher's reply can't be read", "reply": RAMBLE[:LONGEST_REPLY],
+    }  # fmt: skip
+    assert lines[2]["reply"] == BAD[2]
+    assert lines[2]["reason"] == DropReason.NO_HELPFUL.value
 
 
 def test_commands_on_a_data_set_without_records_say_so(tmp_path, build, capsys):
@@ -150,39 +141,6 @@ def test_commands_on_a_data_set_without_records_say_so(tmp_path, build, capsys):
     assert build("out", "--overwrite") == NO_RECORDS
 
 
-@pytest.mark.parametrize("good", [(), (1, 4, 9)])
-def test_shards_merge_to_the_bytes_of_an_unsharded_build(tmp_path, build, capsys, good):
-    assert build("out", good=good) == (0 if good else NO_RECORDS)
-    os.rename(tmp_path / "out", tmp_path / "whole")
-    parts = [tmp_path / f"part{number}" for number in range(3)]
-    for number, part in enumerate(parts):
-        assert build(part.name, "--shard", f"{number}/3", good=good) == 0
-        assert (part / ORDER).exists()
-    capsys.readouterr()
-    code = main(["merge", *map(str, parts[::-1]), "--output", str(tmp_path / "out")])
-    printed = capsys.readouterr()
-    assert code == (0 if good else NO_RECORDS)
-    assert "has no records" in printed.err or good
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-    assert (why_empty(tmp_path / "out") is None) is bool(good)
-    if good:
-        found = statistics(tmp_path / "out")["build"]["recovered"]["hotpotqa"]
-        assert found == {
-            "subq.filter: document numbers without JSON": 3,
-            "subq.triples: triples without a list around them": 3,
-        }
-
-
-def test_without_a_teacher_llm_nothing_labelled_stays_an_error(tmp_path, capsys):
-    questions = write(tmp_path / "q.jsonl", [hotpot_row(1)])
-    replies = write(tmp_path / "t.jsonl", [{"_id": "other", "helpful": [], "subqueries": [], "triples": {}}])
-    with pytest.raises(SystemExit) as caught:
-        run(["--source", f"hotpotqa:{questions}:{replies}", "--output", str(tmp_path / "out")])
-    assert caught.value.code == 2
-    assert "no question could be labelled" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
 def test_load_dataset_says_that_there_is_no_data(tmp_path, build):
     datasets = pytest.importorskip("datasets")
     build("out")
@@ -190,37 +148,18 @@ def test_load_dataset_says_that_there_is_no_data(tmp_path, build):
         datasets.load_dataset(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))
 
 
-def dropped(row, reason="r", reply=""):
-    return DroppedQuestion("s", row, f"q{row}", "Why?", "stage", reason, "detail", reply)
-
-
 def test_examples_are_few_and_do_not_hang_on_the_order(tmp_path):
-    rows = [dropped(n, reason="ab"[n % 2]) for n in range(40)]
-    found = []
-    for name, order in (("one", rows), ("two", rows[::-1])):
-        (tmp_path / name).mkdir()
-        with DroppedWriter(tmp_path / name) as writer:
-            for row in order:
-                writer.add(row)
-        found.append(writer.examples())
-        assert list(read_dropped(tmp_path / name)) == order
+    rows = [(number, Question(f"q{number}", "Why?", ("x",), (), (), "", "s")) for number in range(40)]
+    reasons = (DropReason.NO_HELPFUL, DropReason.NO_TRIPLES)
+    options, found = BuildOptions(str(tmp_path / "out")), []
+    for order in (rows, rows[::-1]):
+        with new_dataset(options, RECORDS) as dataset, SubqOutput(dataset, options) as output:
+            for number, question in order:
+                output.drop("s", number, question, UnlabelledQuestion(reasons[number % 2], "d", "subq.filter", "r"))
+        found.append(output.examples)
+        shutil.rmtree(tmp_path / "out")
     assert found[0] == found[1]
-    assert list(found[0]) == ["a", "b"]
-    assert all(len(lines) == EXAMPLES for lines in found[0].values())
-
-
-def test_nothing_left_out_leaves_no_file(tmp_path):
-    with DroppedWriter(tmp_path) as writer:
-        pass
-    assert writer.examples() == {}
-    assert not list(tmp_path.iterdir())
-    assert list(read_dropped(tmp_path)) == []
-
-
-def test_a_malformed_line_is_named(tmp_path):
-    (tmp_path / DROPPED).write_text('{"source": "s"}\n')
-    with pytest.raises(ValueError, match=r"dropped\.ndjson:1: not a question that was left out"):
-        list(read_dropped(tmp_path))
+    assert {reason: len(lines) for reason, lines in found[0].items()} == {r.value: EXAMPLES for r in reasons}
 
 
 def test_what_is_no_data_set_without_records(tmp_path):

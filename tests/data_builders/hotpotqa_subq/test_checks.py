@@ -1,22 +1,27 @@
 import json
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question
-from tripletune.data_builders.hotpotqa_subq.reply_checks import (
+from tripletune.data_builders.hotpotqa_subq.checks import (
+    BARE_NUMBERS,
+    LABEL,
+    MORE_TEXT,
+    OTHER_KEYS,
+    TEXT_VALUES,
     KeptDocuments,
-    ReadTriples,
     check_answer_kept,
     check_subquery,
     read_documents,
     read_subquery,
     read_triples,
 )
+from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question
 from tripletune.models.data.passages import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.replies import UnusableReply
+from tripletune.models.llm.replies import REPAIRED, UnusableReply
 
 QUESTION = Question(
     id="q",
@@ -147,9 +152,9 @@ def test_a_subquery_is_refused_only_where_it_repeats_an_earlier_one():
     ],
 )
 def test_triples_are_read_and_malformed_ones_counted(text, expected):
-    found = read_triples(text)
-    assert found == ReadTriples(tuple(Triple(*t.split("|")) for t in expected), found.malformed)
-    assert found.malformed == (len(expected) == 2 or "broken" in text)
+    triples, malformed = read_triples(text)
+    assert triples == tuple(Triple(*t.split("|")) for t in expected)
+    assert malformed == (len(expected) == 2 or "broken" in text)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +162,7 @@ def test_triples_are_read_and_malformed_ones_counted(text, expected):
     [
         ("", DropReason.UNREADABLE_REPLY),
         ('{"triples": [["a", "b", "c"], ["d"', DropReason.UNREADABLE_REPLY),
-        ('{"facts": []}', DropReason.UNREADABLE_REPLY),
+        ('{"facts": []}', DropReason.NO_TRIPLES),
         ('{"triples": []}', DropReason.NO_TRIPLES),
         ('{"triples": [["a", "b"], "c", null]}', DropReason.NO_TRIPLES),
     ],
@@ -195,10 +200,139 @@ NAMES = st.text(min_size=1, max_size=12).filter(str.strip)
 
 @given(st.lists(st.tuples(NAMES, NAMES, NAMES), min_size=1, max_size=5))
 def test_triples_survive_json(rows):
-    assert read_triples(json.dumps({"triples": rows})).triples == tuple(Triple(*row) for row in rows)
+    assert read_triples(json.dumps({"triples": rows}))[0] == tuple(Triple(*row) for row in rows)
 
 
 @given(st.permutations(range(1, 6)), st.integers(1, 5))
 def test_documents_survive_json(order, count):
     kept = tuple(order[:count])
     assert read_documents(json.dumps({"documents": kept}), 5).numbers == kept
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "name"),
+    [
+        ("Documents 1, 3", (1, 3), BARE_NUMBERS),
+        ("documents: 3 and 1.", (3, 1), BARE_NUMBERS),
+        ("[1] [3]", (1, 3), BARE_NUMBERS),
+        ("[3], [1]", (3, 1), BARE_NUMBERS),
+        ("The relevant documents are [1] and [2].", (1, 2), BARE_NUMBERS),
+        ("Document 2 is needed.", (2,), BARE_NUMBERS),
+        ("<think>all?</think>Document [2]", (2,), BARE_NUMBERS),
+        ("{documents: [2, 1], answerable: true}", (2, 1), BARE_NUMBERS),
+        ("{'documents': [2, 1], 'answerable': True}", (2, 1), REPAIRED),
+        ('{"documents": ["[2]", "Document 1"]}', (2, 1), TEXT_VALUES),
+        ('{"documents": "1, 3"}', (1, 3), TEXT_VALUES),
+        ('{"documents": [1], "answerable": "Yes"}', (1,), TEXT_VALUES),
+        ('{"kept": [3, 1]}', (3, 1), OTHER_KEYS),
+    ],
+)
+def test_documents_that_can_be_read_in_one_way(text, expected, name):
+    notes = Counter()
+    assert read_documents(text, 3, notes) == KeptDocuments(expected)
+    assert notes == {name: 1}
+
+
+def test_a_reply_that_says_no_in_words_is_a_judgement():
+    assert read_documents("Documents 1, 2, answerable: false", 3) == KeptDocuments((1, 2), False)
+    assert not read_documents('{"documents": [1], "answerable": "false"}', 3).answerable
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Documents 1 or 3",
+        "Not document 1, document 3",
+        "Documents 1-3",
+        "2 documents",
+        "Documents: 2",
+        "The answer is 2.",
+        "1. Document 3\n2. Document 1",
+        "1. Document 3",
+        "Documents 1,",
+        'Documents: {"documents": [2, 1]',
+        '{"documents": [2, 1]',
+        '{"documents": 2}',
+        '{"rejected": [2]}',
+        '{"kept": [1], "docs": [2]}',
+        '{"documents": [1], "answerable": "maybe"}',
+        '{"documents": ["Dune"]}',
+        "Documents 10000, 20000",
+    ],
+)
+def test_documents_that_could_mean_two_things_are_refused(text):
+    with pytest.raises(UnusableReply) as caught:
+        read_documents(text, 3)
+    assert caught.value.reason == DropReason.UNREADABLE_REPLY.value
+
+
+def test_what_is_asked_for_is_no_recovery():
+    notes = Counter()
+    for text in ('{"documents": [2, "1"], "answerable": true}', "2, 1", "[2, 1]", '```\n{"documents": [2, 1]}\n```'):
+        assert read_documents(text, 3, notes).numbers == (2, 1)
+    for text in ('{"question": "Who?"}', '"Who?"', "Who\nis it?"):
+        read_subquery(text, "", notes)
+    assert not notes
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Sub-query: Who wrote Dune?", LABEL),
+        ('{"question": "Sub-question 2: Who wrote Dune?"}', LABEL),
+        ("1. Who wrote Dune?", LABEL),
+        ('**Question:** "Who wrote Dune?"', LABEL),
+        ("Here is the sub-query:\n\nWho wrote Dune?", LABEL),
+        ("Who wrote Dune?\n\nThis asks for the author.", MORE_TEXT),
+        ('{"sub_query": "Who wrote Dune?"}', OTHER_KEYS),
+        ("{'question': 'Who wrote Dune?'}", REPAIRED),
+    ],
+)
+def test_subqueries_that_can_be_read_in_one_way(text, name):
+    notes = Counter()
+    assert read_subquery(text, "Dune", notes) == "Who wrote Dune?"
+    assert notes == {name: 1}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Who wrote Dune?\nWhere was he born?",
+        "1. Who wrote Dune?\n2. Where was he born?",
+        "The question is who wrote Dune.",
+        '{"a": "Who wrote Dune?"}',
+        'Who sang "Why?"',
+        "Who wrote Dune\nThis asks for the author.",
+    ],
+)
+def test_subqueries_that_are_not_one_are_refused(text):
+    with pytest.raises(UnusableReply):
+        read_subquery(text, "Dune", Counter())
+
+
+@pytest.mark.parametrize(
+    ("text"),
+    [
+        '["a", "b", "c"]\n["d", "e", "f"]',
+        '["a", "b", "c"], ["d", "e", "f"]',
+        '1. ["a", "b", "c"]\n2. ["d", "e", "f"]',
+        '{"facts": [["a", "b", "c"], ["d", "e", "f"]]}',
+        "{'triples': [['a', 'b', 'c'], ['d', 'e', 'f']]}",
+    ],
+)
+def test_triples_that_can_be_read_in_one_way(text):
+    assert read_triples(text) == ((Triple("a", "b", "c"), Triple("d", "e", "f")), 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '["a", "b", "c"]\n["d", "e"',
+        '["a", "b"]\n["c", "d"]',
+        '{"triples": [], "facts": [["a", "b", "c"]]}',
+        '{"triples": [["T-Bolan", "1991"]]}',
+    ],
+)
+def test_triples_that_are_not_all_there_are_refused(text):
+    with pytest.raises(UnusableReply):
+        read_triples(text)

@@ -1,0 +1,306 @@
+"""Checks on the replies of a teacher LLM: read them, and say in a sentence what is wrong.
+
+Every function raises `UnusableReply` with an explanation for the teacher, which gets one chance to repair its reply.
+JSON is what our prompts ask for; the plain forms of the paper (RAS, figures 7, 8 and 19: "1, 3", the question alone,
+"(S> s| P> p| O> o)") are read too, so that its prompts can replace ours. Small models forget the JSON, use other keys
+or write a label in front: where a reply can be read in one way alone it is taken, and the card counts it by the names
+below; where two ways are possible ("or", two questions, JSON that is cut off) it is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from tripletune.data_builders.datasets.kinds.records import YES_NO
+from tripletune.data_builders.hotpotqa_subq.evidence import mentions
+from tripletune.data_builders.hotpotqa_subq.labelling import gives_away_answer
+from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question
+from tripletune.models.data.records import normalize_answer
+from tripletune.models.data.triples import Triple
+from tripletune.models.llm.replies import UnusableReply, find_json, find_triples, without_thoughts
+
+BARE_NUMBERS = "document numbers without JSON"
+TEXT_VALUES = "numbers or yes and no as text"
+OTHER_KEYS = "JSON with another key"
+LABEL = "a label before the sub-query"
+MORE_TEXT = "more lines after the sub-query"
+
+_DOCUMENTS = 'write one JSON object {"documents": [numbers], "answerable": true or false} and nothing else'
+_QUESTION = 'write one JSON object {"question": "the sub-query"} and nothing else'
+_TRIPLES = 'write one JSON object {"triples": [["subject", "predicate", "object"], ...]} and nothing else'
+# One of them may be the key for "documents" or "question"; "rejected" or "answer" would not.
+_DOCUMENT_KEYS = ("documents", "document", "docs", "doc", "numbers", "kept", "keep")
+_QUESTION_KEYS = (
+    "question",
+    "query",
+    *(f"sub{mark}{noun}" for mark in ("", "_", "-") for noun in ("query", "question")),
+)
+_DOCUMENT_NOUNS = ("doc", "docs", "document", "documents")
+_FILLERS = frozenset(
+    (*_DOCUMENT_NOUNS, "number", "numbers", "kept", "keep", "needed", "relevant", "helpful", "supporting", "required",
+     "the", "are", "is", "and", "then", *"[](){},.:;&#*\"'`")
+)  # fmt: skip
+_TRUTH = {"true": True, "yes": True, "false": False, "no": False}
+_NUMBERS = re.compile(r"\d{1,4}(\s*,\s*\d{1,4})*\s*\.?")
+_BRACKETS = re.compile(r"(\[\d{1,4}\][\s,;&]*(and\s+)?)+\.?")
+_TOKEN = re.compile(r"[^\W\d_]+|\d+|\S")
+# "1.5", "1-3", the numbers of a list's own lines, and the end of a list that is cut off.
+_UNCLEAR = re.compile(r"\d\s*[.\-–]\s*\d|^\s*\d{1,4}[.)]\s+\S|(?:[,;&:]|\band)\s*\Z", re.MULTILINE)
+_ANSWERABLE = re.compile(r"[\"'`]?answerable[\"'`]?\s*[:=]\s*[\"'`]?(true|false|yes|no)\b[\"'`]?", re.IGNORECASE)
+_LABEL = re.compile(
+    r"(?:[-*•]\s+|\(?\d{1,2}[.)]\s+)?"
+    r"(?:\**(?:here is |here's )?(?:(?:the|a|my|your) )?(?:next |first )?"
+    r"(?:sub-? ?quer(?:y|ies)|sub-? ?questions?|question|reply|q)(?: \d{1,2})?\**\s*:\**\s*)?",
+    re.IGNORECASE,
+)
+_QUOTES = ('""', "''", "“”", "**", "``")
+
+
+@dataclass(frozen=True, slots=True)
+class KeptDocuments:
+    """The reply of the document filter.
+
+    Attributes:
+        numbers: Numbers of the kept documents as the teacher was shown them, from 1, in reasoning order.
+        answerable: Whether it says that they hold the answer.
+    """
+
+    numbers: tuple[int, ...]
+    answerable: bool = True
+
+
+def read_documents(text: str, shown: int, recovered: Counter[str] | None = None) -> KeptDocuments:
+    """Read the document filter's reply: `{"documents": [2, 1], "answerable": true}`, or "2, 1".
+
+    Args:
+        text: The reply.
+        shown: How many documents were shown.
+        recovered: Counts what was not in this form and could be read all the same; of no meaning after an error.
+
+    Raises:
+        UnusableReply: it can't be read, or a number is out of range or occurs twice.
+    """
+    forms = Counter[str]() if recovered is None else recovered
+    value = _documents_value(text, forms)
+    listed = _only(value, _DOCUMENT_KEYS, forms)
+    if isinstance(listed, str):
+        listed, forms[TEXT_VALUES] = (_numbers(f"documents [{listed}]") or (None,))[0], 1
+    if not isinstance(listed, list):
+        _refuse(DropReason.UNREADABLE_REPLY, f"The reply names no list of documents; {_DOCUMENTS}.")
+    kept = [number for item in listed if (number := _whole(item, forms)) is not None]
+    answerable = value.get("answerable", True)
+    if isinstance(answerable, str):
+        answerable, forms[TEXT_VALUES] = _TRUTH.get(answerable.strip().casefold()), 1
+    if len(kept) < len(listed) or not isinstance(answerable, bool):
+        _refuse(DropReason.UNREADABLE_REPLY, f"Documents must be whole numbers; {_DOCUMENTS}.")
+    if wrong := sorted({number for number in kept if not 1 <= number <= shown}):
+        found = ", ".join(map(str, wrong))
+        _refuse(DropReason.WRONG_DOCUMENTS, f"There is no document {found}: they are numbered from 1 to {shown}.")
+    if len(set(kept)) < len(kept):
+        _refuse(DropReason.WRONG_DOCUMENTS, "A document is named twice; name each at most once.")
+    return KeptDocuments(tuple(kept), answerable)
+
+
+def _documents_value(text: str, forms: Counter[str]) -> dict[str, Any]:
+    """The filter's reply as a dictionary, whatever its form."""
+    plain = without_thoughts(text).strip()
+    if _NUMBERS.fullmatch(plain):
+        return {"documents": re.findall(r"\d+", plain)}
+    numbers = _numbers(plain)
+    if numbers is None or "{" in plain or (plain.startswith("[") and plain.count("[") == 1):
+        try:
+            # A list in the middle of a text may be anything.
+            kinds = (dict, list) if plain.startswith("[") else (dict,)
+            value = _json(text, _DOCUMENTS, forms, *kinds)
+            return {"documents": value} if isinstance(value, list) else value
+        except UnusableReply:
+            if numbers is None:
+                raise
+    forms[BARE_NUMBERS] = 1
+    return {"documents": numbers[0], "answerable": numbers[1]}
+
+
+def _numbers(text: str) -> tuple[list[int], bool] | None:
+    """Numbers of documents from a text like "Documents 1 and 3" or "[1] [3]", and whether it says answerable.
+
+    Returns:
+        None when the text holds anything else, or names no document.
+    """
+    answerable = True
+    if match := _ANSWERABLE.search(text):
+        answerable = _TRUTH[match[1].lower()]
+        text = f"{text[: match.start()]} {text[match.end() :]}".rstrip(" ,;")
+    if any(text.count(left) != text.count(right) for left, right in ("[]", "()", "{}")) or _UNCLEAR.search(text):
+        return None
+    tokens = [token.casefold() for token in _TOKEN.findall(text)]
+    numbers = [int(token) for token in tokens if token.isdecimal() and len(token) <= 4]
+    if not numbers or len(numbers) + sum(token in _FILLERS for token in tokens) < len(tokens):
+        return None
+    named = next((place for place, token in enumerate(tokens) if token in _DOCUMENT_NOUNS), len(tokens))
+    first = next(place for place, token in enumerate(tokens) if token.isdecimal())
+    # "2 documents" and "Documents: 2" may be a count.
+    count = first < named or (len(numbers) == 1 and "[" not in tokens and tokens[named].endswith("s"))
+    return None if count and not _BRACKETS.fullmatch(text.strip()) else (numbers, answerable)
+
+
+def _whole(value: object, forms: Counter[str]) -> int | None:
+    if isinstance(value, str):
+        if re.fullmatch(r"\s*[0-9]{1,4}\s*", value):
+            return int(value)
+        forms[TEXT_VALUES] = 1
+        found = _numbers(f"document {value}")
+        return found[0][0] if found is not None and len(found[0]) == 1 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10_000 else None
+
+
+def _only(reply: dict[str, Any], keys: Sequence[str], forms: Counter[str]) -> Any:
+    """The value under the first of the keys, or under the only other one that the reply has; None without any."""
+    if keys[0] in reply:
+        return reply[keys[0]]
+    found = [value for key, value in reply.items() if str(key).casefold() in keys]
+    forms[OTHER_KEYS] = 1
+    return found[0] if len(found) == 1 else None
+
+
+def check_answer_kept(question: Question, shown: Sequence[int], kept: Sequence[int]) -> None:
+    """Check that an answerable document was kept.
+
+    That is a supporting document that names a gold answer. Where none does (yes and no, comparisons, numbers in
+    other words), any supporting document will do.
+
+    Args:
+        question: The question.
+        shown: The passages that were shown, as indices into `question.passages`.
+        kept: Those that were kept.
+
+    Raises:
+        UnusableReply: no such document was kept.
+    """
+    supporting = [document for document in shown if document in question.supporting]
+    names = [answer for answer in question.answers if normalize_answer(answer) not in YES_NO]
+    holders = [
+        document
+        for document in supporting
+        if any(mentions(question.passages[document].content, name) for name in names)
+    ]
+    needed = holders or supporting
+    if not set(needed) & set(kept):
+        numbers = " or ".join(str(list(shown).index(document) + 1) for document in needed)
+        _refuse(DropReason.ANSWER_NOT_KEPT, f"The answer can't be found without document {numbers}; keep it too.")
+
+
+def read_subquery(text: str, title: str = "", recovered: Counter[str] | None = None) -> str:
+    """Read a sub-query: `{"question": "..."}`, or the question alone; white space is folded.
+
+    Args:
+        text: The reply.
+        title: The document's title; question marks that belong to it are not counted.
+        recovered: Counts what was not in this form and could be read all the same; of no meaning after an error.
+
+    Raises:
+        UnusableReply: it can't be read, or is not exactly one question.
+    """
+    forms = Counter[str]() if recovered is None else recovered
+    value: Any = _without_quotes(without_thoughts(text))
+    if "{" in value:
+        value = _only(_json(text, _QUESTION, forms, dict), _QUESTION_KEYS, forms)
+    if not isinstance(value, str) or not value.strip():
+        _refuse(DropReason.UNREADABLE_REPLY, f"The reply holds no question; {_QUESTION}.")
+    subquery = " ".join(_without_label(value).split())
+    if subquery != " ".join(value.split()):
+        forms[LABEL] = 1
+    if not _is_one_question(subquery, title):
+        lines = [line for line in map(str.strip, value.splitlines()) if line]
+        subquery = " ".join(_without_label(lines[0]).split())
+        forms[MORE_TEXT] = 1
+        if not _is_one_question(subquery, title) or any("?" in line for line in lines[1:]) or len(lines) < 2:
+            _refuse(
+                DropReason.NOT_ONE_QUESTION,
+                "Ask exactly one question: one sentence with one question mark, at its end.",
+            )
+    return subquery
+
+
+def _is_one_question(text: str, title: str) -> bool:
+    outside = text.replace(title, "").count("?") if "?" in title else text.count("?")
+    return text.endswith("?") and outside <= 1
+
+
+def _without_label(text: str) -> str:
+    """A sub-query without a number, bullet, "Sub-query:" or quotation marks around it; itself when there are none."""
+    bare = text.strip()
+    rest = bare[len(match[0]) :] if (match := _LABEL.match(bare)) else bare
+    return _without_quotes(rest) or bare
+
+
+def _without_quotes(text: str) -> str:
+    text = text.strip()
+    while len(text) > 2 and text[0] + text[-1] in _QUOTES:
+        text = text[1:-1].strip()
+    return text
+
+
+def check_subquery(subquery: str, question: Question, earlier: Sequence[str]) -> None:
+    """Check a sub-query that becomes a label: no copy, and the answer is not in it.
+
+    Args:
+        subquery: The sub-query.
+        question: The main question.
+        earlier: The sub-queries before it.
+
+    Raises:
+        UnusableReply: it repeats the main question or an earlier sub-query (normalised), or names a gold answer that
+            the question does not name.
+    """
+    if normalize_answer(subquery) in {normalize_answer(other) for other in (question.question, *earlier)}:
+        _refuse(
+            DropReason.COPIED_QUESTION,
+            "This repeats the main question or an earlier sub-query; ask for what this document adds.",
+        )
+    if gives_away_answer(subquery, question):
+        _refuse(
+            DropReason.ANSWER_IN_SUBQUERY,
+            "The sub-query names the answer of the main question; ask for it without naming it.",
+        )
+
+
+def read_triples(text: str) -> tuple[tuple[Triple, ...], int]:
+    """Read triples: `{"triples": [["s", "p", "o"]]}` and what else `models.llm.replies.find_triples` reads.
+
+    Args:
+        text: The reply.
+
+    Returns:
+        The triples in order, and the number of malformed ones, which cost no neighbour.
+
+    Raises:
+        UnusableReply: it can't be read, is cut off, or holds no well-formed triple.
+    """
+    try:
+        found = find_triples(text, _TRIPLES)
+    except UnusableReply as error:
+        _refuse(DropReason.UNREADABLE_REPLY, error.explanation)
+    if found.cut_off:
+        _refuse(DropReason.UNREADABLE_REPLY, f"In the reply: the JSON in it is cut off or malformed; {_TRIPLES}.")
+    if not found.triples:
+        _refuse(
+            DropReason.NO_TRIPLES,
+            "There is no complete triple in the reply; list at least one fact of the document as "
+            '["subject", "predicate", "object"], three non-empty strings.',
+        )
+    return found.triples, found.malformed
+
+
+def _json(text: str, advice: str, forms: Counter[str], *kinds: type[Any]) -> Any:
+    try:
+        return find_json(text, *kinds, advice=advice, notes=forms)
+    except UnusableReply as error:
+        _refuse(DropReason.UNREADABLE_REPLY, error.explanation)
+
+
+def _refuse(reason: DropReason, explanation: str) -> NoReturn:
+    raise UnusableReply(reason.value, explanation)
