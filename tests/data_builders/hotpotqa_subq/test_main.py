@@ -290,7 +290,10 @@ def test_parts_of_the_mix_are_cut_to_their_count_and_give_answers_alone(files, b
         (["--asqa-count", "0"], "asqa_count: 0 must be at least 1"),
         (["--dry-run", "--price", "1"], "--price 1: write dollars per million tokens as IN,OUT"),
         (["--direct-answer-model", "m", "--direct-answers", "f"], "name the model or a file of its answers, not both"),
-        (["--validation-fraction", "1", "--shard-size", "0"], "must be at least 0 and below 1; shard_size: 0 must be"),
+        (
+            ["--validation-fraction", "1", "--shard-size", "0"],
+            "shard_size: 0 must be at least 1; validation_fraction: 1.0",
+        ),
         (["--source", "nope:f:t"], "there is no question reader 'nope'"),
         (["--source", "hotpotqa:gone.jsonl:gone.teacher.jsonl", "--source", "a=hotpotqa:q"], "two sources are called"),
         (["--source", "a=hotpotqa:gone.jsonl:gone.teacher.jsonl"], "no such file: gone.teacher.jsonl"),
