@@ -252,8 +252,7 @@ def build_subq(options: BuildSubqOptions) -> Result:
 
 def _build(folder: str, path: str, size: int) -> dict[str, Any]:
     from tripletune.data_builders.hotpotqa_subq.build import build
-    from tripletune.data_builders.hotpotqa_subq.options import BuildOptions
-    from tripletune.data_builders.hotpotqa_subq.sources import Source
+    from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
 
     questions, replies = f"{folder}/questions.jsonl", f"{folder}/replies.jsonl"
     recorded = path == "annotations"
