@@ -160,9 +160,3 @@ def test_bad_rows_are_named(tmp_path, row, message):
     path.write_text(json.dumps(row) + "\n")
     with pytest.raises(ValueError, match=rf"rows\.jsonl:1: .*{message}"):
         list(read_pairs(path))
-
-
-def test_a_binary_file_is_named(tmp_path):
-    (tmp_path / "bad.parquet").write_bytes(b"nothing of the kind")
-    with pytest.raises(ValueError, match=r"bad\.parquet: not a readable Parquet file"):
-        list(read_pairs(tmp_path))

@@ -258,11 +258,6 @@ def test_the_language_model_keeps_its_attention(make_graph_llm: Make) -> None:
     assert make_graph_llm("gemma2")[0].language_model.config._attn_implementation == "eager"
 
 
-def test_an_unknown_pooling_is_refused() -> None:
-    with pytest.raises(ValueError, match="not one of subgraphs, union"):
-        GraphLLMConfig(graph_pooling="mean")
-
-
 def test_label_weights_multiply_the_losses_of_single_tokens(make_graph_llm: Any) -> None:
     model, _ = make_graph_llm(use_graph=False)
     ids = torch.tensor([[5, 6, 7, 8, 9, 10]])
