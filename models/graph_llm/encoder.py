@@ -74,7 +74,7 @@ class GraphEncoder(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, graphs: Batch) -> torch.Tensor:
-        """Encode a PyG batch of `models.graphs.SampleGraph`.
+        """Encode a PyG batch of `SampleGraph`.
 
         Returns:
             (B, H) one vector a sample.

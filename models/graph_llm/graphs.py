@@ -9,7 +9,7 @@ Shapes: N nodes and E edges of a sample (or batch), D text-embedding width, S su
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -91,13 +91,7 @@ class GraphRows:
 
     def to_json(self) -> dict[str, list[int]]:
         """Columns of the tokenised data set."""
-        return {
-            "node_rows": self.node_rows,
-            "edge_rows": self.edge_rows,
-            "sources": self.sources,
-            "targets": self.targets,
-            "subgraph": self.subgraph,
-        }
+        return {column.name: getattr(self, column.name) for column in fields(self)}
 
 
 def graph_rows(graphs: Sequence[TextGraph], rows: dict[str, int]) -> GraphRows:

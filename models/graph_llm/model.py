@@ -274,7 +274,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             graph_embeds: (B, W) graph tokens, when they were computed before.
             labels: (B, T), -100 where nothing is learned; they are shifted here.
             label_weights: (B, T), factors of the label tokens' losses; all 1 when left out.
-            branches: (B, T), for rows of several samples; see `models.branches`. `graphs` are then those of all
+            branches: (B, T), for rows of several samples; see `branch_mask`. `graphs` are then those of all
                 samples, in the order of their placeholders; `shared` and `position_ids` are needed.
             shared: (B, T), with `branches`.
             use_cache: Return a cache.
@@ -312,21 +312,21 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             "past_key_values": past_key_values,
             **kwargs,
         }
-        if labels is None or full_logits:
+        if labels is None:
             output = self.language_model(**inputs, use_cache=use_cache, logits_to_keep=logits_to_keep)
-            loss = None
-            if labels is not None:
-                keep = labels[:, 1:] != IGNORED
-                weights = None if label_weights is None else label_weights[:, 1:][keep]
-                loss = label_loss(output.logits[:, :-1][keep], labels[:, 1:][keep], weights, num_items_in_batch)
-            return GraphLLMOutput(loss, output.logits, output.past_key_values)
-        hidden = self.get_decoder()(**inputs, use_cache=False).last_hidden_state
-        # Prompts are some 300 tokens and labels about 13: pay for logits where something is learned alone.
+            return GraphLLMOutput(None, output.logits, output.past_key_values)
         keep = labels[:, 1:] != IGNORED
-        logits = self.get_output_embeddings()(hidden[:, :-1][keep])
-        logits = scaled_logits(logits, self.config.text_config)
+        if full_logits:
+            logits = self.language_model(**inputs, use_cache=False).logits
+            learned = logits[:, :-1][keep]
+        else:
+            # Prompts are some 300 tokens and labels about 13: pay for logits where something is learned alone.
+            hidden = self.get_decoder()(**inputs, use_cache=False).last_hidden_state
+            learned = logits = scaled_logits(
+                self.get_output_embeddings()(hidden[:, :-1][keep]), self.config.text_config
+            )
         weights = None if label_weights is None else label_weights[:, 1:][keep]
-        return GraphLLMOutput(label_loss(logits, labels[:, 1:][keep], weights, num_items_in_batch), logits)
+        return GraphLLMOutput(label_loss(learned, labels[:, 1:][keep], weights, num_items_in_batch), logits)
 
     def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **kwargs: Any) -> dict[str, Any]:
         """Pass the graph token on the first step, and on later ones only where no cache holds it."""

@@ -10,7 +10,7 @@ Training and inference both render here, so their prompts cannot differ. Layout 
     ...
     Question: Q
 
-With `prompt_order: history_first` (`models.graph_processor`) the instruction stands between history and question.
+With `prompt_order: history_first` the instruction stands between history and question.
 
 An answering input without steps carries `[NO_RETRIEVAL]` in the place of the steps (figure 12).
 """
