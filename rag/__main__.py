@@ -3,6 +3,9 @@
 tripletune rag ask "Who …?" --model FOLDER --corpus FILE --triples FILE
 tripletune rag extract --corpus FILE --model FOLDER --output triples.sqlite
 tripletune rag export --corpus FILE --store triples.sqlite --output triples.jsonl
+
+Exit codes of `extract`: 0 done; 1 passages failed or the server stays away, run again to go on; 2 bad input; 3 calls
+wait for a batch's replies; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -10,36 +13,73 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import re
+import sqlite3
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
+from tripletune.models.llm.client import SetupError
+from tripletune.models.llm.options import BACKENDS
+from tripletune.models.llm.options import add_arguments as add_teacher_arguments
+from tripletune.models.options import add_arguments, from_arguments, setting
+from tripletune.models.program import run_program
 from tripletune.models.run_folders import check_model_folder, trained_folder
-from tripletune.rag.systems import FirstQuery, LoopOptions, System, Tools, load_system, system_names
+from tripletune.rag.retrieval.retrievers import RetrieverKind
+from tripletune.rag.systems import LoopOptions, Tools, load_system, system_names
 from tripletune.rag.trace import Trace
-from tripletune.rag.triples.cli import add_extract
+from tripletune.rag.triples.extract import CorpusExtraction, ExtractionCounts, export_triples, read_passages
+from tripletune.rag.triples.extractor import TextExtractor, add_local_arguments, open_extractor
+from tripletune.rag.triples.sentences import PIECE_LIMIT
+from tripletune.rag.triples.store import TripleStore
+
+logger = logging.getLogger(__name__)
+
+_SHARD = re.compile(r"(\d+)/(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What `ask` reads, and how it searches."""
+
+    system: str = setting("ras", "the system", choices=system_names())
+    corpus: str | None = setting(None, "passages to retrieve from: JSON lines with title and text")
+    triples: str | None = setting(None, 'JSON lines of {"title", "text", "triples"}, or a store of `extract`')
+    extractor: str | None = setting(None, "whose triples, where a store holds those of several")
+    retriever: str = setting("bm25", "kind of index", choices=get_args(RetrieverKind))
+    encoder: str | None = setting(None, "sentence encoder of a dense retriever")
+    index: str | None = setting(None, "where indexes are kept; left out, they are built and forgotten")
+    dtype: str = setting("float32", "weights: float32, bfloat16, float16 or auto")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Which passages of a corpus `extract` reads."""
+
+    piece_limit: int = setting(PIECE_LIMIT, "longer passages are cut between sentences, in characters", at_least=1)
+    shard: str | None = setting(None, "i/n: every n-th passage alone, the i-th of them first (from 0)")
+    limit: int | None = setting(None, "only the first passages", at_least=1)
 
 
 def ask(args: argparse.Namespace) -> None:
     """Answer the question and show every step on the way."""
-    options = LoopOptions(
-        max_rounds=args.max_rounds, top_k=args.top_k, evidence=args.evidence, first_query=args.first_query
-    )
+    reading, options = from_arguments(_Reading, args), from_arguments(LoopOptions, args)
     if not args.question.strip():
         raise ValueError("the question is empty")
-    system = load_system(args.system)
+    system = load_system(reading.system)
     if system.model == "llm":
         raise ValueError(
-            f"system {args.system!r} prompts a language model: run it with `tripletune eval run --system {args.system} "
+            f"system {system.name!r} prompts a language model: run it with `tripletune eval run --system {system.name} "
             "--teacher-model NAME`"
         )
-    if system.needs_corpus(options) and not args.corpus:
-        raise ValueError(f"system {args.system!r} retrieves: name a --corpus of JSON lines with title and text")
-    if system.needs_triples(options) and not args.triples:
-        raise ValueError(f"system {args.system!r} reads triples: name a --triples file, or set --evidence text")
+    if system.needs_corpus(options) and not reading.corpus:
+        raise ValueError(f"system {system.name!r} retrieves: name a --corpus of JSON lines with title and text")
+    if system.needs_triples(options) and not reading.triples:
+        raise ValueError(f"system {system.name!r} reads triples: name a --triples file, or set --evidence text")
 
     model = trained_folder(args.model)
     check_model_folder(model)
@@ -53,16 +93,23 @@ def ask(args: argparse.Namespace) -> None:
     if not sys.stderr.isatty():
         disable_progress_bar()
     with tempfile.TemporaryDirectory() as scratch:
-        index = Path(args.index or scratch)
-        store = open_triples(args.triples, index / "triples.sqlite", args.extractor) if args.triples else None
-        retriever = open_retriever(args.retriever, args.corpus, index, args.encoder) if args.corpus else None
-        generator = load_generator(model, batch_size=1, dtype=args.dtype)
+        index = Path(reading.index or scratch)
+        store = retriever = None
+        if reading.triples:
+            store = open_triples(reading.triples, index / "triples.sqlite", reading.extractor)
+        if reading.corpus:
+            kind: Any = reading.retriever
+            retriever = open_retriever(kind, reading.corpus, index, reading.encoder)
+        generator = load_generator(model, batch_size=1, dtype=reading.dtype)
+        if not options.graph:
+            generator.processor = generator.processor.without_graph()
         tools = Tools(generator, generator, retriever, store)
-        show(asyncio.run(_run(system, args.question, tools, options)))
+        show(asyncio.run(_traced(system.run(args.question, args.question, tools, options))))
 
 
-async def _run(system: System, question: str, tools: Tools, options: LoopOptions) -> Trace:
-    return await system.run(question, question, tools, options)
+async def _traced(run: Any) -> Trace:
+    trace: Trace = await run
+    return trace
 
 
 def show(trace: Trace) -> None:
@@ -79,38 +126,126 @@ def show(trace: Trace) -> None:
     print(f"Answer: {trace.answer}")
 
 
+def extract(args: argparse.Namespace) -> int:
+    """Read the triples out of a corpus."""
+    part = from_arguments(_Part, args)
+    shard = parse_shard(part.shard)
+    if not Path(args.corpus).is_file():
+        raise FileNotFoundError(f"no such corpus: {args.corpus}")
+    # A paid reply is kept even when its passage was not finished.
+    extractor = open_extractor(args, ledger=f"{args.output}.ledger.sqlite")
+    store = TripleStore(args.output)
+    try:
+        run = CorpusExtraction(extractor, store, part.piece_limit)
+        counts = asyncio.run(_extract(run, extractor, args.corpus, shard, part.limit))
+    except SetupError as error:
+        raise ValueError(str(error)) from error
+    except RuntimeError as error:
+        # Calls that can't be answered, and models that fail passage after passage.
+        logger.error("error: %s", error)
+        return 1
+    except sqlite3.Error as error:
+        logger.error("error: %s can't be written (%s): what was read before is kept; run again", args.output, error)
+        return 1
+    finally:
+        store.close()
+    logger.info("%s: %s", args.output, counts.line())
+    if counts.pending:
+        logger.info("%s passages wait for a batch's replies", f"{counts.pending:,}")
+        return 3
+    return 1 if counts.failed else 0
+
+
+async def _extract(
+    run: CorpusExtraction, extractor: TextExtractor, corpus: str, shard: tuple[int, int], limit: int | None
+) -> ExtractionCounts:
+    try:
+        return await run.run(read_passages(corpus, run.counts, shard, limit))
+    finally:
+        await extractor.close()
+
+
+def parse_shard(text: str | None) -> tuple[int, int]:
+    """Read "i/n".
+
+    Raises:
+        ValueError: it is not of that form, with i from 0 to n - 1.
+    """
+    if text is None:
+        return 0, 1
+    match = _SHARD.fullmatch(text)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise ValueError(f"--shard {text!r}: write it as i/n with i from 0 to n - 1, for example 0/4")
+    return int(match[1]), int(match[2])
+
+
+def export(args: argparse.Namespace) -> int:
+    """Write the triples of a store as JSON lines."""
+    stores = [TripleStore(path, create=False) for path in args.store]
+    try:
+        written, missing = export_triples(args.corpus, stores, args.output, args.extractor, args.allow_missing)
+    finally:
+        for store in stores:
+            store.close()
+    logger.info("%s: %s passages, %s left out", args.output, f"{written:,}", f"{missing:,}")
+    return 0
+
+
+def _add_ask(commands: Any) -> None:
+    parser = commands.add_parser("ask", help="answer one question")
+    parser.add_argument("question")
+    parser.add_argument("--model", required=True, help="run, checkpoint, export or merged folder")
+    add_arguments(parser, _Reading)
+    add_arguments(parser.add_argument_group("the loop"), LoopOptions)
+    parser.set_defaults(run=ask, level=logging.WARNING)
+
+
+def _add_extract(commands: Any) -> None:
+    parser = commands.add_parser(
+        "extract",
+        help="read the triples out of a corpus",
+        description="Read the triples out of a corpus and keep them in a store; a second run goes on from it.",
+    )
+    add = parser.add_argument
+    add("--corpus", required=True, help="passages: JSON lines with text and perhaps title")
+    add("--output", required=True, metavar="STORE", help="SQLite file of the triples; several processes may share it")
+    who = parser.add_mutually_exclusive_group(required=True)
+    who.add_argument("--model", help="a trained model: run, checkpoint, export or merged folder, or hub id; decoder "
+        "or encoder-decoder")  # fmt: skip
+    who.add_argument("--teacher", choices=BACKENDS, help="a chat model behind this backend, see --teacher-model")
+    add("--prompt", metavar="FILE", help="system prompt instead of ours (rag/prompts/extract_triples.md for a teacher; "
+        "for a trained model that in its folder, or models/prompts/extract_triples.md)")  # fmt: skip
+    add_arguments(parser, _Part)
+    add_local_arguments(parser)
+    defaults: dict[str, Any] = {"backend": None}
+    add_teacher_arguments(parser, "teacher", **defaults)
+    parser.set_defaults(run=extract, level=logging.INFO)
+
+
+def _add_export(commands: Any) -> None:
+    parser = commands.add_parser(
+        "export",
+        help="write the triples of a store as JSON lines",
+        description="Write {title, text, triples} for every passage of a corpus, the file that the loops read.",
+    )
+    add = parser.add_argument
+    add("--corpus", required=True, help="the corpus that was read")
+    add("--store", required=True, nargs="+", help="stores of `extract`; a passage is taken from the first that has it")
+    add("--output", required=True, metavar="FILE", help="JSON lines of title, text, triples")
+    add("--extractor", help="whose triples, by model or number, where a store holds those of several")
+    add("--allow-missing", action="store_true", help="leave passages out that no store has")
+    parser.set_defaults(run=export, level=logging.INFO)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="tripletune rag", description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    one = commands.add_parser("ask", help="answer one question")
-    one.add_argument("question")
-    one.add_argument("--model", required=True, help="run, checkpoint, export or merged folder")
-    one.add_argument("--system", default="ras", choices=system_names())
-    one.add_argument("--corpus", help="passages to retrieve from: JSON lines with title and text")
-    one.add_argument("--triples", help='JSON lines of {"title", "text", "triples"}, or a store of `extract`')
-    one.add_argument("--extractor", metavar="NAME", help="whose triples, where a store holds those of several")
-    one.add_argument("--retriever", default="bm25", choices=("bm25", "dense", "hybrid"))
-    one.add_argument("--encoder", help="sentence encoder of a dense retriever")
-    one.add_argument("--index", help="where indexes are kept (default: built and forgotten)")
-    one.add_argument("--evidence", default="triples", choices=("triples", "text"))
-    one.add_argument("--max-rounds", type=int, default=5)
-    one.add_argument("--top-k", type=int, default=5)
-    one.add_argument("--first-query", default="main_question", choices=get_args(FirstQuery), help="what q_0 is")
-    one.add_argument("--dtype", default="float32", help="float32, bfloat16, float16 or auto")
-    one.set_defaults(run=ask)
-    add_extract(commands)
+    for add in (_add_ask, _add_extract, _add_export):
+        add(commands)
     args = parser.parse_args(argv)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("tripletune.rag").setLevel(logging.INFO if args.run is not ask else logging.WARNING)
-    try:
-        return args.run(args) or 0
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
+    stopped = "stopped; what was done is kept, run the same command again to go on"
+    return run_program(lambda: args.run(args), level=args.level, stopped=stopped)
 
 
 if __name__ == "__main__":

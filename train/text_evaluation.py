@@ -61,7 +61,7 @@ def generate_replies(
     max_new_tokens: int,
     process_index: int = 0,
     num_processes: int = 1,
-    enough: Callable[[Any], bool] | None = None,
+    criterion: Callable[[Any], bool] | None = None,
 ) -> list[str]:
     """Greedy replies to prompts, spread over the processes.
 
@@ -73,28 +73,22 @@ def generate_replies(
         max_new_tokens: Longest reply.
         process_index: Number of this process.
         num_processes: How many there are.
-        enough: Ends a reply (`models.decoding.Request`) that need not go on, as `rag.circles.Circles.found`.
+        criterion: Stopping criterion on a `models.local.decoding.Request`, such as `Repetition.found`.
 
     Returns:
         The replies in the order of the prompts, without special tokens, on every process.
     """
-    from tripletune.models.local.decoding import Request, end_tokens
-    from tripletune.models.local.generate_batch import GenerateBatch
+    from tripletune.models.local.continuous_batch import make_decoder
+    from tripletune.models.local.decoding import Request, decode, end_tokens
 
-    # The decoder puts settings of its own in the model's place, which the next evaluation has to find again.
-    was_training, own = model.training, model.generation_config
+    was_training = model.training
     model.eval()
     try:
-        ends = end_tokens(model, tokenizer)
-        decoder = GenerateBatch(model, ends, tokenizer.pad_token_id, rows=batch_size, enough=enough)
+        decoder = make_decoder(model, end_tokens(model, tokenizer), tokenizer.pad_token_id, rows=batch_size)
         mine = range(process_index, len(prompts), num_processes)
-        requests = {number: Request(list(prompts[number]), max_new_tokens) for number in mine}
-        for request in requests.values():
-            decoder.add(request)
-        while decoder.run():
-            pass
+        requests = {n: Request(list(prompts[n]), max_new_tokens, criterion=criterion) for n in mine}
+        decode(decoder, list(requests.values()))
     finally:
-        model.generation_config = own
         model.train(was_training)
     replies = [(n, tokenizer.decode(request.tokens, skip_special_tokens=True)) for n, request in requests.items()]
     if num_processes > 1:

@@ -18,8 +18,7 @@ from tripletune.models.data.passages import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.local.generation import Completion
 from tripletune.models.options import setting
-from tripletune.rag.triples.cli import read_passages
-from tripletune.rag.triples.extract import CorpusExtraction, ExtractionCounts, source_pieces
+from tripletune.rag.triples.extract import CorpusExtraction, ExtractionCounts, read_passages, source_pieces
 from tripletune.rag.triples.store import TripleStore, passage_key
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "2wikimultihopqa_corpus.jsonl"
@@ -97,7 +96,7 @@ def extraction(options: ExtractionOptions) -> Result:
 def _together(
     options: ExtractionOptions, passages: Sequence[Passage]
 ) -> tuple[Way, list[tuple[Triple, ...] | None], ExtractionCounts]:
-    from tripletune.rag.triples.local_extractor import LocalOptions, open_local_extractor
+    from tripletune.rag.triples.extractor import LocalOptions, open_local_extractor
 
     local = LocalOptions(max_tokens=options.max_tokens, batch_size=options.batch_size, dtype=options.dtype)
     extractor = open_local_extractor(options.model, local)
@@ -150,7 +149,7 @@ def _plain_reply(options: ExtractionOptions) -> Callable[[str], str]:
     from tripletune.models.local.decoding import Request, end_tokens
     from tripletune.models.local.grammar import Repetition
     from tripletune.models.run_folders import PROMPT_FILE
-    from tripletune.rag.triples.prompt import ExtractionPrompt
+    from tripletune.rag.triples.extractor import ExtractionPrompt
 
     model, tokenizer = load_causal_lm(options.model, parse_dtype(options.dtype))
     model = model.to("cuda") if torch.cuda.is_available() else model

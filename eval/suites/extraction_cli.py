@@ -32,9 +32,7 @@ from tripletune.models.llm.client import SetupError
 from tripletune.models.llm.options import BACKENDS
 from tripletune.models.llm.options import add_arguments as add_teacher_arguments
 from tripletune.models.loading import PYPI
-from tripletune.rag.triples.extractor import TextExtractor
-from tripletune.rag.triples.options import add_local_arguments, open_extractor
-from tripletune.rag.triples.prompt import choose_shots
+from tripletune.rag.triples.extractor import TextExtractor, add_local_arguments, choose_shots, open_extractor
 from tripletune.rag.triples.sentences import PIECE_LIMIT
 
 logger = logging.getLogger(__name__)

@@ -14,31 +14,26 @@ from __future__ import annotations
 import inspect
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.integrations.fsdp import is_fsdp_managed_module
 
-from tripletune.models.local.decoding import CELLS, ROWS, Request
-from tripletune.models.local.key_value_cache import ROOM, ColumnLayer, column_layer, make_cache
+from tripletune.models.local.decoding import CELLS, ROWS, Constraint, Decoder, GenerateBatch, Inputs, Request, choose
 
 # Prompt tokens that are read in one forward pass.
 _READ_AT_ONCE = 4096
-# Beginnings of prompts whose keys and values are kept.
-_BEGINNINGS = 8
-# Shapes: B rows, T columns (tokens of the longest row), V tokens in the vocabulary.
-
-
-class Constraint(Protocol):
-    """Which tokens a reply may go on with, for example those of a grammar."""
-
-    def restrict(self, logits: torch.Tensor, requests: Sequence[Request]) -> None:
-        """Set the logits (B, V) of tokens that may not come next to minus infinity, in place."""
-        ...
+# Prefixes of prompts whose keys and values are kept.
+_PREFIXES = 8
+# Columns that are added when a buffer is full: room for that many new tokens before all is copied again.
+_ROOM = 64
+# Shapes: B rows, T columns (tokens of the longest row), V tokens in the vocabulary, H heads, D numbers per head.
 
 
 class ContinuousBatch:
@@ -50,10 +45,8 @@ class ContinuousBatch:
         pad: The token that stands where there is none; it is never looked at.
         rows: Most requests under way together.
         cells: Most tokens, rows times the longest, that are kept for them; one row may have more.
-        prefix: Tokens that prompts begin with; those that do are read from there on. Where prompts have several
-            beginnings, `Request.shared` tells of each.
         constraint: Which tokens may come next; None allows all.
-        enough: Asked after every token; where it says so the reply ends.
+        inputs: What else the model reads with the prompts; it must not be of their shared prefixes.
 
     Raises:
         ValueError: rows or cells are below 1, or the model's attention does not keep all tokens (see `fits`).
@@ -66,9 +59,8 @@ class ContinuousBatch:
         pad: int,
         rows: int = ROWS,
         cells: int = CELLS,
-        prefix: Sequence[int] = (),
         constraint: Constraint | None = None,
-        enough: Callable[[Request], bool] | None = None,
+        inputs: Inputs | None = None,
     ) -> None:
         if rows < 1 or cells < 1:
             raise ValueError(f"rows {rows}, cells {cells}: both must be at least 1")
@@ -76,11 +68,11 @@ class ContinuousBatch:
             raise ValueError(f"{type(model).__name__} forgets tokens (sliding window or recurrent): use `generate`")
         self.rows, self.cells = rows, cells
         self._model, self._ends, self._pad = model, frozenset(ends), pad
-        self._constraint, self._enough = constraint, enough
-        self._takes = set(inspect.signature(model.forward).parameters)
-        self._prefix = tuple(prefix)
+        self._constraint, self._inputs = constraint, inputs
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._takes = set(inspect.signature(type(inner).forward).parameters)
         # The one that was used last stands last.
-        self._beginnings: dict[tuple[int, ...], list[ColumnLayer]] = {}
+        self._prefixes: dict[tuple[int, ...], list[_ColumnLayer]] = {}
         self._arrived: deque[Request] = deque()
         self._waiting: deque[Request] = deque()
         self._batch: _Batch | None = None
@@ -101,6 +93,7 @@ class ContinuousBatch:
             torch.OutOfMemoryError: one row alone does not fit the device. What waits is kept.
         """
         done: list[Request] = []
+        self._waiting = deque(request for request in self._waiting if not request.abandoned)
         while not done and not self._stopped:
             while self._arrived:
                 self._waiting.append(self._arrived.popleft())
@@ -138,8 +131,8 @@ class ContinuousBatch:
         count = read = 0
         for request in islice(self._waiting, self.rows - len(going)):
             longest = max(longest, len(request.prompt))
-            read += len(request.prompt) - len(self._beginning(request))
-            if (going or count) and ((len(going) + count + 1) * (longest + ROOM) > self.cells or read > _READ_AT_ONCE):
+            read += len(request.prompt) - len(self._prefix(request))
+            if (going or count) and ((len(going) + count + 1) * (longest + _ROOM) > self.cells or read > _READ_AT_ONCE):
                 break
             count += 1
         return count
@@ -155,23 +148,23 @@ class ContinuousBatch:
             joining = self._read(new)
             self._batch = _joined([one for one in (self._batch, *joining) if one is not None])
         except torch.OutOfMemoryError:
-            self._waiting.extendleft(reversed([request.anew() for request in new]))
+            self._waiting.extendleft(reversed([request.again() for request in new]))
             raise
         for request in new:
             request.seconds += (time.perf_counter() - start) / len(new)
         return [request for request in new if request.done]
 
     def _read(self, new: list[Request]) -> list[_Batch]:
-        """Batches of new requests with the first token of each reply, one for every beginning."""
+        """Batches of new requests with the first token of each reply, one for every prefix."""
         groups: dict[tuple[int, ...], list[Request]] = {}
         for request in new:
-            groups.setdefault(self._beginning(request), []).append(request)
-        return [self._read_after(beginning, group) for beginning, group in groups.items()]
+            groups.setdefault(self._prefix(request), []).append(request)
+        return [self._read_after(prefix, group) for prefix, group in groups.items()]
 
-    def _read_after(self, beginning: tuple[int, ...], new: list[Request]) -> _Batch:
-        """The batch of requests whose prompts go on after `beginning`."""
-        read_before = self._layers(beginning)
-        skipped = len(beginning)
+    def _read_after(self, prefix: tuple[int, ...], new: list[Request]) -> _Batch:
+        """The batch of requests whose prompts go on after `prefix`."""
+        read_before = self._layers(prefix)
+        skipped = len(prefix)
         width = max(len(request.prompt) for request in new) - skipped
         device = self._model.device
         ids = torch.full((len(new), width), self._pad)
@@ -182,33 +175,31 @@ class ContinuousBatch:
             ids[row, width - len(rest) :] = torch.tensor(rest)
             mask[row, skipped + width - len(rest) :] = True
         positions = (mask.cumsum(1) - 1).clamp_min(0)[:, skipped:]
-        layers = [layer.repeated(len(new), skipped + width + ROOM) for layer in read_before]
-        cache = make_cache(layers)
-        logits = self._forward(ids.to(device), mask.to(device), positions.to(device), cache)
+        layers = [layer.repeated(len(new), skipped + width + _ROOM) for layer in read_before]
+        cache = _make_cache(layers)
+        more = self._inputs(new) if self._inputs is not None else {}
+        logits = self._forward(ids.to(device), mask.to(device), positions.to(device), cache, **more)
         last = self._take(logits, new)
         return _Batch(new, cache, mask.to(device), last, positions[:, -1].to(device) + 1)
 
-    def _beginning(self, request: Request) -> tuple[int, ...]:
+    def _prefix(self, request: Request) -> tuple[int, ...]:
         """The tokens of a prompt that are read once for all prompts that have them; none where it has nothing more."""
-        size = request.shared
-        if not size and tuple(request.prompt[: len(self._prefix)]) == self._prefix:
-            size = len(self._prefix)
-        return tuple(request.prompt[:size]) if size < len(request.prompt) else ()
+        return tuple(request.prompt[: request.shared]) if request.shared < len(request.prompt) else ()
 
-    def _layers(self, beginning: tuple[int, ...]) -> list[ColumnLayer]:
-        """Keys and values of a beginning, read now or before; none of an empty one."""
-        if not beginning:
+    def _layers(self, prefix: tuple[int, ...]) -> list[_ColumnLayer]:
+        """Keys and values of a prefix, read now or before; none of an empty one."""
+        if not prefix:
             return []
-        layers = self._beginnings.pop(beginning, None)
+        layers = self._prefixes.pop(prefix, None)
         if layers is None:
-            ids = torch.tensor([beginning], device=self._model.device)
-            cache = make_cache([])
-            positions = torch.arange(len(beginning), device=ids.device)[None]
+            ids = torch.tensor([prefix], device=self._model.device)
+            cache = _make_cache([])
+            positions = torch.arange(len(prefix), device=ids.device)[None]
             self._forward(ids, torch.ones_like(ids, dtype=torch.bool), positions, cache)
             layers = list(cache.layers)
-        self._beginnings[beginning] = layers
-        while len(self._beginnings) > _BEGINNINGS:
-            del self._beginnings[next(iter(self._beginnings))]
+        self._prefixes[prefix] = layers
+        while len(self._prefixes) > _PREFIXES:
+            del self._prefixes[next(iter(self._prefixes))]
         return layers
 
     def _step(self) -> list[Request]:
@@ -232,36 +223,35 @@ class ContinuousBatch:
             request.seconds += (time.perf_counter() - start) / len(going)
         return [request for request in going if request.done]
 
-    def _forward(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Cache) -> torch.Tensor:
+    def _forward(
+        self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Cache, **more: Any
+    ) -> torch.Tensor:
         """Logits (B, V) after the last column of `ids` (B, columns); `mask` (B, T) tells which columns are tokens."""
-        more: dict[str, Any] = {"position_ids": positions, "logits_to_keep": 1}
+        usual: dict[str, Any] = {"position_ids": positions, "logits_to_keep": 1}
         output = self._model(
             input_ids=ids,
             attention_mask=mask.long(),
             past_key_values=cache,
             use_cache=True,
-            **{name: value for name, value in more.items() if name in self._takes},
+            **{name: value for name, value in usual.items() if name in self._takes},
+            **more,
         )
-        logits: torch.Tensor = output.logits[:, -1]
+        logits: torch.Tensor = output.logits[:, -1].float()
         return logits
 
     def _take(self, logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
-        """The likeliest next tokens (B,), added to the replies that are not done."""
-        if self._constraint is not None:
-            self._constraint.restrict(logits, requests)
-        best = logits.argmax(dim=-1)
+        """The next tokens (B,), added to the replies that are not done."""
+        best = choose(logits, requests, self._constraint).argmax(dim=-1)
         for request, token in zip(requests, best.tolist()):
             if not request.done:
                 request.take(token, self._ends)
-                if self._enough is not None and not request.done and self._enough(request):
-                    request.ended = request.done = True
         return best
 
     def _halve(self) -> None:
         """After the device ran out of memory: begin again with half the rows."""
         going = [] if self._batch is None else [one for one in self._batch.requests if not one.done]
         self._batch = None
-        self._waiting.extendleft(reversed([request.anew() for request in going]))
+        self._waiting.extendleft(reversed([request.again() for request in going]))
         if self.rows == 1:
             raise torch.OutOfMemoryError("one prompt and its reply don't fit the device's memory")
         self.rows, self.cells = self.rows // 2, max(1, self.cells // 2)
@@ -269,8 +259,40 @@ class ContinuousBatch:
             torch.cuda.empty_cache()
 
 
+def make_decoder(
+    model: Any,
+    ends: Collection[int],
+    pad: int,
+    rows: int = ROWS,
+    cells: int = CELLS,
+    beams: int = 1,
+    constraint: Constraint | None = None,
+    inputs: Inputs | None = None,
+) -> Decoder:
+    """The decoder for a model: continuous batches where it can have them, else `generate`; see there for the arguments.
+
+    Args:
+        model: A causal or encoder-decoder model of transformers in eval mode.
+        ends: Tokens that end a reply.
+        pad: The token that prompts are padded with.
+        rows: Most rows in one batch; with beams each request has several.
+        cells: Token budget of a batch.
+        beams: Beams of beam search; 1 takes the likeliest token, or the drawn one.
+        constraint: Which tokens may come next.
+        inputs: What else the model reads with the prompts.
+    """
+    if beams == 1 and fits(model):
+        return ContinuousBatch(model, ends, pad, rows, cells, constraint, inputs)
+    return GenerateBatch(model, ends, pad, max(1, rows // beams), cells, beams, constraint, inputs)
+
+
 def fits(model: Any) -> bool:
-    """Whether every layer of a model keeps the keys and values of all tokens, which `ContinuousBatch` needs."""
+    """Whether `ContinuousBatch` can serve a model: a decoder whose layers keep the keys and values of all tokens.
+
+    The processes that share the weights of one model take every step together, so it can't serve those.
+    """
+    if model.config.is_encoder_decoder or is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model):
+        return False
     return all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
 
 
@@ -301,10 +323,10 @@ def _joined(batches: Sequence[_Batch]) -> _Batch:
     # With no row left there is still a batch, of no rows.
     width = int(lengths.max()) if len(lengths) else 0
     mask = torch.arange(width, device=lengths.device)[None] >= width - lengths[:, None]
-    layers: list[ColumnLayer] = []
+    layers: list[_ColumnLayer] = []
     for number in range(len(batches[0].cache.layers)):
         parts: list[Any] = [batch.cache.layers[number] for batch in batches]
-        buffers = parts[0].empty(len(lengths), width + ROOM)
+        buffers = parts[0].empty(len(lengths), width + _ROOM)
         start = 0
         for part, rows, old in zip(parts, kept, masks):
             end = start + len(rows)
@@ -315,11 +337,84 @@ def _joined(batches: Sequence[_Batch]) -> _Batch:
                 columns[mask[start:end]] = torch.tensor(rows, device=row.device)[row] * part.width + column
                 part.chosen(columns, [buffer[start:end] for buffer in buffers])
             start = end
-        layers.append(column_layer(buffers, width))
+        layers.append(_column_layer(buffers, width))
     return _Batch(
         [batch.requests[row] for batch, rows in zip(batches, kept) for row in rows],
-        make_cache(layers),
+        _make_cache(layers),
         mask,
         torch.cat([batch.last[rows] for batch, rows in zip(batches, kept)]),
         torch.cat([batch.positions[rows] for batch, rows in zip(batches, kept)]),
     )
+
+
+# Keys and values of rows under way, with room for new tokens, so that a step copies none of the old ones.
+
+
+class _ColumnLayer(DynamicLayer):
+    """Keys and values of one layer, (B, columns, H, D), in buffers with room for more columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._buffers: list[torch.Tensor] = []
+        self._length = 0
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add the keys and values (B, H, columns, D) of new columns; all of them come back."""
+        new = [key_states.transpose(1, 2), value_states.transpose(1, 2)]
+        start, end = self._length, self._length + key_states.shape[-2]
+        if not self._buffers:
+            self._buffers = [one.new_empty((one.shape[0], end + _ROOM, *one.shape[2:])) for one in new]
+        elif end > self._buffers[0].shape[1]:
+            self._buffers = [_wider(buffer, start, end + _ROOM) for buffer in self._buffers]
+        for buffer, one in zip(self._buffers, new):
+            buffer[:, start:end] = one
+        self._show(end)
+        return self.keys, self.values  # type: ignore[return-value]
+
+    def repeated(self, rows: int, columns: int) -> _ColumnLayer:
+        """A layer of `rows` copies of this layer's only row, with buffers of that many columns."""
+        buffers = [buffer.new_empty((rows, columns, *buffer.shape[2:])) for buffer in self._buffers]
+        for buffer, mine in zip(buffers, self._buffers):
+            buffer[:, : self._length] = mine[:, : self._length]
+        return _column_layer(buffers, self._length)
+
+    def chosen(self, columns: torch.Tensor, buffers: Sequence[torch.Tensor]) -> None:
+        """Copy columns, numbered through all rows' buffers, to the start of `buffers`; `columns` is (B, T)."""
+        for mine, target in zip(self._buffers, buffers):
+            found = mine.flatten(0, 1).index_select(0, columns.flatten())
+            target[:, : columns.shape[1]] = found.view(*columns.shape, *mine.shape[2:])
+
+    @property
+    def width(self) -> int:
+        """Columns of the buffers."""
+        return int(self._buffers[0].shape[1])
+
+    def empty(self, rows: int, columns: int) -> list[torch.Tensor]:
+        """New buffers like this layer's."""
+        return [buffer.new_empty((rows, columns, *buffer.shape[2:])) for buffer in self._buffers]
+
+    def _show(self, length: int) -> None:
+        self._length = length
+        self.keys, self.values = (buffer[:, :length].transpose(1, 2) for buffer in self._buffers)
+        self.is_initialized = True
+
+
+def _column_layer(buffers: list[torch.Tensor], length: int) -> _ColumnLayer:
+    """A layer on buffers for keys and values, each (B, columns, H, D), whose first `length` columns are filled."""
+    layer = _ColumnLayer()
+    layer._buffers = buffers
+    layer._show(length)
+    return layer
+
+
+def _make_cache(layers: Sequence[_ColumnLayer]) -> Cache:
+    """A cache of these layers; of empty ones, made as the model asks for them, when there are none."""
+    return Cache(layers=list(layers)) if layers else Cache(layer_class_to_replicate=_ColumnLayer)
+
+
+def _wider(buffer: torch.Tensor, length: int, columns: int) -> torch.Tensor:
+    wider = buffer.new_empty((buffer.shape[0], columns, *buffer.shape[2:]))
+    wider[:, :length] = buffer[:, :length]
+    return wider

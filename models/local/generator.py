@@ -1,13 +1,10 @@
-"""A `Generator` on a local model: calls that wait together are answered in one batch.
+"""A `Generator` on a Graph-LLM of this machine: greedy replies, one by one or to many at once.
 
-Loops are written for one question each; many run at once as asyncio tasks. Their calls meet here, are grouped by
-length, and run as left-padded batches with greedy decoding.
+Calls of many tasks meet in a `DecodingService`; the graphs are read with the prompts.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,18 +16,21 @@ from tripletune.models.data.records import ModelInput
 from tripletune.models.graph_llm.embeddings import LiveEmbeddings
 from tripletune.models.graph_llm.graphs import batch_graphs, graph_rows
 from tripletune.models.graph_llm.loading import load_graph_llm
-from tripletune.models.graph_llm.processor import EncodedInput, GraphLLMProcessor, pad_batch
+from tripletune.models.graph_llm.processor import EncodedInput, GraphLLMProcessor
 from tripletune.models.loading import parse_dtype
+from tripletune.models.local.continuous_batch import make_decoder
+from tripletune.models.local.decoding import Request, decode
 from tripletune.models.local.generation import Completion
+from tripletune.models.local.service import DecodingService
 
 
 class LocalGenerator:
-    """Greedy generation with a `GraphLLM`, one by one or many at once.
+    """Greedy generation with a `GraphLLM`.
 
     Args:
-        model: The model, with or without PEFT adapter.
+        model: The model, with or without PEFT adapter; for `generate` in eval mode.
         processor: Its processor.
-        batch_size: Most inputs in one batch.
+        batch_size: Most inputs in one batch; it changes no reply in float32.
         embeddings: Source of node and edge vectors; by default each string is embedded when first seen.
     """
 
@@ -45,125 +45,64 @@ class LocalGenerator:
             raise ValueError(f"batch_size {batch_size} must be at least 1")
         self.model = model
         self.processor = processor
-        self.batch_size = batch_size
         config = model.config if not hasattr(model, "get_base_model") else model.get_base_model().config
         self.embeddings = embeddings or LiveEmbeddings(config.encoder, config.text_embedding_width)
-        self._waiting: list[tuple[ModelInput, int, str | None, asyncio.Future[Completion]]] = []
-        self._worker: asyncio.Task[None] | None = None
+        tokenizer = processor.tokenizer
+        self._decoder = make_decoder(
+            model, [tokenizer.eos_token_id], int(tokenizer.pad_token_id), batch_size, inputs=self._graphs
+        )
+        self._service = DecodingService(lambda: self._decoder, "the Graph-LLM")
 
     async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
-        """Reply to one input; waits until the calls of other tasks have joined, then all run together."""
-        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._waiting.append((sample, max_new_tokens, evidence, future))
-        if self._worker is None or self._worker.done():
-            self._worker = asyncio.create_task(self._work())
-        return await future
-
-    async def _work(self) -> None:
-        count = -1
-        while self._waiting:
-            # As long as other tasks still arrive at a call, let them.
-            while count != len(self._waiting):
-                count = len(self._waiting)
-                await asyncio.sleep(0)
-            calls, self._waiting = self._waiting, []
-            count = -1
-            groups: dict[tuple[int, str | None], list[int]] = {}
-            for number, (_, limit, evidence, _) in enumerate(calls):
-                groups.setdefault((limit, evidence), []).append(number)
-            for (limit, evidence), numbers in groups.items():
-                try:
-                    replies = self.generate_many([calls[n][0] for n in numbers], limit, evidence)
-                except Exception:
-                    # One bad input must not fail its neighbours: find it by itself.
-                    self._one_by_one([calls[n] for n in numbers])
-                    continue
-                for number, reply in zip(numbers, replies):
-                    if not calls[number][3].done():
-                        calls[number][3].set_result(reply)
-            await asyncio.sleep(0)
-
-    def _one_by_one(self, calls: Sequence[tuple[ModelInput, int, str | None, asyncio.Future[Completion]]]) -> None:
-        for sample, limit, evidence, future in calls:
-            if future.done():
-                continue
-            try:
-                future.set_result(self.generate_many([sample], limit, evidence)[0])
-            except Exception as error:
-                future.set_exception(error)
+        """Reply to one input, together with those of other tasks."""
+        request = self._request(sample, max_new_tokens, evidence)
+        await self._service.reply(request)
+        return self._completion(request)
 
     def generate_many(
         self, samples: Sequence[ModelInput], max_new_tokens: int, evidence: str | None = None
     ) -> list[Completion]:
-        """Reply to many inputs, in the order given.
+        """Reply to many inputs, in the order given; the model's training mode is as before afterwards.
 
         Args:
             samples: The inputs.
             max_new_tokens: Longest reply, in tokens.
             evidence: "triples" or "text"; None keeps the processor's setting.
         """
-        encoded = [self.processor.encode_input(sample, evidence) for sample in samples]
-        order = sorted(range(len(encoded)), key=lambda number: len(encoded[number].input_ids))
-        replies: list[Completion | None] = [None] * len(encoded)
-        for start in range(0, len(order), self.batch_size):
-            numbers = order[start : start + self.batch_size]
-            for number, reply in zip(numbers, self._run([encoded[n] for n in numbers], max_new_tokens)):
-                replies[number] = reply
-        return [reply for reply in replies if reply is not None]
-
-    @torch.inference_mode()
-    def _run(self, inputs: list[EncodedInput], max_new_tokens: int) -> list[Completion]:
-        start = time.perf_counter()
-        tokenizer = self.processor.tokenizer
-        pad = int(tokenizer.pad_token_id)
-        ids, mask = pad_batch([item.input_ids for item in inputs], pad, side="left")
-        device = self.model.device
-        extra: dict[str, Any] = {}
-        if self.processor.settings.use_graph:
-            strings = [text for item in inputs for graph in item.graphs for text in graph.strings]
-            distinct = list(dict.fromkeys(strings))
-            table = self.embeddings.vectors(distinct)
-            rows = {text: row for row, text in enumerate(distinct)}
-            samples = [graph_rows(item.graphs, rows) for item in inputs]
-            extra["graphs"] = batch_graphs(samples, table.__getitem__, self.embeddings.dimension).to(device)
+        requests = [self._request(sample, max_new_tokens, evidence) for sample in samples]
         was_training = self.model.training
         self.model.eval()
         try:
-            output = self.model.generate(
-                input_ids=ids.to(device),
-                attention_mask=mask.to(device),
-                max_new_tokens=max_new_tokens,
-                do_sample=False,
-                temperature=None,
-                top_p=None,
-                top_k=None,
-                # A base model's own generation settings (Qwen: a repetition penalty) are not what was trained, and
-                # look up the placeholder in the vocabulary, where it need not be.
-                num_beams=1,
-                repetition_penalty=1.0,
-                no_repeat_ngram_size=0,
-                eos_token_id=tokenizer.eos_token_id,
-                pad_token_id=pad,
-                use_cache=True,
-                **extra,
-            )
+            decode(self._decoder, sorted(requests, key=lambda request: len(request.prompt)))
         finally:
             self.model.train(was_training)
-        seconds = (time.perf_counter() - start) / len(inputs)
-        return [self._completion(item, row.tolist(), seconds) for item, row in zip(inputs, output[:, ids.shape[1] :])]
+        return [self._completion(request) for request in requests]
 
-    def _completion(self, item: EncodedInput, reply: list[int], seconds: float) -> Completion:
-        eos = self.processor.tokenizer.eos_token_id
-        stopped = eos in reply
-        length = reply.index(eos) + 1 if stopped else len(reply)
+    def _request(self, sample: ModelInput, limit: int, evidence: str | None) -> Request:
+        encoded = self.processor.encode_input(sample, evidence)
+        return Request(list(encoded.input_ids), limit, data=encoded)
+
+    def _graphs(self, requests: Sequence[Request]) -> dict[str, Any]:
+        """The graphs of a batch, as `GraphLLM.forward` and `generate` take them."""
+        if not self.processor.settings.use_graph:
+            return {}
+        inputs: list[EncodedInput] = [request.data for request in requests]
+        distinct = list(dict.fromkeys(text for item in inputs for graph in item.graphs for text in graph.strings))
+        table = self.embeddings.vectors(distinct)
+        rows = {text: row for row, text in enumerate(distinct)}
+        samples = [graph_rows(item.graphs, rows) for item in inputs]
+        batch = batch_graphs(samples, table.__getitem__, self.embeddings.dimension)
+        return {"graphs": batch.to(self.model.device)}
+
+    def _completion(self, request: Request) -> Completion:
         return Completion(
-            text=self.processor.decode(reply[:length]),
-            prompt_tokens=len(item.input_ids),
-            completion_tokens=length,
-            seconds=seconds,
-            truncated_triples=item.truncated_triples,
-            truncated_words=item.truncated_words,
-            finish_reason="stop" if stopped else "length",
+            text=self.processor.decode(request.tokens),
+            prompt_tokens=len(request.prompt),
+            completion_tokens=len(request.tokens) + request.ended,
+            seconds=request.seconds,
+            truncated_triples=request.data.truncated_triples,
+            truncated_words=request.data.truncated_words,
+            finish_reason="stop" if request.ended else "length",
         )
 
 

@@ -32,7 +32,7 @@ _FEWEST_TOKENS = 4 * _REPEATED
 
 
 class TripleGrammar:
-    """A `models.continuous_batch.Constraint`: only tokens that keep a reply within the format.
+    """A `models.local.decoding.Constraint`: only tokens that keep a reply within the format.
 
     Args:
         tokenizer: The model's tokenizer.
@@ -72,12 +72,6 @@ class TripleGrammar:
             self._matchers[request] = matcher, len(request.tokens)
             matcher.fill_next_token_bitmask(mask, row)
         library.apply_token_bitmask_inplace(logits, mask.to(logits.device))
-
-    def processors(self) -> list[Any]:
-        """The same for one call of `generate` without beams."""
-        from xgrammar.contrib.hf import LogitsProcessor
-
-        return [LogitsProcessor(self._compiled)]
 
 
 class Repetition:

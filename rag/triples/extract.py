@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 
 from tripletune.models.data.pairs import ExtractionReply, entity_triple, is_only_a_name, read_reply, render_source
 from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import read_jsonl
 from tripletune.models.data.triples import Triple
+from tripletune.models.files import new_file
 from tripletune.models.llm.client import CallError, RepliesPending, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.rag.triples.extractor import TextExtractor
@@ -302,20 +306,81 @@ def source_pieces(title: str, text: str, limit: int = PIECE_LIMIT, length: Calla
     return [render_source(title, piece) for piece in split_passage(text, room, length)]
 
 
-async def extract_passages(
-    passages: Sequence[Passage], extractor: TextExtractor, store: TripleStore, piece_limit: int = PIECE_LIMIT
-) -> list[tuple[Triple, ...] | None]:
-    """The triples of some passages, from the store or else from the extractor; None for one that failed.
+def read_passages(
+    corpus: str | Path, counts: ExtractionCounts, shard: tuple[int, int] = (0, 1), limit: int | None = None
+) -> Iterator[Passage]:
+    """Stream the passages of a shard; unlike in `read_corpus`, one without text is counted and passed over.
 
     Args:
-        passages: The passages.
-        extractor: The model.
-        store: Where its triples are kept.
-        piece_limit: Longest text that the extractor gets.
+        corpus: JSON lines.
+        counts: Counts passages without text.
+        shard: Number of the shard, and how many there are.
+        limit: Most lines of the corpus to read.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line is not JSON, or has no column "text"; the message has file and line.
     """
-    run = CorpusExtraction(extractor, store, piece_limit)
-    await run.run(passages)
-    return [store.get(run.id, passage_key(passage.title, passage.text)) for passage in passages]
+    number, count = shard
+    for position, (where, row) in enumerate(islice(read_jsonl(corpus), limit)):
+        if position % count != number:
+            continue
+        text, title = row.get("text"), row.get("title")
+        if "text" not in row or not isinstance(text, (str, type(None))):
+            raise ValueError(f'{where}: a passage needs "text", a string; the line has {", ".join(row) or "nothing"}')
+        if not isinstance(title, (str, type(None))):
+            raise ValueError(f'{where}: "title" must be a string, found {type(title).__name__}')
+        if not (text and text.strip()) and not (title and title.strip()):
+            counts.empty += 1
+            continue
+        # The place in the file stands for an id, which costs a digest to make and is not looked at.
+        yield Passage(title or "", text or "", str(row.get("id") or position))
+
+
+def export_triples(
+    corpus: str | Path,
+    stores: list[TripleStore],
+    output: str | Path,
+    extractor: str | None = None,
+    allow_missing: bool = False,
+) -> tuple[int, int]:
+    """Write `{"title", "text", "triples"}` for the passages of a corpus; the file appears when it is complete.
+
+    Args:
+        corpus: The corpus, streamed.
+        stores: Where triples are looked up, the first one first.
+        output: The file.
+        extractor: See `TripleStore.choose`.
+        allow_missing: Whether passages that no store has are left out, instead of an error.
+
+    Returns:
+        Passages written, and passages left out.
+
+    Raises:
+        ValueError: passages are missing, a store holds several extractors, or the output is what is read.
+    """
+    chosen = [(store, store.choose(extractor).id) for store in stores]
+    written = missing = 0
+    Path(output).parent.mkdir(parents=True, exist_ok=True)
+    with (
+        new_file(output, [corpus, *(store.path for store in stores)]) as scratch,
+        scratch.open("w", encoding="utf-8", errors="replace", newline="\n") as file,
+    ):
+        for passage in read_passages(corpus, ExtractionCounts()):
+            key = passage_key(passage.title, passage.text)
+            found = next((f for store, number in chosen if (f := store.get(number, key)) is not None), None)
+            if found is None:
+                missing += 1
+                continue
+            row = {"title": passage.title, "text": passage.text, "triples": [triple.as_list() for triple in found]}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            written += 1
+        if missing and not allow_missing:
+            raise ValueError(
+                f"{missing:,} of {written + missing:,} passages of {corpus} are in no store: extract them first, or "
+                "leave them out with --allow-missing"
+            )
+    return written, missing
 
 
 def _of_similar_length(pieces: list[_Piece], size: int) -> Iterator[list[_Piece]]:

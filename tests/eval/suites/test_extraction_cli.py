@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import tripletune.rag.triples.options as extractor_options
+import tripletune.rag.triples.extractor as extractor_options
 from tripletune.eval.__main__ import main
 from tripletune.models.llm.client import CallError, RepliesPending
 from tripletune.models.local.generation import Completion
@@ -237,7 +237,7 @@ def test_runs_side_by_side(data, clients, capsys):
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
-import tripletune.rag.triples.options as options
+import tripletune.rag.triples.extractor as options
 from tripletune.eval.__main__ import main
 from tripletune.models.local.generation import Completion
 

@@ -34,9 +34,9 @@ def one_at_a_time(model, given, limit, ends):
     return replies
 
 
-def together(model, given, limit, ends, **options):
+def together(model, given, limit, ends, prefix=0, criterion=None, **options):
     batch = ContinuousBatch(model, ends, PAD, **options)
-    requests = [Request(list(prompt), limit) for prompt in given]
+    requests = [Request(list(prompt), limit, prefix, criterion=criterion) for prompt in given]
     for request in requests:
         batch.add(request)
     done = []
@@ -75,23 +75,6 @@ def test_no_number_of_rows_changes_a_reply(llama, rows, cells):
     assert [one.tokens for one in found] == wanted
     assert [one.ended for one in found] == [len(reply) < 90 for reply in wanted]
     assert all(one.seconds > 0 for one in found)
-
-
-def test_a_shared_beginning_is_read_once(llama, monkeypatch):
-    shared = [5, 6, 7, 8, 9, 10, 11, 12]
-    given = [*prompts(6, seed=2, shared=shared), [5, 6, 7], *prompts(3, seed=3)]
-    wanted = one_at_a_time(llama, given, 12, {END})
-    lengths, forward = [], llama.forward
-
-    def counted(*args, **kwargs):
-        lengths.append(tuple(kwargs["input_ids"].shape))
-        return forward(*args, **kwargs)
-
-    assert [one.tokens for one in together(llama, given, 12, {END}, rows=3, prefix=shared)] == wanted
-    monkeypatch.setattr(llama, "forward", counted)
-    together(llama, given[:6], 1, {END}, rows=6, prefix=shared)
-    longest = max(map(len, given[:6])) - len(shared)
-    assert lengths == [(1, len(shared)), (6, longest)]
 
 
 def test_a_row_that_ended_is_no_longer_paid_for(llama, monkeypatch):
@@ -144,10 +127,10 @@ def test_out_of_memory_begins_again_with_half_the_rows(llama, monkeypatch):
         batch.run()
 
 
-def test_a_reply_ends_where_there_is_enough_of_it(llama):
+def test_a_stopping_criterion_ends_a_reply(llama):
     given = prompts(6, seed=7)
     wanted = one_at_a_time(llama, given, 12, {END})
-    found = together(llama, given, 12, {END}, rows=4, enough=lambda request: len(request.tokens) == 5)
+    found = together(llama, given, 12, {END}, rows=4, criterion=lambda request: len(request.tokens) == 5)
     assert [one.tokens for one in found] == [reply[:5] for reply in wanted]
 
 
@@ -173,7 +156,7 @@ def test_what_can_not_work_is_refused(llama, tiny_model):
         ContinuousBatch(llama, {END}, PAD).add(Request([], 3))
 
 
-def test_several_beginnings_are_read_once_each(llama, monkeypatch):
+def test_several_prefixes_are_read_once_each(llama, monkeypatch):
     one, other = [5, 6, 7, 8, 9, 10, 11, 12], [20, 21, 22, 23, 24]
     given = [*prompts(3, seed=7, shared=one), *prompts(3, seed=8, shared=other), *prompts(2, seed=9)]
     shared = [len(one)] * 3 + [len(other)] * 3 + [0] * 2
@@ -195,13 +178,13 @@ def test_several_beginnings_are_read_once_each(llama, monkeypatch):
         while batch.run():
             pass
         assert [request.tokens for request in requests] == wanted
-        beginnings = [(1, len(one)), (1, len(other))]
-        assert [shape in shapes for shape in beginnings] == [turn == 0] * 2
+        prefixes = [(1, len(one)), (1, len(other))]
+        assert [shape in shapes for shape in prefixes] == [turn == 0] * 2
         rest = [(3, max(map(len, given[:3])) - len(one)), (3, max(map(len, given[3:6])) - len(other))]
         assert all(shape in shapes for shape in rest)
 
 
-def test_a_prompt_that_is_nothing_but_its_beginning_is_read_as_a_whole(llama):
+def test_a_prompt_that_is_nothing_but_its_prefix_is_read_as_a_whole(llama):
     prompt = [5, 6, 7, 8]
     wanted = one_at_a_time(llama, [prompt], 6, {END})
     batch = ContinuousBatch(llama, {END}, PAD, rows=2)

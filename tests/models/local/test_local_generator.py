@@ -1,4 +1,5 @@
 import asyncio
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import torch
 
 from tripletune.models.data.records import ModelInput, Record
 from tripletune.models.graph_llm.loading import add_adapter
+from tripletune.models.local.decoding import Request
 from tripletune.models.local.generation import Completion
 from tripletune.models.local.generator import LocalGenerator, load_generator
 
@@ -42,17 +44,21 @@ def test_many_at_once_are_as_one_by_one(generator: LocalGenerator, records: list
     ]
 
 
-def test_calls_of_many_tasks_meet_in_batches(generator: LocalGenerator, records: list[Record]) -> None:
+def test_calls_of_many_tasks_meet_in_batches(
+    generator: LocalGenerator, records: list[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
     inputs = [record.input for record in records]
     expected = generator.generate_many(inputs, 8)
     sizes: list[int] = []
-    original = generator._run
+    original = generator.model.forward
 
-    def spy(items: Any, limit: int) -> Any:
-        sizes.append(len(items))
-        return original(items, limit)
+    @functools.wraps(original)
+    def spy(*arguments: Any, **options: Any) -> Any:
+        if "graphs" in options:
+            sizes.append(len(options["input_ids"]))
+        return original(*arguments, **options)
 
-    generator._run = spy  # type: ignore[method-assign]
+    monkeypatch.setattr(generator.model, "forward", spy)
 
     async def loop(sample: ModelInput) -> list[Completion]:
         first = await generator.generate(sample, 8)
@@ -65,7 +71,8 @@ def test_calls_of_many_tasks_meet_in_batches(generator: LocalGenerator, records:
     replies = asyncio.run(everything())
     for pair, one in zip(replies, expected):
         assert [essence(reply) for reply in pair] == [essence(one)] * 2
-    assert sizes == [3] * 8
+    assert sum(sizes) == 2 * len(inputs)
+    assert len(sizes) < 2 * len(inputs)
     # The generator outlives its event loop.
     assert essence(asyncio.run(generator.generate(inputs[0], 8))) == essence(expected[0])
 
@@ -133,14 +140,25 @@ def test_the_base_models_own_generation_settings_do_not_leak_in(
     assert [essence(reply) for reply in generator.generate_many(inputs, 8)] == expected
 
 
-def test_how_a_reply_ended(generator: LocalGenerator, records: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_a_reply_ended(generator: LocalGenerator, records: list[Record]) -> None:
     item = generator.processor.encode_input(records[0].input)
     word = generator.processor.tokenizer("Yes", add_special_tokens=False)["input_ids"]
-    eos, pad = generator.processor.tokenizer.eos_token_id, generator.processor.tokenizer.pad_token_id
-    stopped = generator._completion(item, [*word, eos, pad, pad], 0.5)
-    assert (stopped.text, stopped.finish_reason, stopped.completion_tokens) == ("Yes", "stop", len(word) + 1)
-    cut = generator._completion(item, list(word), 0.5)
-    assert (cut.text, cut.finish_reason, cut.completion_tokens) == ("Yes", "length", len(word))
+    for ended, expected in ((True, ("Yes", "stop", len(word) + 1)), (False, ("Yes", "length", len(word)))):
+        request = Request(list(item.input_ids), 9, data=item, tokens=list(word), ended=ended)
+        found = generator._completion(request)
+        assert (found.text, found.finish_reason, found.completion_tokens) == expected
+
+
+def test_the_event_loop_goes_on_while_the_model_decodes(generator: LocalGenerator, records: list[Record]) -> None:
+    async def ticking() -> int:
+        reply = asyncio.create_task(generator.generate(records[0].input, 40))
+        ticks = 0
+        while not reply.done():
+            await asyncio.sleep(0.0005)
+            ticks += 1
+        return ticks
+
+    assert asyncio.run(ticking()) > 5
 
 
 def test_truncation_is_reported(make_graph_llm: Make, embeddings: Any, records: list[Record]) -> None:

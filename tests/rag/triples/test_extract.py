@@ -10,9 +10,8 @@ from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import CallError, RepliesPending, Sampling, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.local.generation import Completion
-from tripletune.rag.triples.extract import CorpusExtraction, extract_passages, source_pieces
-from tripletune.rag.triples.extractor import ChatExtractor
-from tripletune.rag.triples.prompt import ExtractionPrompt
+from tripletune.rag.triples.extract import CorpusExtraction, source_pieces
+from tripletune.rag.triples.extractor import ExtractionPrompt, TextExtractor
 from tripletune.rag.triples.store import TripleStore, passage_key
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -215,13 +214,6 @@ def test_passages_are_taken_only_as_fast_as_they_are_read(store):
     assert counts.extracted == 500
 
 
-def test_some_passages_at_once(store):
-    given = passages(3)
-    replies = {f"{given[1].title}: {given[1].text}": CallError("no")}
-    triples = asyncio.run(extract_passages(given, Rule(replies=replies), store))
-    assert [one and len(one) for one in triples] == [1, None, 1]
-
-
 class Client:
     model = "scripted"
 
@@ -238,7 +230,7 @@ class Client:
 
 def test_a_chat_model_sees_what_training_renders(store):
     client = Client()
-    extractor = ChatExtractor(client, ExtractionPrompt("Extract."), Sampling(max_tokens=99, seed=3))
+    extractor = TextExtractor(client, ExtractionPrompt("Extract."), Sampling(max_tokens=99, seed=3))
     run(extractor, store, [Passage("Ada", "Ada\n was born.")])
     asyncio.run(extractor.close())
     (messages, role, sampling), closed = client.calls
@@ -250,13 +242,13 @@ def test_a_chat_model_sees_what_training_renders(store):
     assert store.choose().model == "scripted"
     assert "Extract." in store.choose().settings
     with pytest.raises(ValueError, match="concurrency 0"):
-        ChatExtractor(client, ExtractionPrompt("x"), concurrency=0)
+        TextExtractor(client, ExtractionPrompt("x"), concurrency=0)
 
 
 def test_examples_are_turns_before_the_text(store):
     client = Client()
     shots = (("Oslo is in Norway.", "(S> Oslo| P> in| O> Norway)"), ("Hm.", ""))
-    extractor = ChatExtractor(client, ExtractionPrompt("Extract.", shots))
+    extractor = TextExtractor(client, ExtractionPrompt("Extract.", shots))
     assert [one.text for one in asyncio.run(extractor.complete(["Ada was born."]))] == ["(S> a| P> b| O> c)"]
     turns = [(turn["role"], turn["content"]) for turn in client.calls[0][0]]
     assert turns == [
@@ -267,7 +259,7 @@ def test_examples_are_turns_before_the_text(store):
         ("assistant", "NONE"),
         ("user", "Ada was born."),
     ]
-    plain = ChatExtractor(client, ExtractionPrompt("Extract."))
+    plain = TextExtractor(client, ExtractionPrompt("Extract."))
     assert extractor.settings != plain.settings
 
 

@@ -3,14 +3,13 @@ import sqlite3
 
 import pytest
 
-import tripletune.rag.triples.options as extractor_options
+import tripletune.rag.triples.extractor as extractor_options
 from tripletune.models.data.passages import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import RepliesPending
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.local.generation import Completion
-from tripletune.rag.__main__ import main
-from tripletune.rag.triples.cli import parse_shard
+from tripletune.rag.__main__ import main, parse_shard
 from tripletune.rag.triples.store import TripleStore, open_triples
 
 ROWS = [
@@ -173,10 +172,10 @@ def test_bad_options_are_one_line(tmp_path, clients, capsys):
     assert "--beams, --dtype: only for --model" in found
     assert "--teacher-seed: no effect with --model" in found
     assert "use one beam" in found
-    assert "max tokens 0: it must be at least 1; batch size 0" in found
+    assert "max_tokens: 0 must be at least 1; batch_size: 0" in found
 
 
-def test_a_full_disk_is_one_line_and_a_later_run_goes_on(tmp_path, clients, monkeypatch, caplog):
+def test_a_full_disk_is_one_line_and_a_later_run_goes_on(tmp_path, clients, monkeypatch, capsys):
     def full(self, *_):
         raise sqlite3.OperationalError("database or disk is full")
 
@@ -184,8 +183,19 @@ def test_a_full_disk_is_one_line_and_a_later_run_goes_on(tmp_path, clients, monk
     with monkeypatch.context() as patch:
         patch.setattr(TripleStore, "put", full)
         assert extract(tmp_path, path) == 1
-    assert "can't be written (database or disk is full)" in caplog.text
+    assert "can't be written (database or disk is full)" in capsys.readouterr().err
     assert extract(tmp_path, path) == 0
+
+
+def test_an_export_never_writes_over_what_it_reads(tmp_path, clients, capsys):
+    path = corpus(tmp_path)
+    assert extract(tmp_path, path) == 0
+    for source in (path, tmp_path / "s.sqlite"):
+        before = source.read_bytes()
+        call = ["export", "--corpus", str(path), "--store", str(tmp_path / "s.sqlite"), "--output", str(source)]
+        assert main(call) == 2
+        assert "in what is read" in capsys.readouterr().err
+        assert source.read_bytes() == before
 
 
 def test_shards():

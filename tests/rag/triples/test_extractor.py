@@ -9,7 +9,7 @@ from tripletune.models.data.passages import Passage
 from tripletune.models.llm.client import CallError, SetupError
 from tripletune.rag.__main__ import main
 from tripletune.rag.triples.extract import CorpusExtraction
-from tripletune.rag.triples.local_extractor import LocalOptions, open_local_extractor
+from tripletune.rag.triples.extractor import ExtractionPrompt, LocalOptions, choose_shots, open_local_extractor
 from tripletune.rag.triples.store import TripleStore, passage_key
 
 TEXTS = [
@@ -159,7 +159,7 @@ def test_examples_and_bfloat16_are_other_extractors(tiny_llama, t5):
 
 def test_a_prompt_longer_than_the_context_fails_alone(tiny_llama, tmp_path):
     texts = ["word " * 2000, *TEXTS]
-    with pytest.raises(CallError, match=r"has \d+ tokens and the model's context 1024: cut"):
+    with pytest.raises(CallError, match=r"has \d+ tokens and the model's context 1024"):
         replies(tiny_llama, texts)
     store = TripleStore(tmp_path / "s.sqlite")
     extractor = open_local_extractor(str(tiny_llama), LocalOptions(max_tokens=4))
@@ -181,10 +181,10 @@ def test_closing_ends_what_is_under_way(tiny_llama):
 
     async def run():
         waiting = asyncio.create_task(extractor.complete(TEXTS))
-        await extractor._open()
-        await asyncio.sleep(0.05)
+        while not extractor._client.backend._service._running:
+            await asyncio.sleep(0.005)
         await extractor.close()
-        with pytest.raises(CallError, match="closed"):
+        with pytest.raises(asyncio.CancelledError):
             await waiting
 
     asyncio.run(run())
@@ -201,7 +201,7 @@ def extract(tmp_path, *more):
     return main(call)
 
 
-def test_the_command_and_its_second_run(adapter, tmp_path, caplog):
+def test_the_command_and_its_second_run(adapter, tmp_path, capsys):
     folder = tmp_path / "model"
     shutil.copytree(adapter, folder)
     assert extract(tmp_path, "--model", str(folder)) == 0
@@ -216,9 +216,9 @@ def test_the_command_and_its_second_run(adapter, tmp_path, caplog):
     import os
 
     os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    caplog.clear()
+    capsys.readouterr()
     assert extract(tmp_path, "--model", str(folder)) == 0
-    assert f"stored {len(TEXTS)}" in caplog.text
+    assert f"stored {len(TEXTS)}" in capsys.readouterr().err
     # Other weights are another model.
     weights.write_bytes(content)
     assert extract(tmp_path, "--model", str(folder)) == 0
@@ -258,5 +258,38 @@ def test_damaged_folders_are_one_line(adapter, tiny_llama, tmp_path, capsys):
 
 
 def test_options_that_make_no_sense():
-    with pytest.raises(ValueError, match=r"max tokens 0.*; beams 0.*; batch size -1.*; dtype 'int8' is not one of"):
+    with pytest.raises(
+        ValueError, match=r"max_tokens: 0 .*; beams: 0 .*; batch_size: -1 .*; dtype: 'int8' is not one of"
+    ):
         LocalOptions(max_tokens=0, beams=0, batch_size=-1, dtype="int8")
+
+
+def row(number, triples=2, text=""):
+    facts = [["a", "b", str(n)] for n in range(triples)]
+    return {"id": f"p{number}", "text": text or f"Text {number}.", "triples": facts}
+
+
+def test_examples_are_short_and_state_some_facts(tmp_path):
+    rows = [row(0, 1), row(1, 9), row(2, 2, "long " * 100), row(3), row(4, 8), row(5, 0)]
+    shots = choose_shots(write(tmp_path / "pairs.jsonl", rows), 2)
+    assert {text for text, _ in shots} == {"Text 3.", "Text 4."}
+    assert ("Text 3.", "(S> a| P> b| O> 0), (S> a| P> b| O> 1)") in shots
+    with pytest.raises(ValueError, match="only 2 of 3 examples found"):
+        choose_shots(tmp_path / "pairs.jsonl", 3)
+
+
+def test_the_choice_depends_on_the_texts_alone(tmp_path):
+    rows = [row(n) for n in range(50)]
+    first = choose_shots(write(tmp_path / "a.jsonl", rows), 3)
+    turned = [one | {"id": f"x{one['id']}"} for one in reversed(rows)]
+    assert choose_shots(write(tmp_path / "b.jsonl", turned), 3) == first
+    assert choose_shots(tmp_path / "gone.jsonl", 0) == ()
+    # A text that stands there twice is one example.
+    assert len(set(choose_shots(write(tmp_path / "c.jsonl", [*rows[:3]]), 3))) == 3
+
+
+def test_settings_say_what_was_asked():
+    plain = ExtractionPrompt("Do it.")
+    assert plain.to_json() == {"instruction": "Do it."}
+    assert ExtractionPrompt("Do it.", (("a", "b"),)).to_json()["shots"] == [["a", "b"]]
+    assert [turn["role"] for turn in plain.chat("text")] == ["system", "user"]

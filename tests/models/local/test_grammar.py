@@ -5,6 +5,7 @@ import pytest
 from tripletune.models.data.pairs import read_reply
 from tripletune.models.data.triples import Triple, format_triples
 from tripletune.models.local.decoding import Request
+from tripletune.models.local.grammar import Repetition
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +77,9 @@ def test_an_untrained_model_writes_triples_or_is_cut_off(grammar, llama, tokeniz
 
 
 def test_generate_is_held_to_it_too(grammar, llama, tokenizer):
-    from tripletune.models.local.generate_batch import GenerateBatch
+    from tripletune.models.local.decoding import GenerateBatch
 
-    batch = GenerateBatch(llama, {2}, 3, processors=grammar.processors)
+    batch = GenerateBatch(llama, {2}, 3, constraint=grammar)
     for number in range(3):
         batch.add(Request([5 + number], 40))
     done = batch.run()
@@ -93,3 +94,43 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "xgrammar", None)
     with pytest.raises(ValueError, match=r"pip install 'tripletune\[grammar\]'"):
         import_xgrammar()
+
+
+class Words:
+    """A tokenizer whose tokens are words."""
+
+    def __init__(self, words):
+        self.words = words
+
+    def get_vocab(self):
+        return {word: number for number, word in enumerate(self.words)}
+
+    def decode(self, tokens, skip_special_tokens=True):
+        return ", ".join(self.words[token] for token in tokens)
+
+
+def test_a_reply_that_only_repeats_itself_ends():
+    words = [f"(S> a| P> b| O> {n})" for n in range(40)]
+    repetition = Repetition(Words(words))
+
+    def ends_after(tokens):
+        request = Request([0], 1000)
+        for number, token in enumerate(tokens, 1):
+            request.tokens.append(token)
+            if repetition.found(request):
+                return number
+        return None
+
+    assert ends_after(range(40)) is None, "new triples all the time"
+    assert ends_after([*range(30), *[5] * 20]) == 34
+    assert ends_after([*range(30), *[5, 6] * 20]) == 34
+    # A new triple in between: the count starts again.
+    assert ends_after([*range(30), 5, 5, 5, 35, 5, 5, 5]) is None
+    assert ends_after([*range(30), 5, 5, 5, 35, 5, 5, 5, 35]) == 38
+
+
+def test_what_is_no_whole_triple_does_not_end_a_reply():
+    repetition = Repetition(Words(["(S> a| P> b| O> c)", "(S> a| P> b", "and (in brackets)"]))
+    for tokens in ([0] * 30 + [1], [0] * 3, [2] * 40):
+        assert not repetition.found(Request([0], 100, tokens=tokens))
+    assert repetition.found(Request([0], 100, tokens=[0] * 30))

@@ -2,8 +2,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from tripletune.models.local.decoding import Request
-from tripletune.models.local.generate_batch import GenerateBatch
+from tripletune.models.local.decoding import GenerateBatch, Request
 
 
 @pytest.fixture
@@ -11,9 +10,9 @@ def llama(tiny_llama):
     return AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32).eval()
 
 
-def replies(model, prompts, limit=12, **options):
+def replies(model, prompts, limit=12, criterion=None, **options):
     batch = GenerateBatch(model, [2], 3, **options)
-    requests = [Request(list(prompt), limit) for prompt in prompts]
+    requests = [Request(list(prompt), limit, criterion=criterion) for prompt in prompts]
     for request in requests:
         batch.add(request)
     sizes = []
@@ -101,7 +100,7 @@ def test_what_can_not_work_is_refused(llama):
     assert stopped.run() == []
 
 
-def test_a_reply_ends_where_there_is_enough_of_it(llama):
+def test_a_stopping_criterion_ends_a_reply(llama):
     wanted, _ = replies(llama, PROMPTS)
-    found, _ = replies(llama, PROMPTS, enough=lambda request: len(request.tokens) == 5)
+    found, _ = replies(llama, PROMPTS, criterion=lambda request: len(request.tokens) == 5)
     assert found == [reply[:5] for reply in wanted]
