@@ -184,7 +184,7 @@ def test_bad_models_are_one_line(data, tmp_path, capsys, model, message):
     ("content", "message"),
     [
         (b"\x7fELF\xff\xfe\x00\n", "test-00000.jsonl:1: not UTF-8 text"),
-        (b'{"id": "a", "passage": "x", "triples": []}\n', "test-00000.jsonl:1: a text-to-triples pair needs"),
+        (b'{"id": "a", "passage": "x", "triples": []}\n', "test-00000.jsonl:1: the text-to-triples pair lacks text"),
         (b'{"id": "a", "text": "  ", "triples": []}\n', "the text is empty"),
         (b'{"id": "a", "text": "x", "triples": [["a", "b"]]}\n', "a triple must be [subject, predicate, object]"),
         (b'{"id": "a", "text": "x", "triples": []}\n' * 2, "pair id 'a' occurs twice"),
