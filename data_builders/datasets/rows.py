@@ -198,7 +198,7 @@ class Statistics(Generic[R]):
     def __init__(self, kind: RowKind[R], tokenizer: str | None = None) -> None:
         self.kind, self.tokenizer = kind, tokenizer
         self.unit = f"tokens of {tokenizer}" if tokenizer else "white-space words, no tokenizer was given"
-        self.length = _token_counter(tokenizer) if tokenizer else lambda text: len(text.split())
+        self.length = token_counter(tokenizer) if tokenizer else lambda text: len(text.split())
         self._splits: Counter[str] = Counter()
         self._counts: dict[str, dict[str, Counter[str]]] = {}
         self._lengths: dict[str, dict[str, Histogram]] = {}
@@ -252,7 +252,8 @@ def length_table(numbers: dict[str, Any], note: str = "") -> Table:
     return Table("Lengths", ["", *head], rows, " ".join(filter(None, [f"In {numbers['unit']}.", note])))
 
 
-def _token_counter(spec: str) -> Callable[[str], int]:
+def token_counter(spec: str) -> Callable[[str], int]:
+    """Counts the tokens of a text with a model's tokenizer."""
     from tripletune.models.loading import load_tokenizer
 
     tokenizer = load_tokenizer(spec)

@@ -7,10 +7,11 @@ batch's replies; 4 done, but the teacher could not label a single question; 130 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
-from collections.abc import Callable
 from functools import partial
 
+from tripletune.data_builders.datasets.rows import token_counter
 from tripletune.data_builders.hotpotqa_subq.build import BuildPending, NothingLabelled, build
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
 from tripletune.models.files import check_new
@@ -21,6 +22,7 @@ from tripletune.models.llm.options import from_arguments as model_from_arguments
 from tripletune.models.options import add_arguments, from_arguments
 from tripletune.models.program import run_program
 
+_PRICE = re.compile(r"\d+(\.\d+)?,\d+(\.\d+)?")
 # No model: recorded replies and gold annotations, as they are.
 ANNOTATIONS = "annotations"
 _GROUPS = {
@@ -106,22 +108,21 @@ def _teacher(parser: argparse.ArgumentParser, parsed: argparse.Namespace, option
 
 
 def _show(sources: list[Source], options: BuildOptions, price: str | None) -> None:
-    from tripletune.data_builders.hotpotqa_subq.estimate import SAMPLE, estimate, estimate_table
+    from tripletune.data_builders.hotpotqa_subq.estimate import SAMPLE, estimate
 
-    dollars = None
-    if price is not None:
-        try:
-            read, written = map(float, price.split(","))
-            dollars = read, written
-        except ValueError:
-            raise ValueError(
-                f"--price {price}: write dollars per million tokens as IN,OUT, for example 0.15,0.6"
-            ) from None
+    dollars = [float(part) for part in price.split(",")] if price and _PRICE.fullmatch(price) else None
+    if price and dollars is None:
+        raise ValueError(f"--price {price}: write dollars per million tokens as IN,OUT, for example 0.15,0.6")
     counted, count = "as characters / 4 (no --tokenizer)", None
     if options.tokenizer:
-        counted, count = f"with the tokenizer of {options.tokenizer}", _token_counter(options.tokenizer)
+        counted, count = f"with the tokenizer of {options.tokenizer}", token_counter(options.tokenizer)
     questions, stages = estimate(sources, options, *([count] if count else []))
-    lines = [f"{questions:,} questions; nothing was sent", *estimate_table(stages, dollars)]
+    stages["all"] = tuple(map(sum, zip(*stages.values())))  # type: ignore[assignment]
+    lines = [f"{questions:,} questions; nothing was sent"]
+    lines.append(f"{'stage, at most':16}{'calls':>14}{'input tokens':>18}{'output tokens':>18}{'cost':>14}")
+    for role, (calls, read, written) in stages.items():
+        cost = "-" if dollars is None else f"${(read * dollars[0] + written * dollars[1]) / 1e6:,.2f}"
+        lines.append(f"{role:16}{calls:>14,}{read:>18,.0f}{written:>18,.0f}{cost:>14}")
     lines.append(f"Tokens are counted {counted}, in a sample of at most {SAMPLE} questions.")
     lines.append("Replies that the ledger has cost nothing, repair turns are not counted.")
     if options.direct_answer_model or options.direct_answers:
@@ -129,13 +130,6 @@ def _show(sources: list[Source], options: BuildOptions, price: str | None) -> No
     if dollars is None:
         lines.append("For the cost give the model's price: --price IN,OUT in dollars per million tokens.")
     sys.stdout.write("\n".join(lines) + "\n")
-
-
-def _token_counter(spec: str) -> Callable[[str], float]:
-    from tripletune.models.loading import load_tokenizer
-
-    tokenizer = load_tokenizer(spec)
-    return lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _parser() -> argparse.ArgumentParser:

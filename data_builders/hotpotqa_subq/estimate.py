@@ -8,8 +8,8 @@ sample of questions with our prompts. Repair turns are not foreseen.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.progress import progress
@@ -26,34 +26,16 @@ from tripletune.data_builders.hotpotqa_subq.teacher import (
     triples_text,
 )
 
+ROLES = (FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE)
 SAMPLE = 200
 # A triple list as JSON has 1.3 times the characters of its paragraph: 4,031 triples that a strong teacher read out of
 # 300 paragraphs of HotpotQA have 1.24, 370 others of its supporting paragraphs 1.39. Its sub-queries have 86 as JSON.
 _TRIPLES_PER_CHARACTER, _SUBQUERY_CHARACTERS, _FILTER_CHARACTERS = 1.3, 86, 40
 
 
-@dataclass
-class Stage:
-    """The calls of one stage.
-
-    Attributes:
-        calls: How many at most.
-        sampled: Input and output tokens of each call of the sample.
-    """
-
-    calls: int = 0
-    sampled: list[tuple[float, float]] = field(default_factory=list)
-
-    @property
-    def tokens(self) -> tuple[float, float]:
-        """Input and output tokens of all calls."""
-        share = self.calls / max(1, len(self.sampled))
-        return share * sum(read for read, _ in self.sampled), share * sum(written for _, written in self.sampled)
-
-
 def estimate(
     sources: list[Source], options: BuildOptions, count_tokens: Callable[[str], float] = lambda text: len(text) / 4
-) -> tuple[int, dict[str, Stage]]:
+) -> tuple[int, dict[str, tuple[int, float, float]]]:
     """Count the calls of a build.
 
     Args:
@@ -62,30 +44,32 @@ def estimate(
         count_tokens: Counts the tokens of a text.
 
     Returns:
-        Questions that the teacher labels, and the stages by role.
+        Questions that the teacher labels; and by role the calls, input tokens and output tokens at most.
 
     Raises:
         FileNotFoundError: an input file is missing.
         ValueError: an input file is malformed.
     """
-    stages = {role: Stage() for role in (FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE)}
+    calls = Counter[str](dict.fromkeys(ROLES, 0))
     sample: list[Question] = []
     chance, number = random.Random(0), 0
     for number, question in enumerate(_questions(sources, options), 1):
-        for role, calls in _calls(question, options).items():
-            stages[role].calls += calls
+        calls.update(_calls(question, options))
         # Every question is in the sample with the same chance (reservoir sampling).
         if len(sample) < SAMPLE:
             sample.append(question)
         elif (place := chance.randrange(number)) < SAMPLE:
             sample[place] = question
     prompts = load_subq_prompts(options.prompts)
-    system = {role: count_tokens(prompts.texts[role.replace(".", "_")]) for role in stages}
-    for question in sample:
-        for role, text, reply in _prompts(question, options):
-            per_character = count_tokens(text) / len(text)
-            stages[role].sampled.append((system[role] + count_tokens(text), reply * per_character))
-    return number, stages
+    system = {role: count_tokens(prompts.texts[role.replace(".", "_")]) for role in ROLES}
+    sampled, read, written = Counter[str](), dict.fromkeys(ROLES, 0.0), dict.fromkeys(ROLES, 0.0)
+    for role, text, reply in (call for question in sample for call in _prompts(question, options)):
+        sampled[role] += 1
+        tokens = count_tokens(text)
+        read[role] += system[role] + tokens
+        written[role] += reply * tokens / len(text)
+    share = {role: calls[role] / max(1, sampled[role]) for role in ROLES}
+    return number, {role: (calls[role], share[role] * read[role], share[role] * written[role]) for role in ROLES}
 
 
 def _questions(sources: list[Source], options: BuildOptions) -> Iterator[Question]:
@@ -121,14 +105,3 @@ def _prompts(question: Question, options: BuildOptions) -> Iterator[tuple[str, s
         if calls[TRIPLES_ROLE]:
             text = triples_text(passage)
             yield TRIPLES_ROLE, text, _TRIPLES_PER_CHARACTER * len(text)
-
-
-def estimate_table(stages: dict[str, Stage], price: tuple[float, float] | None) -> list[str]:
-    """The lines of a table: calls, tokens and, with a price in dollars per million tokens, the cost of each stage."""
-    rows = [(role, stage.calls, *stage.tokens) for role, stage in stages.items()]
-    rows.append(("all", sum(row[1] for row in rows), sum(row[2] for row in rows), sum(row[3] for row in rows)))
-    lines = [f"{'stage, at most':16}{'calls':>14}{'input tokens':>18}{'output tokens':>18}{'cost':>14}"]
-    for role, calls, read, written in rows:
-        cost = "-" if price is None else f"${(read * price[0] + written * price[1]) / 1e6:,.2f}"
-        lines.append(f"{role:16}{calls:>14,}{read:>18,.0f}{written:>18,.0f}{cost:>14}")
-    return lines

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.data_builders import subq_replies
+from tripletune.data_builders.datasets.kinds.records import KIND as RECORDS
+from tripletune.data_builders.datasets.writer import FolderOptions, new_dataset
 from tripletune.data_builders.hotpotqa_subq import __main__ as command_line
 from tripletune.data_builders.hotpotqa_subq.__main__ import main as run
 from tripletune.data_builders.world.build import WorldOptions, generate_world
@@ -122,6 +124,29 @@ def test_a_build_that_stops_goes_on_where_it_was(files, backend, capsys, error):
     backend.asked.clear()
     assert run(arguments(files, files / "out")) == 0
     assert len(backend.asked) == 36 + len(distinct_documents(files)) - stored
+
+
+def test_one_build_writes_a_folder_and_nothing_of_the_user_is_touched(files, backend, capsys):
+    (files / "real").mkdir()
+    (files / "out").symlink_to(files / "real")
+    for name in ("out.old", "out.partial"):
+        (files / name).mkdir()
+        (files / name / "precious").write_text("mine")
+    with new_dataset(FolderOptions(str(files / "out")), RECORDS):
+        assert "another program is writing it" in ends_with(2, capsys, arguments(files, files / "out"))
+        assert not backend.asked
+        for _ in range(2):
+            assert run(arguments(files, files / "other", "--overwrite")) == 0
+    assert run(arguments(files, files / "out")) == 0
+    assert (files / "out").is_symlink()
+    assert shards(files / "real") == shards(files / "other")
+    assert [(files / name / "precious").read_text() for name in ("out.old", "out.partial")] == ["mine", "mine"]
+    # The folder of a data set that is read, and of the ledger, are refused.
+    (files / "real" / "questions-00000.jsonl").write_bytes((files / "questions.jsonl").read_bytes())
+    source = ["--source", f"a=hotpotqa:{files / 'real' / 'questions-00000.jsonl'}"]
+    assert "in what is read" in ends_with(2, capsys, [*arguments(files, files / "out", "--overwrite"), *source])
+    ledger = ("--teacher-ledger", str(files / "out" / "l.sqlite"))
+    assert "in what is read" in ends_with(2, capsys, arguments(files, files / "out", "--overwrite", *ledger))
 
 
 def distinct_documents(files):
