@@ -15,6 +15,9 @@ from tripletune.checkpoints.verify import TOLERANCE, comparison_table, explain, 
 from tripletune.models.files import read_json, write_json
 from tripletune.models.program import run_program
 
+# Options of `export_adapter`.
+_EXPORT = ("base_model", "base_revision", "encoder", "licence", "scores", "overwrite")
+
 
 def _parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="tripletune checkpoints", description=__doc__)
@@ -73,16 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _export(args: argparse.Namespace) -> None:
-    folder = export_adapter(
-        args.run,
-        args.output,
-        base_model=args.base_model,
-        base_revision=args.base_revision,
-        encoder=args.encoder,
-        licence=args.licence,
-        scores=args.scores,
-        overwrite=args.overwrite,
-    )
+    folder = export_adapter(args.run, args.output, **{name: getattr(args, name) for name in _EXPORT})
     print(f"exported to {folder}; check it with: tripletune checkpoints verify {folder}")
 
 

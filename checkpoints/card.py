@@ -96,11 +96,9 @@ def _names(source: Path) -> dict[str, Any]:
             "encoder": str(config.get("encoder") or ""),
             "use_graph": bool(config.get("use_graph", True)),
         }
-    base, revision = ("base_model", "base_revision")
-    config = task_of(source)
-    if is_adapter(source):
-        base, revision = ("base_model_name_or_path", "revision")
-        config = read_json(source / ADAPTER_CONFIG)
+    adapter = is_adapter(source)
+    config = read_json(source / ADAPTER_CONFIG) if adapter else task_of(source)
+    base, revision = ("base_model_name_or_path", "revision") if adapter else ("base_model", "base_revision")
     return {"base_model": str(config.get(base) or ""), "base_revision": config.get(revision), "use_graph": False}
 
 
@@ -148,7 +146,7 @@ def public(value: Any, keep: tuple[str, ...] = ()) -> Any:
     return _SECRET_VALUE.sub("***", value)
 
 
-def write_card(folder: Path, provenance: Provenance, kind: Kind, name: str) -> None:
+def write_model_card(folder: Path, provenance: Provenance, kind: Kind, name: str) -> None:
     """Write `README.md` and `provenance.json` of a model folder.
 
     Args:
@@ -190,7 +188,6 @@ def render_card(provenance: Provenance, kind: Kind, name: str, about: dict[str, 
         about=about,
         base=base,
         encoder=public(provenance.encoder),
-        head=_head(provenance, kind, base, about),
         parts=("LoRA weights, " if lora else "")
         + ("graph encoder and projector" if provenance.use_graph else "no graph"),
         date=DATE,
@@ -201,27 +198,6 @@ def render_card(provenance: Provenance, kind: Kind, name: str, about: dict[str, 
         scores=list(_score_tables(provenance)),
         table=_table,
     )
-
-
-def _head(provenance: Provenance, kind: Kind, base: str, about: dict[str, Any] | None) -> str:
-    """The YAML head of a card."""
-    tags = ["tripletune", "retrieval-augmented-generation", "knowledge-graph"]
-    if about is not None:
-        tags.append(str(about.get("task")).replace("_", "-"))
-    else:
-        tags += ["ras"] if kind == "language_model" else ["ras", "graph-llm"]
-    head: dict[str, Any] = {
-        "base_model": base,
-        "base_model_relation": "adapter" if kind == "adapter" else "finetune",
-        "library_name": "peft" if kind == "adapter" else "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": [*tags, "lora"] if kind == "adapter" else tags,
-    }
-    if provenance.licence:
-        head["license"] = provenance.licence
-    else:
-        head |= {"license": "other", "license_name": "not-stated", "license_link": "README.md#licence"}
-    return yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
 
 
 def _training_rows(provenance: Provenance) -> Iterator[list[str]]:
@@ -254,32 +230,26 @@ def _score_tables(provenance: Provenance) -> Iterator[tuple[str, list[str], list
             # The folder or file alone: where it lay is private.
             about.insert(0, f"data {_code(PurePath(content['data']).name)}")
         title = _code(name) + (f" ({', '.join(about)})" if about else "")
+        leaves = list(_leaves(content))
         intervals = [
             [_code(metric), f"{value['mean']:.4g}", f"{value['low']:.4g} to {value['high']:.4g}", _cell(value.get("n"))]
-            for metric, value in _intervals(content)
+            for metric, value in leaves
+            if isinstance(value, dict)
         ]
-        if intervals:
-            yield title, ["metric", "mean", "95 % interval", "n"], intervals
-        else:
-            yield title, ["metric", "value"], [[_code(metric), _cell(value)] for metric, value in _numbers(content)]
+        numbers = [[_code(metric), _cell(value)] for metric, value in leaves]
+        head = ["metric", "mean", "95 % interval", "n"] if intervals else ["metric", "value"]
+        yield title, head, intervals or numbers
 
 
-def _intervals(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every {"mean", "low", "high"} of a metrics file that was measured on anything."""
+def _leaves(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every number of a metrics file, and every {"mean", "low", "high"} that was measured on anything."""
     for key, value in content.items():
-        if isinstance(value, dict):
-            if all(isinstance(value.get(part), (int, float)) for part in ("mean", "low", "high")):
-                if value.get("n", 1):
-                    yield f"{prefix}{key}", value
-            else:
-                yield from _intervals(value, f"{prefix}{key}.")
-
-
-def _numbers(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    for key, value in content.items():
-        if isinstance(value, dict):
-            yield from _numbers(value, f"{prefix}{key}.")
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        if not isinstance(value, dict):
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                yield f"{prefix}{key}", value
+        elif not all(isinstance(value.get(part), (int, float)) for part in ("mean", "low", "high")):
+            yield from _leaves(value, f"{prefix}{key}.")
+        elif value.get("n", 1):
             yield f"{prefix}{key}", value
 
 

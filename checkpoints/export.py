@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tripletune.checkpoints.card import CARD, PROVENANCE, Provenance, collect_provenance, public, write_card
+from tripletune.checkpoints.card import CARD, PROVENANCE, Provenance, collect_provenance, public, write_model_card
 from tripletune.checkpoints.verify import REFERENCE, load, observe, weight_digests
 from tripletune.models.files import check_folder, new_folder, read_json, write_json
 from tripletune.models.run_folders import (
@@ -89,7 +89,7 @@ def export_adapter(
     reference = observe(load(source))
     with new_folder(output, MADE, overwrite, (run, source)) as folder:
         copy_files(source, folder, provenance, (ADAPTER, ADAPTER_CONFIG))
-        write_card(folder, provenance, "adapter", output.name)
+        write_model_card(folder, provenance, "adapter", output.name)
         write_json(folder / REFERENCE, {**reference, "weights": weight_digests(folder)})
     return output
 

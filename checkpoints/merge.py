@@ -12,7 +12,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from tripletune.checkpoints.card import collect_provenance, public, write_card
+from tripletune.checkpoints.card import collect_provenance, public, write_model_card
 from tripletune.checkpoints.export import MADE, copy_files, public_tokenizer_config
 from tripletune.checkpoints.verify import (
     REFERENCE,
@@ -89,7 +89,7 @@ def merge_adapter(
             )
         if not alone:
             write_json(scratch / REFERENCE, {**observed, "weights": weight_digests(scratch)})
-        write_card(scratch, provenance, "language_model" if alone else "merged", output.name)
+        write_model_card(scratch, provenance, "language_model" if alone else "merged", output.name)
     if alone and provenance.use_graph:
         logger.warning(
             "this model was trained with a graph token, which a plain language model does not read: its replies differ "

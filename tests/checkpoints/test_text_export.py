@@ -117,7 +117,7 @@ def test_the_card_shows_scores_and_code_that_runs(
     card = (folder / "README.md").read_text()
     assert "`eval_normalised/micro/f1` | 0.5" in card
     assert "| `normalised.micro.f1` | 0.42 | 0.4 to 0.44 | 9 |" in card
-    assert "license: apache-2.0" in card
+    assert 'license: "apache-2.0"' in card
     assert "/home/someone" not in card
     code = re.search(r"```python\n(.*?)```", card, re.DOTALL)
     assert code
