@@ -92,6 +92,7 @@ def test_says_nothing_of_this_machine(run_copy: Path, tmp_path: Path, tiny_encod
     )
     adapter = json.loads((folder / "adapter_config.json").read_text())
     assert (adapter["base_model_name_or_path"], adapter["revision"]) == ("owner/base", "abc123")
+    assert adapter["auto_mapping"]["parent_library"] == "tripletune.models.graph_llm.model"
     assert json.loads((folder / "tokenizer_config.json").read_text())["eos_token"] == tokenizer["eos_token"]
 
 

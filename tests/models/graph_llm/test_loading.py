@@ -188,3 +188,12 @@ def test_what_the_config_says_about_the_base(make_graph_llm: Make, tiny_llama: P
     assert config["model_type"] == "graph_llm"
     assert config["base_model"] == str(tiny_llama)
     assert is_graph_llm_folder(tmp_path)
+
+
+def test_the_package_names_its_classes_without_importing_torch() -> None:
+    import subprocess
+    import sys
+
+    look = "import sys, tripletune.models.graph_llm as g; assert 'torch' not in sys.modules; print(g.GraphLLM.__name__)"
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout == "GraphLLM\n"
