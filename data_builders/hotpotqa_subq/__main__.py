@@ -77,12 +77,13 @@ def open_base_model(options: BuildOptions, ledger: str) -> LLMClient:
     """The client of the direct-answer test: a base model, which has no chat template, on this machine."""
     from tripletune.models.llm.backends.hf import HFBackend
     from tripletune.models.llm.ledger import Ledger
-    from tripletune.models.llm.ledger_client import LedgerClient
+    from tripletune.models.llm.ledger_client import LedgerClient, Retry
 
     backend = HFBackend(str(options.direct_answer_model), options.batch_size, plain=True)
     # A chat with the same model is another call.
     backend.model += " plain"
-    return LedgerClient(backend, Ledger(ledger))
+    # Greedily, an empty reply stays empty.
+    return LedgerClient(backend, Ledger(ledger), retry=Retry(empty_attempts=1))
 
 
 def _teacher(parser: argparse.ArgumentParser, parsed: argparse.Namespace, options: BuildOptions) -> LLMOptions | None:

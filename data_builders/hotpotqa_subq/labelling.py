@@ -68,10 +68,7 @@ async def label_question(
     """
     options = options or LabelOptions()
     if direct_answer:
-        return [
-            _planning_record(question, 0, Action.NO_RETRIEVAL),
-            _answering_record(question, Action.NO_RETRIEVAL),
-        ]
+        return [_record(question, name, Action.NO_RETRIEVAL) for name in ("plan0", "answer")]
     if not question.supporting:
         raise UnlabelledQuestion(DropReason.NO_SUPPORT)
     documents = await teacher.helpful_documents(question)
@@ -89,15 +86,15 @@ async def label_question(
     records: list[Record] = []
     history: tuple[Step, ...] = ()
     for document, subquery, found in zip(documents, subqueries, facts):
-        records.append(_planning_record(question, len(records), Action.SUBQ, history, subquery))
+        records.append(_record(question, f"plan{len(records)}", Action.SUBQ, history, subquery))
         if isinstance(found, BaseException):
             raise found
         triples = tuple(dict.fromkeys(found))
         if not triples:
             raise UnlabelledQuestion(DropReason.NO_TRIPLES, question.passages[document].title)
         history = (*history, _step(question, subquery, document, triples, documents, options))
-    records.append(_planning_record(question, len(records), Action.SUFFICIENT, history))
-    records.append(_answering_record(question, Action.SUFFICIENT, history))
+    records.append(_record(question, f"plan{len(records)}", Action.SUFFICIENT, history))
+    records.append(_record(question, "answer", Action.SUFFICIENT, history))
     return records
 
 
@@ -163,30 +160,15 @@ def gives_away_answer(subquery: str, question: Question) -> bool:
     return False
 
 
-def _planning_record(
-    question: Question, number: int, action: Action, steps: tuple[Step, ...] = (), subquery: str = ""
-) -> Record:
+def _record(question: Question, name: str, action: Action, steps: tuple[Step, ...] = (), subquery: str = "") -> Record:
     return Record(
-        id=f"{question.source}:{question.id}:plan{number}",
+        id=f"{question.source}:{question.id}:{name}",
         question_id=question.id,
-        task="planning",
+        task="answering" if name == "answer" else "planning",
         question=question.question,
         action=action,
         steps=steps,
         subquery=subquery,
-        answers=question.answers,
-        source=question.source,
-    )
-
-
-def _answering_record(question: Question, action: Action, steps: tuple[Step, ...] = ()) -> Record:
-    return Record(
-        id=f"{question.source}:{question.id}:answer",
-        question_id=question.id,
-        task="answering",
-        question=question.question,
-        action=action,
-        steps=steps,
         answers=question.answers,
         source=question.source,
     )

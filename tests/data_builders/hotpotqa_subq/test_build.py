@@ -221,21 +221,12 @@ def test_no_question_left_is_an_error(tmp_path, source):
         build([Source("hotpotqa", "hotpotqa", other, source.annotations)], BuildOptions(str(tmp_path / "out")))
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("two_wiki:f.json", Source("two_wiki", "two_wiki", "f.json", None)),
-        ("world=hotpotqa:f:t", Source("world", "hotpotqa", "f", "t")),
-    ],
-)
-def test_source_on_the_command_line(text, expected):
-    assert Source.parse(text) == expected
-
-
-@pytest.mark.parametrize("text", ["hotpotqa", "hotpotqa:", "a:b:c:d", "=hotpotqa:f", "x=:f", "hotpotqa:f:"])
-def test_source_in_another_form(text):
-    with pytest.raises(ValueError, match="write it as READER:FILE"):
-        Source.parse(text)
+def test_source_on_the_command_line():
+    assert Source.parse("two_wiki:f.json") == Source("two_wiki", "two_wiki", "f.json", None)
+    assert Source.parse("world=hotpotqa:f:t") == Source("world", "hotpotqa", "f", "t")
+    for text in ("hotpotqa", "hotpotqa:", "a:b:c:d", "=hotpotqa:f", "x=:f", "hotpotqa:f:"):
+        with pytest.raises(ValueError, match="write it as READER:FILE"):
+            Source.parse(text)
 
 
 def test_module_runs_and_reports_a_malformed_line(tmp_path, source):
@@ -264,13 +255,6 @@ def test_results_come_in_the_order_of_the_items():
 
     found = asyncio.run(collect(range(50), work, 4))
     assert found == [(number, -number) for number in range(50)]
-
-
-def test_work_that_never_waits_is_done_too():
-    async def work(number):
-        return number
-
-    assert len(asyncio.run(collect(range(1000), work, 3))) == 1000
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])

@@ -50,24 +50,26 @@ def test_documents_are_read(text, expected):
     assert read_documents(text, 2) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", DropReason.UNREADABLE_REPLY),
-        ("The first one.", DropReason.UNREADABLE_REPLY),
-        ('{"documents": [1, 2', DropReason.UNREADABLE_REPLY),
-        ('{"documents": [true]}', DropReason.UNREADABLE_REPLY),
-        ('{"documents": [1.5]}', DropReason.UNREADABLE_REPLY),
-        ('{"documents": [1], "answerable": "maybe"}', DropReason.UNREADABLE_REPLY),
-        ('{"helpful": [1]}', DropReason.UNREADABLE_REPLY),
-        ('{"documents": [3]}', DropReason.WRONG_DOCUMENTS),
-        ('{"documents": [0]}', DropReason.WRONG_DOCUMENTS),
-        ("1, 1", DropReason.WRONG_DOCUMENTS),
-    ],
-)
-def test_documents_that_are_turned_down(text, reason):
+U, W, Q = DropReason.UNREADABLE_REPLY, DropReason.WRONG_DOCUMENTS, DropReason.NOT_ONE_QUESTION
+REFUSED = [
+    *((lambda text: read_documents(text, 2), text, U) for text in (
+        "", "The first one.", '{"documents": [1, 2', '{"documents": [true]}', '{"documents": [1.5]}',
+        '{"documents": [1], "answerable": "maybe"}', '{"helpful": [1]}')),
+    *((lambda text: read_documents(text, 2), text, W) for text in ('{"documents": [3]}', '{"documents": [0]}', "1, 1")),
+    *((lambda text: read_subquery(text, "Dune"), text, U) for text in (
+        "", '{"question": ""}', '{"question": ["Who?"]}', '{"question": "Who wrote Du')),
+    *((lambda text: read_subquery(text, "Dune"), text, Q) for text in (
+        "Tell me who wrote Dune.", "Who wrote Dune? Tell me.", "Who? When?")),
+    *((read_triples, text, U) for text in ("", '{"triples": [["a", "b", "c"], ["d"')),
+    *((read_triples, text, DropReason.NO_TRIPLES) for text in (
+        '{"facts": []}', '{"triples": []}', '{"triples": [["a", "b"], "c", null]}')),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("read", "text", "reason"), REFUSED)
+def test_replies_that_are_rejected(read, text, reason):
     with pytest.raises(UnusableReply) as caught:
-        read_documents(text, 2)
+        read(text)
     assert caught.value.reason == reason.value
     assert caught.value.explanation.endswith(".")
 
@@ -105,24 +107,6 @@ def test_subqueries_are_read(text, title, expected):
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", DropReason.UNREADABLE_REPLY),
-        ('{"question": ""}', DropReason.UNREADABLE_REPLY),
-        ('{"question": ["Who?"]}', DropReason.UNREADABLE_REPLY),
-        ('{"question": "Who wrote Du', DropReason.UNREADABLE_REPLY),
-        ("Tell me who wrote Dune.", DropReason.NOT_ONE_QUESTION),
-        ("Who wrote Dune? Tell me.", DropReason.NOT_ONE_QUESTION),
-        ("Who? When?", DropReason.NOT_ONE_QUESTION),
-    ],
-)
-def test_subqueries_that_are_turned_down(text, reason):
-    with pytest.raises(UnusableReply) as caught:
-        read_subquery(text, "Dune")
-    assert caught.value.reason == reason.value
-
-
-@pytest.mark.parametrize(
     ("subquery", "earlier", "reason"),
     [
         ("Where was author of DUNE born?", [], DropReason.COPIED_QUESTION),
@@ -155,22 +139,6 @@ def test_triples_are_read_and_malformed_ones_counted(text, expected):
     triples, malformed = read_triples(text)
     assert triples == tuple(Triple(*t.split("|")) for t in expected)
     assert malformed == (len(expected) == 2 or "broken" in text)
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", DropReason.UNREADABLE_REPLY),
-        ('{"triples": [["a", "b", "c"], ["d"', DropReason.UNREADABLE_REPLY),
-        ('{"facts": []}', DropReason.NO_TRIPLES),
-        ('{"triples": []}', DropReason.NO_TRIPLES),
-        ('{"triples": [["a", "b"], "c", null]}', DropReason.NO_TRIPLES),
-    ],
-)
-def test_triples_that_are_turned_down(text, reason):
-    with pytest.raises(UnusableReply) as caught:
-        read_triples(text)
-    assert caught.value.reason == reason.value
 
 
 VALUES = st.recursive(

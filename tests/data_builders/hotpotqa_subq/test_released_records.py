@@ -218,13 +218,3 @@ def test_command_writes_a_data_set(tmp_path, capsys, ending):
     assert "the label of a planning row is no action | 1 |" in card
     assert main(arguments) == 2
     assert "--overwrite" in capsys.readouterr().err
-
-
-def test_a_file_of_something_else_ends_with_one_line(tmp_path, capsys):
-    path = tmp_path / "other.jsonl"
-    path.write_text('{"a": 1}\n' * 9)
-    assert main(["released", "--input", str(path), "--output", str(tmp_path / "out")]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert "no row could be read. 9 rows left out" in error
-    assert not (tmp_path / "out").exists()
