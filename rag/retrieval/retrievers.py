@@ -20,7 +20,7 @@ import numpy as np
 
 from tripletune.models.data.passages import Passage
 from tripletune.models.files import weights_fingerprint
-from tripletune.models.loading import resolve
+from tripletune.models.loading import load_encoder, resolve
 from tripletune.rag.retrieval.index import PassageStore, prepare
 
 logger = logging.getLogger(__name__)
@@ -173,10 +173,9 @@ class DenseRetriever(CorpusRetriever):
             chunk: Passages between two writes to disk.
         """
         import faiss
-        from sentence_transformers import SentenceTransformer
 
         resolved = resolve(encoder)
-        model = SentenceTransformer(resolved, trust_remote_code=False)
+        model = load_encoder(resolved)
         width = int(model.encode("width", show_progress_bar=False).shape[-1])
         folder = Path(index_dir) / "dense"
         wanted = {
@@ -242,9 +241,7 @@ def load_embedder(encoder: str, batch_size: int = 64) -> Callable[[list[str]], n
         encoder: A hub id, a folder or "pypi:package".
         batch_size: Texts a forward pass.
     """
-    from sentence_transformers import SentenceTransformer
-
-    return partial(_encode, SentenceTransformer(resolve(encoder), trust_remote_code=False), batch_size)
+    return partial(_encode, load_encoder(encoder), batch_size)
 
 
 def reciprocal_rank_fusion(
