@@ -8,8 +8,7 @@ passages support a question, for the recall of retrieval.
     tripletune build corpus --reader hotpotqa --train train.json --evaluation dev.json --output runs/hotpotqa
 
 writes `<split>.jsonl` (the drawn questions, as they stand in the benchmark's file), `<split>.corpus.jsonl`,
-`<split>.gold.jsonl` and, last, `corpus.json`. The paper draws 1,000 questions a split; the same options give the same
-bytes.
+`<split>.gold.jsonl` and `corpus.json`. The paper draws 1,000 questions per split; the same options give the same bytes.
 """
 
 from __future__ import annotations
@@ -17,22 +16,23 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import random
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.progress import progress
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question
-from tripletune.data_builders.readers import get_reader, reader_names
+from tripletune.data_builders.readers import get_reader
 from tripletune.data_builders.readers._rows import Row, read_rows
-from tripletune.models.files import file_digest, write_json
+from tripletune.models.files import file_digest, new_folder, read_json, write_json
+from tripletune.models.options import add_arguments, from_arguments, require, setting
+from tripletune.models.program import run_program
 from tripletune.rag.triples.store import passage_key
 
 logger = logging.getLogger(__name__)
@@ -41,85 +41,68 @@ MANIFEST = "corpus.json"
 SPLITS = ("train", "evaluation")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CorpusOptions:
     """What to build.
-
-    Attributes:
-        reader: Reader of the benchmark's files.
-        train: The benchmark's own training file; None: no such split.
-        evaluation: The file to draw evaluation questions from, usually the development set.
-        train_count: Questions to draw for training; 0 takes all.
-        evaluation_count: Questions to draw for evaluation; 0 takes all.
-        seed: Seed of the draws.
 
     Raises:
         ValueError: there is no file, or a value makes no sense.
     """
 
-    reader: str
-    train: str | None = None
-    evaluation: str | None = None
-    train_count: int = 1000
-    evaluation_count: int = 1000
-    seed: int = 0
+    reader: str = field(metadata={"help": "reader of the benchmark's files: hotpotqa, musique, two_wiki, ..."})
+    train: str | None = setting(None, "the benchmark's training file (or hub id); none: no such split")
+    evaluation: str | None = setting(
+        None, "the file to draw evaluation questions from, usually the development set; none: no such split"
+    )
+    train_count: int = setting(1000, "questions to draw for training; 0: all", at_least=0)
+    evaluation_count: int = setting(1000, "questions to draw for evaluation; 0: all", at_least=0)
+    seed: int = setting(0, "seed of the draws")
 
     def __post_init__(self) -> None:
-        problems = []
-        if not (self.train or self.evaluation):
-            problems.append("there is no file to draw from: name --train, --evaluation or both")
-        for name in ("train_count", "evaluation_count"):
-            if getattr(self, name) < 0:
-                problems.append(f"{name} is {getattr(self, name)}: it must be 0 (all) or more")
-        if problems:
-            raise ValueError("; ".join(problems))
+        require(self)
 
-    def file(self, split: str) -> str | None:
-        """The file of a split."""
-        found: str | None = getattr(self, split)
-        return found
+    def check(self) -> list[str]:
+        """What no single value shows."""
+        return [] if self.train or self.evaluation else ["name --train, --evaluation or both: the files to draw from"]
+
+    def files(self) -> dict[str, str]:
+        """The file of each split that there is."""
+        named = {"train": self.train, "evaluation": self.evaluation}
+        return {split: file for split, file in named.items() if file}
 
     def count(self, split: str) -> int:
         """The questions to draw for a split; 0 means all."""
-        return int(getattr(self, f"{split}_count"))
+        return self.train_count if split == "train" else self.evaluation_count
 
 
-def build_corpus(options: CorpusOptions, output: str | Path) -> dict[str, Any]:
+def build_corpus(options: CorpusOptions, output: str | Path, overwrite: bool = False) -> dict[str, Any]:
     """Draw questions and write their corpora.
-
-    Every file is replaced as a whole and the manifest comes last, so a folder with a manifest is complete.
 
     Args:
         options: What to build.
-        output: The folder; made when it is missing.
+        output: The folder; it is there completely or not at all.
+        overwrite: Whether a corpus that is there may be replaced.
 
     Returns:
         The manifest: options, and what was counted in each split.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a row is malformed, a file has fewer usable questions than are to be drawn, or it would be written
-            over.
-        NotADirectoryError: the output folder is a file.
+        FileExistsError: the folder is taken.
+        ValueError: a row is malformed, a file has fewer usable questions than are to be drawn, or the folder holds it.
     """
-    folder = Path(output)
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"the output folder {folder} is a file: name another folder")
-    splits = [split for split in SPLITS if options.file(split)]
-    _spare_the_input(options, splits, folder)
-    # Both are drawn before anything is written.
-    drawn = {split: _draw(options, split) for split in splits}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / MANIFEST).unlink(missing_ok=True)
+    made = [MANIFEST, *(f"{split}.*jsonl" for split in SPLITS)] if (Path(output) / MANIFEST).is_file() else []
+    files = options.files()
     manifest: dict[str, Any] = {"options": asdict(options), "splits": {}}
     in_train: set[str] = set()
-    for split in splits:
-        positions, counts = drawn[split]
-        manifest["splits"][split] = counts | _write(options, split, positions, folder, in_train)
-        logger.info("%s: %s", split, json.dumps(manifest["splits"][split]))
+    with new_folder(output, made, overwrite, [file for file in files.values() if Path(file).exists()]) as folder:
+        drawn = {split: _draw(options, split, file) for split, file in files.items()}
+        for split, (positions, counts) in drawn.items():
+            manifest["splits"][split] = counts | _write(options, split, positions, folder, in_train)
+            logger.info("%s: %s", split, json.dumps(manifest["splits"][split]))
+        write_json(folder / MANIFEST, manifest)
     if shared := manifest["splits"].get("evaluation", {}).get("also_in_train"):
         logger.warning("%d evaluation questions are training questions too: draw them from another file", shared)
-    write_json(folder / MANIFEST, manifest)
     return manifest
 
 
@@ -134,7 +117,7 @@ def ensure_corpus(options: CorpusOptions, output: str | Path) -> dict[str, Any]:
     if not path.is_file():
         return build_corpus(options, output)
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
         files = [(split["file"], split["sha256"]) for split in found["splits"].values()]
         is_ours = isinstance(found["options"], dict)
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -150,9 +133,9 @@ def ensure_corpus(options: CorpusOptions, output: str | Path) -> dict[str, Any]:
     return found
 
 
-def _draw(options: CorpusOptions, split: str) -> tuple[set[int] | None, dict[str, Any]]:
+def _draw(options: CorpusOptions, split: str, location: str) -> tuple[set[int] | None, dict[str, Any]]:
     """Numbers of the drawn questions among the usable ones (None for all of them), and what was counted."""
-    location, count = str(options.file(split)), options.count(split)
+    count = options.count(split)
     drops: Counter[str] = Counter()
     usable = sum(1 for _ in _usable(options.reader, location, drops))
     if usable < max(count, 1):
@@ -191,20 +174,6 @@ def _usable(reader: str, location: str, drops: Counter[str]) -> Iterator[tuple[R
                 yield row, item
 
 
-def _names(split: str) -> list[str]:
-    """Files of a split: questions, corpus, gold links."""
-    return [f"{split}.jsonl", f"{split}.corpus.jsonl", f"{split}.gold.jsonl"]
-
-
-def _spare_the_input(options: CorpusOptions, splits: Sequence[str], folder: Path) -> None:
-    written = {(folder / name).resolve() for split in splits for name in (*_names(split), MANIFEST)}
-    for split in splits:
-        if Path(str(options.file(split))).resolve() in written:
-            raise ValueError(
-                f"{options.file(split)} would be written over by what is drawn from it: name another folder"
-            )
-
-
 def _write(
     options: CorpusOptions, split: str, drawn: set[int] | None, folder: Path, in_train: set[str]
 ) -> dict[str, int]:
@@ -212,12 +181,11 @@ def _write(
     counts = Counter[str](questions=0, passages=0, copies=0, without_text=0, supporting=0)
     if split == "evaluation" and in_train:
         counts["also_in_train"] = 0
-    names = _names(split)
-    scratch = [folder / f"{name}.tmp" for name in names]
+    paths = [folder / f"{split}{ending}" for ending in (".jsonl", ".corpus.jsonl", ".gold.jsonl")]
     with ExitStack() as stack:
-        files = [stack.enter_context(path.open("w", encoding="utf-8", newline="\n")) for path in scratch]
+        files = [stack.enter_context(path.open("w", encoding="utf-8", newline="\n")) for path in paths]
         seen = stack.enter_context(SeenTable())
-        usable = _usable(options.reader, str(options.file(split)), Counter())
+        usable = _usable(options.reader, options.files()[split], Counter())
         for number, (row, question) in enumerate(progress(usable, split)):
             if drawn is None or number in drawn:
                 _write_question(row, question, files, seen, counts)
@@ -225,8 +193,6 @@ def _write(
                     in_train.add(question.id)
                 elif question.id in in_train:
                     counts["also_in_train"] += 1
-    for path, name in zip(scratch, names):
-        os.replace(path, folder / name)
     return dict(counts)
 
 
@@ -261,24 +227,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="tripletune build corpus",
         description="Draw questions of a benchmark and build the corpus they are answered from.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    add = parser.add_argument
-    add("--reader", required=True, choices=reader_names(), help="reader of the benchmark's files")
-    add("--train", metavar="FILE", help="the benchmark's training file (or hub id)")
-    add("--evaluation", metavar="FILE", help="the file to draw evaluation questions from, usually the development set")
-    add("--train-count", type=int, default=1000, help="questions to draw for training; 0: all")
-    add("--evaluation-count", type=int, default=1000, help="questions to draw for evaluation; 0: all")
-    add("--seed", type=int, default=0, help="seed of the draws")
-    add("--output", required=True, metavar="DIR", help="folder for the files")
-    values = vars(parser.parse_args(arguments))
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    output = values.pop("output")
-    try:
-        build_corpus(CorpusOptions(**values), output)
-    except (ValueError, OSError) as error:
-        parser.exit(2, f"error: {error}\n")
-    return 0
+    add_arguments(parser, CorpusOptions)
+    parser.add_argument("--output", required=True, metavar="DIR", help="folder for the files")
+    parser.add_argument("--overwrite", action="store_true", help="replace a corpus in the output folder")
+    parsed = parser.parse_args(arguments)
+
+    def program() -> None:
+        build_corpus(from_arguments(CorpusOptions, parsed), parsed.output, parsed.overwrite)
+
+    return run_program(program)
 
 
 if __name__ == "__main__":

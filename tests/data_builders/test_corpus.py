@@ -96,20 +96,35 @@ def test_questions_in_both_draws_are_counted_and_told(file, tmp_path, caplog):
     assert "4 evaluation questions are training questions too" in caplog.text
     caplog.clear()
     other = write(tmp_path / "dev.jsonl", [row(n) for n in range(30, 34)])
-    manifest = build(file, tmp_path / "out", evaluation=other, evaluation_count=4)
+    manifest = build(file, tmp_path / "other", evaluation=other, evaluation_count=4)
     assert manifest["splits"]["evaluation"]["also_in_train"] == 0
     assert "training questions too" not in caplog.text
 
 
 def test_the_benchmarks_file_is_never_written_over(file, tmp_path):
     before = Path(file).read_bytes()
-    with pytest.raises(ValueError, match="would be written over"):
+    with pytest.raises(ValueError, match="is, holds or lies in what is read"):
         build(file, tmp_path)
     evaluation = write(tmp_path / "evaluation.corpus.jsonl", [row(1)])
-    with pytest.raises(ValueError, match="would be written over"):
+    with pytest.raises(ValueError, match="is, holds or lies in what is read"):
         build(file, tmp_path / "out" / "..", train=None, evaluation=evaluation, evaluation_count=1)
     assert Path(file).read_bytes() == before
     assert not (tmp_path / "corpus.json").exists()
+
+
+def test_only_a_corpus_is_replaced_and_only_when_asked(file, tmp_path):
+    """Defect 4: a user's `train.jsonl` in the output folder was written over."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "train.jsonl").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(FileExistsError, match=r"did not make \(train\.jsonl\)"):
+            build_corpus(CorpusOptions("hotpotqa", train=file, train_count=5), tmp_path / "out", overwrite)
+    assert (tmp_path / "out" / "train.jsonl").read_text() == "mine"
+    build(file, tmp_path / "other")
+    with pytest.raises(FileExistsError, match="--overwrite to replace it"):
+        build(file, tmp_path / "other")
+    build_corpus(CorpusOptions("hotpotqa", train=file, train_count=6), tmp_path / "other", overwrite=True)
+    assert len(lines(tmp_path / "other" / "train.jsonl")) == 6
 
 
 @pytest.mark.parametrize("content", ['{"a": 1}', '{"options": ', "[]", '{"options": [], "splits": {}}'])
@@ -133,12 +148,13 @@ def test_a_corpus_that_is_there_is_kept_and_another_one_is_refused(file, tmp_pat
         ensure_corpus(options, tmp_path / "out")
 
 
-def test_a_folder_without_manifest_is_not_complete(file, tmp_path):
-    build(file, tmp_path / "out")
+def test_a_build_that_fails_leaves_the_corpus_that_was_there(file, tmp_path):
+    options = CorpusOptions("hotpotqa", train=file, train_count=5)
+    build_corpus(options, tmp_path / "out")
     with Path(file).open("a") as more:
         more.write("{oops\n")
     with pytest.raises(ValueError, match=r"train\.jsonl:23: not valid JSON"):
-        build(file, tmp_path / "out")
+        build_corpus(options, tmp_path / "out", overwrite=True)
     assert (tmp_path / "out" / "corpus.json").is_file(), "nothing was touched"
 
 
@@ -146,20 +162,18 @@ def test_a_folder_without_manifest_is_not_complete(file, tmp_path):
     ("arguments", "message"),
     [
         (["--train", "/nowhere.jsonl"], "no such file: /nowhere.jsonl"),
-        ([], "there is no file to draw from"),
+        ([], "name --train, --evaluation or both"),
         (["--train", "FILE"], "1000 questions are to be drawn and 20 can be used (no supporting document: 1"),
-        (["--train", "FILE", "--train-count", "-1"], "train_count is -1"),
+        (["--train", "FILE", "--train-count", "-1"], "train_count: -1 must be at least 0"),
         (["--train", "EMPTY", "--train-count", "0"], "some questions are to be drawn and 0 can be used"),
-        (["--train", "FILE", "--train-count", "2", "--output", "FILE"], "is a file: name another folder"),
+        (["--train", "FILE", "--train-count", "2", "--output", "FILE"], "is, holds or lies in what is read"),
     ],
 )
 def test_bad_input_gives_one_line_and_exit_code_2(file, tmp_path, capsys, arguments, message):
     (tmp_path / "empty.jsonl").write_text("")
     paths = {"FILE": file, "EMPTY": str(tmp_path / "empty.jsonl")}
     given = ["--reader", "hotpotqa", "--output", str(tmp_path / "out"), *(paths.get(a, a) for a in arguments)]
-    with pytest.raises(SystemExit) as stopped:
-        main(given)
-    assert stopped.value.code == 2
+    assert main(given) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert message in error
@@ -173,10 +187,12 @@ def test_real_benchmarks(reader, name, tmp_path):
     source = SHARED / f"{name}.jsonl"
     if not source.is_file():
         pytest.skip(f"{source} is not on this machine")
-    assert main(["--reader", reader, "--train", str(source), "--train-count", "20", "--output", str(tmp_path)]) == 0
-    corpus = {passage.id: passage for passage in read_corpus(tmp_path / "train.corpus.jsonl")}
-    gold = read_gold(tmp_path / "train.gold.jsonl")
-    questions = list(get_reader(reader)(str(tmp_path / "train.jsonl")))
+    assert (
+        main(["--reader", reader, "--train", str(source), "--train-count", "20", "--output", str(tmp_path / "o")]) == 0
+    )
+    corpus = {passage.id: passage for passage in read_corpus(tmp_path / "o" / "train.corpus.jsonl")}
+    gold = read_gold(tmp_path / "o" / "train.gold.jsonl")
+    questions = list(get_reader(reader)(str(tmp_path / "o" / "train.jsonl")))
     assert len(questions) == len(gold) == 20
     for question in questions:
         wanted = {" ".join(question.passages[index].text.split()) for index in question.supporting}
