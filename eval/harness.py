@@ -1,278 +1,308 @@
-"""Runs a system over a task: one record a question, resumable, with metrics that keep failed questions in.
+"""Runs evaluations: check, ask, score, write; resumable, with failed items as rows that score 0.
 
-A question that fails is a record with its error and score 0. Many questions run at once as asyncio tasks; the model
-groups their calls, and the final file is in the order of the benchmark, so concurrency changes nothing in it.
+A kind of evaluation is a `Suite`: one file in `eval/suites`, found by its name. The suite says what is asked, how a
+reply is scored and what is told of all scores; everything else happens here, alike for all. Many items run at once as
+asyncio tasks; models group their calls, and the final file is in the order of the data, so concurrency changes nothing.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import json
+import dataclasses
 import logging
+import sys
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from tripletune.data_builders.hotpotqa_subq.questions import Question
-from tripletune.eval.metrics import score_answer
-from tripletune.eval.progress import Progress
+from rich.console import Console
+from tqdm import tqdm
+
 from tripletune.eval.results import METRICS, ResultLog
-from tripletune.eval.statistics import bootstrap_mean
-from tripletune.eval.task import Task
-from tripletune.models.files import write_json
+from tripletune.models.files import read_json, write_json
 from tripletune.models.llm.client import RepliesPending, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
-from tripletune.rag.systems import System, Tools
-from tripletune.rag.trace import Trace
+from tripletune.models.options import add_arguments, from_arguments, setting
 
 logger = logging.getLogger(__name__)
-
-_COSTS = ("calls", "prompt_tokens", "completion_tokens", "truncated_triples", "truncated_words")
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """One system on one task.
-
-    Attributes:
-        system: The loop.
-        task: How questions are put and scored.
-        tools: Model, retriever and triples.
-        options: Settings of the loop, of the class `system.options`.
-        own_contexts: Whether the corpus was built from the questions' own passages; then the share of supporting
-            passages that was retrieved can be measured.
-        gold: Ids of the supporting passages in the corpus, by question id; they go before `own_contexts`.
-    """
-
-    system: System
-    task: Task
-    tools: Tools
-    options: Any
-    own_contexts: bool = False
-    gold: Mapping[str, frozenset[str]] | None = None
+SCORES_NOTE = "Scores are times 100, with the 95 % interval of a bootstrap over {}."
+_SECONDS_BETWEEN_LINES = 30.0
 
 
 class QuestionsPending(RuntimeError):
-    """Questions wait for replies of a batch; the message says what to do. The other questions have their rows."""
+    """Items wait for replies of a batch; the message says what to do. The other items have their rows."""
+
+    exit_code = 3
 
 
-def run_task(
-    setup: Setup, questions: Iterable[Question], ids: list[str], log: ResultLog, concurrency: int = 64
-) -> dict[str, Any]:
-    """Answer the questions that have no row yet, then sort the rows and write `metrics.json`.
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an item has no reply.
+
+    Attributes:
+        error: The exception, as text.
+        seconds: How long it took to fail.
+    """
+
+    error: str
+    seconds: float
+
+
+@dataclass(kw_only=True)
+class SuiteOptions:
+    """What every evaluation is told."""
+
+    data: str = setting(dataclasses.MISSING, "the data: a folder, or one file")
+    output: str = setting(dataclasses.MISSING, "folder of the results; the same call goes on where it was")
+    limit: int | None = setting(None, "only the first N", at_least=1)
+    overwrite: bool = setting(False, "forget the results of an earlier run in --output")
+
+
+class Suite(ABC):
+    """One kind of evaluation.
+
+    A subclass sets `options_class` and implements the abstract methods.
+
+    Attributes:
+        unit: What an item is called.
+        options: Its options.
+        ids: The ids of all items, in order, each once.
+        command: The words of the command line, for reports.
+        concurrency: Batches under way at once.
+        retry_errors: Whether items that failed in an earlier call are run again.
+    """
+
+    unit: ClassVar[str] = "item"
+    options_class: ClassVar[type[SuiteOptions]] = SuiteOptions
+    options: Any
+    ids: list[str]
+    command: Sequence[str] = ()
+    concurrency: int = 1
+    retry_errors: bool = False
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+        self.ids = []
+        for item, count in Counter(item.id for item in self.items()).items():
+            self.ids.append(item)
+            if count > 1:
+                raise ValueError(f"{options.data}: {self.unit} id {item!r} occurs twice; results are stored by id")
+        if not self.ids:
+            raise ValueError(f"{options.data}: there is no {self.unit}")
+
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        """Give a parser the options."""
+        add_arguments(parser, cls.options_class)
+
+    @classmethod
+    def from_arguments(cls, args: argparse.Namespace) -> Suite:
+        """The suite of a command line."""
+        return cls(from_arguments(cls.options_class, args))
+
+    @abstractmethod
+    def items(self) -> Iterator[Any]:
+        """Stream the items, each with an `id`."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """All that a row depends on; speed is not among it."""
+
+    def about(self) -> dict[str, Any]:
+        """What a report may say beside the settings."""
+        return {"data": self.options.data}
+
+    def open(self) -> None:  # noqa: B027
+        """Open models and data; called only when an item has no row."""
+
+    def batches(self, items: Iterable[Any]) -> Iterator[list[Any]]:
+        """Items that are asked together."""
+        return ([item] for item in items)
+
+    @abstractmethod
+    async def ask(self, batch: list[Any]) -> list[Any]:
+        """The model's reply to each item; an exception is a `Failure` of the item."""
+
+    @abstractmethod
+    def score(self, item: Any, reply: Any) -> dict[str, Any]:
+        """The row of an item, with `id` and `error`; a metric that fails ends the run.
+
+        Args:
+            item: The item.
+            reply: What `ask` gave, or a `Failure`.
+        """
+
+    @abstractmethod
+    def summarise(self, log: ResultLog) -> dict[str, Any]:
+        """The metrics of all rows."""
+
+    @abstractmethod
+    def show(self, metrics: Mapping[str, Any], console: Console) -> None:
+        """Print the metrics."""
+
+    def pending_message(self) -> str:
+        """Write the request files of what waits for a batch, and say what to do with them."""
+        return ""
+
+    async def close(self) -> None:  # noqa: B027
+        """Let go of what `open` opened."""
+
+
+def run_suites(suites: Sequence[Suite], console: Console | None = None, clients: Sequence[Any] = ()) -> int:
+    """Run suites one after the other and write `metrics.json` of each that is complete.
 
     Args:
-        setup: System, task and tools.
-        questions: All questions, streamed once.
-        ids: Their ids, in order.
-        log: Where the rows go; questions it knows are passed over.
-        concurrency: Questions under way at once.
+        suites: At least one.
+        console: Where the metrics are shown; None shows nothing.
+        clients: Language models that the suites share, closed at the end.
 
     Returns:
-        The metrics, as written.
+        The exit code: 1 when every single item failed.
 
     Raises:
-        ValueError: `concurrency` is below 1.
-        QuestionsPending: questions wait for a batch; run again when it is answered.
-        RetriesExhausted: the model's server does not answer; run again later.
-        SetupError: a key, an address or a model's name is at fault.
+        ValueError: an output folder holds results of another run, or can't be used.
+        QuestionsPending: items wait for a batch; run again when it is answered.
+        CallError: the model's server does not answer, or a key, an address or a model's name is at fault.
     """
-    if concurrency < 1:
-        raise ValueError(f"concurrency is {concurrency}: at least one question must be under way")
-    started, before = time.perf_counter(), len(log.done)
-    with Progress(len(ids), before) as progress:
-        pending = asyncio.run(_run_all(setup, questions, log, concurrency, progress))
+    logs: list[ResultLog] = []
+    try:
+        for suite in suites:
+            options = suite.options
+            logs.append(ResultLog(options.output, suite.settings(), options.overwrite, suite.retry_errors))
+            logs[-1].note(suite.command, len(suite.ids), **suite.about())
+        codes, pending = asyncio.run(_run_all(suites, logs, console, clients))
+    finally:
+        for log in logs:
+            log.close()
     if pending:
         raise QuestionsPending(pending)
-    return finish_task(setup, ids, log, len(log.done) - before, time.perf_counter() - started)
-
-
-async def answer_questions(
-    setup: Setup, questions: Iterable[Question], log: ResultLog, concurrency: int, progress: Progress
-) -> int:
-    """Answer the questions that have no row yet. The tools stay open, so that several tasks can share a model.
-
-    Args:
-        setup: System, task and tools.
-        questions: All questions, streamed once.
-        log: Where the rows go.
-        concurrency: Questions under way at once.
-        progress: Told of every answer.
-
-    Returns:
-        How many questions wait for a batch; `pending_message` says what to do about them.
-    """
-    waiting = 0
-    open_questions = (question for question in questions if question.id not in log.done)
-
-    async def work() -> None:
-        nonlocal waiting
-        # All workers draw from one iterator: never more than `concurrency` questions are in memory.
-        for question in open_questions:
-            try:
-                log.append(await answer_question(setup, question))
-                progress.advance()
-            except RepliesPending:
-                waiting += 1
-
-    await asyncio.gather(*(work() for _ in range(concurrency)))
-    return waiting
-
-
-def finish_task(setup: Setup, ids: list[str], log: ResultLog, answered: int, seconds: float) -> dict[str, Any]:
-    """Sort the rows of a task that is answered, and write `metrics.json`.
-
-    Args:
-        setup: System, task and tools.
-        ids: The questions' ids, in order.
-        log: Has a row for each of them.
-        answered: Questions answered in this session.
-        seconds: How long that took.
-
-    Returns:
-        The metrics, as written.
-    """
-    log.finish(ids)
-    metrics = summarise(setup, log)
-    path = log.folder / METRICS
-    if answered or not path.exists():
-        rate = round(answered / seconds, 4)
-        metrics["session"] = {"questions": answered, "seconds": round(seconds, 3), "questions_per_second": rate}
-    else:
-        # Nothing was left to do, so the speed of the last real session is the one worth keeping.
-        metrics["session"] = json.loads(path.read_text(encoding="utf-8"))["session"]
-    write_json(path, metrics)
-    return metrics
-
-
-async def answer_question(setup: Setup, question: Question) -> dict[str, Any]:
-    """Run the system on one question and score its answer; an exception becomes the record's error.
-
-    Raises:
-        RepliesPending: the question waits for a batch.
-        RetriesExhausted: the server does not answer, which is no fault of the question.
-        SetupError: every other question would fail in the same way.
-    """
-    prompt = setup.task.prompt(question)
-    started = time.perf_counter()
-    tools = replace(setup.tools, question_id=question.id)
-    try:
-        trace = await setup.system.run(prompt, question.question, tools, setup.options)
-    except (RepliesPending, RetriesExhausted, SetupError):
-        raise
-    # Whatever goes wrong with one question must not lose it or the others.
-    except Exception as error:
-        logger.warning("question %s failed: %s: %s", question.id, type(error).__name__, error)
-        logger.debug("traceback of question %s", question.id, exc_info=True)
-        trace = Trace(prompt, error=f"{type(error).__name__}: {error}", seconds=time.perf_counter() - started)
-    trace.question_id = question.id
-    # Scoring is outside: a metric that fails is a fault of the run, not of the question.
-    scores = score_answer(trace.answer, question.answers, setup.task.metrics)
-    wanted = _wanted(setup, question)
-    return {
-        "id": question.id,
-        "question": question.question,
-        "type": question.type,
-        "answers": list(question.answers),
-        "prediction": trace.answer,
-        "scores": dict.fromkeys(scores, 0.0) if trace.error else scores,
-        "supporting": sorted(wanted),
-        "supporting_recall": _supporting_recall(wanted, trace),
-        "error": trace.error,
-        "trace": trace.to_json(),
-    }
-
-
-def summarise(setup: Setup, log: ResultLog) -> dict[str, Any]:
-    """Metrics of a complete results file: scores with intervals, what the loop did, what it cost."""
-    names = setup.task.metrics
-    scores: dict[str, list[float]] = {name: [] for name in names}
-    by_type: dict[str, list[float]] = {}
-    counts: dict[str, Counter[str]] = {"stop_reasons": Counter(), "actions": Counter(), "tallies": Counter()}
-    sums: Counter[str] = Counter()
-    recalls: list[float] = []
-    seconds = 0.0
-    for row in log.rows():
-        trace = row["trace"]
-        for name in names:
-            scores[name].append(row["scores"][name])
-        by_type.setdefault(row["type"] or "all", []).append(row["scores"][names[0]])
-        if row["supporting_recall"] is not None:
-            recalls.append(row["supporting_recall"])
-        counts["stop_reasons"][trace["stop_reason"] or "error"] += 1
-        counts["actions"].update(action["action"] or "malformed" for action in trace["actions"])
-        sums.update(errors=int(bool(row["error"])), questions=1, rounds=len(trace["steps"]))
-        sums.update(malformed_plans=trace["malformed"], unexpected_plans=trace["unexpected"])
-        sums.update(triples=sum(len(step["triples"]) for step in trace["steps"]))
-        sums.update(passages=sum(len(step["passages"]) for step in trace["steps"]))
-        sums.update(passages_without_triples=sum(step["passages_without_triples"] for step in trace["steps"]))
-        # Results of earlier versions lack some of these.
-        sums.update({name: trace.get(name, 0) for name in _COSTS})
-        counts["tallies"].update(trace.get("tallies", {}))
-        seconds += trace["seconds"]
-    total = max(1, sums["questions"])
-    return {
-        "system": setup.system.name,
-        "task": setup.task.name,
-        "primary": names[0],
-        "questions": sums["questions"],
-        "metrics": {name: bootstrap_mean(values).to_json() for name, values in scores.items()},
-        "by_type": {kind: bootstrap_mean(values).to_json() for kind, values in sorted(by_type.items())},
-        "supporting_recall": bootstrap_mean(recalls).to_json(),
-        "counts": {
-            **{
-                name: sums[name]
-                for name in (
-                    "errors",
-                    "malformed_plans",
-                    "unexpected_plans",
-                    "rounds",
-                    "passages",
-                    "passages_without_triples",
-                    "triples",
-                )
-            },
-            "stop_reasons": dict(sorted(counts["stop_reasons"].items())),
-            "actions": dict(sorted(counts["actions"].items())),
-            "tallies": dict(sorted(counts["tallies"].items())),
-        },
-        "cost": {name: sums[name] for name in _COSTS},
-        "cost_per_question": {name: round(sums[name] / total, 3) for name in _COSTS}
-        | {"seconds": round(seconds / total, 4)},
-    }
+    return max(codes)
 
 
 async def _run_all(
-    setup: Setup, questions: Iterable[Question], log: ResultLog, concurrency: int, progress: Progress
-) -> str:
-    """Answer the questions and close the tools; gives what to do about questions that wait for a batch, if any."""
+    suites: Sequence[Suite], logs: Sequence[ResultLog], console: Console | None, clients: Sequence[Any]
+) -> tuple[list[int], str]:
+    """Answer what has no row; gives the exit codes of complete suites, and what to do about items that wait."""
+    codes, waiting = [], 0
+    messages: list[str] = []
     try:
-        waiting = await answer_questions(setup, questions, log, concurrency, progress)
-        return pending_message(setup.tools, waiting) if waiting else ""
+        for suite, log in zip(suites, logs):
+            before, started, waits = len(log.done), time.perf_counter(), 0
+            if any(name not in log.done for name in suite.ids):
+                suite.open()
+                with Progress(len(suite.ids), before, suite.unit) as progress:
+                    waits = await _answer(suite, log, progress)
+            waiting += waits
+            if not waits:
+                codes.append(_finish(suite, log, len(log.done) - before, time.perf_counter() - started, console))
+        # At the end, so that suites that share a client share its request file.
+        messages = [suite.pending_message() for suite in suites] if waiting else []
     finally:
-        await setup.tools.close()
+        for one in (*suites, *clients):
+            await one.close()
+    told = [f"{waiting:,} {suites[0].unit}s wait.", *(text for text in dict.fromkeys(messages) if text)]
+    return codes, " ".join(told) if waiting else ""
 
 
-def pending_message(tools: Tools, waiting: int) -> str:
-    """Write the request files of what waits for a batch, and say what to do with them."""
-    clients = (tools.llm, tools.integrator)
-    found = [message() for one in clients if (message := getattr(one, "pending_message", None)) is not None]
-    return " ".join([f"{waiting:,} questions wait.", *dict.fromkeys(text for text in found if text)])
+async def _answer(suite: Suite, log: ResultLog, progress: Progress) -> int:
+    """Answer the items that have no row; gives how many wait for a batch."""
+    waiting = 0
+    batches = suite.batches(item for item in suite.items() if item.id not in log.done)
+
+    async def work() -> None:
+        nonlocal waiting
+        # All workers draw from one iterator: never more items than are under way are in memory.
+        for batch in batches:
+            for item, reply in await _ask(suite, batch):
+                if isinstance(reply, RepliesPending):
+                    waiting += 1
+                else:
+                    log.append(suite.score(item, reply))
+                    progress.advance()
+
+    await asyncio.gather(*(work() for _ in range(suite.concurrency)))
+    return waiting
 
 
-def _wanted(setup: Setup, question: Question) -> frozenset[str]:
-    """Ids of the passages that should be found."""
-    if setup.gold is not None:
-        return setup.gold.get(question.id, frozenset())
-    supporting = question.supporting if setup.own_contexts else ()
-    return frozenset(question.passages[index].id for index in supporting)
+async def _ask(suite: Suite, batch: list[Any]) -> list[tuple[Any, Any]]:
+    """Each item with its reply, its failure, or `RepliesPending`; a bad item costs itself alone."""
+    started = time.perf_counter()
+    try:
+        return list(zip(batch, await suite.ask(batch), strict=True))
+    except (SetupError, RetriesExhausted) as error:
+        if isinstance(error.__cause__, (ValueError, OSError)):  # a model folder that can't be loaded is bad input
+            raise ValueError(str(error)) from error
+        raise
+    # Whatever goes wrong with one item must not lose it or the others.
+    except Exception as error:
+        if len(batch) > 1:
+            return [pair for item in batch for pair in await _ask(suite, [item])]
+        if isinstance(error, RepliesPending):
+            return [(batch[0], error)]
+        logger.warning("%s %s failed: %s: %s", suite.unit, batch[0].id, type(error).__name__, error)
+        logger.debug("traceback of %s %s", suite.unit, batch[0].id, exc_info=True)
+        return [(batch[0], Failure(f"{type(error).__name__}: {error}", time.perf_counter() - started))]
 
 
-def _supporting_recall(wanted: frozenset[str], trace: Trace) -> float | None:
-    """Share of the supporting passages among all that were retrieved; None where nothing is to be found."""
-    if not wanted or not trace.steps:
-        return None
-    found = {passage["id"] for step in trace.steps for passage in step.passages}
-    return len(wanted & found) / len(wanted)
+def _finish(suite: Suite, log: ResultLog, answered: int, seconds: float, console: Console | None) -> int:
+    log.finish(suite.ids)
+    path, units = log.folder / METRICS, f"{suite.unit}s"
+    session = {units: answered, "seconds": round(seconds, 3), f"{units}_per_second": round(answered / seconds, 4)}
+    if not answered and path.exists():
+        # Nothing was left to do, so the speed of the last real session is the one worth keeping.
+        session = read_json(path).get("session", session)
+    metrics = {**suite.summarise(log), "session": session}
+    write_json(path, metrics)
+    if console is not None:
+        suite.show(metrics, console)
+    if all(row.get("error") for row in log.rows()):
+        logger.error('every %s failed; see "error" in %s', suite.unit, log.path)
+        return 1
+    return 0
+
+
+def interval_cells(value: Mapping[str, Any], sign: bool = False) -> tuple[str, str]:
+    """A mean and its interval as table cells, times 100; dashes where there is nothing."""
+    form = "+.1f" if sign else ".1f"
+    if value["mean"] is None:
+        return "-", "-"
+    return format(100 * value["mean"], form), f"{100 * value['low']:{form}} to {100 * value['high']:{form}}"
+
+
+class Progress:
+    """Counts finished items: a bar on a terminal, a plain log line every half minute elsewhere.
+
+    Args:
+        total: Items in all.
+        done: Items finished before.
+        unit: What an item is called.
+    """
+
+    def __init__(self, total: int, done: int, unit: str) -> None:
+        self._total, self._done, self._unit = total, done, unit
+        self._started = self._last = time.monotonic()
+        self._before = done
+        self._bar = tqdm(total=total, initial=done, unit=unit) if sys.stderr.isatty() else None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def advance(self) -> None:
+        """Count a finished item."""
+        self._done += 1
+        if self._bar is not None:
+            self._bar.update()
+            return
+        now = time.monotonic()
+        if now - self._last >= _SECONDS_BETWEEN_LINES or self._done == self._total:
+            rate = (self._done - self._before) / max(now - self._started, 1e-9)
+            logger.info("%d of %d %ss, %.2f per second", self._done, self._total, self._unit, rate)
+            self._last = now

@@ -1,4 +1,4 @@
-"""Bootstrap intervals (Efron's percentile method) for means and for paired differences, seeded and vectorised.
+"""Bootstrap intervals (Efron's percentile method) for means, ratios and paired differences, seeded and vectorised.
 
 What is drawn with replacement is the question. Several rows of one question, such as its planning steps, rise and
 fall together, so they are drawn together: pass the question ids as `clusters`.
@@ -6,8 +6,8 @@ fall together, so they are drawn together: pass the question ids as `clusters`.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ class Interval:
 
     def to_json(self) -> dict[str, Any]:
         """The interval as JSON values."""
-        return {"mean": self.mean, "low": self.low, "high": self.high, "n": self.n}
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Difference:
 
     def to_json(self) -> dict[str, Any]:
         """The difference as JSON values."""
-        return {"mean": self.mean, "low": self.low, "high": self.high, "p_value": self.p_value, "n": self.n}
+        return asdict(self)
 
 
 def bootstrap_mean(
@@ -54,20 +54,16 @@ def bootstrap_mean(
     """Mean and 95 % percentile interval.
 
     Args:
-        values: One value a row.
+        values: One value per row.
         clusters: The question each row belongs to; None when every row is a question of its own.
         resamples: Bootstrap samples.
         seed: Seed of the draws; the same for every metric, so that metrics move together.
 
     Raises:
-        ValueError: `clusters` has another length than `values`.
+        ValueError: `clusters` has another length than `values`, or a value is not a finite number.
     """
-    if not len(values):
-        return Interval(None, None, None, 0)
-    sums, counts = _by_cluster(np.asarray(values, dtype=np.float64), clusters)
-    means = _resampled_means(sums, counts, resamples, seed)
-    low, high = np.percentile(means, [2.5, 97.5])
-    return Interval(float(sums.sum() / counts.sum()), float(low), float(high), len(values))
+    sums, counts = _by_cluster(_finite(values), clusters)
+    return _interval(sums, counts, len(values), resamples, seed)
 
 
 def bootstrap_ratio(
@@ -79,22 +75,17 @@ def bootstrap_ratio(
     denominators add up to 0 counts as 0.
 
     Args:
-        numerators: One value a text.
-        denominators: One value a text, none negative; all 0 gives an interval without values.
+        numerators: One value per text.
+        denominators: One value per text, none negative; all 0 gives an interval without values.
         resamples: Bootstrap samples.
         seed: Seed of the draws.
 
     Raises:
-        ValueError: the lengths differ.
+        ValueError: the lengths differ, or a value is not a finite number.
     """
     if len(numerators) != len(denominators):
         raise ValueError(f"{len(numerators)} numerators and {len(denominators)} denominators: each needs its other")
-    above, below = np.asarray(numerators, dtype=np.float64), np.asarray(denominators, dtype=np.float64)
-    if not below.sum():
-        return Interval(None, None, None, 0)
-    ratios = _resampled_means(above, below, resamples, seed)
-    low, high = np.percentile(ratios, [2.5, 97.5])
-    return Interval(float(above.sum() / below.sum()), float(low), float(high), len(numerators))
+    return _interval(_finite(numerators), _finite(denominators), len(numerators), resamples, seed)
 
 
 def paired_difference(
@@ -109,18 +100,10 @@ def paired_difference(
         seed: Seed of the draws.
 
     Raises:
-        ValueError: the lengths differ, or there are no scores.
+        ValueError: the lengths differ, there are no scores, or one is not a finite number.
     """
-    if len(first) != len(second) or not len(first):
-        raise ValueError(
-            f"a paired difference of {len(first)} and {len(second)} scores: both systems must have answered the same "
-            "questions, at least one"
-        )
-    gaps = np.asarray(second, dtype=np.float64) - np.asarray(first, dtype=np.float64)
-    means = _resampled_means(gaps, np.ones_like(gaps), resamples, seed)
-    low, high = np.percentile(means, [2.5, 97.5])
-    tail = min(float(np.mean(means <= 0)), float(np.mean(means >= 0)))
-    return Difference(float(gaps.mean()), float(low), float(high), min(1.0, 2 * tail), len(gaps))
+    ones = np.ones(len(first))
+    return paired_ratio_difference((first, ones), (second, ones), resamples, seed)  # type: ignore[arg-type]
 
 
 def paired_ratio_difference(
@@ -132,29 +115,46 @@ def paired_ratio_difference(
     """Compare two ratios of sums, such as micro-averaged F1 of two systems, on the same texts.
 
     Args:
-        first: Numerators and denominators of the one to compare with, one of each a text.
+        first: Numerators and denominators of the one to compare with, one of each per text.
         second: The other's, in the same order of texts.
         resamples: Bootstrap samples.
         seed: Seed of the draws.
 
     Raises:
-        ValueError: the lengths differ, or there is nothing to compare.
+        ValueError: the lengths differ, there is nothing to compare, or a value is not a finite number.
     """
-    parts = [np.asarray(values, dtype=np.float64) for values in (*first, *second)]
+    parts = [_finite(values) for values in (*first, *second)]
     if len({len(part) for part in parts}) != 1 or not len(parts[0]):
         raise ValueError(
-            f"a paired difference of {' and '.join(str(len(part)) for part in parts)} values: both systems must have "
-            "read the same texts, at least one"
+            f"a paired difference of {' and '.join(str(len(part)) for part in parts[::2])} scores: both systems must "
+            "have answered the same questions, at least one"
         )
     # The same seed draws the same texts for both.
-    one, other = (
-        _resampled_means(above, below, resamples, seed) for above, below in ((parts[0], parts[1]), (parts[2], parts[3]))
-    )
+    one, other = (_resampled(above, below, resamples, seed) for above, below in (parts[:2], parts[2:]))
     gaps = other - one
     means = [above.sum() / below.sum() if below.sum() else 0.0 for above, below in (parts[:2], parts[2:])]
     low, high = np.percentile(gaps, [2.5, 97.5])
-    tail = min(float(np.mean(gaps <= 0)), float(np.mean(gaps >= 0)))
+    # Sums that differ in their last digit alone are no difference.
+    tail = min(float(np.mean(gaps <= 1e-12)), float(np.mean(gaps >= -1e-12)))
     return Difference(float(means[1] - means[0]), float(low), float(high), min(1.0, 2 * tail), len(parts[0]))
+
+
+def flatten_means(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """The means of nested metrics, as `planning/action_accuracy` and so on; what has none is left out."""
+    flat: dict[str, float] = {}
+    for name, value in metrics.items():
+        if isinstance(value, Mapping) and value.get("mean") is not None:
+            flat[f"{prefix}{name}"] = value["mean"]
+        elif isinstance(value, Mapping):
+            flat |= flatten_means(value, f"{prefix}{name}/")
+    return flat
+
+
+def _finite(values: Sequence[float]) -> np.ndarray:
+    numbers = np.asarray(values, dtype=np.float64)
+    if not np.isfinite(numbers).all():
+        raise ValueError("a score is NaN or infinite, so nothing can be said of their mean: run what made it again")
+    return numbers
 
 
 def _by_cluster(values: np.ndarray, clusters: Sequence[Hashable] | None) -> tuple[np.ndarray, np.ndarray]:
@@ -167,7 +167,15 @@ def _by_cluster(values: np.ndarray, clusters: Sequence[Hashable] | None) -> tupl
     return np.bincount(index, weights=values), np.bincount(index).astype(np.float64)
 
 
-def _resampled_means(sums: np.ndarray, counts: np.ndarray, resamples: int, seed: int) -> np.ndarray:
+def _interval(above: np.ndarray, below: np.ndarray, n: int, resamples: int, seed: int) -> Interval:
+    if not below.sum():
+        return Interval(None, None, None, 0)
+    low, high = np.percentile(_resampled(above, below, resamples, seed), [2.5, 97.5])
+    return Interval(float(above.sum() / below.sum()), float(low), float(high), n)
+
+
+def _resampled(sums: np.ndarray, counts: np.ndarray, resamples: int, seed: int) -> np.ndarray:
+    """The ratio of sums in each bootstrap sample."""
     random = np.random.default_rng(seed)
     size = len(sums)
     rows = max(1, _CELLS_AT_ONCE // size)

@@ -1,26 +1,23 @@
 """A task: which reader reads its questions, how they are put to the model and how answers are scored.
 
-One YAML file in `eval/tasks` a task; answer lengths are those of RAS, section F.2, question templates have the roles
+One YAML file in `eval/tasks` per task; answer lengths are those of RAS, section F.2, question templates have the roles
 of its table 5.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from tripletune.data_builders.hotpotqa_subq.questions import Question
 from tripletune.data_builders.readers import get_reader
-from tripletune.eval.metrics import METRICS
+from tripletune.eval.metrics import find_metrics
+from tripletune.models.files import new_file
+from tripletune.models.options import load_config, nearest, not_one_of, setting
 
 TASKS = Path(__file__).parent / "tasks"
 
@@ -30,19 +27,26 @@ class Task:
     """One benchmark.
 
     Attributes:
-        name: Its name on the command line.
+        name: Its name on the command line: that of its file.
         reader: The module in `data_builders.readers` that reads its files.
-        metrics: Names in `eval.metrics.METRICS`; the first one is the headline.
+        metrics: Functions in `eval.metrics`; the first one is the headline.
         max_answer_tokens: Longest answer.
         template: What the model reads as the question; `{question}` is the benchmark's own. Retrieval always uses
             the benchmark's own.
     """
 
     name: str
-    reader: str
-    metrics: tuple[str, ...]
-    max_answer_tokens: int
+    reader: str = ""
+    metrics: tuple[str, ...] = ()
+    max_answer_tokens: int = setting(100, "longest answer", at_least=1)
     template: str = "{question}"
+
+    def check(self) -> list[str]:
+        """What can't work, one sentence each."""
+        known = find_metrics()
+        found = [f"{key} is missing" for key in ("reader", "metrics") if not getattr(self, key)]
+        found += [not_one_of("metrics", name, list(known)) for name in self.metrics if name not in known]
+        return found + ([] if "{question}" in self.template else ["template: it has no {question}"])
 
     def prompt(self, question: Question) -> str:
         """The question as the model reads it."""
@@ -62,20 +66,9 @@ def load_task(name: str) -> Task:
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else TASKS / f"{name}.yaml"
     if not path.is_file():
-        raise ValueError(f"task {name!r} is not one of {', '.join(task_names())}, nor a YAML file")
-    row = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if not isinstance(row, dict):
-        raise ValueError(f"{path}: a task is a mapping with reader, metrics and max_answer_tokens")
-    problems = _problems(row)
-    if problems:
-        raise ValueError(f"{path}: {'; '.join(problems)}")
-    return Task(
-        path.stem,
-        row["reader"],
-        tuple(row["metrics"]),
-        row["max_answer_tokens"],
-        row.get("template", "{question}"),
-    )
+        known = task_names()
+        raise ValueError(f"task {name!r} is not one of {', '.join(known)}, nor a YAML file{nearest(name, known)}")
+    return load_config(Task, path, {"name": path.stem})
 
 
 def read_questions(
@@ -87,7 +80,7 @@ def read_questions(
         task: Names the reader.
         data: A file, or what else the reader takes.
         limit: Only the first questions.
-        notes: What the reader counted: rows it could not use, by reason, and oddities of the data.
+        notes: What the reader counted: rows it could not use, by reason, and warnings about the data.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -121,20 +114,17 @@ def write_context_corpus(task: Task, data: str, path: Path) -> int:
         ValueError: the questions come without passages.
     """
     seen: set[str] = set()
-    scratch = path.with_name(path.name + ".tmp")
-    with scratch.open("w", encoding="utf-8") as file:
+    with new_file(path) as scratch, scratch.open("w", encoding="utf-8") as file:
         for question in _usable(task, data, Counter()):
             for passage in question.passages:
                 if passage.id not in seen and passage.text.strip():
                     seen.add(passage.id)
                     row = {"id": passage.id, "title": passage.title, "text": passage.text}
                     file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    if not seen:
-        scratch.unlink()
-        raise ValueError(
-            f"{data}: its questions come without passages, so there is nothing to retrieve from: name a corpus"
-        )
-    os.replace(scratch, path)
+        if not seen:
+            raise ValueError(
+                f"{data}: its questions come without passages, so there is nothing to retrieve from: name a corpus"
+            )
     return len(seen)
 
 
@@ -144,24 +134,3 @@ def _usable(task: Task, data: str, notes: Counter[str]) -> Iterator[Question]:
             yield item
         else:
             notes[str(item.reason)] += 1
-
-
-def _problems(row: dict[Any, Any]) -> list[str]:
-    known = [field.name for field in fields(Task) if field.name != "name"]
-    problems = []
-    for key in row:
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, 1)
-            problems.append(f"unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    problems += [f"{key!r} is missing" for key in ("reader", "metrics", "max_answer_tokens") if key not in row]
-    metrics = row.get("metrics", [])
-    if not isinstance(metrics, list) or (not metrics and "metrics" in row):
-        problems.append(f"metrics is {metrics!r}: it must be a list of names")
-    else:
-        problems += [f"metric {name!r} is not one of {', '.join(METRICS)}" for name in metrics if name not in METRICS]
-    tokens = row.get("max_answer_tokens", 1)
-    if not isinstance(tokens, int) or tokens < 1:
-        problems.append(f"max_answer_tokens is {tokens!r}: it must be a whole number of at least 1")
-    if "{question}" not in str(row.get("template", "{question}")):
-        problems.append("template has no {question}")
-    return problems

@@ -39,7 +39,7 @@ def setting(
     default: Any,
     help: str,
     *,
-    choices: Sequence[str] = (),
+    choices: Sequence[str] | Callable[[], Sequence[str]] = (),
     at_least: float | None = None,
     above: float | None = None,
     at_most: float | None = None,
@@ -48,16 +48,17 @@ def setting(
     """A dataclass field with a default, its help text, and what its value may be.
 
     Args:
-        default: The default; a list is copied.
+        default: The default; a list is copied. `dataclasses.MISSING` for a field that must be given.
         help: The `--help` text.
-        choices: Allowed values; of a list, allowed items. A `Literal` type needs none.
+        choices: Allowed values, or a function that lists them; of a list, allowed items. A `Literal` type needs none.
         at_least: Smallest value. None is never out of range.
         above: The value must be greater than this.
         at_most: Largest value.
         below: The value must be less than this.
     """
     bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
-    metadata = {"help": help, "choices": tuple(choices)} | {k: v for k, v in bounds.items() if v is not None}
+    metadata: dict[str, Any] = {"help": help, "choices": choices}
+    metadata |= {k: v for k, v in bounds.items() if v is not None}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -88,7 +89,7 @@ def require(config: Any) -> None:
 
 
 def _out_of_range(value: Any, item: dataclasses.Field[Any], name: str) -> list[str]:
-    allowed = item.metadata.get("choices", ())
+    allowed = _choices(item)
     if allowed:
         given = value if isinstance(value, (list, tuple)) else [value]
         return [not_one_of(name, each, allowed) for each in given if each not in allowed]
@@ -99,6 +100,11 @@ def _out_of_range(value: Any, item: dataclasses.Field[Any], name: str) -> list[s
         return []
     wanted = " and ".join(f"{_RANGES[word][0]} {bound:g}" for word, bound in bounds.items())
     return [f"{name}: {value} must be {wanted}"]
+
+
+def _choices(item: dataclasses.Field[Any]) -> Sequence[str]:
+    found = item.metadata.get("choices", ())
+    return found() if callable(found) else tuple(found)
 
 
 def not_one_of(name: str, value: Any, known: Sequence[str]) -> str:
@@ -337,9 +343,9 @@ def add_arguments(
         missing = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
         own = None if missing else item.default_factory() if callable(item.default_factory) else item.default
         default = defaults.get(item.name, own)
-        choices = typing.get_args(hints[item.name]) if typing.get_origin(hints[item.name]) is Literal else None
+        choices: Any = typing.get_args(hints[item.name]) if typing.get_origin(hints[item.name]) is Literal else None
         if typing.get_origin(hints[item.name]) not in (list, tuple):  # whose items are checked later
-            choices = choices or item.metadata.get("choices") or None
+            choices = choices or _choices(item) or None
         more: dict[str, Any] = {"choices": choices, "metavar": item.name.upper() if choices is None else None}
         if hints[item.name] is bool:
             more = {"action": argparse.BooleanOptionalAction if default else "store_true"}
@@ -384,6 +390,26 @@ def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "
     if found:
         raise ConfigError("; ".join(found) if not prefix else f"options --{prefix}-...: {'; '.join(found)}")
     return config
+
+
+def to_arguments(config: Any, prefix: str = "") -> list[str]:
+    """The words of a command line that give these options; what is at its default is left out.
+
+    Args:
+        config: An instance of a flat dataclass.
+        prefix: As in `add_arguments`.
+    """
+    words = []
+    for item in dataclasses.fields(config):
+        value, flag = getattr(config, item.name), f"--{_flag(item.name, prefix)}"
+        default = item.default_factory() if callable(item.default_factory) else item.default
+        if value == default:
+            continue
+        if isinstance(value, bool):
+            words.append(flag if value else f"--no-{flag[2:]}")
+        else:
+            words += [w for one in (value if isinstance(value, (list, tuple)) else [value]) for w in (flag, str(one))]
+    return words
 
 
 def set_values(kind: type, settings: Sequence[str], owner: str) -> tuple[dict[str, Any], list[str]]:

@@ -35,16 +35,15 @@ def main(config: CollectConfig, dry_run: bool = False) -> None:
     if dry_run:
         print(to_yaml(config))
         for source in config.sources():
-            print(shlex.join(["tripletune", "eval", *config.command(source)]))
+            print(shlex.join(config.command(source)))
         return
 
     from tripletune.data_builders.corpus import ensure_corpus
     from tripletune.data_builders.datasets.writer import FolderOptions
     from tripletune.data_builders.trajectories import build_trajectories
-    from tripletune.eval.__main__ import run_arguments
-    from tripletune.eval.llm_tools import open_llms
-    from tripletune.eval.several import run_jobs
-    from tripletune.eval.suites.questions import open_job
+    from tripletune.eval.harness import run_suites
+    from tripletune.eval.suites.questions import QuestionSuite
+    from tripletune.eval.systems import open_llms
 
     folder = Path(config.output_dir)
     sources = config.sources()
@@ -52,12 +51,15 @@ def main(config: CollectConfig, dry_run: bool = False) -> None:
         ensure_corpus(config.corpus(source), source.folder)
     save_config(config, folder)
 
-    calls = [run_arguments(config.command(source)) for source in sources]
     # One client for all, so that a model is loaded once and a round's calls are in one request file.
-    llms = open_llms(calls[0])
-    run_jobs([open_job(call, llms) for call in calls])
+    teacher = config.llm()
+    llms = open_llms(teacher)
+    suites = [QuestionSuite(config.evaluation(source), teacher, llms) for source in sources]
+    for suite, source in zip(suites, sources):
+        suite.command = config.command(source)
+    run_suites(suites, clients=llms[:1])
 
-    results = [call.output for call in calls]
+    results = [suite.options.output for suite in suites]
     output = FolderOptions(str(folder / TRAJECTORIES), overwrite=True)
     statistics = build_trajectories(results, config.trajectories(), output, [config.ledger])
     logging.info("%s: %s trajectories", output.output, statistics["splits"])

@@ -10,12 +10,14 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from tripletune.data_builders.corpus import CorpusOptions
 from tripletune.data_builders.trajectories import TrajectoryOptions
+from tripletune.eval.suites.questions import QuestionOptions
 from tripletune.eval.task import load_task
 from tripletune.models.llm.options import LLMOptions
+from tripletune.models.options import to_arguments
 from tripletune.rag.retrieval.retrievers import RetrieverKind
 from tripletune.rag.systems import load_system, make_options
 from tripletune.train.config import setting
@@ -36,7 +38,7 @@ else:
 class KeepSection:
     """Which trajectories are kept; the paper names no filter."""
 
-    min_score: list[str] = setting([], "least scores of the answer, such as exact_match=1 or f1=0.8")  # noqa: RUF009
+    min_score: list[str] = setting([], "least scores of the answer, such as exact_match=1 or f1=0.8")
     no_repairs: bool = setting(False, "leave out chats with a reply that was repaired or recovered from")
     no_repeated_query: bool = setting(False, "leave out questions that ended by a repeated query")
     ended_by_choice: bool = setting(False, "leave out questions that ended by a limit or a malformed reply")
@@ -65,13 +67,13 @@ class CollectConfig:
     """A whole collection."""
 
     output_dir: str = setting("runs/cirag_trajectories", "folder of corpora, results, ledger and trajectories")
-    files: list[str] = setting([], "training files, each as TASK:FILE")  # noqa: RUF009
+    files: list[str] = setting([], "training files, each as TASK:FILE")
     questions: int = setting(1000, "questions to draw from each file; 0 takes all")
     seed: int = setting(0, "seed of the draws, and of the split into training and validation")
-    retriever: str = setting("dense", "bm25, dense or hybrid")
+    retriever: RetrieverKind = setting("dense", "bm25, dense or hybrid")
     encoder: str | None = setting("BAAI/bge-small-en-v1.5", "sentence encoder of dense retrieval and of reranking")
     triples: str | None = setting(None, "triples extracted before, for the loop's option extraction=store")
-    options: list[str] = setting([], "options of the loop as NAME=VALUE, such as candidates=50")  # noqa: RUF009
+    options: list[str] = setting([], "options of the loop as NAME=VALUE, such as candidates=50")
     concurrency: int = setting(64, "questions under way at once; with a batch it is always one")
     teacher: TeacherSection = field(default_factory=TeacherSection)
     keep: KeepSection = field(default_factory=KeepSection)
@@ -86,8 +88,6 @@ class CollectConfig:
                 problems.append(f"files: {error}; write TASK:FILE")
             if not Path(source.file).is_file():
                 problems.append(f"files: there is no file {source.file or '(nothing stands after the colon)'}")
-        if self.retriever not in get_args(RetrieverKind):
-            problems.append(f"retriever: {self.retriever!r} is not one of {', '.join(get_args(RetrieverKind))}")
         for name, least in (("questions", 0), ("concurrency", 1)):
             if getattr(self, name) < least:
                 problems.append(f"{name}: {getattr(self, name)} must be at least {least}")
@@ -137,23 +137,28 @@ class CollectConfig:
             load_task(source.task).reader, train=source.file, train_count=self.questions, seed=self.seed
         )
 
+    def evaluation(self, source: Source) -> QuestionOptions:
+        """How the loop runs over a training set: the options of `tripletune eval run`."""
+        folder = source.folder
+        return QuestionOptions(
+            system=SYSTEM,
+            task=source.task,
+            data=f"{folder}/train.jsonl",
+            output=f"{folder}/run",
+            corpus=f"{folder}/train.corpus.jsonl",
+            gold=f"{folder}/train.gold.jsonl",
+            index=f"{folder}/index",
+            retriever=self.retriever,
+            encoder=self.encoder,
+            triples=self.triples,
+            set=list(self.options),
+            concurrency=self.concurrency,
+        )
+
     def command(self, source: Source) -> list[str]:
-        """The words after `tripletune eval` that run the loop over a training set."""
-        folder, llm = source.folder, self.llm()
-        words = [
-            "run", "--system", SYSTEM, "--task", source.task, "--data", f"{folder}/train.jsonl",
-            "--corpus", f"{folder}/train.corpus.jsonl", "--gold", f"{folder}/train.gold.jsonl",
-            "--output", f"{folder}/run", "--index", f"{folder}/index", "--retriever", self.retriever,
-            "--concurrency", str(self.concurrency),
-        ]  # fmt: skip
-        words += ["--encoder", self.encoder] if self.encoder else []
-        words += ["--triples", self.triples] if self.triples else []
-        words += [word for option in self.options for word in ("--set", option)]
-        for one in dataclasses.fields(LLMOptions):
-            value = getattr(llm, one.name)
-            if value is not None and value != one.default:
-                words += [f"--teacher-{one.name.replace('_', '-')}", str(value)]
-        return words
+        """The words of the same run on a command line."""
+        words = to_arguments(self.evaluation(source)) + to_arguments(self.llm(), "teacher")
+        return ["tripletune", "eval", "run", *words]
 
     def trajectories(self) -> TrajectoryOptions:
         """What is made of the results."""

@@ -32,10 +32,10 @@ class StudentSection(TextModelSection):
 class TrajectoryDataSection:
     """Trajectories and how they become tokens."""
 
-    train: list[str] = setting(  # noqa: RUF009
+    train: list[str] = setting(
         ["data/trajectories"], "folders or files of trajectories, one a teacher; FOLDER=0.5 takes half of its questions"
     )
-    validation: list[str] = setting([], "folders or files of validation trajectories; the train folders unless set")  # noqa: RUF009
+    validation: list[str] = setting([], "folders or files of validation trajectories; the train folders unless set")
     train_split: str = setting("train", "shards to train on, where a folder is given")
     validation_split: str = setting("validation", "shards to evaluate on, where a folder is given")
     rounds: str = setting("together", "together: a trajectory is one sequence; separate: a sequence for each round")

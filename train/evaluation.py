@@ -7,7 +7,8 @@ from typing import Any
 
 from accelerate.utils import gather_object
 
-from tripletune.eval.suites.records import flatten, score_predictions
+from tripletune.eval.statistics import flatten_means
+from tripletune.eval.suites.records import score_predictions
 from tripletune.models.data.records import Record
 from tripletune.models.graph_llm.embeddings import EmbeddingTable, TableEmbeddings
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
@@ -40,4 +41,4 @@ def generate_and_score(
     if num_processes > 1:
         replies = gather_object(replies)
     texts = [text for _, text in sorted(replies)]
-    return flatten(score_predictions(list(records), texts))
+    return flatten_means(score_predictions(list(records), texts))

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tripletune.eval.suites.triples import Prediction, flatten, score_extractions
+from tripletune.eval.statistics import flatten_means
+from tripletune.eval.triples import Prediction, score_extractions
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.local.grammar import Repetition
 from tripletune.train.extraction_rows import PairEncoder
@@ -73,4 +74,4 @@ class ExtractionScorer:
 
             embed = load_embedder(self.embedder)
         summary = score_extractions((Prediction.of(*both) for both in zip(self.pairs, replies)), embed)
-        return {name: value for name, value in flatten(summary).items() if "threshold" not in name}
+        return flatten_means(summary)

@@ -28,7 +28,7 @@ class TextModelSection:
     lora_rank: int = setting(16, "LoRA rank r")
     lora_alpha: int = setting(32, "LoRA alpha")
     lora_dropout: float = setting(0.05, "LoRA dropout")
-    lora_targets: list[str] = setting(["all-linear"], "linear layers to adapt; all-linear for every one")  # noqa: RUF009
+    lora_targets: list[str] = setting(["all-linear"], "linear layers to adapt; all-linear for every one")
 
     def check(self) -> list[str]:
         """Problems that can be seen without loading anything."""
@@ -104,7 +104,7 @@ class TextRunConfig:
     output_dir: str = setting("runs/text", "folder of checkpoints, logs and the result")
     run_name: str | None = setting(None, "name in W&B; the output folder's name unless set")
     seed: int = setting(42, "seed of weights, data order and dropout")
-    report_to: list[str] = setting(["none"], "wandb, tensorboard, or none")  # noqa: RUF009
+    report_to: list[str] = setting(["none"], "wandb, tensorboard, or none")
     resume: bool = setting(True, "go on from the newest complete checkpoint of output_dir, if there is one")
     model: TextModelSection = field(default_factory=TextModelSection)
     train: TextTrainSection = field(default_factory=TextTrainSection)

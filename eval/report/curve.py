@@ -71,10 +71,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
         FileNotFoundError: the folder is no run.
         ValueError: a file is damaged, there is nothing to draw, or matplotlib is missing.
     """
-    output = Path(args.output or Path(args.run) / PICTURE)
+    output = Path(args.output or Path(args.run_folder) / PICTURE)
     if output.suffix.lower() != ".png":
         raise ValueError(f"--output {output}: its name must end in .png")
-    curve = read_curve(args.run)
+    curve = read_curve(args.run_folder)
     picture = draw(curve)
     output.parent.mkdir(parents=True, exist_ok=True)
     scratch = output.with_name(output.name + ".tmp")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tripletune.data_builders.datasets.card import table
-from tripletune.eval.metrics import METRICS
+from tripletune.eval.metrics import find_metrics
 from tripletune.eval.report.figures import COSTS, LEVELS
 
 _NOTE = (
@@ -123,7 +123,8 @@ def _scores(group: Mapping[str, Any]) -> list[str]:
             row.append(interval(run["figures"]["scores"][metric]) if run["figures"] else "-")
             row += _gap(gaps, metric) if len(group["runs"]) > 1 else []
         rows.append(row)
-    explained = [f"- {name}: {METRICS[name].explanation}" for name in metrics if name in METRICS]
+    known = find_metrics()
+    explained = [f"- {name}: {known[name].explanation}" for name in metrics if name in known]
     return [table(head, rows), "\n".join(explained)]
 
 

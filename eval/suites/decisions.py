@@ -1,4 +1,4 @@
-"""Scores a student's decisions, each with the teacher's history: what CIRAG's trajectory distillation teaches (3.5).
+"""A student's decisions against its teacher's (`tripletune eval decisions`): what CIRAG's distillation teaches (3.5).
 
 No retrieval runs: a prompt is a trajectory's chat up to a round's candidates, and the teacher's decision on them is
 what is right. Training watches these numbers too. Replies are read by the loop's own parser, so whatever the loop
@@ -8,18 +8,38 @@ their text.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
-from tripletune.eval.metrics import f1
+from rich.console import Console
+from rich.table import Table
+
+from tripletune.eval.harness import SCORES_NOTE, Failure, Suite, SuiteOptions, interval_cells
+from tripletune.eval.metrics.answers import f1
+from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import RESAMPLES, bootstrap_mean
 from tripletune.models.data.passages import Passage
-from tripletune.models.data.trajectories import Trajectory
+from tripletune.models.data.records import record_files
+from tripletune.models.data.trajectories import Trajectory, read_trajectories
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import Message
-from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, Decision, read_decision, shown_candidates
+from tripletune.models.files import file_digest, weights_fingerprint
+from tripletune.models.llm.client import Message, Sampling
+from tripletune.models.loading import resolve
+from tripletune.models.local.generation import Completion
+from tripletune.models.options import setting
+from tripletune.rag.systems.cirag.integration import (
+    INTEGRATE_ROLE,
+    Decision,
+    read_decision,
+    shorten,
+    shown_candidates,
+)
+from tripletune.rag.systems.cirag.options import CiragOptions
 from tripletune.rag.triples.sentences import Fact
 
 SCORES = {
@@ -55,6 +75,113 @@ class Case:
     candidates: tuple[Fact, ...]
     earlier: tuple[Triple, ...]
     gold: Decision
+
+
+@dataclass(kw_only=True)
+class DecisionOptions(SuiteOptions):
+    """Options of `tripletune eval decisions`."""
+
+    data: str = setting(dataclasses.MISSING, "folder of trajectories (`build trajectories`), or one file")
+    model: str = setting(
+        dataclasses.MISSING, "the student: run or adapter folder, model folder, hub id or pypi:<package>"
+    )
+    split: str = setting("validation", "split of the folder")
+    batch_size: int = setting(16, "prompts per forward pass", at_least=1)
+    dtype: str = setting(
+        "auto",
+        "number type; auto is bfloat16 where the hardware has it",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    max_prompt_tokens: int | None = setting(
+        None, "longest prompt; the oldest candidates go first, as in training (default: no limit)", at_least=1
+    )
+    max_reply_tokens: int = setting(CiragOptions().max_integration_tokens, "longest reply", at_least=1)
+
+
+class DecisionSuite(Suite):
+    """A student's decisions; see the module."""
+
+    unit = "decision"
+    options_class = DecisionOptions
+
+    def __init__(self, options: DecisionOptions) -> None:
+        resolve(options.model)
+        # Twice as many as run, so that batches can be made of prompts of like length.
+        self.concurrency = 2 * options.batch_size
+        self.sampling = Sampling(max_tokens=options.max_reply_tokens)
+        self.backend: Any = None
+        super().__init__(options)
+
+    def items(self) -> Iterator[Case]:
+        """Stream the decisions."""
+        split = self.options.split if Path(self.options.data).is_dir() else None
+        return islice(decision_cases(read_trajectories(self.options.data, split)), self.options.limit)
+
+    def settings(self) -> dict[str, Any]:
+        """All that a reply depends on."""
+        options = self.options
+        return {
+            "data": [file_digest(file) for file in record_files(options.data, options.split)],
+            "model": options.model,
+            "weights": weights_fingerprint(resolve(options.model)),
+            **{name: getattr(options, name) for name in ("limit", "dtype", "max_prompt_tokens", "max_reply_tokens")},
+        }
+
+    def open(self) -> None:
+        """Open the student; its weights are loaded when it is asked."""
+        from tripletune.models.llm.backends.hf import HFBackend
+
+        self.backend = HFBackend(self.options.model, self.options.batch_size, self.options.dtype)
+
+    async def ask(self, batch: list[Case]) -> list[tuple[Completion, int]]:
+        """The reply to a decision's prompt, and how many candidates were left out of it."""
+        (case,) = batch
+        messages, left_out = list(case.messages), 0
+        if self.options.max_prompt_tokens is not None:
+            messages, left_out = shorten(messages, self.backend.count_tokens, self.options.max_prompt_tokens)
+        return [(await self.backend.complete(messages, self.sampling), left_out)]
+
+    def score(self, item: Case, reply: tuple[Completion, int] | Failure) -> dict[str, Any]:
+        """The row of a decision, with the cost of the call."""
+        completion, left_out = (Completion(""), 0) if isinstance(reply, Failure) else reply
+        return score_reply(item, completion.text, reply.error if isinstance(reply, Failure) else "") | {
+            "prompt_tokens": completion.prompt_tokens,
+            "completion_tokens": completion.completion_tokens,
+            "cut_off": completion.finish_reason == "length",
+            "candidates_left_out": left_out,
+            "seconds": completion.seconds,
+        }
+
+    def summarise(self, log: ResultLog) -> dict[str, Any]:
+        """The metrics of all rows."""
+        about = {"model": self.options.model, "data": self.options.data, "split": self.options.split}
+        return about | summarise_decisions(log.rows())
+
+    def show(self, metrics: Mapping[str, Any], console: Console) -> None:
+        """Print the scores."""
+        table = Table(
+            title=f"{metrics['decisions']} decisions on {metrics['questions']} questions, with the teacher's history"
+        )
+        for heading in ("round", "score", "mean", "95 % interval", "decisions", "what it says"):
+            table.add_column(heading)
+        for name, explanation in SCORES.items():
+            value = metrics["metrics"][name]
+            table.add_row("all", name, *interval_cells(value), str(value["n"]), explanation)
+        for number, scores in metrics["by_round"].items():
+            for name in ("core_f1", "query_f1", "stop_accuracy"):
+                table.add_row(number, name, *interval_cells(scores[name]), str(scores[name]["n"]), "")
+        console.print(table)
+        console.print(SCORES_NOTE.format("questions"))
+        faults = ", ".join(f"{name} {count}" for name, count in metrics["faults"].items()) or "none"
+        console.print(f"errors {metrics['errors']}, faults of the replies: {faults}", markup=False)
+
+    async def close(self) -> None:
+        """Let go of the student."""
+        if self.backend is not None:
+            await self.backend.close()
+
+
+SUITE = DecisionSuite
 
 
 def decision_cases(trajectories: Iterable[Trajectory]) -> Iterator[Case]:
@@ -125,7 +252,7 @@ def score_reply(case: Case, reply: str, error: str = "") -> dict[str, Any]:
     }
 
 
-def summarise(rows: Iterable[Mapping[str, Any]], resamples: int = RESAMPLES) -> dict[str, Any]:
+def summarise_decisions(rows: Iterable[Mapping[str, Any]], resamples: int = RESAMPLES) -> dict[str, Any]:
     """Metrics of scored rows.
 
     Args:

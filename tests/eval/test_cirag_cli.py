@@ -116,7 +116,7 @@ def test_a_batch_teacher_writes_the_same_files_and_goes_on_with_the_replies(worl
         (["--teacher-model", "m"], "needs one teacher"),
         (["--set", "rerank=yes"], "reranks triples with an embedder, and BM25 has none: give --encoder SPEC"),
         (["--set", "extraction=store"], "reads triples: give --triples FILE, or other options"),
-        (["--set", "reranker=no"], "did you mean 'rerank'"),
+        (["--set", "reranker=no"], "did you mean rerank"),
         (["--evidence", "text"], "--evidence: system 'cirag' has no option 'evidence'"),
         (["--max-answer-tokens", "5"], "--max-answer-tokens: system 'cirag' has no option"),
         (["--set", "prompts=/nowhere"], "no such folder of prompts: /nowhere"),
@@ -139,7 +139,7 @@ def test_a_teacher_is_not_for_systems_with_a_graph_llm(world, tmp_path, capsys):
     assert "--oracle is for systems that prompt a language model" in shown
 
 
-def test_gold_links_of_other_questions_are_refused_and_missing_ones_told(world, tmp_path, capsys, caplog):
+def test_gold_links_of_other_questions_are_refused_and_missing_ones_told(world, tmp_path, capsys):
     gold = tmp_path / "gold.jsonl"
     gold.write_text('{"question_id": "somebody else", "passages": ["p"]}\n')
     assert main(command(world, tmp_path / "out", "--gold", str(gold))) == 2
@@ -148,7 +148,7 @@ def test_gold_links_of_other_questions_are_refused_and_missing_ones_told(world, 
     first = json.loads((world / "test.jsonl").read_text().splitlines()[0])["_id"]
     gold.write_text(json.dumps({"question_id": first, "passages": ["p"]}) + "\n")
     assert main(command(world, tmp_path / "out", "--gold", str(gold))) == 0
-    assert "7 questions have no gold link" in caplog.text
+    assert "7 questions have no gold link" in capsys.readouterr().err
 
 
 def test_gold_links_give_the_recall_of_supporting_passages(world, tmp_path):

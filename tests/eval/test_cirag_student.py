@@ -11,7 +11,7 @@ import pytest
 from tripletune.data_builders.trajectories import main as build_trajectories
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.__main__ import main
-from tripletune.eval.llm_tools import other_prompt
+from tripletune.eval.systems import other_prompt
 from tripletune.models.data.trajectories import read_trajectories
 
 ROOT = Path(__file__).resolve().parents[2]

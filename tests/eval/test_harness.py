@@ -6,8 +6,10 @@ import json
 import pytest
 
 from tripletune.data_builders.hotpotqa_subq.questions import Question
-from tripletune.eval.harness import Setup, run_task
+from tripletune.eval.harness import run_suites
+from tripletune.eval.metrics import find_metrics
 from tripletune.eval.results import ResultLog
+from tripletune.eval.suites.questions import QuestionOptions, QuestionSuite
 from tripletune.eval.task import Task
 from tripletune.models.data.passages import Passage
 from tripletune.models.data.records import Action
@@ -61,16 +63,32 @@ class Facts:
         return (Triple(passage.title, "is", "a page"),) if passage.title != "Page 6" else None
 
 
-def setup(model) -> Setup:
-    return Setup(load_system("ras"), TASK, Tools(model, model, Shelf(), Facts()), LoopOptions(), own_contexts=True)
+class Toy(QuestionSuite):
+    """RAS over questions that no file holds."""
+
+    def __init__(self, folder, model, questions, concurrency=64, overwrite=False, retry_errors=False):
+        self.options = QuestionOptions(
+            data="toy", output=str(folder), system="ras", task="toy", concurrency=concurrency, overwrite=overwrite
+        )
+        self.system, self.task, self.loop = load_system("ras"), TASK, LoopOptions()
+        self.metrics = {name: find_metrics()[name] for name in TASK.metrics}
+        self.questions, self.ids = questions, [question.id for question in questions]
+        self.tools, self.llms, self.gold, self.own_contexts = Tools(model, model, Shelf(), Facts()), None, None, True
+        self.concurrency, self.retry_errors = concurrency, retry_errors
+
+    def items(self):
+        return iter(self.questions)
+
+    def settings(self):
+        return {"version": 1}
+
+    def open(self):
+        pass
 
 
-def run(folder, model=None, concurrency=64, questions=QUESTIONS, **log_options):
-    log = ResultLog(folder, {"version": 1}, **log_options)
-    try:
-        return run_task(setup(model or Model()), questions, [q.id for q in questions], log, concurrency)
-    finally:
-        log.close()
+def run(folder, model=None, questions=QUESTIONS, **options):
+    run_suites([Toy(folder, model or Model(), questions, **options)])
+    return json.loads((folder / "metrics.json").read_text())
 
 
 def rows(folder):
@@ -189,7 +207,7 @@ def test_overwritten_results_are_there_until_there_are_new_ones(tmp_path):
     killed = ResultLog(tmp_path, {"version": 2}, overwrite=True)
     with pytest.raises(ValueError, match="another process writes into"):
         ResultLog(tmp_path, {"version": 2})
-    killed._let_go()
+    killed._unlock()
     with pytest.raises(ValueError, match=r"version was 1 and is 2"):
         ResultLog(tmp_path, {"version": 2})
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
@@ -211,6 +229,21 @@ def test_settings_of_a_call_without_any_answer_bind_nobody(tmp_path):
     assert json.loads((tmp_path / "settings.json").read_text()) == {"dtype": "float32"}
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("settings.json", "{oops", r"settings\.json:1: not valid JSON"),
+        ("results.jsonl", '{"id": "q1", "scores": {"f1": NaN}}\n', r"results\.jsonl:1: score f1 is nan"),
+        ("results.jsonl", '{"id": "q1", "scores": {"f1": "x"}}\n', r"results\.jsonl:1: score f1 is 'x'"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path, name, content, message):
+    ResultLog(tmp_path, {"version": 1}).close()
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        ResultLog(tmp_path, {"version": 1})
+
+
 def test_an_output_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "out").write_text("x")
     with pytest.raises(ValueError, match="out is a file"):
@@ -230,5 +263,3 @@ def test_failed_metric_fails_the_run(tmp_path):
     broken = [Question("q0", "What is 0?", ("",), (), (), "", "toy")]
     with pytest.raises(ValueError, match="needs one that is not blank"):
         run(tmp_path, questions=broken)
-    with pytest.raises(ValueError, match="concurrency is 0"):
-        run(tmp_path, concurrency=0)

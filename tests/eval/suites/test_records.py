@@ -1,11 +1,22 @@
 from __future__ import annotations
 
+import json
+from collections import Counter
+from dataclasses import replace
+from itertools import chain
+
 import pytest
 
-from tripletune.eval.suites.records import evaluate_records, flatten, score_predictions
+from tripletune.eval.__main__ import main
+from tripletune.eval.statistics import flatten_means
+from tripletune.eval.suites import records as module
+from tripletune.eval.suites.records import RecordOptions, RecordSuite, score_predictions, with_triples
+from tripletune.eval.systems import triples_settings
+from tripletune.models.data.passages import Passage
 from tripletune.models.data.records import Action, Record, Step
 from tripletune.models.data.triples import Triple
 from tripletune.models.local.generation import Completion
+from tripletune.rag.triples.store import Extraction, StoredTriples, TripleStore, passage_key
 
 STEP = Step("Q1?", (Triple("a", "b", "c"),), "text")
 
@@ -75,8 +86,8 @@ def test_a_subquery_about_sufficient_is_no_stop():
 def test_missing_kinds_are_none_and_left_out_of_the_flat_form():
     metrics = score_predictions([answer("q:a", "x")], ["x"])
     assert metrics["planning"]["action_accuracy"] == {"mean": None, "low": None, "high": None, "n": 0}
-    assert flatten(metrics) == {"answering/exact_match": 1.0, "answering/f1": 1.0, "answering/f1_hotpotqa": 1.0}
-    assert flatten(score_predictions(RECORDS, REPLIES))["planning/action_accuracy_by_history/1"] == 1.0
+    assert flatten_means(metrics) == {"answering/exact_match": 1.0, "answering/f1": 1.0, "answering/f1_hotpotqa": 1.0}
+    assert flatten_means(score_predictions(RECORDS, REPLIES))["planning/action_accuracy_by_history/1"] == 1.0
 
 
 def test_one_reply_for_each_record():
@@ -85,28 +96,140 @@ def test_one_reply_for_each_record():
             score_predictions([answer("a", "x"), answer("b", "x")], replies)
 
 
-class Parrot:
-    """Replies with the label of the record it is asked about; remembers its calls."""
+def test_a_batch_is_of_one_task_and_keeps_what_was_asked_together(tmp_path, monkeypatch):
+    (tmp_path / "validation-00000.jsonl").write_text("".join(json.dumps(one.to_json()) + "\n" for one in RECORDS))
+    monkeypatch.setattr(module, "model_spec", lambda spec, untrained: spec)
+    suite = RecordSuite(RecordOptions(data=str(tmp_path), output="o", model="m"))
+    suite.options.batch_size = 1 / 2
+    found = [[one.id for one in batch] for batch in suite.batches(suite.items())]
+    assert found == [["q1:0", "q1:1", "q1:2"], ["q1:a"], ["q2:0"], ["q2:a"]]
+    assert sorted(chain(*found)) == sorted(suite.ids)
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, int, int, str | None]] = []
+
+FOUND = {
+    ("Oslo", "Oslo is a city."): (Triple("Oslo", "is", "city"),),
+    ("Norway", "Norway is a land.\nIt is cold."): (Triple("Norway", "is", "land"), Triple("Oslo", "is", "city")),
+    ("", "No title here."): (Triple("it", "has", "no title"),),
+    ("Empty", "Says nothing."): (),
+}
+
+
+@pytest.fixture
+def store(tmp_path):
+    opened = TripleStore(tmp_path / "s.sqlite")
+    number = opened.extractor("model", "prompt")
+    opened.put(number, (Extraction(passage_key(*names), triples) for names, triples in FOUND.items()))
+    yield opened
+    opened.close()
+
+
+def record(*texts):
+    steps = tuple(Step(f"q{n}", (Triple("gold", "is", str(n)),), text) for n, text in enumerate(texts))
+    return Record("r", "r", "answering", "Q?", Action.SUFFICIENT, steps, answers=("a",))
+
+
+def test_each_step_gets_what_was_found_in_its_passages(store):
+    texts = [
+        Passage("Oslo", "Oslo is a city.").content,
+        # A passage with a line break, among others; one of them says nothing, one was never read.
+        "\n".join(
+            Passage(*names).content
+            for names in (
+                ("Empty", "Says nothing."),
+                ("Norway", "Norway is a land.\nIt is cold."),
+                ("Gone", "Was never read."),
+                ("Oslo", "Oslo is a city."),
+            )
+        ),
+        "No title here.",
+    ]
+    counts = Counter()
+    given = record(*texts)
+    (found,) = with_triples([given], StoredTriples(store, 1), counts)
+    assert [step.triples for step in found.steps] == [
+        (Triple("Oslo", "is", "city"),),
+        (Triple("Norway", "is", "land"), Triple("Oslo", "is", "city")),
+        (Triple("it", "has", "no title"),),
+    ]
+    assert [(step.query, step.text) for step in found.steps] == [(step.query, step.text) for step in given.steps]
+    assert counts == {"passages": 6, "passages_without_triples": 1}
+    assert (found.answers, found.question) == (given.answers, given.question)
+
+
+def test_a_step_without_text_can_not_be_read_anew(store):
+    with pytest.raises(ValueError, match="record 'r': the step 'q0' has no text"):
+        list(with_triples([record(" ")], StoredTriples(store, 1), Counter()))
+
+
+def test_what_results_depend_on(store, tmp_path):
+    first = triples_settings(str(store.path))
+    assert first == {"store": "s.sqlite", "model": "model", "prompt": "prompt", "passages": 4}
+    store.put(store.extractor("other", "prompt"), [Extraction("k", ())])
+    with pytest.raises(ValueError, match="several extractors"):
+        triples_settings(str(store.path))
+    assert triples_settings(str(store.path), "model") == first
+    file = tmp_path / "triples.jsonl"
+    file.write_text("{}\n")
+    assert len(triples_settings(str(file))) == 64
+    with pytest.raises(ValueError, match="no extraction store"):
+        triples_settings(str(file), "model")
+
+
+class Reader:
+    """Answers with the object of the last triple; its inputs are kept."""
+
+    def __init__(self):
+        self.inputs = []
 
     def generate_many(self, samples, max_new_tokens, evidence=None):
-        self.calls.append((samples[0].task, len(samples), max_new_tokens, evidence))
-        assert len({sample.task for sample in samples}) == 1
-        return [Completion(f"[SUBQ] {s.question}" if s.task == "planning" else "x", 3, 1) for s in samples]
+        self.inputs += samples
+        last = (sample.steps[-1].triples for sample in samples)
+        return [Completion(triples[-1].object if triples else "") for triples in last]
+
+    async def generate(self, sample, max_new_tokens, evidence=None):
+        if sample.task == "planning":
+            return Completion("[SUFFICIENT]" if sample.steps else f"[SUBQ] {sample.question}")
+        return self.generate_many([sample], max_new_tokens)[0]
 
 
-def test_evaluate_records_keeps_order_and_separates_lengths():
-    parrot = Parrot()
-    rows, metrics = evaluate_records(RECORDS, parrot, batch=4, evidence="text", max_plan_tokens=8, max_answer_tokens=5)
-    assert [row["id"] for row in rows] == [record.id for record in RECORDS]
-    assert parrot.calls == [
-        ("planning", 3, 8, "text"),
-        ("answering", 1, 5, "text"),
-        ("planning", 1, 8, "text"),
-        ("answering", 1, 5, "text"),
-    ]
-    replies = ["[SUBQ] Q?", "[SUBQ] Q?", "[SUBQ] Q?", "x", "[SUBQ] Q?", "x"]
-    assert metrics == score_predictions(RECORDS, replies)
-    assert rows[0]["prompt_tokens"] == 3
+@pytest.fixture
+def model(serve):
+    return serve(Reader())
+
+
+def scores(tmp_path, command, *more, output="out"):
+    code = main([command, "--model", str(tmp_path / "model"), "--output", str(tmp_path / output), *more])
+    return code, json.loads((tmp_path / output / "metrics.json").read_text()) if code == 0 else None
+
+
+def test_records_and_the_loop_read_a_store(store, model, tmp_path, capsys):
+    store.close()
+    (tmp_path / "records").mkdir()
+    given = replace(record(Passage("Oslo", "Oslo is a city.").content), answers=("city",))
+    (tmp_path / "records" / "test-00000.jsonl").write_text(json.dumps(given.to_json()) + "\n")
+    records = ("records", "--data", str(tmp_path / "records"), "--split", "test")
+    assert scores(tmp_path, *records)[1]["answering"]["exact_match"]["mean"] == 0.0
+    code, _ = scores(tmp_path, *records, "--triples", str(store.path))
+    assert code == 2, "the same folder holds the results with gold triples"
+    assert "triples was None" in capsys.readouterr().err
+    found = scores(tmp_path, *records, "--triples", str(store.path), output="anew")[1]
+    assert found["answering"]["exact_match"]["mean"] == 1.0
+    assert "1 passages looked up, 0 of them not in" in capsys.readouterr().out
+
+    question = {
+        "_id": "q",
+        "question": "What is Oslo?",
+        "answer": "city",
+        "type": "bridge",
+        "supporting_facts": [["Oslo", 0]],
+        "context": [["Oslo", ["Oslo is a city."]]],
+    }
+    (tmp_path / "questions.jsonl").write_text(json.dumps(question) + "\n")
+    loop = ("run", "--system", "ras", "--task", "hotpotqa", "--data", str(tmp_path / "questions.jsonl"))
+    found = scores(tmp_path, *loop, "--triples", str(store.path), output="loop")[1]
+    assert found["metrics"]["exact_match"]["mean"] == 1.0
+    assert found["counts"]["passages_without_triples"] == 0
+    settings = json.loads((tmp_path / "loop" / "settings.json").read_text())
+    assert settings["triples"]["model"] == "model"
+    assert scores(tmp_path, *loop, "--triples", str(store.path), "--extractor", "gone", output="no")[0] == 2
+    assert "holds no triples of gone" in capsys.readouterr().err

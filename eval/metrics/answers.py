@@ -1,0 +1,92 @@
+"""The answer metrics of the papers; each takes one prediction and all gold answers (with aliases), and gives 0 to 1.
+
+Names keep rules apart that papers mix up: `f1` is plain token F1 (RAS, eq. 10-12), `f1_hotpotqa` the official rule of
+HotpotQA and 2WikiMultiHopQA; `golden_match` normalises both sides (RAS, eq. 9), `match_raw` is Self-RAG's
+case-sensitive test. An empty prediction scores 0 everywhere: refusals stay in the denominator. Blank gold answers are
+passed over. Each raises `ValueError` when no gold answer is left, and `TypeError` when the gold answers are one string,
+which would be compared letter by letter.
+"""
+
+from __future__ import annotations
+
+import string
+from collections import Counter
+from collections.abc import Sequence
+
+from tripletune.models.data.records import normalize_answer
+
+_CLOSED_ANSWERS = ("yes", "no", "noanswer")
+
+
+def exact_match(prediction: str, answers: Sequence[str]) -> float:
+    """The answer equals a gold answer, case, articles and punctuation aside (SQuAD's rule)."""
+    normal = normalize_answer(prediction)
+    return float(any(normal == normalize_answer(answer) for answer in _checked(answers)))
+
+
+def accuracy(prediction: str, answers: Sequence[str]) -> float:
+    """The answer is the gold label, case and punctuation aside (RAS, eq. 13).
+
+    For multiple choice and fact checks: the choice "A" normalises to "a", never to nothing.
+    """
+    # Normalisation keeps a text of nothing but articles as it is, so "A." would differ from "A" while "B." is "B".
+    return exact_match(_bare(prediction), [_bare(answer) for answer in _checked(answers)])
+
+
+def f1(prediction: str, answers: Sequence[str]) -> float:
+    """Overlap of answer and gold answer in words, the best over aliases (RAS, eq. 10-12; MuSiQue's rule)."""
+    tokens = normalize_answer(prediction).split()
+    return max(_token_f1(tokens, normalize_answer(answer).split()) for answer in _checked(answers))
+
+
+def f1_hotpotqa(prediction: str, answers: Sequence[str]) -> float:
+    """As f1, but 0 when only one side is yes or no (official HotpotQA and 2Wiki rule).
+
+    A prediction that is not equal to the gold answer scores 0 as soon as one of them is yes, no or noanswer, so
+    "Yes, both are American" gets nothing for the gold answer "yes".
+    """
+    normal = normalize_answer(prediction)
+    best = 0.0
+    for gold in map(normalize_answer, _checked(answers)):
+        if normal != gold and (normal in _CLOSED_ANSWERS or gold in _CLOSED_ANSWERS):
+            continue
+        best = max(best, _token_f1(normal.split(), gold.split()))
+    return best
+
+
+def golden_match(prediction: str, answers: Sequence[str]) -> float:
+    """A gold answer occurs in the answer, case, articles and punctuation aside (RAS, eq. 9).
+
+    A substring test, as in the paper: it is not for answers of one letter.
+    """
+    normal = normalize_answer(prediction)
+    return float(any(normalize_answer(answer) in normal for answer in _checked(answers)))
+
+
+def match_raw(prediction: str, answers: Sequence[str]) -> float:
+    """A gold answer occurs in the answer exactly as written (Self-RAG's match)."""
+    return float(any(answer in prediction for answer in _checked(answers)))
+
+
+def _checked(answers: Sequence[str]) -> list[str]:
+    if isinstance(answers, str):
+        raise TypeError(f"gold answers are the string {answers!r}: give a list of answers, or it is read by letters")
+    # A blank alias would occur in every prediction.
+    filled = [answer for answer in answers if answer.strip()]
+    if not filled:
+        raise ValueError(f"gold answers are {list(answers)!r}: a metric needs one that is not blank")
+    return filled
+
+
+def _bare(label: str) -> str:
+    bare = label.strip(string.punctuation + string.whitespace)
+    # What is left may be blank all the same: a control character such as the unit separator.
+    return bare if bare.strip() else label
+
+
+def _token_f1(prediction: list[str], gold: list[str]) -> float:
+    common = sum((Counter(prediction) & Counter(gold)).values())
+    if not common:
+        return 0.0
+    precision, recall = common / len(prediction), common / len(gold)
+    return 2 * precision * recall / (precision + recall)

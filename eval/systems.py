@@ -1,0 +1,242 @@
+"""What a system works with, opened from the options of `tripletune eval run`: corpus, triples, language models.
+
+`--teacher-backend`, `--teacher-model` and the like name the model that answers all prompts; `--integrator SPEC` puts a
+local model, such as a distilled student, in its place in CIRAG's integration phase; `--oracle DIR/SPLIT` is the teacher
+that knows the facts of a fictional world.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tripletune.models.files import file_digest, weights_fingerprint
+from tripletune.models.llm.backends.api import ledger_name
+from tripletune.models.llm.client import LLMClient, Sampling
+from tripletune.models.llm.ledger import Ledger
+from tripletune.models.llm.ledger_client import LedgerClient
+from tripletune.models.llm.options import LLMOptions, open_client
+from tripletune.models.loading import resolve
+from tripletune.models.run_folders import PROMPT_FILE, check_model_folder, read_json, trained_folder
+from tripletune.rag.retrieval.rerank import open_reranker
+from tripletune.rag.retrieval.retrievers import open_retriever
+from tripletune.rag.systems import System, Tools, load_prompts
+from tripletune.rag.systems.cirag.options import INTEGRATION_PROMPT, PROMPT_NAMES
+from tripletune.rag.triples.store import TripleStore, is_store, open_triples
+
+if TYPE_CHECKING:
+    from tripletune.models.local.generator import LocalGenerator
+
+logger = logging.getLogger(__name__)
+_LOCAL = ("hf",)
+# Teacher, the model in its place in the integration phase if there is one, and how replies are drawn.
+LLMs = tuple[LLMClient, LLMClient | None, Sampling]
+
+
+def llm_problems(options: Any, system: System, teacher: LLMOptions | None) -> list[str]:
+    """What of the model options (`suites.questions.QuestionOptions`) does not fit the system, one sentence each."""
+    problems = []
+    if system.model == "llm":
+        if options.model or options.planner_model or options.untrained:
+            problems.append(
+                f"--system {system.name} prompts a language model: name it with --teacher-backend and --teacher-model, "
+                "and leave out --model, --planner-model and --untrained"
+            )
+        if teacher is None:
+            problems.append(
+                f"--system {system.name} needs one teacher: --teacher-model NAME, or --oracle DIR/SPLIT for a world"
+            )
+        if options.integrator and system.name != "cirag":
+            problems.append(f"--integrator is for --system cirag, not for {system.name}")
+        return problems
+    if not options.model:
+        problems.append(f"--system {system.name} works with a Graph-LLM: name its folder with --model")
+    given = {
+        "oracle": options.oracle,
+        "integrator": options.integrator,
+        "teacher-model": teacher and not options.oracle,
+    }
+    return problems + [
+        f"--{name} is for systems that prompt a language model; --system {system.name} takes --model"
+        for name, value in given.items()
+        if value
+    ]
+
+
+def llm_settings(options: Any, teacher: LLMOptions) -> dict[str, Any]:
+    """What the results depend on; where the calls run and how many at once is not among it."""
+    settings: dict[str, Any] = {"sampling": [teacher.temperature, teacher.top_p, teacher.seed]}
+    if options.oracle:
+        settings["teacher"] = f"oracle:{options.oracle}"
+    else:
+        kind = teacher.batch_layout if teacher.backend == "batch" else teacher.backend
+        settings["teacher"] = ledger_name(kind, teacher.model, json.loads(teacher.extra) if teacher.extra else None)
+        if teacher.backend in _LOCAL:
+            settings["teacher_weights"] = weights_fingerprint(resolve(teacher.model))
+    if options.integrator:
+        weights = weights_fingerprint(resolve(options.integrator))
+        settings["integrator"] = {"spec": options.integrator, "weights": weights}
+    return settings
+
+
+def open_llms(teacher: LLMOptions, integrator: str | None = None, oracle: str | None = None) -> LLMs:
+    """Teacher, integrator and sampling; all calls go into one ledger.
+
+    Args:
+        teacher: The teacher; its ledger, batch size and number type are the integrator's too.
+        integrator: A local model for CIRAG's integration phase.
+        oracle: DIR/SPLIT of a world whose facts the teacher knows, instead of a model.
+
+    Raises:
+        ValueError: a model, a key or the ledger can't be opened.
+    """
+    if oracle:
+        from tripletune.data_builders.world.oracle import WorldOracle
+
+        folder, _, split = oracle.rstrip("/").rpartition("/")
+        llm = LedgerClient(WorldOracle.open(folder or ".", split), Ledger(str(teacher.ledger)))
+    else:
+        llm = _open(teacher)
+    student = None
+    if integrator:
+        shared = {name: getattr(teacher, name) for name in ("ledger", "batch_size", "dtype")}
+        student = _open(LLMOptions(backend="hf", model=integrator, **shared))
+    return llm, student, teacher.sampling(1)
+
+
+def _open(options: LLMOptions) -> LedgerClient:
+    client = open_client(options)
+    if options.backend in _LOCAL and (weights := weights_fingerprint(resolve(options.model))):
+        # A folder may be trained again under its name; the ledger must not answer with the older model's replies.
+        client.model = f"{client.model}@{weights}"
+    return client
+
+
+def other_prompt(integrator: str, prompts: str | None) -> str | None:
+    """What to say when a student is asked in other words than those it was trained with; None where it is not.
+
+    Args:
+        integrator: The student: a folder, hub id or package.
+        prompts: The folder of prompts that the loop takes, None for ours.
+    """
+    learned = Path(resolve(integrator)) / PROMPT_FILE
+    if not learned.is_file():
+        return None
+    asked = load_prompts(PROMPT_NAMES, prompts).texts[INTEGRATION_PROMPT]
+    if asked.strip() == learned.read_text(encoding="utf-8").strip():
+        return None
+    return (
+        f"{integrator} was trained with the prompt in {learned}, and the loop asks it with "
+        f"{f'that of {prompts}' if prompts else 'ours'}: expect worse decisions. Put it into a folder as "
+        f"{INTEGRATION_PROMPT}.md and add --set prompts=FOLDER"
+    )
+
+
+def model_settings(options: Any) -> dict[str, Any]:
+    """Which Graph-LLMs plan and answer."""
+    settings: dict[str, Any] = {"dtype": options.dtype}
+    for role, spec in (("model", options.model), ("planner", options.planner_model or options.model)):
+        resolved = model_spec(str(spec), options.untrained)
+        settings[role] = {"spec": resolved, "weights": weights_fingerprint(resolved)}
+    return settings
+
+
+def model_spec(spec: str, untrained: bool) -> str:
+    """The folder or spec to load; `untrained` takes the base model of a run folder.
+
+    Raises:
+        FileNotFoundError: there is no such model.
+        ValueError: it is a base model and `untrained` is not set.
+    """
+    resolved = resolve(spec)
+    folder = trained_folder(resolved) if Path(resolved).is_dir() else Path(resolved)
+    config = folder / "config.json"
+    base = read_json(config).get("base_model") if config.is_file() else None
+    if untrained:
+        return str(base) if base else spec
+    if not base:
+        raise ValueError(
+            f"model {spec} is not a folder with a trained Graph-LLM: give a run or export folder, or pass --untrained "
+            "to evaluate a base model as it is"
+        )
+    return str(folder)
+
+
+def load_model(spec: str, options: Any) -> LocalGenerator:
+    """A Graph-LLM for `untrained`, `batch_size` and `dtype` of the options."""
+    if not options.untrained:
+        check_model_folder(spec)
+    from tripletune.models.local.generator import load_generator
+
+    if not sys.stderr.isatty():
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
+    return load_generator(spec, batch_size=options.batch_size, dtype=options.dtype)
+
+
+def triples_settings(source: str, extractor: str | None = None) -> Any:
+    """What results depend on of a file of triples, or of an extraction store, whose bytes change without its content.
+
+    Args:
+        source: The file or store.
+        extractor: The extractor of a store that holds several; see `TripleStore.choose`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the store holds no or several extractors, or an extractor is named for a file.
+    """
+    if not is_store(source):
+        if extractor is not None:
+            raise ValueError(f"--extractor {extractor}: {source} is no extraction store, so it has no extractors")
+        return file_digest(source)
+    store = TripleStore(source, create=False)
+    try:
+        chosen = store.choose(extractor)
+        found = {"store": Path(source).name, "model": chosen.model, "prompt": chosen.prompt}
+        return found | {"passages": chosen.passages}
+    finally:
+        store.close()
+
+
+def open_tools(
+    options: Any,
+    system: System,
+    loop: Any,
+    corpus: Path | None,
+    teacher: LLMOptions | None,
+    llms: LLMs | None,
+) -> Tools:
+    """Open index, triples and models.
+
+    Args:
+        options: The command's options.
+        system: The system.
+        loop: Its options.
+        corpus: The passages; None for a system that retrieves nothing.
+        teacher: Of a system that prompts a language model.
+        llms: Its models, where several runs share them; None opens those of `teacher`.
+    """
+    index = Path(options.index or Path(options.output) / "index")
+    retriever = open_retriever(options.retriever, corpus, index, options.encoder) if corpus else None
+    store = None
+    if system.needs_triples(loop):
+        store = open_triples(str(options.triples), index / "triples.sqlite", options.extractor)
+    if system.model == "llm":
+        reranker = open_reranker(retriever, options.encoder) if system.needs_reranker(loop) else None
+        llm, integrator, sampling = llms or open_llms(teacher, options.integrator, options.oracle)  # type: ignore[arg-type]
+        if options.integrator and (warning := other_prompt(options.integrator, loop.prompts)):
+            logger.warning("%s", warning)
+        return Tools(
+            retriever=retriever, store=store, llm=llm, integrator=integrator, sampling=sampling, reranker=reranker
+        )
+    answerer = load_model(model_spec(str(options.model), options.untrained), options)
+    spec = options.planner_model
+    planner = load_model(model_spec(spec, options.untrained), options) if spec else answerer
+    if not loop.graph:
+        for generator in (answerer, planner):
+            generator.processor = generator.processor.without_graph()
+    return Tools(planner, answerer, retriever, store)

@@ -1,0 +1,45 @@
+"""A Graph-LLM that a test writes, in place of a loaded one; and what the command line prints for an error."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def serve(tmp_path, monkeypatch):
+    """`serve(model)`: `--model tmp_path/model` is that object."""
+
+    def put(model):
+        for module in ("systems", "suites.records"):
+            monkeypatch.setattr(f"tripletune.eval.{module}.load_model", lambda spec, options: model)
+        (tmp_path / "model").mkdir()
+        (tmp_path / "model" / "config.json").write_text('{"model_type": "graph_llm", "base_model": "pypi:none"}')
+        return model
+
+    return put
+
+
+@pytest.fixture
+def error_of(capsys):
+    """`error_of()`: the one line of an error."""
+
+    def read():
+        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1
+        return lines[0]
+
+    return read
+
+
+@pytest.fixture
+def write():
+    """`write(path, rows)`: a JSON-lines file."""
+
+    def put(path, rows):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return path
+
+    return put
