@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from tripletune.data_builders.corpus import CorpusOptions
 from tripletune.data_builders.trajectories import TrajectoryOptions
@@ -70,7 +70,7 @@ class CollectConfig:
     files: list[str] = setting([], "training files, each as TASK:FILE")
     questions: int = setting(1000, "questions to draw from each file; 0 takes all")
     seed: int = setting(0, "seed of the draws, and of the split into training and validation")
-    retriever: RetrieverKind = setting("dense", "bm25, dense or hybrid")
+    retriever: str = setting("dense", "bm25, dense or hybrid")
     encoder: str | None = setting("BAAI/bge-small-en-v1.5", "sentence encoder of dense retrieval and of reranking")
     triples: str | None = setting(None, "triples extracted before, for the loop's option extraction=store")
     options: list[str] = setting([], "options of the loop as NAME=VALUE, such as candidates=50")
@@ -88,6 +88,8 @@ class CollectConfig:
                 problems.append(f"files: {error}; write TASK:FILE")
             if not Path(source.file).is_file():
                 problems.append(f"files: there is no file {source.file or '(nothing stands after the colon)'}")
+        if self.retriever not in get_args(RetrieverKind):
+            problems.append(f"retriever: {self.retriever!r} is not one of {', '.join(get_args(RetrieverKind))}")
         for name, least in (("questions", 0), ("concurrency", 1)):
             if getattr(self, name) < least:
                 problems.append(f"{name}: {getattr(self, name)} must be at least {least}")
@@ -148,7 +150,7 @@ class CollectConfig:
             corpus=f"{folder}/train.corpus.jsonl",
             gold=f"{folder}/train.gold.jsonl",
             index=f"{folder}/index",
-            retriever=self.retriever,
+            retriever=self.retriever,  # type: ignore[arg-type]
             encoder=self.encoder,
             triples=self.triples,
             set=list(self.options),
