@@ -165,7 +165,7 @@ def model_spec(spec: str, untrained: bool) -> str:
     return str(folder)
 
 
-def load_model(spec: str, options: Any) -> LocalGenerator:
+def open_generator(spec: str, options: Any) -> LocalGenerator:
     """A Graph-LLM for `untrained`, `batch_size` and `dtype` of the options."""
     if not options.untrained:
         check_model_folder(spec)
@@ -233,9 +233,9 @@ def open_tools(
         return Tools(
             retriever=retriever, store=store, llm=llm, integrator=integrator, sampling=sampling, reranker=reranker
         )
-    answerer = load_model(model_spec(str(options.model), options.untrained), options)
+    answerer = open_generator(model_spec(str(options.model), options.untrained), options)
     spec = options.planner_model
-    planner = load_model(model_spec(spec, options.untrained), options) if spec else answerer
+    planner = open_generator(model_spec(spec, options.untrained), options) if spec else answerer
     if not loop.graph:
         for generator in (answerer, planner):
             generator.processor = generator.processor.without_graph()

@@ -25,7 +25,7 @@ from tripletune.eval.metrics import find_metrics, score_answer
 from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import RESAMPLES, bootstrap_mean
 from tripletune.eval.suites.questions import TRIPLES_HELP
-from tripletune.eval.systems import load_model, model_spec, triples_settings
+from tripletune.eval.systems import open_generator, model_spec, triples_settings
 from tripletune.models.data.passages import Passage
 from tripletune.models.data.records import Action, Record, Step, read_records, record_files
 from tripletune.models.data.triples import Triple
@@ -103,7 +103,7 @@ class RecordSuite(Suite):
 
     def open(self) -> None:
         """Load the model, and open the triples."""
-        self.generator = load_model(self.model, self.options)
+        self.generator = open_generator(self.model, self.options)
         if self.options.triples:
             database = Path(self.options.output) / "index" / "triples.sqlite"
             self.store = open_triples(self.options.triples, database, self.options.extractor)

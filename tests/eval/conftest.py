@@ -13,7 +13,7 @@ def serve(tmp_path, monkeypatch):
 
     def put(model):
         for module in ("systems", "suites.records"):
-            monkeypatch.setattr(f"tripletune.eval.{module}.load_model", lambda spec, options: model)
+            monkeypatch.setattr(f"tripletune.eval.{module}.open_generator", lambda spec, options: model)
         (tmp_path / "model").mkdir()
         (tmp_path / "model" / "config.json").write_text('{"model_type": "graph_llm", "base_model": "pypi:none"}')
         return model
