@@ -25,7 +25,7 @@ from tripletune.eval.metrics import find_metrics, score_answer
 from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import RESAMPLES, bootstrap_mean
 from tripletune.eval.suites.questions import TRIPLES_HELP
-from tripletune.eval.systems import open_generator, model_spec, triples_settings
+from tripletune.eval.systems import model_spec, open_generator, triples_settings
 from tripletune.models.data.passages import Passage
 from tripletune.models.data.records import Action, Record, Step, read_records, record_files
 from tripletune.models.data.triples import Triple
