@@ -80,7 +80,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     from tripletune.models.label_loss import learn_labels_only
     from tripletune.models.loading import add_lora, best_dtype, load_causal_lm, resolve
     from tripletune.models.local.decoding import end_tokens
-    from tripletune.train.text_batches import TextCollator
+    from tripletune.train.batches import TextCollator
     from tripletune.train.trajectory_rows import TrajectoryEncoder
 
     quiet()

@@ -4,7 +4,7 @@
 
 Both learn the same pairs with the same LoRA through real trainers: TRL's `SFTTrainer` with what `SFTConfig` defaults to
 (batches of 8 in random order, activation checkpointing, no packing, the output layer at every position), and
-`train.text_engine` with the settings of the CPU recipe. They take turns. Tokens are those of the texts, padding not
+`train.engine` with the settings of the CPU recipe. They take turns. Tokens are those of the texts, padding not
 counted. Compare within one run; absolute figures belong to one machine on one day. Runs on the CPU.
 """
 
@@ -145,7 +145,7 @@ def _data(args: argparse.Namespace, scratch: Path) -> tuple[list[dict[str, Any]]
     """The same pairs as chats, for TRL, and as rows, for us."""
     from tripletune.models.data.pairs import NO_FACTS, extraction_chat, load_instruction, read_pairs
     from tripletune.models.loading import load_tokenizer
-    from tripletune.train.extraction_rows import PairEncoder, RowLimits
+    from tripletune.train.tasks.text_to_triples import PairEncoder, RowLimits
 
     tokenizer, instruction = load_tokenizer(args.model), load_instruction()
     encoder = PairEncoder(tokenizer, instruction, RowLimits(10_000, 10_000), model=args.model)
@@ -228,10 +228,9 @@ def _trl(model: Any, tokenizer: Any, args: argparse.Namespace, chats: list[Any],
 
 def _ours(model: Any, tokenizer: Any, args: argparse.Namespace, rows: list[Any], folder: Path, name: str) -> Any:
     from tripletune.models.label_loss import learn_labels_only
-    from tripletune.train.config import load_config
-    from tripletune.train.extraction_config import ExtractionConfig
-    from tripletune.train.text_engine import make_trainer
-    from tripletune.train.text_rows import cached_rows, pack_rows
+    from tripletune.models.options import load_config
+    from tripletune.train.batches import cached_rows, pack_rows
+    from tripletune.train.tasks.text_to_triples import PairConfig, PairTask
 
     packed = name == "packed"
     # A pack of pack_tokens holds about as many samples as a batch; the step is the same size.
@@ -246,14 +245,15 @@ def _ours(model: Any, tokenizer: Any, args: argparse.Namespace, rows: list[Any],
         "train.save_steps": 10**9,
         "train.logging_steps": 1000,
     }
-    config = load_config(ExtractionConfig, args.config, overrides)
+    config = load_config(PairConfig, args.config, overrides)
     learn_labels_only(model)
     if args.attention:
         model.set_attn_implementation(args.attention)
     data = cached_rows([name], folder, lambda counts: iter(rows))
-    return make_trainer(
-        _with_lora(model, args), config, tokenizer, pack_rows(data, args.pack_tokens) if packed else data
-    )
+    task = PairTask(config)
+    task.model, task.processor = _with_lora(model, args), tokenizer
+    task.train = pack_rows(data, args.pack_tokens) if packed else data
+    return task.trainer()
 
 
 def _with_lora(model: Any, args: argparse.Namespace) -> Any:

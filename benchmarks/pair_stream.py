@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -110,20 +111,19 @@ def _write(path: Path, count: int, seed: int) -> None:
 
 
 def _work(args: argparse.Namespace) -> dict[str, Any]:
-    from tripletune.models.data.pairs import load_instruction
+    from tripletune.models.data.pairs import load_instruction, read_pairs
     from tripletune.models.loading import load_tokenizer
-    from tripletune.train.extraction_rows import PairEncoder, RowLimits
-    from tripletune.train.extraction_run import PairSource, tokenize_pairs
+    from tripletune.train.batches import TextCollator, cached_rows
     from tripletune.train.sampling import EpochSampler
-    from tripletune.train.text_batches import TextCollator
+    from tripletune.train.tasks.text_to_triples import PairEncoder, RowLimits
 
     folder = Path(args.worker)
     tokenizer = load_tokenizer(args.model)
     encoder = PairEncoder(tokenizer, load_instruction(), RowLimits(), model=args.model)
-    source = PairSource(str(folder / "pairs.jsonl"), None, args.pairs)
     with PeakMemory() as memory:
         start = time.perf_counter()
-        dataset = tokenize_pairs(source, str(args.pairs), encoder, folder / "cache")
+        pairs = islice(read_pairs(folder / "pairs.jsonl", None), args.pairs)
+        dataset = cached_rows([args.pairs], folder / "cache", lambda counts: encoder.rows(pairs, counts))
         seconds = time.perf_counter() - start
     start = time.perf_counter()
     batches = _batches(EpochSampler(dataset.with_format("numpy")["length"][:], 8, 1), 8)

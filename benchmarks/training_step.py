@@ -26,8 +26,9 @@ from measure import PeakMemory, environment, gigabytes, quiet, write_result
 from tripletune.data_builders.hotpotqa_subq.build import BuildOptions, build
 from tripletune.data_builders.hotpotqa_subq.options import Source
 from tripletune.data_builders.world.build import WorldOptions, write_world
+from tripletune.models.data.records import read_records
 from tripletune.models.graph_llm.branches import PADDING
-from tripletune.train.compiled import as_written, compile_layers
+from tripletune.train.engine import as_written, compile_layers
 
 
 @dataclass
@@ -196,9 +197,11 @@ def _prepare(args: argparse.Namespace, scratch: Path) -> Bench:
     from tripletune.models.graph_llm.loading import add_adapter, build_graph_llm
     from tripletune.models.graph_llm.processor import GraphLLMProcessor
     from tripletune.models.loading import best_dtype
-    from tripletune.train.collate import Collator
-    from tripletune.train.dataset import RecordSource, build_table, tokenize
-    from tripletune.train.sampling import EpochSampler, QuestionSampler
+    from tripletune.train.batches import RecordCollator
+    from tripletune.train.sampling import EpochSampler
+    from tripletune.train.shared_prefixes import QuestionSampler
+    from tripletune.train.task import Examples
+    from tripletune.train.tasks.ras import build_table, tokenize
 
     records = args.steps * args.batch_size
     # A question gives about four records; a third more, so that there are enough.
@@ -213,7 +216,7 @@ def _prepare(args: argparse.Namespace, scratch: Path) -> Bench:
         )
         adapted = add_adapter(base, rank=16, alpha=32, dropout=0.0, targets=("q_proj", "v_proj", "o_proj", "down_proj"))
         models[dtype is torch.bfloat16] = adapted
-    selection = RecordSource(str(scratch / "records"), "train", limit=records)
+    selection = Examples(read_records, ((str(scratch / "records"), 1.0),), "train", records)
     table = build_table([selection], processor, args.encoder, scratch)
     history_first = GraphLLMProcessor.create(processor.tokenizer, prompt_order="history_first")
     layouts = {}
@@ -228,7 +231,7 @@ def _prepare(args: argparse.Namespace, scratch: Path) -> Bench:
             order = list(EpochSampler(lengths, args.batch_size, args.seed, name == "grouped"))
         layouts[name] = Layout(
             rows,
-            Collator(
+            RecordCollator(
                 processor.tokenizer.pad_token_id, table, shared_prefixes=shared, graph_token_id=processor.graph_token_id
             ),
             [order[at : at + args.batch_size] for at in range(0, len(order), args.batch_size)],

@@ -64,6 +64,14 @@ def setting(
     return field(default=default, metadata=metadata)
 
 
+def other_default(section: type, name: str, default: Any) -> Any:
+    """A base class's setting with another default; its help, choices and range stay."""
+    item = next(item for item in dataclasses.fields(section) if item.name == name)
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: type(default)(default), metadata=item.metadata)
+    return field(default=default, metadata=item.metadata)
+
+
 def problems(config: Any, prefix: str = "") -> list[str]:
     """What can't work in a configuration: choices, ranges, then what the `check` method of each section says.
 

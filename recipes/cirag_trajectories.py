@@ -21,8 +21,8 @@ import shlex
 import sys
 from pathlib import Path
 
+from tripletune.models.options import ConfigError, parse_command_line, to_yaml
 from tripletune.train.collect_config import CollectConfig
-from tripletune.train.config import ConfigError, parse_command_line, to_yaml
 
 TRAJECTORIES = "trajectories"
 

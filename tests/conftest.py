@@ -291,7 +291,8 @@ def make_config(
     """A run on tiny models that takes a second: `make_config({"train.epochs": 2}, family="qwen2")`."""
 
     def make(overrides: dict[str, Any] | None = None, family: str = "llama") -> Any:
-        from tripletune.train.config import RunConfig, load_config
+        from tripletune.models.options import load_config
+        from tripletune.train.tasks.ras import GraphConfig
 
         data = write_records(records, "train")
         write_records(records[:4], "validation", data)
@@ -316,7 +317,7 @@ def make_config(
             "train.save_steps": 1000,
             **(overrides or {}),
         }
-        return load_config(RunConfig, None, values)
+        return load_config(GraphConfig, None, values)
 
     return make
 
@@ -387,8 +388,8 @@ def make_extraction_config(
     """A text-to-triples run on tiny models that takes a second: `make_extraction_config({...}, seq2seq=True)`."""
 
     def make(overrides: dict[str, Any] | None = None, seq2seq: bool = False) -> Any:
-        from tripletune.train.config import load_config
-        from tripletune.train.extraction_config import ExtractionConfig
+        from tripletune.models.options import load_config
+        from tripletune.train.tasks.text_to_triples import PairConfig
 
         data = write_pairs(extraction_pairs, "train")
         write_pairs(extraction_pairs[:5], "validation", data)
@@ -411,6 +412,116 @@ def make_extraction_config(
             "train.save_steps": 1000,
             **(overrides or {}),
         }
-        return load_config(ExtractionConfig, None, values)
+        return load_config(PairConfig, None, values)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def make_trajectory() -> Callable[..., Any]:
+    """A CIRAG trajectory of two rounds with short turns: `make_trajectory(number, teacher="oracle")`."""
+    from tripletune.models.data.passages import Passage
+    from tripletune.models.data.trajectories import Trajectory
+    from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
+    from tripletune.rag.triples.sentences import Fact
+
+    def facts(name: str) -> tuple[Any, ...]:
+        passage = Passage("Kelm", "Kelm is a town.")
+        return tuple(Fact(Triple(name, "saw", f"Kelm {number}"), passage, "") for number in range(2))
+
+    def make(number: int, teacher: str = "oracle") -> Any:
+        name, other = f"Ada {number}", facts(f"Bo {number}")
+        first = Decision("One.", facts(name)[:1], f"Who is {name}?")
+        turns = (
+            *messages_of("Go.", f"Whom did {name} see?", other, [Round(facts(name), first)]),
+            {"role": "assistant", "content": write_decision(Decision("All.", other[:1], ""))},
+        )
+        flags = tuple(turn["role"] == "assistant" for turn in turns)
+        return Trajectory(f"q{number}:0", f"q{number}", "cirag.integrate", teacher, turns, flags)  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def write_trajectories(tmp_path: Path) -> Callable[..., Path]:
+    """Writes trajectories as `<split>-00000.jsonl` in a folder and returns the folder."""
+
+    def write(rows: list[Any], split: str = "train", folder: Path | None = None) -> Path:
+        target = folder or tmp_path / "trajectories"
+        target.mkdir(parents=True, exist_ok=True)
+        lines = (json.dumps(row.to_json(), ensure_ascii=False) + "\n" for row in rows)
+        (target / f"{split}-00000.jsonl").write_text("".join(lines), encoding="utf-8")
+        return target
+
+    return write
+
+
+@pytest.fixture
+def make_student_config(
+    tmp_path: Path, tiny_llama: Path, make_trajectory: Any, write_trajectories: Any
+) -> Callable[..., Any]:
+    """A distillation run on a tiny model that takes a second; two of its training questions are validation's."""
+
+    def make(overrides: dict[str, Any] | None = None, kind: Any = None) -> Any:
+        from tripletune.models.options import load_config
+        from tripletune.train.tasks.cirag_distill import StudentConfig
+
+        data = write_trajectories([make_trajectory(number) for number in range(8)])
+        write_trajectories([make_trajectory(number) for number in (0, 1, 8)], "validation")
+        values = {
+            "output_dir": str(tmp_path / "run"),
+            "model.base": str(tiny_llama),
+            "model.dtype": "float32",
+            "model.lora_rank": 4,
+            "model.lora_dropout": 0.1,
+            "data.train": [str(data)],
+            "data.max_tokens": 1024,
+            "data.max_prompt_tokens": 900,
+            "train.batch_size": 2,
+            "train.learning_rate": 0.01,
+            "train.bf16": "false",
+            "train.logging_steps": 1,
+            "train.eval_generate_records": 2,
+            "train.eval_max_new_tokens": 4,
+            **(overrides or {}),
+        }
+        return load_config(kind or StudentConfig, None, values)
+
+    return make
+
+
+@pytest.fixture
+def make_task(
+    make_config: Any, make_extraction_config: Any, make_student_config: Any, tiny_model: Callable[[str], Path]
+) -> Callable[..., Any]:
+    """A thing to train on tiny models: `make_task("text_to_triples", {...}, seq2seq=True)`; nothing is loaded yet."""
+
+    def make(name: str, overrides: dict[str, Any] | None = None, **options: Any) -> Any:
+        from tripletune.models.registry import load_from
+
+        kind = load_from("tripletune.train.tasks", name, "training task").TASK
+        if name == "ras":
+            return kind(make_config(overrides, **options))
+        if name == "text_to_triples":
+            return kind(make_extraction_config(overrides, **options))
+        if name == "cirag_on_policy":
+            own = {"train.teacher": str(tiny_model("smollm2")), "train.max_reply_tokens": 5}
+            return kind(make_student_config({**own, **(overrides or {})}, kind.Config))
+        return kind(make_student_config(overrides, **options))
+
+    return make
+
+
+@pytest.fixture
+def begin_task(make_task: Callable[..., Any]) -> Callable[..., Any]:
+    """As `make_task`, with model and rows."""
+
+    def begin(*args: Any, **options: Any) -> Any:
+        from tripletune.train.run import make_rows
+
+        task = make_task(*args, **options)
+        task.model, task.processor = task.load()
+        make_rows(task)
+        return task
+
+    return begin

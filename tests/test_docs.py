@@ -25,9 +25,9 @@ from tripletune.data_builders.hotpotqa_subq.questions import Question
 from tripletune.eval.task import load_task
 from tripletune.models.data.passages import Passage
 from tripletune.models.data.records import Record
-from tripletune.train.config import RunConfig
+from tripletune.train.tasks.ras import GraphConfig
 
-SECTIONS = [item for item in fields(RunConfig) if is_dataclass(getattr(RunConfig(), item.name))]
+SECTIONS = [item for item in fields(GraphConfig) if is_dataclass(getattr(GraphConfig(), item.name))]
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
 DOCUMENTS = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").glob("*.md"))]
@@ -265,7 +265,7 @@ def test_python_examples_import_what_exists():
 
 
 def test_fields_named_on_the_training_page_exist():
-    known = {f"{part.name}.{item.name}" for part in SECTIONS for item in fields(getattr(RunConfig(), part.name))}
+    known = {f"{part.name}.{item.name}" for part in SECTIONS for item in fields(getattr(GraphConfig(), part.name))}
     named = set(re.findall(r"`(?:--)?((?:model|data|train)\.[a-z_]+)(?=[` :])", text_of(ROOT / "docs/training.md")))
     assert len(named) > 15
     assert named <= known

@@ -17,10 +17,9 @@ from tripletune.data_builders.trajectories import TrajectoryOptions
 from tripletune.eval.suites.questions import QuestionOptions
 from tripletune.eval.task import load_task
 from tripletune.models.llm.options import LLMOptions
-from tripletune.models.options import to_arguments
+from tripletune.models.options import setting, to_arguments
 from tripletune.rag.retrieval.retrievers import RetrieverKind
 from tripletune.rag.systems import load_system, make_options
-from tripletune.train.config import setting
 
 SYSTEM = "cirag"
 

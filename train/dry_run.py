@@ -1,118 +1,132 @@
-"""`--dry-run`: what a run would do, and one decoded batch with its loss mask, so that mistakes show before the bill."""
+"""What a run would do, said before the bill: `--dry-run` with one row and its loss mask, and whether trackers work."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
-from collections import Counter
+import os
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from tripletune.models.graph_llm.processor import GraphLLMProcessor
-from tripletune.models.loading import parse_dtype
-from tripletune.train.collate import IGNORED
-from tripletune.train.config import RunConfig, to_yaml
-from tripletune.train.dataset import RecordSource
-from tripletune.train.run import RunData, make_collator, sources
-from tripletune.train.same_run import process_count
-from tripletune.train.sampling import QuestionSampler
-from tripletune.train.shared_prefixes import share_prefixes
+from tripletune.models.label_loss import IGNORED
+from tripletune.models.options import to_yaml
+from tripletune.train.batches import rows_meta
+from tripletune.train.engine import use_bf16
+from tripletune.train.resume import process_count
+from tripletune.train.task import TrainingTask
 
 
-def report(config: RunConfig, model: Any, processor: GraphLLMProcessor, data: RunData) -> str:
+def dry_run_report(task: TrainingTask) -> str:
     """The dry run's text.
 
     Args:
-        config: The run.
-        model: The adapted model.
-        processor: Its processor.
-        data: Tokenised data.
+        task: The task, its model loaded and its rows made.
     """
-    train, validation = sources(config)
-    first = [data.train[0]]
-    if config.train.shared_prefixes:
-        rows = (data.train[number] for number in range(1, min(len(data.train), config.train.batch_size)))
-        first += [row for row in rows if row["question"] == first[0]["question"]]
-    batch = make_collator(config, processor, data.table)(first)
+    parts = {
+        "resolved configuration": to_yaml(task.config),
+        task.unit: "\n".join([_counts("train", task.train), _counts("validation", task.validation)]),
+        "steps": "\n".join([_steps(task), *task.notes()]),
+        "memory (estimate)": memory_estimate(task),
+        "first row, learned tokens between ⟦ and ⟧": _masked_text(*task.example(), task.processor),
+    }
+    lines = (line for head, text in parts.items() for line in (head, *(f"  {row}" for row in text.split("\n") if row)))
+    return "\n".join(lines)
+
+
+def memory_estimate(task: TrainingTask) -> str:
+    """Weights, gradients and optimiser states exactly; activations roughly, for the longest row."""
+    train, parameters = task.config.train, list(task.model.parameters())
+    frozen = sum(p.numel() * p.element_size() for p in parameters if not p.requires_grad)
+    weights = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
+    trained = sum(p.numel() for p in parameters if p.requires_grad)
+    # A gradient and two moments of AdamW, each of the weight's type.
+    states = 3 * weights
+    packs = "seq_lengths" in task.train.column_names
+    longest = train.pack_tokens if packs else int(task.train.with_format("numpy")["length"][:].max())
+    text = task.model.config.get_text_config()
+    # About 34 bytes of half precision per number of the hidden width are kept per token and layer (Korthikanti et al.,
+    # 2022, eq. 2, without the attention matrix, which fused attention does not store), or two with checkpointing.
+    kept = 1 if train.gradient_checkpointing else 17
+    width = 2 if use_bf16(train.bf16) or parameters[0].element_size() == 2 else 4
+    activations = train.batch_size * longest * text.hidden_size * text.num_hidden_layers * kept * width
     return "\n".join(
         [
-            "resolved configuration",
-            _indent(to_yaml(config)),
-            "records",
-            _indent(_counts("train", train)),
-            _indent(_counts("validation", validation) if validation else "validation: none"),
-            "steps",
-            _indent(_steps(config, len(data.train))),
-            *([_indent(_shared_tokens(config, processor, data))] if config.train.shared_prefixes else []),
-            "memory (estimate)",
-            _indent(memory_estimate(config, model, data)),
-            "first batch, learned tokens between ⟦ and ⟧",
-            _indent(_masked_text(batch["input_ids"][0].tolist(), batch["labels"][0].tolist(), processor)),
+            f"frozen weights        {_gb(frozen)}",
+            f"trained weights       {_gb(weights)} ({trained:,} parameters)",
+            f"gradients + AdamW     {_gb(states)}",
+            f"activations           {_gb(activations)} for {train.batch_size} x {longest} tokens, roughly",
+            f"total                 {_gb(frozen + weights + states + activations)} per device",
         ]
     )
 
 
-def memory_estimate(config: RunConfig, model: Any, data: RunData) -> str:
-    """Weights, gradients and optimiser states exactly; activations roughly, for the longest record."""
-    frozen = sum(p.numel() * p.element_size() for p in model.parameters() if not p.requires_grad)
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    text = model.get_base_model().config.text_config
-    longest = max(data.train.with_format("numpy")["length"][:])
-    tokens = int(longest) * config.train.batch_size
-    # About 34 numbers of the hidden width are kept per token and layer (Korthikanti et al., 2022, eq. 2, without
-    # the attention matrix, which fused attention does not store), or one with checkpointing.
-    kept = 1 if config.train.gradient_checkpointing else 17
-    width = 2 if parse_dtype(config.model.dtype).itemsize == 2 else 4
-    activations = tokens * text.hidden_size * text.num_hidden_layers * kept * width
-    lines = [
-        f"frozen weights        {_gb(frozen)}",
-        f"trained weights       {_gb(trained * 4)} ({trained:,} parameters)",
-        f"gradients + AdamW     {_gb(trained * 12)}",
-        f"activations           {_gb(activations)} for {config.train.batch_size} x {longest} tokens, roughly",
-        f"total                 {_gb(frozen + trained * 16 + activations)} a device",
-    ]
-    return "\n".join(lines)
-
-
-def _counts(name: str, source: RecordSource) -> str:
-    kinds = Counter(f"{record.task} {record.action.value}" for record in source)
-    listed = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
-    return f"{name}: {sum(kinds.values())} ({listed})"
-
-
-def _steps(config: RunConfig, records: int) -> str:
-    devices = process_count()
-    per_step = config.train.batch_size * config.train.gradient_accumulation
-    steps = config.train.max_steps or math.ceil(math.ceil(records / (per_step * devices)) * config.train.epochs)
-    warmup = math.ceil(config.train.warmup_ratio * steps)
-    where = "a device" if devices == 1 else f"on each of {devices} devices"
-    return f"{steps} optimiser steps of {per_step} records {where}, {warmup} of them warm-up"
-
-
-def _shared_tokens(config: RunConfig, processor: GraphLLMProcessor, data: RunData) -> str:
-    """What shared prefixes save in the first batches, of a thousand at most."""
-    size, columns = config.train.batch_size, data.train.with_format("numpy")
-    order = list(QuestionSampler(columns["length"][:], columns["question"][:], size, config.seed))[: 1000 * size]
-    shared = apart = 0
-    for at in range(0, len(order), size):
-        rows = [data.train[number] for number in order[at : at + size]]
-        apart += sum(row["length"] for row in rows)
-        shared += sum(len(sequence.tokens) for sequence in share_prefixes(rows, processor.graph_token_id))
-    share = f"{shared:,} tokens in the place of {apart:,} ({shared / apart:.0%})"
-    return f"shared prefixes: {share} in the first {len(order)} records"
-
-
-def _masked_text(ids: list[int], labels: list[int], processor: GraphLLMProcessor) -> str:
-    # Whole stretches are decoded, because a character may be several tokens.
+def _masked_text(ids: Sequence[int], labels: Sequence[int], processor: Any) -> str:
+    tokenizer = getattr(processor, "tokenizer", processor)
+    if len(ids) != len(labels):  # source and target of an encoder-decoder
+        return f"{tokenizer.decode(ids)}\n⟦{tokenizer.decode([token for token in labels if token != IGNORED])}⟧"
     pieces = []
+    # Whole stretches are decoded, because a character may be several tokens.
     for learned, stretch in groupby(zip(ids, labels), key=lambda pair: pair[1] != IGNORED):
-        text = str(processor.tokenizer.decode([token for token, _ in stretch]))
+        text = str(tokenizer.decode([token for token, _ in stretch]))
         pieces.append(f"⟦{text}⟧" if learned else text)
     return "".join(pieces)
+
+
+def _counts(name: str, rows: Any) -> str:
+    if rows is None:
+        return f"{name}: none"
+    counts = rows_meta(rows).items()
+    listed = ", ".join(f"{what.replace('_', ' ') if what.islower() else what} {count:,}" for what, count in counts)
+    packs = f", in {len(rows):,} packs" if "seq_lengths" in rows.column_names else ""
+    return f"{name}: {listed}{packs}"
+
+
+def _steps(task: TrainingTask) -> str:
+    train, devices = task.config.train, process_count()
+    per_device = train.batch_size * train.gradient_accumulation
+    steps = train.max_steps or math.ceil(task.steps_per_epoch(per_device * devices) * train.epochs)
+    warmup = math.ceil(train.warmup_ratio * steps)
+    what = "packs" if "seq_lengths" in task.train.column_names else task.unit
+    where = "per device" if devices == 1 else f"on each of {devices} devices"
+    return f"{steps} optimiser steps of {per_device} {what} {where}, {warmup} of them warm-up"
 
 
 def _gb(count: float) -> str:
     return f"{count / 1e9:8.3f} GB"
 
 
-def _indent(text: str) -> str:
-    return "\n".join("  " + line for line in text.rstrip().splitlines())
+def check_tracking(report_to: Sequence[str]) -> None:
+    """Make sure that a run can report to its trackers, before a model is loaded.
+
+    Args:
+        report_to: Trackers by name: "wandb", "tensorboard", "none".
+
+    Raises:
+        ValueError: a package is missing, or W&B has no login.
+    """
+    if "tensorboard" in report_to and not (_installed("tensorboard") or _installed("tensorboardX")):
+        raise ValueError(
+            "report_to tensorboard: the package is not installed; pip install tensorboard, or leave it out"
+        )
+    if "wandb" not in report_to:
+        return
+    if not _installed("wandb"):
+        raise ValueError("report_to wandb: the package is not installed; pip install wandb, or leave it out")
+    if os.environ.get("WANDB_MODE", "online") in ("offline", "disabled", "dryrun"):
+        return
+    import wandb
+
+    try:
+        # Looks for a key; asks for one where there is a terminal.
+        wandb.login()
+    except wandb.errors.UsageError as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ValueError(
+            f"report_to wandb: {reason}. To keep the run's records here instead set WANDB_MODE=offline; without W&B: "
+            "--report_to none"
+        ) from None
+
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None

@@ -1,140 +1,470 @@
-"""The training engine of the Graph-LLM: transformers' Trainer with what this model needs and nothing else.
+"""The training engine: transformers' `Trainer` with exact resume, one loss everywhere, and logs of its own.
 
-`train.run_trainer` holds what every run needs. What is added here: graphs in the batches and evaluation
-by generation. The loss is summed over label tokens and divided by their number in the
-whole optimiser step, across devices and micro-batches.
+The loss is summed over label tokens and divided by their number in the whole optimiser step, across devices and
+micro-batches; `eval_loss` is the same mean over a whole evaluation. Data order depends on seed and epoch alone. A task
+says the rest (`train.task.TrainingTask`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import logging
+import math
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import Trainer, TrainingArguments
+from accelerate.utils.other import is_repeated_blocks
+from peft.helpers import disable_input_dtype_casting
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer import TRAINING_ARGS_NAME
+from transformers.trainer_callback import PrinterCallback
 
-from tripletune.models.data.records import Record
-from tripletune.models.graph_llm.embeddings import EmbeddingTable
-from tripletune.models.graph_llm.processor import GraphLLMProcessor
-from tripletune.train.collate import IGNORED
-from tripletune.train.compiled import as_written
-from tripletune.train.config import RunConfig
-from tripletune.train.evaluation import generate_and_score
-from tripletune.train.run import make_collator
-from tripletune.train.run_trainer import (
-    LOSS_FILE,
-    LossLog,
-    PlainProgress,
-    RunMixin,
-    newest_checkpoint,
-    shared_arguments,
-    use_bf16,
-)
-from tripletune.train.sampling import EpochSampler, QuestionSampler
+from tripletune.models.files import new_file
+from tripletune.models.label_loss import IGNORED
+from tripletune.models.loading import best_dtype
+from tripletune.train.resume import forget_checkpoints, only_run_in, save_run_settings, set_result_aside
 
-__all__ = [
-    "LOSS_FILE",
-    "GraphLLMTrainer",
-    "LossLog",
-    "PlainProgress",
-    "newest_checkpoint",
-    "training_arguments",
-    "use_bf16",
-]
+if TYPE_CHECKING:
+    from transformers import Trainer as Mixed
+
+    from tripletune.train.task import TrainingTask
+else:
+    Mixed = object
+
+logger = logging.getLogger(__name__)
+LOSS_FILE, EVALUATIONS = "losses.jsonl", "evaluations.jsonl"
 
 
-def training_arguments(config: RunConfig) -> TrainingArguments:
-    """Translate a run configuration into transformers' arguments."""
-    return TrainingArguments(**shared_arguments(config))
-
-
-class GraphLLMTrainer(RunMixin, Trainer):
-    """Trains a (PEFT-wrapped) `GraphLLM` on tokenised records.
+def shared_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
+    """Keyword arguments of `TrainingArguments` and its kin that every run sets.
 
     Args:
-        model: The model.
-        config: The run.
-        processor: Saved into every checkpoint, so that a checkpoint loads by itself.
-        table: Embedding table; None without graph.
-        train_dataset: Rows of `train.dataset.tokenize`.
-        eval_dataset: Likewise, or None.
-        eval_records: The records behind `eval_dataset`, for evaluation by generation.
+        config: A `train.config.RunConfig`.
+        evaluates: Whether there is anything to evaluate on; transformers refuses evaluations without.
     """
+    train = config.train
+    use_cpu = not torch.cuda.is_available()
+    return {
+        "output_dir": config.output_dir,
+        "run_name": config.run_name or Path(config.output_dir).name,
+        "seed": config.seed,
+        "data_seed": config.seed,
+        "num_train_epochs": train.epochs,
+        "max_steps": train.max_steps or -1,
+        "per_device_train_batch_size": train.batch_size,
+        "per_device_eval_batch_size": train.eval_batch_size,
+        "gradient_accumulation_steps": train.gradient_accumulation,
+        "learning_rate": train.learning_rate,
+        # A share below 1 counts optimiser steps, not micro-batches.
+        "warmup_steps": train.warmup_ratio if train.warmup_ratio < 1 else 0.999,
+        "lr_scheduler_type": train.scheduler,
+        "adam_beta1": train.adam_beta1,
+        "adam_beta2": train.adam_beta2,
+        "weight_decay": train.weight_decay,
+        "max_grad_norm": train.max_grad_norm,
+        "bf16": use_bf16(train.bf16),
+        "activation_checkpointing": train.gradient_checkpointing,
+        "logging_steps": train.logging_steps,
+        "logging_first_step": True,
+        "eval_strategy": "steps" if train.eval_steps and evaluates else "no",
+        "eval_steps": train.eval_steps,
+        "prediction_loss_only": True,
+        "save_steps": train.save_steps,
+        "save_total_limit": train.save_total_limit,
+        "dataloader_num_workers": train.workers,
+        "dataloader_pin_memory": not use_cpu,
+        "use_cpu": use_cpu,
+        "report_to": config.report_to,
+        "remove_unused_columns": False,
+        "label_names": ["labels"],
+        "deepspeed": train.deepspeed,
+        "disable_tqdm": None if os.isatty(2) else True,
+        "log_level": "warning",
+    }
 
-    def __init__(
-        self,
-        model: Any,
-        config: RunConfig,
-        processor: GraphLLMProcessor,
-        table: EmbeddingTable | None,
-        train_dataset: Any,
-        eval_dataset: Any = None,
-        eval_records: Sequence[Record] = (),
-    ) -> None:
-        super().__init__(
-            model=model,
-            args=training_arguments(config),
-            data_collator=make_collator(config, processor, table),
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
+
+def use_bf16(choice: str) -> bool:
+    """Whether to run in bfloat16 autocast: "auto" asks the hardware."""
+    return best_dtype() is torch.bfloat16 if choice == "auto" else choice == "true"
+
+
+class EngineMixin(Mixed):
+    """What every trainer has of this engine: put in front of a trainer class, `begin_run` at the end of `__init__`."""
+
+    task: TrainingTask
+    losses: StepLog
+    evaluations: StepLog
+    # Optimiser steps done, and the metrics.
+    last_evaluation: tuple[int, dict[str, float]] | None = None
+    _sampler: Any
+    # Of the evaluation under way: sums of losses and of label tokens, and batches of this process still to count.
+    _sums: torch.Tensor
+    _to_count: int
+
+    def begin_run(self, task: TrainingTask) -> None:
+        """Set logs and progress lines up, and compile where that is asked for."""
+        config = task.config
+        self.task, self.config = task, config
+        self.losses = LossLog(Path(config.output_dir) / LOSS_FILE, config.train.logging_steps)
+        self.evaluations = StepLog(Path(config.output_dir) / EVALUATIONS)
+        self.scorer = task.scorer() if self.eval_dataset is not None else None
+        self.add_callback(self.losses)
+        self.add_callback(self.evaluations)
+        if self.args.disable_tqdm:
+            # Where there is no terminal, one readable line instead of transformers' printed dictionary.
+            self.remove_callback(PrinterCallback)
+            self.add_callback(PlainProgress())
+        if config.train.torch_compile:
+            base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+            # Of a Graph-LLM the language model alone: graphs have another size in every batch.
+            compile_layers(getattr(base, "language_model", base))
+
+    # Training
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        dataset = train_dataset if train_dataset is not None else self.train_dataset
+        size = self.args.train_batch_size
+        self._sampler = self.task.sampler(
+            dataset, size, size * self.args.gradient_accumulation_steps * self.args.world_size
         )
-        self.processor = processor
-        self.table = table
-        self.eval_records = eval_records
-        self._eval_sums = torch.zeros(2, dtype=torch.double)
-        self.begin_run(config)
+        return self._sampler
 
-    def make_sampler(self, dataset: Any, batch_size: int) -> EpochSampler:
-        """As for every run, or with the records of a question together where their prefixes are shared."""
-        if not self.config.train.shared_prefixes:
-            return super().make_sampler(dataset, batch_size)
-        # Together in a micro-batch: what is in another one can't be shared.
-        columns = dataset.with_format("numpy")
-        return QuestionSampler(
-            columns["length"][:], columns["question"][:], self.args.train_batch_size, self.config.seed
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        if self.state.global_step >= self.state.max_steps:
+            return  # a finished run that is started again, which would do one step more
+        # Said here, because the epoch does not reach a sampler that is sharded and then skipped into by a resume.
+        self._sampler.set_epoch(kwargs["epoch"])
+        super()._run_epoch(*args, **kwargs)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train, alone in the run folder."""
+        with self._alone():
+            return super().train(*args, **kwargs)
+
+    def train_as_run(self, checkpoint: Path | None, train_digest: str) -> float:
+        """Train, alone in the run folder, which then says what is trained in it.
+
+        Args:
+            checkpoint: Where to go on; None begins, and sets the result of an earlier run aside.
+            train_digest: Fingerprint of the training data.
+
+        Returns:
+            The seconds of training in this process.
+
+        Raises:
+            ValueError: another process trains in the folder; nothing in it has been touched.
+        """
+        with self._alone():
+            if self.is_world_process_zero():
+                if not self.config.resume:
+                    forget_checkpoints(self.config.output_dir)
+                if checkpoint is None:
+                    set_result_aside(self.config.output_dir)
+                save_run_settings(self.config, train_digest)
+            start = time.perf_counter()
+            super().train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            return time.perf_counter() - start
+
+    def _alone(self) -> AbstractContextManager[None]:
+        return only_run_in(self.args.output_dir) if self.is_world_process_zero() else nullcontext()
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """One micro-batch; its share of the step's loss goes to the loss log."""
+        with self._as_cast(model):
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        self.losses.add_loss(loss, self.tokens_of(inputs))
+        return loss
+
+    def tokens_of(self, inputs: Any) -> int:
+        """Tokens of a training batch, padding included."""
+        return int(inputs["input_ids"].numel())
+
+    def _as_cast(self, model: Any) -> AbstractContextManager[None]:
+        # Adapter layers would copy their input to float32 and autocast would copy it back.
+        return disable_input_dtype_casting(model) if self.args.bf16 else nullcontext()
+
+    # Evaluation
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Batches in the order of the rows, one process after the other; no row counts twice.
+
+        A process that has a batch less than others repeats one of the first: all call the model equally often.
+        """
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        size, rank, world = self.args.eval_batch_size, self.args.process_index, self.args.world_size
+        batches = [range(at, min(at + size, len(dataset))) for at in range(0, len(dataset), size)]
+        rounds = -(-len(batches) // world)
+        self._to_count = len(range(rank, len(batches), world))
+        return DataLoader(
+            dataset,
+            batch_sampler=[batches[number % len(batches)] for number in range(rank, rounds * world, world)],
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
         )
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Loss on the validation records and, unless switched off, scores of generated replies."""
-        with as_written(self.config.train.torch_compile):
-            metrics = super().evaluate(*args, **kwargs)
-            if self.config.train.eval_generate and self.eval_records:
-                scores = generate_and_score(
-                    self.accelerator.unwrap_model(self.model),
-                    self.processor,
-                    self.table,
-                    self.eval_records,
-                    self.config.train.eval_batch_size,
-                    self.config.train.eval_max_new_tokens,
-                    self.args.process_index,
-                    self.args.world_size,
-                )
-                scores = {f"eval_{name}": value for name, value in scores.items()}
-                self.log(scores)
-                metrics |= scores
-        return metrics
-
-    def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def prediction_step(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[torch.Tensor, None, None]:
         """One batch of an evaluation, whose loss counts as often as it has label tokens."""
-        found = super().prediction_step(model, inputs, *args, **kwargs)
-        tokens = (inputs["labels"] != IGNORED).sum().double()
-        self._eval_sums += torch.stack([found[0].double() * tokens, tokens]).cpu()
-        return found
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self._as_cast(model), self.compute_loss_context_manager():
+            loss = self.compute_loss(model, inputs).detach()
+        if self._to_count > 0:
+            tokens = self.label_tokens(inputs).double()
+            self._sums += torch.stack([loss.double() * tokens, tokens]).cpu()
+        self._to_count -= 1
+        return loss, None, None
+
+    def label_tokens(self, inputs: Any) -> torch.Tensor:
+        """Tokens of a batch that are learned."""
+        return (inputs["labels"] != IGNORED).sum()
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
-        """transformers' loop; its loss is the mean over label tokens, as in training, and not over batches."""
-        self._eval_sums = torch.zeros(2, dtype=torch.double)
+        """transformers' loop; its loss is the mean over label tokens of all processes, and not over batches."""
+        self._sums = torch.zeros(2, dtype=torch.double)
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        sums = self._eval_sums.to(self.args.device)
+        sums = self._sums.to(self.args.device)
         if self.args.world_size > 1:
             torch.distributed.all_reduce(sums)
         output.metrics[f"{metric_key_prefix}_loss"] = (sums[0] / sums[1]).item()
         return output
 
-    def save_beside(self, folder: Path) -> None:
-        """The base's configuration and the processor, so that a checkpoint loads by itself."""
-        model = self.accelerator.unwrap_model(self.model)
-        base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        base.config.save_pretrained(folder)
-        self.processor.save_pretrained(folder)
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Loss on the validation rows and the scorer's scores; both go to `evaluations.jsonl`."""
+        with as_written(self.config.train.torch_compile):
+            metrics: dict[str, float] = super().evaluate(*args, **kwargs)
+            model = self.accelerator.unwrap_model(self.model)
+            scores = self.scorer(model, self.args.process_index, self.args.world_size) if self.scorer else {}
+        if scores:
+            named = {f"eval_{name}": value for name, value in scores.items()}
+            self.log(dict(named))
+            metrics |= named
+        if self.is_world_process_zero():
+            row = {"step": self.state.global_step, "epoch": self.state.epoch or 0.0, "loss": metrics["eval_loss"]}
+            self.evaluations.keep_until(self.state.global_step - 1)
+            self.evaluations.append([row | scores])
+        self.last_evaluation = self.state.global_step, metrics
+        return metrics
+
+    def evaluate_at_the_end(self) -> dict[str, float]:
+        """Metrics of the trained model; those of the last step's evaluation where there was one."""
+        if self.eval_dataset is None:
+            return {}
+        step, metrics = self.last_evaluation or (None, {})
+        return metrics if step == self.state.global_step else self.evaluate()
+
+    # Saving
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        super()._save(output_dir, state_dict)
+        folder = Path(output_dir or self.args.output_dir)
+        if self.args.should_save:
+            # A pickle that nothing here reads; the run's own YAML holds the settings.
+            (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+            # PEFT's empty model card; `tripletune checkpoints export` writes a full one.
+            (folder / "README.md").unlink(missing_ok=True)
+            self.task.save(folder)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: `tripletune checkpoints export` writes the card."""
+
+
+class Engine(EngineMixin, Trainer):
+    """Trains the model of a task on its rows.
+
+    Args:
+        task: The task, its model loaded and its rows made.
+    """
+
+    def __init__(self, task: TrainingTask) -> None:
+        super().__init__(
+            model=task.model,
+            args=TrainingArguments(**shared_arguments(task.config, task.validation is not None)),
+            data_collator=task.collator(),
+            train_dataset=task.train,
+            eval_dataset=task.validation,
+            processing_class=task.processor if isinstance(task.processor, PreTrainedTokenizerBase) else None,
+            compute_loss_func=task.loss(),
+        )
+        self.begin_run(task)
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, without a cache, for which a packed row would be one sequence."""
+        return super().compute_loss(model, {**inputs, "use_cache": False}, *args, **kwargs)
+
+
+class StepLog(TrainerCallback):
+    """A file with one JSON line per step, in order, each step once, also after a resume."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Add lines."""
+        with self.path.open("a", encoding="utf-8") as out:
+            out.writelines(json.dumps(row) + "\n" for row in rows)
+
+    def keep_until(self, step: int) -> None:
+        """Forget the lines of later steps, and a line that a kill has cut off."""
+        if not self.path.exists():
+            return
+        kept = [line for line in self.path.read_text(encoding="utf-8").splitlines() if _step(line) <= step]
+        with new_file(self.path) as scratch:
+            scratch.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Forget lines of steps that will be done again."""
+        if state.is_world_process_zero:
+            self.keep_until(state.global_step)
+
+
+def _step(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+class LossLog(StepLog):
+    """`losses.jsonl`: loss, tokens and seconds of every optimiser step, exact and without gaps after a resume."""
+
+    def __init__(self, path: Path, flush_every: int) -> None:
+        super().__init__(path)
+        self.flush_every = flush_every
+        self._parts: list[torch.Tensor] = []
+        self._tokens = 0
+        self._rows: list[tuple[int, torch.Tensor, int, float]] = []
+        self._time = time.perf_counter()
+
+    def add_loss(self, loss: torch.Tensor, tokens: int) -> None:
+        """Record one micro-batch."""
+        self._parts.append(loss.detach())
+        self._tokens += tokens
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Forget lines of steps that will be done again."""
+        super().on_train_begin(args, state, control)
+        self._time = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Close the line of a step."""
+        now = time.perf_counter()
+        loss, tokens = torch.stack(self._parts).sum(), self._tokens
+        if args.world_size > 1:
+            # Each process has seen its own rows; its loss is already multiplied by the number of processes.
+            both = torch.stack([loss.double() / args.world_size, loss.new_tensor(tokens, dtype=torch.double)])
+            torch.distributed.all_reduce(both)
+            loss, tokens = both[0], int(both[1])
+        self._rows.append((state.global_step, loss, tokens, now - self._time))
+        self._time, self._parts, self._tokens = now, [], 0
+        # Before a checkpoint and not after it: a kill between the two would leave a gap that no resume fills.
+        if control.should_save or len(self._rows) >= self.flush_every:
+            self._flush(state)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write what is left."""
+        self._flush(state)
+
+    def _flush(self, state: Any) -> None:
+        if state.is_world_process_zero and self._rows:
+            self.append(
+                [
+                    {"step": step, "loss": loss.item(), "tokens": tokens, "seconds": round(seconds, 3)}
+                    for step, loss, tokens, seconds in self._rows
+                ]
+            )
+        self._rows = []
+
+
+class PlainProgress(TrainerCallback):
+    """One line per log event where there is no terminal for a progress bar."""
+
+    def __init__(self) -> None:
+        self._start: tuple[float, int] | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the clock at the step training begins or resumes at."""
+        self._start = (time.perf_counter(), state.global_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        """Write the line."""
+        if not state.is_world_process_zero or logs is None or "loss" not in logs or self._start is None:
+            return
+        began, first = self._start
+        done = max(state.global_step - first, 1)
+        left = (time.perf_counter() - began) / done * (state.max_steps - state.global_step)
+        logger.info(
+            "step %d/%d  loss %.3f  learning rate %.2e  about %d min %02d s left",
+            state.global_step,
+            state.max_steps,
+            logs["loss"],
+            logs.get("learning_rate", math.nan),
+            left // 60,
+            left % 60,
+        )
+
+
+# torch.compile
+
+
+def compile_layers(model: nn.Module, backend: str = "inductor") -> int:
+    """Compile the layers of a language model in place, one by one; names and saved weights do not change.
+
+    All layers of a stack have the same code, so one is compiled and the others use it: seconds instead of minutes.
+    accelerate's `compile_regions` compiles embeddings and the output layer too, whose shapes change with every batch.
+
+    Args:
+        model: Any model of transformers, with or without PEFT adapter; of a Graph-LLM its language model.
+        backend: As in `torch.compile`.
+
+    Returns:
+        How many layers were found.
+
+    Raises:
+        ValueError: the model has no stack of equal layers, or kernels for a CPU can't be compiled here.
+    """
+    compilers = os.environ.get("CXX", "g++"), "clang++"
+    if backend == "inductor" and not torch.cuda.is_available() and not any(map(shutil.which, compilers)):
+        raise ValueError(
+            "train.torch_compile: there is no C++ compiler (g++, clang++ or $CXX); install one, or leave the option out"
+        )
+    layers = list(_layers(model))
+    if not layers:
+        raise ValueError(f"train.torch_compile: {type(model).__name__} has no stack of equal layers to compile")
+    for layer in layers:
+        # Lengths change with every batch: sizes are left open from the start, not after a second compilation.
+        layer.compile(backend=backend, dynamic=True)
+    return len(layers)
+
+
+def _layers(module: nn.Module) -> Iterator[nn.Module]:
+    """The layers of the outermost stacks; what is inside a layer is part of it."""
+    if is_repeated_blocks(module):
+        yield from module.children()
+        return
+    for child in module.children():
+        yield from _layers(child)
+
+
+@contextmanager
+def as_written(enabled: bool = True) -> Iterator[None]:
+    """Run compiled layers uncompiled: for generation, whose every step has another shape.
+
+    Args:
+        enabled: Whether to; so that a caller need not ask.
+    """
+    if not enabled:
+        yield
+        return
+    stance: Any = torch.compiler.set_stance("force_eager")
+    with stance:
+        yield

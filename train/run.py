@@ -1,189 +1,148 @@
-"""The stages of a training run, in the order a recipe calls them: data, model, trainer, save."""
+"""A training run from its command line to its result: check, load, tokenise, train, save. Alike for every task."""
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-from dataclasses import dataclass
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.data.records import Record
-from tripletune.models.graph_llm.branches import check_branches
-from tripletune.models.graph_llm.embeddings import EmbeddingTable
-from tripletune.models.graph_llm.loading import add_adapter, build_graph_llm
-from tripletune.models.graph_llm.processor import GraphLLMProcessor
-from tripletune.models.loading import parse_dtype
-from tripletune.models.prompts.rendering import Instructions
-from tripletune.models.run_folders import seconds_until
-from tripletune.train.collate import Collator
-from tripletune.train.config import RunConfig
-from tripletune.train.dataset import RecordSource, build_table, tokenize
-from tripletune.train.run_folder import RESULT
-from tripletune.train.run_trainer import LOSS_FILE
-from tripletune.train.same_run import write_text
+from tripletune.models.files import write_json
+from tripletune.models.options import parse_command_line
+from tripletune.models.program import run_program
+from tripletune.models.registry import load_from, names_in
+from tripletune.models.run_folders import FINAL, seconds_until
+from tripletune.train.task import TrainingTask
 
 logger = logging.getLogger(__name__)
-__all__ = [
-    "RESULT",
-    "RunData",
-    "check_inputs",
-    "load_data",
-    "load_model",
-    "make_collator",
-    "save_result",
-    "sources",
-]
+TASKS = "tripletune.train.tasks"
 
 
-@dataclass
-class RunData:
-    """Everything a trainer reads."""
-
-    table: EmbeddingTable | None
-    train: Any
-    validation: Any
-    validation_records: list[Record]
-
-
-def sources(config: RunConfig) -> tuple[RecordSource, RecordSource | None]:
-    """Training and validation records of a run; validation is optional where no such shards exist."""
-    data = config.data
-    tasks = tuple(data.tasks)
-    train_split = data.train_split if Path(data.train).is_dir() else None
-    train = RecordSource(data.train, train_split, tasks, data.max_train_records)
-    place = data.validation or (data.train if Path(data.train).is_dir() else None)
-    if place is None:
-        return train, None
-    split = data.validation_split if Path(place).is_dir() else None
-    validation = RecordSource(place, split, tasks, data.max_validation_records)
-    if data.validation is None:
-        try:
-            next(iter(validation), None)
-        except FileNotFoundError:
-            return train, None
-    return train, validation
-
-
-def check_inputs(config: RunConfig) -> None:
-    """Fail now, not after the model is loaded: records that can't be read, a run folder that can't be written.
-
-    Raises:
-        FileNotFoundError: record files are missing.
-        OSError: the run folder can't be made or written.
-        ValueError: a source holds no record, or its first one can't be read.
-    """
-    for source in sources(config):
-        if source is not None and next(iter(source), None) is None:
-            raise ValueError(
-                f"{source.path} (split {source.split!r}, tasks {', '.join(source.tasks)}) holds no records"
-            )
-    folder = Path(config.output_dir)
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"output_dir {folder} is a file: name a folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK):
-        raise PermissionError(f"output_dir {folder} can't be written: name another folder")
-
-
-def load_model(config: RunConfig) -> tuple[Any, GraphLLMProcessor]:
-    """The base model with fresh graph modules and adapter, and its processor."""
-    from transformers import set_seed
-
-    set_seed(config.seed)
-    model, data = config.model, config.data
-    instructions = Instructions.load(data.planning_prompt, data.answering_prompt)
-    base, processor = build_graph_llm(
-        model.base,
-        encoder=model.encoder,
-        dtype=parse_dtype(model.dtype),
-        revision=model.revision,
-        attention=None if model.attention == "auto" else model.attention,
-        processor_settings={
-            "planning_instruction": instructions.planning,
-            "answering_instruction": instructions.answering,
-            "prompt_format": data.prompt_format,
-            "prompt_order": data.prompt_order,
-            "evidence": data.evidence,
-            "max_input_tokens": data.max_input_tokens,
-            "max_label_tokens": data.max_label_tokens,
-        },
-        use_graph=model.use_graph,
-        graph_architecture=model.graph_architecture,
-        graph_hidden_width=model.graph_hidden_width,
-        graph_layers=model.graph_layers,
-        graph_heads=model.graph_heads,
-        graph_dropout=model.graph_dropout,
-        graph_pooling=model.graph_pooling,
-        projector_width=model.projector_width,
-    )
-    if config.train.shared_prefixes:
-        check_branches(base.language_model, data.max_input_tokens + data.max_label_tokens)
-    adapted = add_adapter(
-        base,
-        lora=model.lora,
-        rank=model.lora_rank,
-        alpha=model.lora_alpha,
-        dropout=model.lora_dropout,
-        targets=tuple(model.lora_targets),
-    )
-    return adapted, processor
-
-
-def load_data(config: RunConfig, processor: GraphLLMProcessor) -> RunData:
-    """Tokenise the records and embed their strings, or open what an earlier run left in the cache."""
-    train, validation = sources(config)
-    cache = Path(config.output_dir) / "cache"
-    cache.mkdir(parents=True, exist_ok=True)
-    both = [train] if validation is None else [train, validation]
-    table = build_table(both, processor, config.model.encoder, cache) if config.model.use_graph else None
-    return RunData(
-        table,
-        tokenize(train, processor, table, cache, config.data.learn_copies),
-        tokenize(validation, processor, table, cache, config.data.learn_copies) if validation else None,
-        list(validation) if validation and config.train.eval_generate else [],
-    )
-
-
-def make_collator(config: RunConfig, processor: GraphLLMProcessor, table: EmbeddingTable | None) -> Collator:
-    """What makes the batches of a run."""
-    return Collator(
-        processor.tokenizer.pad_token_id,
-        table,
-        action_weight=config.train.action_weight,
-        answer_weight=config.train.answer_weight,
-        shared_prefixes=config.train.shared_prefixes,
-        graph_token_id=processor.graph_token_id,
-    )
-
-
-def save_result(trainer: Any, config: RunConfig, data: RunData, metrics: dict[str, float], seconds: float) -> Path:
-    """Write the trained adapter to `<output_dir>/final` and what training measured beside it.
+def main(name: str, description: str = "", argv: Sequence[str] | None = None) -> int:
+    """Train what a task's name says, as a command line says.
 
     Args:
-        trainer: The trainer, at its end.
-        config: The run.
-        data: What it was trained on.
-        metrics: The last evaluation.
-        seconds: Of this process; what it took before a kill is added from the loss log.
+        name: A module of `train/tasks/`.
+        description: Help text; the module's own unless given.
+        argv: The words of the command line; those of this process unless given.
 
     Returns:
-        The folder written.
+        The exit code.
     """
-    folder = Path(config.output_dir) / RESULT
+
+    def program() -> None:
+        module = load_from(TASKS, name.replace("-", "_"), "training task")
+        config, dry_run = parse_command_line(module.TASK.Config, description or module.__doc__ or "", argv)
+        train(module.TASK(config), dry_run)
+
+    return run_program(
+        program, form="%(asctime)s %(message)s", stopped="stopped; the same command goes on from the newest checkpoint"
+    )
+
+
+def train(task: TrainingTask, dry_run: bool = False) -> None:
+    """Do a whole run, or say what it would do.
+
+    Args:
+        task: The task, with its configuration.
+        dry_run: Print the report instead of training.
+
+    Raises:
+        OSError: data or model are not there, or the run folder can't be written.
+        ValueError: data are not well formed, or the folder holds another run.
+    """
+    from tripletune.train.dry_run import check_tracking, dry_run_report
+    from tripletune.train.resume import check_same_run, check_writable, newest_checkpoint
+
+    config = task.config
+    state = _start_process()
+    check_writable(config.output_dir)
+    for source in task.sources:
+        if source is not None:
+            source.check()
+    if state.is_main_process and not dry_run:
+        check_tracking(config.report_to)
+    checkpoint = newest_checkpoint(config.output_dir) if config.resume and not dry_run else None
+    if checkpoint is not None:
+        # Before the model is loaded, and before anything of the earlier start is written over.
+        check_same_run(config, task.sources[0].digest)
+    task.model, task.processor = task.load()
+    # The first process tokenises; the others find the files when it is done.
+    with state.main_process_first():
+        make_rows(task)
+    for warning in task.warnings():
+        logger.warning("%s", warning)
+    if not dry_run:
+        _train_and_save(task, checkpoint)
+    elif state.is_main_process:
+        sys.stdout.write(dry_run_report(task) + "\n")
+
+
+def make_rows(task: TrainingTask) -> None:
+    """Tokenise the data of a task whose model is loaded, or open what an earlier run left in the cache."""
+    cache = Path(task.config.output_dir) / "cache"
+    training, validation = task.sources
+    task.train = task.rows(training, cache)
+    task.validation = task.rows(validation, cache) if validation is not None else None
+
+
+def _train_and_save(task: TrainingTask, checkpoint: Path | None) -> None:
+    from tripletune.train.batches import rows_meta
+    from tripletune.train.engine import LOSS_FILE
+
+    trainer = task.trainer()
+    if checkpoint is not None:
+        logger.info("going on from %s", checkpoint)
+    trained = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
+    logger.info("training %s parameters on %d %s", f"{trained:,}", len(task.train), task.unit)
+    if task.validation is None:
+        logger.info("there are no validation data: nothing is evaluated")
+    seconds = trainer.train_as_run(checkpoint, task.sources[0].digest)
+    metrics = trainer.evaluate_at_the_end()
+    folder = Path(task.config.output_dir) / FINAL
     trainer.save_model(str(folder))
-    train, validation = sources(config)
-    result = {
-        "records": len(data.train),
-        "steps": trainer.state.global_step,
-        "seconds": round(max(seconds, seconds_until(folder.parent / LOSS_FILE, trainer.state.global_step)), 1),
-        "data": {
-            "train": {"path": train.path, "sha256": train.digest()},
-            "validation": {"path": validation.path, "sha256": validation.digest()} if validation else None,
-        },
-        "evaluation": metrics,
-    }
     if trainer.is_world_process_zero():
-        write_text(folder / "training.json", json.dumps(result, indent=2) + "\n")
-    return folder
+        steps = trainer.state.global_step
+        both = dict(zip(("train", "validation"), task.sources))
+        rows = {"train": task.train} | ({"validation": task.validation} if task.validation is not None else {})
+        result = {
+            task.unit: len(task.train),
+            "steps": steps,
+            # What it took before a kill counts too.
+            "seconds": round(max(seconds, seconds_until(folder.parent / LOSS_FILE, steps)), 1),
+            "data": {
+                name: source and {"path": ", ".join(source.paths), "sha256": source.digest}
+                for name, source in both.items()
+            },
+            "tokenised": {name: rows_meta(found) for name, found in rows.items()},
+            **task.facts(),
+            "evaluation": metrics,
+        }
+        write_json(folder / "training.json", result)
+    logger.info("trained for %d s; the result is in %s", seconds, folder)
+    for name in sorted(metrics):
+        logger.info("%s = %.4g", name, metrics[name])
+
+
+def _start_process() -> Any:
+    """accelerate's `PartialState`; processes but the first log warnings alone."""
+    import torch
+    from accelerate import DistributedType, PartialState
+    from transformers.utils import logging as transformers_logging
+
+    state = PartialState(cpu=not torch.cuda.is_available())
+    if not state.is_main_process:
+        logging.getLogger().setLevel(logging.WARNING)
+    for name in ("datasets", "accelerate", "absl"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    transformers_logging.disable_progress_bar()
+    how = "" if state.distributed_type is DistributedType.NO else f", {state.distributed_type.value}"
+    logger.info("%d process(es) on %s%s", state.num_processes, state.device, how)
+    return state
+
+
+def usage() -> str:
+    """The tasks, by name."""
+    listed = "".join(f"  {name.replace('_', '-')}\n" for name in names_in(TASKS))
+    return f"usage: tripletune train TASK [--config FILE] [--SECTION.FIELD VALUE ...] [--dry-run]\n\ntasks:\n{listed}"

@@ -13,7 +13,7 @@ from torch.utils.data import Sampler
 
 
 class EpochSampler(Sampler[int]):
-    """Shuffles anew every epoch; optionally keeps records of similar length together.
+    """Shuffles every epoch; optionally keeps records of similar length together.
 
     Args:
         lengths: Tokens of each record.
@@ -59,34 +59,30 @@ class EpochSampler(Sampler[int]):
         return iter([index for batch in shuffled for index in batch])
 
 
-class QuestionSampler(EpochSampler):
-    """Shuffles questions anew every epoch; the records of one stay together.
+class RepeatedSteps(Sampler[int]):
+    """An order of rows in which the rows of each optimiser step come once for each of its micro-batches.
 
-    Questions with equally many records fill batches one after the other: four records to a batch of four or eight.
-    Where sizes do not go together, as three records and a batch of four, questions are divided between two batches.
+    TRL replies to all prompts of a step at its first micro-batch, and splits the replies among the others. Rows that do
+    not fill a step are left out of the epoch.
 
     Args:
-        lengths: Tokens of each record.
-        questions: Number of each record's question.
-        batch_size: Records of a micro-batch.
-        seed: Seed.
+        order: The order of the rows.
+        rows: Rows of a step.
+        times: Micro-batches of a step.
     """
 
-    def __init__(self, lengths: Sequence[int], questions: Sequence[int], batch_size: int, seed: int) -> None:
-        super().__init__(lengths, batch_size, seed, group_by_length=False)
-        self.questions: dict[int, list[int]] = {}
-        for record, question in enumerate(questions):
-            self.questions.setdefault(int(question), []).append(record)
+    def __init__(self, order: EpochSampler, rows: int, times: int) -> None:
+        self.order, self.rows, self.times = order, rows, times
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order comes next."""
+        self.order.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self.order) // self.rows * self.rows * self.times
 
     def __iter__(self) -> Iterator[int]:
-        generator = self._generator()
-        groups = list(self.questions.values())
-        chosen = [groups[number] for number in torch.randperm(len(groups), generator=generator).tolist()]
-        order: list[int] = []
-        for group in sorted(chosen, key=len, reverse=True):
-            if len(group) > self.batch_size:
-                # Its records do not all meet: let others meet in every epoch.
-                group = [group[place] for place in torch.randperm(len(group), generator=generator).tolist()]
-            order += group
-        batches = [order[at : at + self.batch_size] for at in range(0, len(order), self.batch_size)]
-        return self._shuffled(batches, generator)
+        order = list(self.order)
+        for start in range(0, len(order) - self.rows + 1, self.rows):
+            for _ in range(self.times):
+                yield from order[start : start + self.rows]

@@ -14,6 +14,7 @@ PROGRAMS = {
     "train ras": ("recipes.ras_multitask", "the RAS Graph-LLM"),
     "train text-to-triples": ("recipes.text_to_triples", "the text-to-triples extractor"),
     "train cirag": ("recipes.cirag_distill", "CIRAG's student integrator"),
+    "train": ("train", "anything else in train/tasks/, by name"),
     "collect": ("recipes.cirag_trajectories", "run a teacher in CIRAG's loop over training questions"),
     "rag": ("rag", "ask one question, extract triples of a corpus"),
     "eval": ("eval", "run systems on tasks, compare and report"),

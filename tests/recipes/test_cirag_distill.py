@@ -21,15 +21,16 @@ from safetensors.torch import load_file
 from tripletune.models.data.passages import Passage
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
+from tripletune.models.options import load_config, problems, to_yaml
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
 from tripletune.rag.triples.sentences import Fact
-from tripletune.train.config import load_config, to_yaml
-from tripletune.train.distill_config import DistillConfig
+from tripletune.train.tasks.cirag_distill import StudentConfig
+from tripletune.train.tasks.cirag_on_policy import OnPolicyConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "cirag_distill.py"
 PASSAGE = Passage("Kelm", "Kelm is a town.")
-Config = Callable[..., DistillConfig]
+Config = Callable[..., StudentConfig]
 Call = Callable[[list[str]], str]
 STEPS = {"train.max_steps": 6, "train.save_steps": 2, "train.eval_steps": 3}
 
@@ -38,7 +39,7 @@ KILLER = """
 import os, runpy, signal, sys
 step = int(sys.argv[1])
 sys.argv = sys.argv[2:]
-from tripletune.train.run_trainer import LossLog
+from tripletune.train.engine import LossLog
 original = LossLog.on_step_end
 def on_step_end(self, args, state, control, **kwargs):
     original(self, args, state, control, **kwargs)
@@ -83,7 +84,7 @@ def data(tmp_path: Path) -> Path:
 def make_distill_config(tmp_path: Path, tiny_llama: Path, data: Path) -> Config:
     """A run on a tiny model that takes a second."""
 
-    def make(overrides: dict[str, Any] | None = None) -> DistillConfig:
+    def make(overrides: dict[str, Any] | None = None) -> StudentConfig:
         values = {
             "output_dir": str(tmp_path / "run"),
             "model.base": str(tiny_llama),
@@ -101,12 +102,12 @@ def make_distill_config(tmp_path: Path, tiny_llama: Path, data: Path) -> Config:
             "train.eval_max_new_tokens": 4,
             **(overrides or {}),
         }
-        return load_config(DistillConfig, None, values)
+        return load_config(StudentConfig, None, values)
 
     return make
 
 
-def command_line(config: DistillConfig, tmp_path: Path) -> list[str]:
+def command_line(config: StudentConfig, tmp_path: Path) -> list[str]:
     path = tmp_path / f"{Path(config.output_dir).name}.yaml"
     path.write_text(to_yaml(config))
     return [str(RECIPE), "--config", str(path)]
@@ -134,7 +135,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     logging.root.handlers[:], logging.root.level = handlers, level
 
 
-def lines(config: DistillConfig, name: str) -> list[dict[str, Any]]:
+def lines(config: StudentConfig, name: str) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (Path(config.output_dir) / name).read_text().splitlines()]
     return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
 
@@ -214,45 +215,40 @@ def test_a_dry_run_trains_nothing(
     assert not (Path(config.output_dir) / "final").exists()
 
 
-def test_what_a_dry_run_says_of_long_rounds_and_of_on_policy_steps(
+def test_a_dry_run_says_which_rounds_are_too_long(
     make_distill_config: Config, tmp_path: Path, in_process: Call, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = make_distill_config({"data.max_tokens": 400, "data.max_prompt_tokens": 390})
     assert in_process([*command_line(config, tmp_path), "--dry-run"]) == ""
     assert "6 of 12 rounds do not fit into data.max_tokens and are left out" in capsys.readouterr().err
-    on_policy = {"train.method": "on_policy", "train.teacher": config.model.base, "train.gradient_accumulation": 4}
-    config = make_distill_config({**on_policy, "train.epochs": 3})
-    assert in_process([*command_line(config, tmp_path), "--dry-run"]) == ""
-    # Twelve prompts give one whole step of eight an epoch.
-    assert "3 optimiser steps of 8 rows" in capsys.readouterr().out
 
 
-def no_data(config: DistillConfig) -> None:
+def no_data(config: StudentConfig) -> None:
     config.data.train = ["/nowhere/data"]
 
 
-def no_shards(config: DistillConfig) -> None:
+def no_shards(config: StudentConfig) -> None:
     config.data.train_split = "test"
 
 
-def bad_line(config: DistillConfig) -> None:
+def bad_line(config: StudentConfig) -> None:
     path = Path(config.data.train[0]) / "train-00000.jsonl"
     path.write_text(path.read_text() + '{"id": "1", "mess\n')
 
 
-def no_trajectory(config: DistillConfig) -> None:
+def no_trajectory(config: StudentConfig) -> None:
     (Path(config.data.train[0]) / "train-00000.jsonl").write_text('{"id": "1"}\n')
 
 
-def held_out(config: DistillConfig) -> None:
+def held_out(config: StudentConfig) -> None:
     write(Path(config.data.train[0]), "validation", [trajectory(n) for n in range(9)])
 
 
-def no_room(config: DistillConfig) -> None:
+def no_room(config: StudentConfig) -> None:
     config.data.max_tokens, config.data.max_prompt_tokens = 80, 70
 
 
-def no_template(config: DistillConfig) -> None:
+def no_template(config: StudentConfig) -> None:
     base = Path(config.output_dir).parent / "bare"
     base.mkdir()
     for path in Path(config.model.base).iterdir():
@@ -264,17 +260,17 @@ def no_template(config: DistillConfig) -> None:
     config.model.base = str(base)
 
 
-def thinking_template(config: DistillConfig) -> None:
+def thinking_template(config: StudentConfig) -> None:
     path = Path(config.output_dir).parent / "template.jinja"
     path.write_text("{% for m in messages %}<think></think>{{ m.content }}<|im_end|>{% endfor %}")
     config.data.chat_template = str(path)
 
 
-def no_such_model(config: DistillConfig) -> None:
+def no_such_model(config: StudentConfig) -> None:
     config.model.base = "/nowhere/model"
 
 
-def wrong_targets(config: DistillConfig) -> None:
+def wrong_targets(config: StudentConfig) -> None:
     config.model.lora_targets = ["query_key_value"]
 
 
@@ -284,7 +280,7 @@ def wrong_targets(config: DistillConfig) -> None:
         (no_data, "no such file or folder: /nowhere/data"),
         (no_shards, "no test*.jsonl"),
         (bad_line, "train-00000.jsonl:9: not valid JSON"),
-        (no_trajectory, "train-00000.jsonl:1: not a trajectory"),
+        (no_trajectory, "train-00000.jsonl:1: the trajectory lacks question_id"),
         (held_out, "holds no trajectories but those of validation questions"),
         (no_room, "rounds_too_long 12"),
         (no_template, "has no chat template"),
@@ -295,7 +291,7 @@ def wrong_targets(config: DistillConfig) -> None:
     ids=lambda value: value.__name__ if callable(value) else "",
 )
 def test_bad_input_is_one_clear_message(
-    damage: Callable[[DistillConfig], None],
+    damage: Callable[[StudentConfig], None],
     message: str,
     make_distill_config: Config,
     tmp_path: Path,
@@ -321,39 +317,31 @@ def test_bad_input_is_one_clear_message(
             "data.max_prompt_tokens is not set, and data.max_tokens 1024 leaves prompts only 1",
         ),
         ({"data.chat_template": "/nowhere.jinja"}, "data.chat_template: there is no file /nowhere.jinja"),
-        ({"train.method": "on_policy"}, "name the teacher as train.teacher"),
-        ({"train.teacher": "x"}, "train.teacher is for train.method on_policy"),
-        ({"train.divergence": 1.2}, "train.divergence: 1.2 must be from 0 to 1"),
-        ({"train.method": "on_policy", "train.teacher": "x", "train.packing": True}, "nothing to pack"),
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )
 def test_settings_that_make_no_sense(setting: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match="problem") as raised:
-        load_config(DistillConfig, None, setting)
+        load_config(StudentConfig, None, setting)
     assert message in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["qwen25_7b_cirag_paper", "llama3_8b_cirag_paper", "smollm2_135m_cirag_cpu"])
-def test_the_configurations_that_come_with_it(name: str) -> None:
-    config = load_config(DistillConfig, ROOT / "recipes" / "configs" / f"{name}.yaml")
-    assert config.output_dir == f"runs/{name}"
-    if name.endswith("paper"):
-        paper = (config.model.lora_rank, config.train.epochs, config.train.batch_size, config.train.learning_rate)
-        assert paper == (64, 2, 2, 2e-4)
-        assert (config.data.learn, config.train.method) == ("decisions", "sft")
+def test_settings_of_on_policy_that_make_no_sense() -> None:
+    setting = {"train.divergence": 1.2, "train.packing": True, "data.rounds": "separate", "data.learn": "everything"}
+    with pytest.raises(ValueError, match="problem") as raised:
+        load_config(OnPolicyConfig, None, setting)
+    for message in (
+        "train.divergence: 1.2 must be at least 0 and at most 1",
+        "train.teacher: name the teacher",
+        "nothing to pack",
+        "data.rounds",
+        "data.learn",
+    ):
+        assert message in str(raised.value)
 
 
 def test_the_defaults_are_the_papers() -> None:
-    config = DistillConfig()
-    assert config.check() == []
+    config = StudentConfig()
+    assert problems(config) == []
     assert (config.model.lora_rank, config.train.epochs, config.train.batch_size) == (64, 2, 2)
     assert (config.train.learning_rate, config.data.learn, config.data.rounds) == (2e-4, "decisions", "together")
-
-
-def test_help_needs_no_torch() -> None:
-    code = f"import sys, runpy; sys.argv = ['x', '--help']\ntry: runpy.run_path({str(RECIPE)!r}, run_name='__main__')\n"
-    code += "except SystemExit: print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.splitlines()[-1] == "False"
-    assert "--data.rounds" in done.stdout

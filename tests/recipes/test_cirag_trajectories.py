@@ -15,9 +15,9 @@ import yaml
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.models.data.trajectories import read_trajectories
 from tripletune.models.llm.backends.batch_cli import main as batch
+from tripletune.models.options import ConfigError, load_config, to_yaml
 from tripletune.recipes.cirag_trajectories import run
 from tripletune.train.collect_config import CollectConfig
-from tripletune.train.config import ConfigError, load_config, to_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"
@@ -198,7 +198,7 @@ def test_other_draws_do_not_go_into_the_same_folder(
         (["--options", "candidate=3"], "did you mean candidates?"),
         (["--options", "extraction=store"], "extraction=store and a file of triples (--triples) go together"),
         (["--teacher.backend", "bach"], "backend 'bach' is not one of"),
-        (["--teacher.model", ""], "teacher.model: None is not text"),
+        (["--teacher.model", ""], "teacher: model is not set"),
         (["--keep.min_score", "f1"], "write it as METRIC=VALUE"),
         (["--keep.limit", "0"], "limit: 0 must be at least 1"),
         (["--question", "3"], "did you mean --questions?"),

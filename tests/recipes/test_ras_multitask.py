@@ -14,7 +14,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tripletune.models.data.records import Record
-from tripletune.train.config import to_yaml
+from tripletune.models.options import to_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "ras_multitask.py"

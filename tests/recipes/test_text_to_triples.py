@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tripletune.train.config import load_config, to_yaml
-from tripletune.train.extraction_config import ExtractionConfig
+from tripletune.models.options import load_config, to_yaml
+from tripletune.train.tasks.text_to_triples import PairConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "text_to_triples.py"
@@ -27,7 +27,7 @@ KILLER = """
 import os, runpy, signal, sys
 step = int(sys.argv[1])
 sys.argv = sys.argv[2:]
-from tripletune.train.run_trainer import LossLog
+from tripletune.train.engine import LossLog
 original = LossLog.on_step_end
 def on_step_end(self, args, state, control, **kwargs):
     original(self, args, state, control, **kwargs)
@@ -198,11 +198,11 @@ def test_a_dry_run_trains_nothing(
     assert not (Path(config.output_dir) / "final").exists()
 
 
-def test_without_trl_a_decoder_is_refused_in_a_sentence(
+def test_without_trl_packing_is_refused_in_a_sentence(
     make_extraction_config: Config, tmp_path: Path, in_process: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "trl", None)
-    said = in_process(command_line(make_extraction_config(), tmp_path))
+    said = in_process(command_line(make_extraction_config({"train.packing": True}), tmp_path))
     assert "pip install trl" in said
 
 
@@ -261,7 +261,7 @@ def packed_encoder_decoder(config: Any) -> None:
         (no_pairs, "holds no text-to-triples pairs"),
         (break_data, "train-00000.jsonl:13: not valid JSON"),
         (binary_file, "train-00000.jsonl:1"),
-        (other_columns, "lacks text, triples"),
+        (other_columns, "lacks text"),
         (empty_text, "the text is empty"),
         (no_room, "there are no rows to learn from"),
         (no_such_model, "'/nowhere/model': there is no such folder"),
@@ -311,7 +311,7 @@ CONFIGS = sorted((ROOT / "recipes" / "configs").glob("*t2t*.yaml"))
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_the_configurations_that_come_with_it(path: Path) -> None:
-    config = load_config(ExtractionConfig, path)
+    config = load_config(PairConfig, path)
     assert config.output_dir == f"runs/{path.stem}"
     if "paper" in path.stem:
         rates = {"text": (2e-5, 32), "table": (5e-5, 8)}

@@ -1,33 +1,49 @@
-"""The engine in this process: what a step computes, what a checkpoint holds, and going on where a run stopped.
+"""The engine in this process: what a step computes, what a checkpoint holds, and its logs.
 
-`tests/recipes/test_ras_multitask.py` does the same through the real command line, with real kills.
+What holds for every task is in `test_contract.py`; `tests/recipes/` does the same through the real command line, with
+real kills.
 """
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from torch import nn
+from transformers import TrainingArguments
 
-from tripletune.train.compiled import compile_layers
+from tripletune.models.graph_llm.loading import add_adapter
 from tripletune.train.config import RunConfig
-from tripletune.train.engine import GraphLLMTrainer, newest_checkpoint, training_arguments, use_bf16
-from tripletune.train.run import load_data, load_model
-from tripletune.train.same_run import only_run_in
+from tripletune.train.engine import (
+    Engine,
+    LossLog,
+    PlainProgress,
+    StepLog,
+    as_written,
+    compile_layers,
+    shared_arguments,
+    use_bf16,
+)
+from tripletune.train.resume import newest_checkpoint, only_run_in
+from tripletune.train.run import make_rows
+from tripletune.train.tasks.ras import GraphTask
 
-Config = Callable[..., RunConfig]
+Config = Callable[..., Any]
 
 
-def trainer_of(config: RunConfig) -> GraphLLMTrainer:
-    model, processor = load_model(config)
-    data = load_data(config, processor)
-    return GraphLLMTrainer(model, config, processor, data.table, data.train, data.validation, data.validation_records)
+def trainer_of(config: Any) -> Engine:
+    task = GraphTask(config)
+    task.model, task.processor = task.load()
+    make_rows(task)
+    return task.trainer()
 
 
-def train(config: RunConfig, stop_at: int | None = None) -> GraphLLMTrainer:
+def train(config: Any, stop_at: int | None = None) -> Engine:
     """Train as the recipe does, from the newest checkpoint; `stop_at` ends the run after that step."""
     from transformers import TrainerCallback
 
@@ -43,12 +59,12 @@ def train(config: RunConfig, stop_at: int | None = None) -> GraphLLMTrainer:
     return trainer
 
 
-def losses(config: RunConfig) -> list[tuple[int, float, int]]:
+def losses(config: Any) -> list[tuple[int, float, int]]:
     lines = (Path(config.output_dir) / "losses.jsonl").read_text().splitlines()
     return [(line["step"], line["loss"], line["tokens"]) for line in map(json.loads, lines)]
 
 
-def weights(trainer: GraphLLMTrainer) -> dict[str, torch.Tensor]:
+def weights(trainer: Engine) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
 
 
@@ -102,7 +118,7 @@ def test_shared_prefixes_learn_what_separate_records_teach(make_config: Config, 
     questions = [shared.train_dataset[index]["question"] for index in shared._get_train_sampler()]
     assert [len(set(questions[at : at + 3])) for at in range(0, 12, 3)] == [1, 1, 1, 1]
     # The same records in the same order, in both.
-    separate.make_sampler = shared.make_sampler
+    separate.task.sampler = shared.task.sampler
     shared.train()
     separate.train()
     assert len(losses(shared.config)) == 2
@@ -115,18 +131,6 @@ def test_shared_prefixes_learn_what_separate_records_teach(make_config: Config, 
     assert rows[0]["eval_loss"] == pytest.approx(rows[1]["eval_loss"], rel=1e-3)
 
 
-def test_a_resumed_run_with_shared_prefixes_is_the_uninterrupted_run(make_config: Config, tmp_path: Path) -> None:
-    common = {**SHARED, "train.epochs": 2, "train.gradient_accumulation": 1, "train.save_steps": 3}
-    whole = make_config({**common, "output_dir": str(tmp_path / "whole")})
-    expected = weights(train(whole))
-    parts = make_config({**common, "output_dir": str(tmp_path / "parts")})
-    train(parts, stop_at=6)
-    found = weights(train(parts))
-    assert losses(parts) == losses(whole)
-    for name, value in expected.items():
-        assert torch.equal(found[name], value), name
-
-
 def test_shared_prefixes_and_gradient_checkpointing(make_config: Config, tmp_path: Path) -> None:
     quiet = {**SHARED, "model.graph_dropout": 0.0, "model.lora_dropout": 0.0}
     plain = train(make_config({**quiet, "output_dir": str(tmp_path / "plain")}))
@@ -135,18 +139,13 @@ def test_shared_prefixes_and_gradient_checkpointing(make_config: Config, tmp_pat
         assert torch.allclose(value, weights(plain)[name], atol=1e-4), name
 
 
-def test_shared_prefixes_refuse_layers_with_a_window(make_config: Config) -> None:
-    with pytest.raises(ValueError, match=r"layers that see 8 tokens \(sliding_window\), samples have up to 2800"):
-        load_model(make_config(SHARED, "gemma3"))
-
-
 def test_compiled_layers_learn_the_same(make_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[int] = []
 
     def compile_quickly(model: torch.nn.Module) -> None:
         found.append(compile_layers(model, "aot_eager"))
 
-    monkeypatch.setattr("tripletune.train.run_trainer.compile_layers", compile_quickly)
+    monkeypatch.setattr("tripletune.train.engine.compile_layers", compile_quickly)
     quiet = {"model.graph_dropout": 0.0, "model.lora_dropout": 0.0}
     plain = make_config({**quiet, "output_dir": str(tmp_path / "plain")})
     compiled = make_config({**quiet, "train.torch_compile": True, "output_dir": str(tmp_path / "compiled")})
@@ -170,18 +169,6 @@ def test_the_logged_loss_is_the_mean_over_label_tokens(make_config: Config) -> N
         expected = trainer.model.eval()(**batch).loss.item()
     trainer.train()
     assert losses(config)[0][1] == pytest.approx(expected, rel=1e-4)
-
-
-def test_the_evaluation_loss_does_not_depend_on_the_batch_size(make_config: Config, tmp_path: Path) -> None:
-    found = []
-    for size in (1, 3, 4):
-        config = make_config({"train.eval_batch_size": size, "train.eval_generate": False})
-        trainer = trainer_of(config)
-        found.append(trainer.evaluate()["eval_loss"])
-    rows = [trainer.eval_dataset[number] for number in range(len(trainer.eval_dataset))]
-    with torch.no_grad():
-        expected = trainer.model.eval()(**trainer.data_collator(rows)).loss.item()
-    assert found == pytest.approx([expected] * 3, rel=1e-5)
 
 
 def test_a_second_start_leaves_a_running_run_alone(make_config: Config, tmp_path: Path) -> None:
@@ -237,7 +224,7 @@ def test_a_checkpoint_holds_what_is_trained_and_loads_by_itself(make_config: Con
         value.numel() for value in weights(trainer).values()
     )
     inputs = [record.input for record in records[:4]]
-    expected = LocalGenerator(trainer.model, trainer.processor).generate_many(inputs, 5)
+    expected = LocalGenerator(trainer.model, trainer.task.processor).generate_many(inputs, 5)
     found = load_generator(folder).generate_many(inputs, 5)
     assert [reply.text for reply in found] == [reply.text for reply in expected]
 
@@ -249,36 +236,6 @@ def test_old_checkpoints_are_removed(make_config: Config) -> None:
         "checkpoint-5",
         "checkpoint-6",
     ]
-
-
-def test_a_checkpoint_without_its_end_is_passed_over(tmp_path: Path) -> None:
-    assert newest_checkpoint(tmp_path) is None
-    assert newest_checkpoint(tmp_path / "nowhere") is None
-    for step in (9, 10, 100):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(json.dumps({"global_step": step}))
-    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-100"
-    (tmp_path / "checkpoint-100" / "trainer_state.json").write_text('{"global_st')
-    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
-    (tmp_path / "checkpoint-10" / "trainer_state.json").unlink()
-    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-9"
-
-
-@pytest.mark.parametrize("name", ["adapter_model.safetensors", "optimizer.pt", "rng_state.pth"])
-def test_a_checkpoint_with_a_cut_off_file_is_passed_over(name: str, tmp_path: Path, caplog: Any) -> None:
-    for step in (1, 2):
-        folder = tmp_path / f"checkpoint-{step}"
-        folder.mkdir()
-        save_file({"weight": torch.zeros(64)}, folder / "adapter_model.safetensors")
-        torch.save({"state": torch.zeros(64)}, folder / "optimizer.pt")
-        torch.save({"state": torch.zeros(64)}, folder / "rng_state.pth")
-        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
-    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
-    file = tmp_path / "checkpoint-2" / name
-    file.write_bytes(file.read_bytes()[:-40])
-    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-1"
-    assert f"{tmp_path / 'checkpoint-2'} is passed over" in caplog.text
-    assert name in caplog.text
 
 
 def test_evaluation_gives_loss_and_scores_of_replies(make_config: Config) -> None:
@@ -334,20 +291,139 @@ def test_bfloat16_autocast_trains(make_config: Config) -> None:
     assert found[-1] < found[0]
 
 
-def test_arguments(make_config: Config) -> None:
-    config = make_config({"train.warmup_ratio": 1.0, "train.max_steps": 7, "run_name": "mine"})
-    arguments = training_arguments(config)
-    assert arguments.max_steps == 7
-    assert arguments.get_warmup_steps(7) == 7
-    assert arguments.run_name == "mine"
-    train = config.train
-    assert (arguments.adam_beta1, arguments.adam_beta2) == (train.adam_beta1, train.adam_beta2) == (0.9, 0.95)
-    assert (arguments.weight_decay, arguments.max_grad_norm) == (train.weight_decay, train.max_grad_norm) == (0.01, 0.5)
-    assert arguments.seed == arguments.data_seed == config.seed
-    assert arguments.lr_scheduler_type == "cosine"
-    assert not arguments.remove_unused_columns
-    assert arguments.report_to == []
-    assert training_arguments(make_config()).run_name == "run"
+# Logs and arguments
+
+
+def state(step: int, **more: Any) -> Any:
+    return SimpleNamespace(global_step=step, max_steps=10, is_world_process_zero=True, **more)
+
+
+ONE_PROCESS = SimpleNamespace(world_size=1)
+
+
+def write_steps(log: LossLog, steps: range, saved: int | None = None) -> None:
+    log.on_train_begin(ONE_PROCESS, state(steps.start - 1), None)
+    for step in steps:
+        log.add_loss(torch.tensor(0.25 * step), 10)
+        log.add_loss(torch.tensor(0.5), 6)
+        log.on_step_end(ONE_PROCESS, state(step), SimpleNamespace(should_save=step == saved))
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_step_has_one_line_with_the_sum_of_its_parts(tmp_path: Path) -> None:
+    path = tmp_path / "losses.jsonl"
+    log = LossLog(path, flush_every=2)
+    write_steps(log, range(1, 4))
+    assert [row["step"] for row in rows(path)] == [1, 2]
+    # A checkpoint that follows finds every line up to it on disk.
+    write_steps(LossLog(path, flush_every=2), range(3, 4), saved=3)
+    assert [(row["step"], row["loss"], row["tokens"]) for row in rows(path)] == [
+        (1, 0.75, 16),
+        (2, 1.0, 16),
+        (3, 1.25, 16),
+    ]
+
+
+def test_steps_that_are_done_again_leave_no_second_line(tmp_path: Path) -> None:
+    path = tmp_path / "losses.jsonl"
+    write_steps(LossLog(path, 1), range(1, 6))
+    with path.open("a") as out:
+        out.write('{"step": 6, "lo')
+    write_steps(LossLog(path, 1), range(4, 6))
+    assert [row["step"] for row in rows(path)] == [1, 2, 3, 4, 5]
+
+
+def test_every_evaluation_has_one_line_and_a_resumed_run_forgets_what_it_will_do_again(tmp_path: Path) -> None:
+    log = StepLog(tmp_path / "evaluations.jsonl")
+    for step, loss in ((5, 3.0), (10, 2.0), (10, 2.5), (15, 1.0)):
+        log.keep_until(step - 1)
+        log.append([{"step": step, "loss": loss}])
+    assert [(row["step"], row["loss"]) for row in rows(log.path)] == [(5, 3.0), (10, 2.5), (15, 1.0)]
+    log.on_train_begin(None, state(10), None)
+    assert [row["step"] for row in rows(log.path)] == [5, 10]
+    log.on_train_begin(None, SimpleNamespace(global_step=0, is_world_process_zero=False), None)
+    assert [row["step"] for row in rows(log.path)] == [5, 10]
+
+
+def test_progress_says_how_long_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    progress = PlainProgress()
+    progress.on_train_begin(None, state(2), None)
+    with caplog.at_level(logging.INFO):
+        progress.on_log(None, state(6), None, {"loss": 0.5, "learning_rate": 1e-4})
+        progress.on_log(None, state(6), None, {"eval_loss": 0.5})
+    assert len(caplog.records) == 1
+    assert "step 6/10  loss 0.500  learning rate 1.00e-04" in caplog.text
+
+
+def test_the_arguments_follow_the_configuration() -> None:
+    config = RunConfig(output_dir="runs/x", seed=7)
     assert use_bf16("true")
-    assert use_bf16("True")
-    assert not use_bf16("false")
+    config.train.warmup_ratio, config.train.bf16, config.train.gradient_checkpointing = 0.1, "false", True
+    found = shared_arguments(config)
+    assert (found["run_name"], found["seed"], found["data_seed"]) == ("x", 7, 7)
+    assert (found["warmup_steps"], found["bf16"], found["activation_checkpointing"]) == (0.1, False, True)
+    assert found["remove_unused_columns"] is False
+    assert found["report_to"] == ["none"]
+    assert TrainingArguments(**found).get_warmup_steps(100) == 10
+    config.train.warmup_ratio = 1.0
+    assert TrainingArguments(**shared_arguments(config)).get_warmup_steps(7) == 7
+
+
+# Compilation
+
+
+def test_layers_of_the_language_model_alone_are_compiled(make_graph_llm: Any) -> None:
+    base, _ = make_graph_llm()
+    model = add_adapter(base, rank=2, alpha=4, dropout=0.0, targets=("q_proj",))
+    names = list(model.state_dict())
+    layers = base.get_decoder().layers
+    assert compile_layers(base.language_model, "eager") == len(layers)
+    assert all(layer._compiled_call_impl is not None for layer in layers)
+    assert all(module._compiled_call_impl is None for module in base.graph_encoder.modules())
+    assert list(model.state_dict()) == names
+
+
+def test_a_model_without_layers_is_refused() -> None:
+    with pytest.raises(ValueError, match="Linear has no stack of equal layers"):
+        compile_layers(nn.Linear(2, 2))
+
+
+def test_without_a_compiler_the_message_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tripletune.train.engine.shutil.which", lambda name: None)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match="no C\\+\\+ compiler"):
+        compile_layers(nn.Sequential(nn.ModuleList([nn.Linear(2, 2)])))
+
+
+def test_losses_and_gradients_are_those_of_the_model_as_written(make_graph_llm: Any) -> None:
+    base, _ = make_graph_llm()
+    model = add_adapter(base, rank=2, alpha=4, dropout=0.0, targets=("q_proj", "down_proj"))
+    model.train()
+    base.graph_encoder.eval()
+
+    def step(length: int) -> tuple[float, list[torch.Tensor]]:
+        generator = torch.Generator().manual_seed(length)
+        embeds = torch.randn(2, length, base.config.text_config.hidden_size, generator=generator)
+        labels = torch.randint(5, 50, (2, length), generator=generator)
+        model.zero_grad()
+        loss = model(inputs_embeds=embeds, labels=labels).loss
+        loss.backward()
+        grads = [p.grad.clone() for n, p in model.named_parameters() if "lora_B" in n]
+        return loss.item(), grads
+
+    expected = [step(length) for length in (8, 16)]
+    # What inductor makes of the same graphs is measured by benchmarks/training_step.py --compile.
+    compile_layers(base.language_model, "aot_eager")
+    with as_written():
+        before = step(8)
+    torch._dynamo.utils.counters.clear()
+    found = [step(length) for length in (8, 16, 24)]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0, "something was compiled"
+    assert before[0] == expected[0][0]
+    for (loss, grads), (true_loss, true_grads) in zip(found, expected):
+        assert loss == pytest.approx(true_loss, rel=1e-4)
+        for one, other in zip(grads, true_grads):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tripletune.models.data.records import Record
 from tripletune.models.graph_llm.branches import TRUNK
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
-from tripletune.train.collate import Collator
-from tripletune.train.dataset import encode_row
+from tripletune.train.batches import RecordCollator
 from tripletune.train.shared_prefixes import share_prefixes
+from tripletune.train.tasks.ras import encode_row
 
 FAMILIES = ("llama", "smollm2", "qwen2", "qwen3", "gemma", "granite", "cohere", "gpt2", "gptj")
 OWN = 9
@@ -71,8 +71,8 @@ def collated(tiny_encoder: Path, tmp_path: Path, records: list[Record]) -> Calla
         rows = [encode_row(record, processor, table) for record in records]
         pad, own = processor.tokenizer.pad_token_id, processor.graph_token_id
         return (
-            Collator(pad, table, **options)(rows),
-            Collator(pad, table, **options, shared_prefixes=True, graph_token_id=own)(rows),
+            RecordCollator(pad, table, **options)(rows),
+            RecordCollator(pad, table, **options, shared_prefixes=True, graph_token_id=own)(rows),
         )
 
     return collate

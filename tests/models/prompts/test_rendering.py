@@ -37,7 +37,7 @@ def test_an_answering_input_without_history_says_so() -> None:
 
 
 def test_training_and_inference_use_one_renderer(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tripletune.train.dataset import encode_row
+    from tripletune.train.tasks.ras import encode_row
 
     calls: list[ModelInput] = []
 

@@ -1,3 +1,5 @@
+"""Where records come from, what a row of them is, what settings reach, and scores of replies."""
+
 import dataclasses
 import json
 from collections.abc import Callable
@@ -7,11 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tripletune.models.data.records import Action, Record
+from tripletune.models.data.records import Action, ModelInput, Record, read_records
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
-from tripletune.train import dataset
-from tripletune.train.dataset import RecordSource, build_table, encode_row, tokenize
+from tripletune.models.local.generation import Completion
+from tripletune.models.local.generator import LocalGenerator
+from tripletune.train.run import train
+from tripletune.train.task import Examples
+from tripletune.train.tasks import ras
+from tripletune.train.tasks.ras import build_table, encode_row, score_records, tokenize
 
 Write = Callable[..., Path]
 
@@ -21,8 +27,9 @@ def processor(tokenizer: Any) -> GraphLLMProcessor:
     return GraphLLMProcessor.create(tokenizer, planning_instruction="Plan.", answering_instruction="Answer.")
 
 
-def source(path: Path, **options: Any) -> RecordSource:
-    return RecordSource(str(path), "train", **options)
+def source(path: Path, split: str = "train", tasks: tuple[str, ...] = (), **options: Any) -> Examples:
+    keep = (lambda record, share: record.task in tasks) if tasks else None
+    return Examples(read_records, ((str(path), 1.0),), split, keep=keep, selection=tasks, **options)
 
 
 def table_of(path: Path, processor: GraphLLMProcessor, encoder: Path, cache: Path) -> EmbeddingTable:
@@ -65,7 +72,7 @@ def test_files_are_memory_mapped_and_reused(
     def fail(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("done a second time")
 
-    monkeypatch.setattr(dataset, "encode_row", fail)
+    monkeypatch.setattr(ras, "encode_row", fail)
     monkeypatch.setattr(EmbeddingTable, "build", fail)
     again = table_of(path, processor, tiny_encoder, tmp_path)
     assert again.digest == table.digest
@@ -80,7 +87,7 @@ def test_a_file_cut_off_in_the_middle_is_written_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = write_records(records)
-    original = dataset.encode_row
+    original = ras.encode_row
     calls: list[str] = []
 
     def killed(record: Record, *args: Any) -> dict[str, Any]:
@@ -90,7 +97,7 @@ def test_a_file_cut_off_in_the_middle_is_written_again(
         return original(record, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(dataset, "encode_row", killed)
+        patch.setattr(ras, "encode_row", killed)
         with pytest.raises(KeyboardInterrupt):
             tokenize(source(path), processor, None, tmp_path)
     assert len(tokenize(source(path), processor, None, tmp_path)) == len(records)
@@ -133,20 +140,12 @@ def test_the_cache_depends_on_all_that_changes_a_row(
     assert counts == list(range(1, 11))
 
 
-def test_limit_and_tasks(records: list[Record], write_records: Write) -> None:
-    path = write_records(records)
-    planning = [record for record in records if record.task == "planning"]
-    assert list(source(path, tasks=("planning",))) == planning
-    assert list(source(path, tasks=("planning",), limit=2)) == planning[:2]
-    assert source(path).digest() != source(path, limit=2).digest()
-
-
 def test_nothing_to_learn_from_is_an_error(
     tmp_path: Path, records: list[Record], write_records: Write, processor: GraphLLMProcessor
 ) -> None:
     path = write_records([record for record in records if record.task == "planning"])
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"tasks answering\) holds no records"):
+        with pytest.raises(ValueError, match="no rows to learn from"):
             tokenize(source(path, tasks=("answering",)), processor, None, tmp_path)
 
 
@@ -160,7 +159,7 @@ def test_truncation_is_counted(
     tokenize(source(path), processor, None, tmp_path)
     meta = json.loads(next(tmp_path.glob("tokens-*/meta.json")).read_text())
     over = sum(length == max(lengths) for length in lengths)
-    assert (meta["records"], meta["truncated_records"], meta["truncated_triples"]) == (len(records), over, over)
+    assert (meta["rows"], meta["truncated_records"], meta["truncated_triples"]) == (len(records), over, over)
     assert meta["label_tokens"] == sum(len(whole.encode_label(record)) for record in records)
 
 
@@ -169,7 +168,7 @@ def test_a_table_holds_the_strings_of_training_and_validation(
 ) -> None:
     path = write_records(records[:3])
     write_records(records[9:], "validation", path)
-    both = [source(path), RecordSource(str(path), "validation")]
+    both = [source(path), source(path, "validation")]
     table = build_table(both, processor, str(tiny_encoder), tmp_path)
     strings = {
         text for record in records[:3] + records[9:] for g in processor.graphs(record.steps) for text in g.strings
@@ -192,3 +191,142 @@ def test_a_copied_question_is_left_out_of_the_label_and_nothing_else(
     assert processor.tokenizer.decode(encode_row(copied, processor, None)["label_ids"]).startswith(f"[SUBQ] {question}")
     for record in (other, later, *records):
         assert encode_row(record, processor, None, learn_copies=False) == encode_row(record, processor, None)
+
+
+def test_where_records_come_from(make_task: Any, records: list[Record], tmp_path: Path) -> None:
+    task = make_task("ras")
+    config, (train, validation) = task.config, task.sources
+    assert list(train) == records
+    assert validation is not None
+    assert list(validation) == records[:4]
+
+    config.data.max_train_records, config.data.max_validation_records = 5, 2
+    config.data.tasks = ["planning"]
+    train, validation = type(task)(config).sources
+    assert list(train) == [record for record in records if record.task == "planning"][:5]
+    assert validation is not None
+    assert len(list(validation)) == 2
+
+
+def test_validation_is_optional_where_no_shards_exist(make_task: Any) -> None:
+    task = make_task("ras")
+    config, kind = task.config, type(task)
+    (Path(config.data.train) / "validation-00000.jsonl").unlink()
+    assert kind(config).sources[1] is None
+    # A single file has no splits.
+    config.data.train += "/train-00000.jsonl"
+    assert kind(config).sources[1] is None
+    kind(config).sources[0].check()
+    # But a place that was named must exist.
+    config.data.validation = "/nowhere"
+    with pytest.raises(FileNotFoundError, match="/nowhere"):
+        kind(config).sources[1].check()
+
+
+def test_inputs_are_checked_before_anything_is_loaded(make_task: Any, write_records: Any) -> None:
+    task = make_task("ras", {"data.tasks": ["answering"]})
+    write_records([], "validation", Path(task.config.data.train))
+    with pytest.raises(ValueError, match=r"split 'validation'\) holds no records of the tasks answering"):
+        train(task)
+    write_records([], "train", Path(task.config.data.train))
+    with pytest.raises(ValueError, match="split 'train'"):
+        train(task)
+
+
+def test_settings_reach_model_and_processor(make_task: Any, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.md"
+    plan.write_text("Plan it my way.\n")
+    task = make_task(
+        "ras",
+        {
+            "data.planning_prompt": str(plan),
+            "data.prompt_format": "plain",
+            "data.prompt_order": "history_first",
+            "data.max_input_tokens": 321,
+            "data.max_label_tokens": 45,
+            "data.evidence": "text",
+            "model.graph_architecture": "gat",
+            "model.graph_pooling": "union",
+            "model.lora_rank": 3,
+            "model.lora_alpha": 5,
+            "model.lora_targets": ["k_proj"],
+        },
+    )
+    model, processor = task.load()
+    settings = processor.settings
+    assert settings.planning_instruction == "Plan it my way."
+    assert (settings.prompt_format, settings.max_input_tokens, settings.max_label_tokens) == ("plain", 321, 45)
+    assert settings.prompt_order == "history_first"
+    assert (settings.evidence, settings.graph_pooling, settings.use_graph) == ("text", "union", True)
+    base = model.get_base_model()
+    assert (base.config.graph_architecture, base.config.graph_pooling) == ("gat", "union")
+    assert (base.config.graph_hidden_width, base.config.projector_width) == (16, 16)
+    lora = model.peft_config["default"]
+    assert (lora.r, lora.lora_alpha, lora.lora_dropout) == (3, 5, 0.1)
+    adapted = {name for name, p in model.named_parameters() if p.requires_grad and "lora_" in name}
+    assert adapted
+    assert all("k_proj" in name for name in adapted)
+
+
+def test_the_seed_makes_the_new_weights(make_task: Any) -> None:
+    def projector(seed: int) -> list[float]:
+        model, _ = make_task("ras", {"seed": seed}).load()
+        return model.get_base_model().projector.up.weight.flatten().tolist()
+
+    assert projector(1) == projector(1)
+    assert projector(1) != projector(2)
+
+
+def test_without_graph_nothing_is_embedded(begin_task: Any) -> None:
+    task = begin_task("ras", {"model.use_graph": False})
+    assert task.table is None
+    assert set(task.train.column_names) == {"input_ids", "label_ids", "marker", "length", "question"}
+    assert not list((Path(task.config.output_dir) / "cache").glob("embeddings-*"))
+
+
+def test_shared_prefixes_refuse_layers_with_a_window(make_task: Any) -> None:
+    shared = {"data.prompt_order": "history_first", "train.shared_prefixes": True}
+    with pytest.raises(ValueError, match=r"layers that see 8 tokens \(sliding_window\), samples have up to 2800"):
+        make_task("ras", shared, family="gemma3").load()
+
+
+@pytest.fixture
+def gold(monkeypatch: pytest.MonkeyPatch, records: list[Record]) -> dict[str, str]:
+    """Replies by question and task and number of steps, gold unless the test changes them."""
+    replies = {repr(record.input): record.label for record in records}
+
+    def generate_many(self: LocalGenerator, samples: list[ModelInput], limit: int, evidence: Any = None) -> Any:
+        return [Completion(replies[repr(sample)]) for sample in samples]
+
+    monkeypatch.setattr(LocalGenerator, "generate_many", generate_many)
+    return replies
+
+
+def scores(make_graph_llm: Any, records: list[Record]) -> dict[str, float]:
+    model, processor = make_graph_llm(use_graph=False)
+    return score_records(model, processor, None, records, 4, 8)
+
+
+def test_gold_replies_score_one(make_graph_llm: Any, records: list[Record], gold: dict[str, str]) -> None:
+    found = scores(make_graph_llm, records)
+    assert found["planning/action_accuracy"] == 1.0
+    assert found["planning/malformed"] == 0.0
+    assert found["answering/exact_match"] == 1.0
+
+
+def test_wrong_and_malformed_replies_are_counted(
+    make_graph_llm: Any, records: list[Record], gold: dict[str, str]
+) -> None:
+    gold[repr(records[0].input)] = "[SUFFICIENT]"
+    gold[repr(records[1].input)] = "I think [SUFFICIENT]"
+    gold[repr(records[2].input)] = "elsewhere"
+    found = scores(make_graph_llm, records)
+    assert found["planning/action_accuracy"] == pytest.approx(6 / 8)
+    assert found["planning/malformed"] == pytest.approx(1 / 8)
+    assert found["answering/exact_match"] == pytest.approx(3 / 4)
+
+
+def test_a_real_model_is_scored(make_graph_llm: Any, records: list[Record]) -> None:
+    model, processor = make_graph_llm()
+    found = score_records(model, processor, None, records[:4], 4, 4)
+    assert 0 <= found["planning/action_accuracy"] <= 1

@@ -1,33 +1,183 @@
-"""Pairs of text and triples become token ids with labels at the triples alone (RAS, section D.1).
+"""Text to triples, the f_t2t of RAS (sections 3.2 and D.1): a decoder or an encoder-decoder writes the facts of a text.
 
-Decoders read the chat that extraction uses (`models.extraction_pairs.extraction_chat`, `models.llm.chat.ChatEncoder`)
-and learn the reply and the token that ends it. A text without facts has the reply `NONE`, because a server takes an
-empty reply for a failure; `read_reply` knows the word. Encoder-decoders read the text alone, as in the paper, and learn
-an empty target for it.
+Decoders read the chat that extraction uses (`models.data.pairs.extraction_chat`, `models.llm.chat.ChatEncoder`) and
+learn the reply and the token that ends it. A text without facts has the reply `NONE`, because a server takes an empty
+reply for a failure; `read_reply` knows the word. Encoder-decoders read the text alone, as in the paper, and learn an
+empty target for it.
 
 Too long a source is cut on the right between two words; the title stands in front and stays. Too long a target loses
 whole triples from its end, never a part of one. Both are counted, and so are pairs that have not even room for one
 triple, which are left out: an empty target would teach that there are no facts.
+
+Defaults are the paper's: source 512 and target 256 tokens, AdamW with linear warm-up and decay, weight decay 0.01, an
+evaluation every 5,000 steps.
 """
 
 from __future__ import annotations
 
+import hashlib
+import heapq
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
-from tripletune.models.data.pairs import NO_FACTS, ExtractionPair, extraction_chat, render_target
+from tripletune.models.data.pairs import (
+    NO_FACTS,
+    ExtractionPair,
+    extraction_chat,
+    load_instruction,
+    read_pairs,
+    render_target,
+)
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.chat import ChatEncoder, end_tokens
 from tripletune.models.llm.client import Message
+from tripletune.models.options import other_default, setting
+from tripletune.train.config import DataSection, RunConfig, TrainSection, missing_files
+from tripletune.train.task import IGNORED, Examples, Scorer
+from tripletune.train.text import TextTask, TextTrainSection, generate_replies
 
-IGNORED = -100
+# Beside the weights: the instruction of a decoder, and what the model was made for.
+PROMPT_FILE, TASK_FILE = "prompt.md", "extractor.json"
 # Pairs that are tokenised in one call.
 _CHUNK = 256
 _PROBE = "probe"
 _COUNTED = ("pairs", "no_facts", "cut_sources", "cut_targets", "lost_triples", "left_out")
+
+
+@dataclass
+class PairSection(DataSection):
+    """Pairs of text and triples, and how they become tokens."""
+
+    train: str = other_default(DataSection, "train", "data/t2t")
+    prompt: str | None = setting(None, "file that replaces the instruction of decoders; saved with the model")
+    max_source_tokens: int = setting(512, "longest source; a longer one is cut on the right, at a word", at_least=16)
+    max_target_tokens: int = setting(
+        256, "longest target, its end included; a longer one loses its last triples", at_least=16
+    )
+
+    def check(self) -> list[str]:
+        """Problems that can be seen without loading anything."""
+        return super().check() + missing_files({"data.prompt": self.prompt})
+
+
+@dataclass
+class PairTrainSection(TextTrainSection):
+    """Optimisation."""
+
+    eval_steps: int | None = other_default(TrainSection, "eval_steps", 5000)
+    eval_max_new_tokens: int = other_default(TrainSection, "eval_max_new_tokens", 512)
+    eval_embedder: str | None = setting(None, "sentence encoder for the soft triple scores, which are left out without")
+
+
+@dataclass
+class PairConfig(RunConfig):
+    """A whole run."""
+
+    output_dir: str = other_default(RunConfig, "output_dir", "runs/extractor")
+    data: PairSection = field(default_factory=PairSection)
+    train: PairTrainSection = field(default_factory=PairTrainSection)
+
+
+class PairTask(TextTask):
+    """Trains an extractor on text-to-triples pairs."""
+
+    Config: ClassVar[type[RunConfig]] = PairConfig
+
+    @cached_property
+    def sources(self) -> tuple[Examples, Examples | None]:
+        """Training and validation pairs."""
+        return self.source_pair(read_pairs, what="text-to-triples pairs")
+
+    @cached_property
+    def instruction(self) -> str | None:
+        """The system's turn; encoder-decoders get the text alone."""
+        return None if self.seq2seq else load_instruction(self.config.data.prompt)
+
+    @cached_property
+    def encoder(self) -> PairEncoder:
+        """Makes the model's rows and prompts."""
+        data = self.config.data
+        limits = RowLimits(data.max_source_tokens, data.max_target_tokens)
+        return PairEncoder(
+            self.processor, self.instruction, limits, self.model.generation_config, self.config.model.base
+        )
+
+    def tokenised(self, source: Examples, cache: Path) -> Any:
+        """Rows of pairs."""
+        from tripletune.train.batches import cached_rows
+
+        limits = self.encoder.limits
+        key = ["pairs", source.digest, self.encoder.sample(), len(self.processor), limits.source, limits.target]
+        return cached_rows(key, cache, lambda counts: self.encoder.rows(source, counts))
+
+    def scorer(self) -> Scorer | None:
+        """Scores the triples that the model writes for some validation texts, as `tripletune eval extraction` does."""
+        train, validation = self.config.train, self.sources[1]
+        if validation is None or not train.eval_generate_records:
+            return None
+        pairs = choose_pairs(validation, train.eval_generate_records)
+        return lambda model, index, count: score_pairs(model, pairs, self.encoder, train, index, count)
+
+    def files(self) -> dict[str, str]:
+        """The instruction of decoders, and what the model was made for."""
+        about = {
+            "task": "text_to_triples",
+            "base_model": self.config.model.base,
+            "base_revision": self.config.model.revision,
+            "encoder_decoder": self.seq2seq,
+            "max_source_tokens": self.config.data.max_source_tokens,
+            "max_target_tokens": self.config.data.max_target_tokens,
+        }
+        files = {TASK_FILE: json.dumps(about, indent=2) + "\n"}
+        return files if self.instruction is None else files | {PROMPT_FILE: self.instruction + "\n"}
+
+
+TASK = PairTask
+
+
+def choose_pairs(pairs: Iterable[ExtractionPair], count: int) -> list[ExtractionPair]:
+    """The pairs whose texts have the smallest hashes: the same ones in any order of the data, in memory for them alone.
+
+    Args:
+        pairs: Validation pairs, streamed.
+        count: How many.
+    """
+    keyed = ((hashlib.sha256(pair.source_text.encode(errors="replace")).digest(), pair.id, pair) for pair in pairs)
+    return [pair for _, _, pair in heapq.nsmallest(count, keyed, key=lambda item: item[:2])]
+
+
+def score_pairs(
+    model: Any,
+    pairs: Sequence[ExtractionPair],
+    encoder: PairEncoder,
+    train: PairTrainSection,
+    process_index: int = 0,
+    num_processes: int = 1,
+) -> dict[str, float]:
+    """Scores of a model's triples, such as `rougeL`, `normalised/micro/f1` and `malformed_output` (RAS, figure 15)."""
+    from tripletune.eval.statistics import flatten_means
+    from tripletune.eval.triples import Prediction, score_extractions
+    from tripletune.models.local.grammar import Repetition
+
+    # A cut text has not all its facts any more, but the model was trained on cut ones, and use cuts it too.
+    sources = encoder.cut_sources([pair.source_text for pair in pairs], Counter())
+    # As extraction does at use: a small model now and then repeats itself up to the limit.
+    enough = Repetition(encoder.tokenizer).found
+    prompts = encoder.prompts(sources)
+    replies = generate_replies(model, encoder.tokenizer, prompts, train, process_index, num_processes, enough)
+    embed = None
+    if train.eval_embedder is not None:
+        from tripletune.rag.retrieval.retrievers import load_embedder
+
+        embed = load_embedder(train.eval_embedder)
+    summary = score_extractions((Prediction.of(*both) for both in zip(pairs, replies)), embed)
+    return flatten_means(summary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +198,7 @@ class PairEncoder:
 
     Args:
         tokenizer: The model's tokenizer.
-        instruction: The system's turn, from `models.extraction_pairs.load_instruction`; None for encoder-decoders,
+        instruction: The system's turn, from `models.data.pairs.load_instruction`; None for encoder-decoders,
             which get the text alone.
         limits: Longest source and target.
         generation_config: The model's, which knows all tokens that end a reply.
@@ -79,7 +229,7 @@ class PairEncoder:
         """What the model reads of texts that are short enough.
 
         Args:
-            sources: From `models.extraction_pairs.render_source`.
+            sources: From `models.data.pairs.render_source`.
         """
         if not sources:
             return []

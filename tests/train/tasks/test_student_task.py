@@ -17,18 +17,18 @@ from tripletune.models.loading import load_causal_lm
 from tripletune.models.local.decoding import end_tokens
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
 from tripletune.rag.triples.sentences import Fact
-from tripletune.train.distill_config import DistillConfig, folder_and_share
-from tripletune.train.distill_data import (
-    DecisionScorer,
-    TrajectorySource,
+from tripletune.train.run import make_rows
+from tripletune.train.sampling import EpochSampler, RepeatedSteps
+from tripletune.train.task import Examples
+from tripletune.train.tasks import cirag_distill
+from tripletune.train.tasks.cirag_distill import (
+    StudentTask,
     choose_cases,
-    load_trajectories,
-    shared_prompt,
-    teachers,
-    trajectory_sources,
+    folder_and_share,
+    score_cases,
 )
-from tripletune.train.sampling import EpochSampler
-from tripletune.train.teacher import RepeatedSteps, check_same_width, load_teacher
+from tripletune.train.tasks.cirag_on_policy import OnPolicyConfig, OnPolicyTask, check_same_width, load_teacher
+from tripletune.train.text import TextTrainSection
 from tripletune.train.trajectory_rows import RowOptions, TrajectoryEncoder
 
 PASSAGE = Passage("Kelm", "Kelm is a town.")
@@ -57,16 +57,16 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "a", tmp_path / "b"
 
 
-def config_of(**data: Any) -> DistillConfig:
-    config = DistillConfig()
+def task_of(kind: type[StudentTask] = StudentTask, **data: Any) -> StudentTask:
+    config = kind.Config()
     for name, value in data.items():
         setattr(config.data, name, value)
-    return config
+    return kind(config)
 
 
 def test_no_question_of_validation_is_trained_on(folders: tuple[Path, Path]) -> None:
     first, second = map(str, folders)
-    train, validation = trajectory_sources(config_of(train=[first, second]))
+    train, validation = task_of(train=[first, second]).sources
     assert validation is not None
     held_out = {one.question_id for one in validation}
     assert held_out == {f"q{n}" for n in range(90, 100)}
@@ -74,60 +74,64 @@ def test_no_question_of_validation_is_trained_on(folders: tuple[Path, Path]) -> 
     assert Counter(one.model for one in found) == {"a": 90, "b": 90}
     assert not held_out & {one.question_id for one in found}
     # Also those that a limit passes over while evaluating.
-    train, validation = trajectory_sources(config_of(train=[first, second], max_validation_records=3))
+    train, validation = task_of(train=[first, second], max_validation_records=3).sources
     assert validation is not None
     assert (len(list(train)), len(list(validation))) == (180, 3)
-    train, validation = trajectory_sources(config_of(train=[first]))
+    train, validation = task_of(train=[first]).sources
     assert (len(list(train)), validation) == (100, None)
     with pytest.raises(FileNotFoundError, match=r"no validation\*\.jsonl"):
-        list(trajectory_sources(config_of(train=[first], validation=[first])))
+        list(task_of(train=[first], validation=[first]).sources)
 
 
 def test_shares_take_whole_questions(folders: tuple[Path, Path]) -> None:
     first, second = map(str, folders)
-    part = TrajectorySource(((first, 0.4), (second, 0.4)), "train")
+
+    def taken(*places: str, **data: Any) -> Examples:
+        return task_of(train=list(places), validation=[f"{second}"], **data).sources[0]
+
+    part = taken(f"{first}=0.4", f"{second}=0.4")
     chosen = {teacher: {one.question_id for one in part if one.model == teacher} for teacher in ("a", "b")}
     assert 25 <= len(chosen["a"]) <= 55
-    assert chosen["b"] == {name for name in chosen["a"] if int(name[1:]) < 90}
-    assert part.digest() != TrajectorySource(((first, 0.4), (second, 0.5)), "train").digest()
-    limited = TrajectorySource(((first, 1.0), (second, 1.0)), "train", 7)
+    assert chosen["b"] == chosen["a"]
+    assert part.digest != taken(f"{first}=0.4", f"{second}=0.5").digest
+    limited = taken(first, second, max_train_records=7)
     assert Counter(one.model for one in limited) == {"a": 7, "b": 7}
     assert folder_and_share("runs/x=0.25") == ("runs/x", 0.25)
     assert folder_and_share("runs/lr=low") == ("runs/lr=low", 1.0)
 
 
 def test_the_prompt_that_all_trajectories_have(folders: tuple[Path, Path]) -> None:
-    config = config_of(train=[str(folder) for folder in folders])
-    assert shared_prompt(config) == "Go."
+    places = [str(folder) for folder in folders]
+    assert task_of(train=places).shared_prompt == "Go."
     with (folders[0] / "train-00000.jsonl").open("a") as file:
         file.write(json.dumps(trajectory(200, prompt="Go on.").to_json()) + "\n")
-    assert shared_prompt(config) is None
+    assert task_of(train=places).shared_prompt is None
 
 
 def test_rows_prompts_and_counts(folders: tuple[Path, Path], tiny_llama: Path, tmp_path: Path) -> None:
-    model, tokenizer = load_causal_lm(tiny_llama, torch.float32)
-    config = config_of(train=[str(folder) for folder in folders], max_train_records=3, max_tokens=1024)
-    config.data.max_prompt_tokens = 900
-    config.output_dir, config.model.base = str(tmp_path / "run"), str(tiny_llama)
-    config.train.eval_generate_records = 4
-    data = load_trajectories(config, model, tokenizer)
-    assert (len(data.train), len(data.validation)) == (6, 10)
-    assert teachers(data.counts["train"]) == {"a": 3, "b": 3}
-    assert data.scorer is not None
-    assert len(data.scorer.cases) == 4
-    config.train.method = "on_policy"
-    prompts = load_trajectories(config, model, tokenizer).train
+    def begun(kind: type[StudentTask]) -> StudentTask:
+        places = [str(folder) for folder in folders]
+        task = task_of(kind, train=places, max_train_records=3, max_tokens=1024, max_prompt_tokens=900)
+        task.model, task.processor = load_causal_lm(tiny_llama, torch.float32)
+        task.config.output_dir, task.config.model.base = str(tmp_path / "run"), str(tiny_llama)
+        make_rows(task)
+        return task
+
+    task = begun(StudentTask)
+    assert (len(task.train), len(task.validation)) == (6, 10)
+    assert task.facts() == {"teachers": {"a": 3, "b": 3}}
+    prompts = begun(OnPolicyTask).train
     assert len(prompts) == 12
-    assert tokenizer.decode(prompts[0]["input_ids"]).endswith("<|im_start|>assistant\n")
+    assert task.processor.decode(prompts[0]["input_ids"]).endswith("<|im_start|>assistant\n")
     assert prompts[0]["length"] == len(prompts[0]["input_ids"])
     # Each prompt begins the row of its trajectory.
-    assert data.train[0]["input_ids"][: prompts[1]["length"]] == prompts[1]["input_ids"]
+    assert task.train[0]["input_ids"][: prompts[1]["length"]] == prompts[1]["input_ids"]
 
 
 def test_scores_while_training(folders: tuple[Path, Path], tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = load_causal_lm(tiny_llama, torch.float32)
     encoder = TrajectoryEncoder(tokenizer, end_tokens(model, tokenizer), RowOptions(max_prompt_tokens=900))
-    cases = choose_cases(TrajectorySource(((str(folders[1]), 1.0),), "validation"), 5)
+    cases = choose_cases(task_of(train=[str(folders[1])]).sources[1] or [], 5)
     assert [case.id for case in cases] == [
         case.id for case in choose_cases(reversed([trajectory(n, "b") for n in range(90, 100)]), 5)
     ]
@@ -137,8 +141,8 @@ def test_scores_while_training(folders: tuple[Path, Path], tiny_llama: Path, mon
         asked.extend(prompts)
         return [write_decision(case.gold) for case in cases]
 
-    monkeypatch.setattr("tripletune.train.distill_data.generate_replies", reply)
-    scores = DecisionScorer(cases, encoder, tokenizer, 2, 8)(model)
+    monkeypatch.setattr(cirag_distill, "generate_replies", reply)
+    scores = score_cases(model, cases, encoder, tokenizer, TextTrainSection())
     assert {name: scores[name] for name in ("core_f1", "stop_accuracy", "malformed")} == {
         "core_f1": 1.0, "stop_accuracy": 1.0, "malformed": 0.0
     }  # fmt: skip
@@ -160,7 +164,7 @@ def test_prompts_of_a_step_come_once_for_each_micro_batch() -> None:
 
 def test_a_teacher_shares_the_vocabulary(tiny_llama: Path, tiny_model: Any, tmp_path: Path) -> None:
     student, tokenizer = load_causal_lm(tiny_llama, torch.float32)
-    config = DistillConfig()
+    config = OnPolicyConfig()
     config.train.teacher = str(tiny_model("qwen2"))
     teacher = load_teacher(config, tokenizer)
     check_same_width(student, teacher)
@@ -171,3 +175,19 @@ def test_a_teacher_shares_the_vocabulary(tiny_llama: Path, tiny_model: Any, tmp_
     tokenizer.add_tokens(["<|new|>"])
     with pytest.raises(ValueError, match=r"do not share a vocabulary \(384 and 385 tokens, 0 of"):
         load_teacher(config, tokenizer)
+
+
+# On-policy distillation
+
+
+def test_a_student_that_is_its_teacher_has_nothing_to_learn(begin_task: Any, tiny_llama: Path, tmp_path: Path) -> None:
+    trainer = begin_task("cirag_on_policy", {"train.teacher": str(tiny_llama), "train.max_steps": 1}).trainer()
+    trainer.train()
+    losses = (tmp_path / "run" / "losses.jsonl").read_text().splitlines()
+    assert json.loads(losses[0])["loss"] == pytest.approx(0, abs=2e-3)  # the teacher is in bfloat16
+
+
+def test_too_few_prompts_for_a_step(begin_task: Any) -> None:
+    trainer = begin_task("cirag_on_policy", {"train.gradient_accumulation": 40}).trainer()
+    with pytest.raises(ValueError, match="there are 12 prompts, and an optimiser step takes 80"):
+        trainer.train()

@@ -1,22 +1,33 @@
 """A run goes on with what it was begun with, and says what differs."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import yaml
+from safetensors.torch import save_file
 
-from tripletune.train.config import RunConfig, load_config, to_yaml
-from tripletune.train.run_folder import save_run_settings
-from tripletune.train.same_run import check_same_run, forget_checkpoints, only_run_in, set_result_aside
+from tripletune.models.options import load_config
+from tripletune.train.resume import (
+    check_same_run,
+    forget_checkpoints,
+    newest_checkpoint,
+    only_run_in,
+    save_run_settings,
+    set_result_aside,
+)
+from tripletune.train.tasks.ras import GraphConfig
 
 
-def begun(tmp_path: Path, **changes: Any) -> RunConfig:
-    return load_config(RunConfig, None, {"output_dir": str(tmp_path), **changes})
+def begun(tmp_path: Path, **changes: Any) -> GraphConfig:
+    return load_config(GraphConfig, None, {"output_dir": str(tmp_path), **changes})
 
 
-def goes_on(config: RunConfig, digest: str = "aa") -> bool:
+def goes_on(config: GraphConfig, digest: str = "aa") -> bool:
     try:
         check_same_run(config, digest)
     except ValueError:
@@ -60,7 +71,7 @@ def test_how_it_is_watched_kept_and_computed_may_change(change: dict[str, Any], 
         ({"data.tasks": "planning"}, "data.tasks was"),
         ({"seed": 1}, "seed was 42 and is 1"),
         ({"data.prompt_order": "history_first"}, "data.prompt_order was 'instruction_first' and is 'history_first'"),
-        ({"train.batch_size": 4}, "records a step were 4 on 1 process\(es\) and are 8 on 1"),
+        ({"train.batch_size": 4}, "records per step were 4 on 1 process\(es\) and are 8 on 1"),
     ],
 )
 def test_what_is_learned_may_not(change: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -75,26 +86,6 @@ def test_other_data_under_the_same_name_are_noticed(tmp_path: Path) -> None:
     save_run_settings(begun(tmp_path), "aa")
     with pytest.raises(ValueError, match="the training data have another content"):
         check_same_run(begun(tmp_path), "bb")
-    save_run_settings(begun(tmp_path))  # by an earlier version, which kept no digest
-    check_same_run(begun(tmp_path), "bb")
-
-
-def test_settings_that_a_later_version_added_do_not_count(tmp_path: Path) -> None:
-    lines = to_yaml(begun(tmp_path)).splitlines()
-    (tmp_path / "config.yaml").write_text("\n".join(line for line in lines if "action_weight" not in line))
-    assert goes_on(begun(tmp_path, **{"train.action_weight": 3.0}))
-    assert not goes_on(begun(tmp_path, seed=1))
-    (tmp_path / "config.yaml").write_text("{cut off")
-    assert goes_on(begun(tmp_path, seed=1))
-
-
-def test_options_that_did_not_exist_were_off(tmp_path: Path) -> None:
-    lines = to_yaml(begun(tmp_path)).splitlines()
-    kept = [line for line in lines if "prompt_order" not in line and "shared_prefixes" not in line]
-    assert len(kept) == len(lines) - 2
-    (tmp_path / "config.yaml").write_text("\n".join(kept))
-    assert goes_on(begun(tmp_path))
-    assert not goes_on(begun(tmp_path, **{"data.prompt_order": "history_first"}))
 
 
 def test_with_shared_prefixes_the_micro_batch_makes_the_order(tmp_path: Path) -> None:
@@ -118,7 +109,7 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
 
 def test_the_folder_of_a_killed_process_is_free(tmp_path: Path) -> None:
     hold = (
-        "import os, signal, sys\nfrom tripletune.train.same_run import only_run_in\n"
+        "import os, signal, sys\nfrom tripletune.train.resume import only_run_in\n"
         "with only_run_in(sys.argv[1]):\n    print('held', flush=True)\n    sys.stdin.read()\n"
     )
     with subprocess.Popen(
@@ -136,7 +127,7 @@ def test_the_folder_of_a_killed_process_is_free(tmp_path: Path) -> None:
         pass
 
 
-def test_a_run_that_starts_anew_forgets_checkpoints_alone(tmp_path: Path) -> None:
+def test_a_run_that_starts_again_forgets_checkpoints_alone(tmp_path: Path) -> None:
     for name in ("checkpoint-500", "checkpoint-1000", "final", "cache"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text("x")
@@ -158,12 +149,58 @@ def test_the_result_of_an_earlier_run_is_set_aside(tmp_path: Path) -> None:
 def test_the_records_of_a_step_count_all_processes(
     tmp_path: Path, processes: int, batch: int, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tripletune.train.run_folder.process_count", lambda: 2)
+    monkeypatch.setattr("tripletune.train.resume.process_count", lambda: 2)
     save_run_settings(begun(tmp_path, **{"train.batch_size": 2}), "aa")
-    monkeypatch.setattr("tripletune.train.same_run.process_count", lambda: processes)
+    monkeypatch.setattr("tripletune.train.resume.process_count", lambda: processes)
     config = begun(tmp_path, **{"train.batch_size": batch})
     if fits:
         check_same_run(config, "aa")
         return
-    with pytest.raises(ValueError, match=r"records a step were 8 on 2 process\(es\) and are"):
+    with pytest.raises(ValueError, match=r"records per step were 8 on 2 process\(es\) and are"):
         check_same_run(config, "aa")
+
+
+def test_the_run_folder_says_what_ran(make_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123-secret")
+    monkeypatch.setenv("HF_TOKEN", "4567-secret")
+    monkeypatch.setattr(sys, "argv", ["ras_multitask.py", "--seed", "1"])
+    config = make_config({"seed": 1})
+    save_run_settings(config, "aa")
+    folder = Path(config.output_dir)
+    resolved = yaml.safe_load((folder / "config.yaml").read_text())
+    assert resolved["seed"] == 1
+    assert resolved["train"]["warmup_ratio"] == 0.15
+    about = json.loads((folder / "environment.json").read_text())
+    assert about["command"] == ["ras_multitask.py", "--seed", "1"]
+    assert about["versions"]["torch"]
+    assert "secret" not in "".join(path.read_text() for path in folder.iterdir() if path.is_file())
+
+
+def test_a_checkpoint_without_its_end_is_passed_over(tmp_path: Path) -> None:
+    assert newest_checkpoint(tmp_path) is None
+    assert newest_checkpoint(tmp_path / "nowhere") is None
+    for step in (9, 10, 100):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-100"
+    (tmp_path / "checkpoint-100" / "trainer_state.json").write_text('{"global_st')
+    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
+    (tmp_path / "checkpoint-10" / "trainer_state.json").unlink()
+    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-9"
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "optimizer.pt", "rng_state.pth"])
+def test_a_checkpoint_with_a_cut_off_file_is_passed_over(name: str, tmp_path: Path, caplog: Any) -> None:
+    for step in (1, 2):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        save_file({"weight": torch.zeros(64)}, folder / "adapter_model.safetensors")
+        torch.save({"state": torch.zeros(64)}, folder / "optimizer.pt")
+        torch.save({"state": torch.zeros(64)}, folder / "rng_state.pth")
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
+    file = tmp_path / "checkpoint-2" / name
+    file.write_bytes(file.read_bytes()[:-40])
+    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-1"
+    assert f"{tmp_path / 'checkpoint-2'} is passed over" in caplog.text
+    assert name in caplog.text

@@ -17,7 +17,7 @@ from tripletune.models.data.pairs import (
 )
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.chat import ChatEncoder
-from tripletune.train.extraction_rows import PairEncoder, RowLimits
+from tripletune.train.tasks.text_to_triples import PairEncoder, RowLimits
 
 INSTRUCTION = load_instruction()
 LONG = "Ada Lovelace, who was born in London, wrote the first program for a machine that was never built. " * 30

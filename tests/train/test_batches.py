@@ -1,0 +1,156 @@
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tripletune.models.data.records import Record
+from tripletune.models.graph_llm.embeddings import EmbeddingTable
+from tripletune.models.graph_llm.processor import GraphLLMProcessor
+from tripletune.train.batches import RecordCollator, cached_rows, pack_rows, rows_meta
+from tripletune.train.task import IGNORED, Examples
+from tripletune.train.tasks.ras import encode_row
+
+Rows = Callable[[Counter[str]], Iterator[dict[str, Any]]]
+
+
+def rows_of(lengths: list[int]) -> Rows:
+    def rows(counts: Counter[str]) -> Iterator[dict[str, Any]]:
+        counts["seen"] += len(lengths)
+        for number, length in enumerate(lengths):
+            yield {
+                "input_ids": [number] * length,
+                "labels": [-100] * (length - 1) + [number],
+                "length": length,
+            }
+
+    return rows
+
+
+def never(counts: Counter[str]) -> Iterator[dict[str, Any]]:
+    raise AssertionError("tokenised again")
+    yield {}
+
+
+def test_rows_are_written_once(tmp_path: Path) -> None:
+    found = cached_rows(["key"], tmp_path, rows_of([3, 5]))
+    assert found[1] == {"input_ids": [1] * 5, "labels": [-100] * 4 + [1], "length": 5}
+    assert rows_meta(found) == {"rows": 2, "tokens": 8, "label_tokens": 2, "seen": 2}
+    again = cached_rows(["key"], tmp_path, never)
+    assert again[:] == found[:]
+    # Another key, another file.
+    assert len(cached_rows(["other"], tmp_path, rows_of([4]))) == 1
+
+
+def test_rows_that_were_cut_off_are_written_anew(tmp_path: Path) -> None:
+    def dies(counts: Counter[str]) -> Iterator[dict[str, Any]]:
+        yield from rows_of([3])(counts)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cached_rows(["key"], tmp_path, dies)
+    assert len(cached_rows(["key"], tmp_path, rows_of([3, 5]))) == 2
+
+
+def test_no_rows_say_why(tmp_path: Path) -> None:
+    def nothing(counts: Counter[str]) -> Iterator[dict[str, Any]]:
+        counts["left_out"] = 7
+        yield from ()
+
+    with pytest.raises(ValueError, match=r"no rows to learn from \(left_out 7\)"):
+        cached_rows(["key"], tmp_path, nothing)
+
+
+def test_packs_are_made_once_and_hold_whole_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = cached_rows(["key"], tmp_path, rows_of([60, 30, 40, 64, 1]))
+    packs = pack_rows(dataset, 64)
+    assert sorted(length for pack in packs for length in pack["seq_lengths"]) == [1, 30, 40, 60, 64]
+    assert all(sum(pack["seq_lengths"]) == len(pack["input_ids"]) == len(pack["labels"]) <= 64 for pack in packs)
+    monkeypatch.setattr("trl.pack_dataset", lambda *args: pytest.fail("packed again"))
+    assert pack_rows(cached_rows(["key"], tmp_path, never), 64)[:] == packs[:]
+
+
+def test_a_row_longer_than_a_pack_is_an_error_and_not_cut(tmp_path: Path) -> None:
+    dataset = cached_rows(["key"], tmp_path, rows_of([3, 65]))
+    with pytest.raises(ValueError, match="pack_tokens 64: the longest sample has 65 tokens"):
+        pack_rows(dataset, 64)
+
+
+def test_the_digest_follows_content_and_selection(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+
+    def digest(**options: Any) -> str:
+        return Examples(lambda path, split: iter(()), ((str(path), 1.0),), "train", **options).digest
+
+    path.write_text(json.dumps({"id": "1"}) + "\n")
+    first = digest(limit=5)
+    assert digest(limit=5) == first
+    assert len({first, digest(limit=6), digest(limit=5, selection=("planning",))}) == 3
+    path.write_text(json.dumps({"id": "2"}) + "\n")
+    assert digest(limit=5) != first
+
+
+@pytest.fixture
+def processor(tokenizer: Any) -> GraphLLMProcessor:
+    return GraphLLMProcessor.create(tokenizer)
+
+
+def test_label_and_end_of_sequence_alone_are_learned(processor: GraphLLMProcessor, records: list[Record]) -> None:
+    rows = [encode_row(record, processor, None) for record in records]
+    batch = RecordCollator(processor.tokenizer.pad_token_id, None)(rows)
+    eos = processor.tokenizer.eos_token
+    for ids, labels, record in zip(batch["input_ids"], batch["labels"], records):
+        learned = labels != IGNORED
+        assert torch.equal(labels[learned], ids[learned])
+        assert processor.tokenizer.decode(ids[learned]) == record.label + eos
+        # The learned tokens follow the prompt without a gap, and padding follows them.
+        places = learned.nonzero().flatten().tolist()
+        assert places == list(range(places[0], places[-1] + 1))
+        assert ids[: places[0]].tolist() == processor.encode_input(record.input).input_ids
+        assert set(ids[places[-1] + 1 :].tolist()) <= {processor.tokenizer.pad_token_id}
+
+
+def test_the_length_is_rounded_up(processor: GraphLLMProcessor, records: list[Record]) -> None:
+    rows = [encode_row(record, processor, None) for record in records[:3]]
+    longest = max(row["length"] for row in rows)
+    assert RecordCollator(3, None)(rows)["input_ids"].shape == (3, -(-longest // 8) * 8)
+    assert RecordCollator(3, None, pad_to_multiple_of=1)(rows)["input_ids"].shape == (3, longest)
+    assert "attention_mask" not in RecordCollator(3, None)(rows)
+
+
+def test_graphs_are_those_of_the_records(
+    processor: GraphLLMProcessor, records: list[Record], tiny_encoder: Any, tmp_path: Any
+) -> None:
+    strings = [text for record in records for graph in processor.graphs(record.steps) for text in graph.strings]
+    table = EmbeddingTable.build(strings, str(tiny_encoder), tmp_path, progress=False)
+    chosen = [records[1], records[3], records[9]]
+    batch = RecordCollator(3, table)([encode_row(record, processor, table) for record in chosen])
+    graphs = batch["graphs"]
+    assert graphs.num_graphs == 3
+    names = [name for record in chosen for graph in processor.graphs(record.steps) for name in graph.nodes]
+    rows = table.rows(names)
+    assert torch.equal(graphs.x, table.vectors([rows[name] for name in names]))
+    assert [int((graphs.batch == number).sum()) for number in range(3)] == [5, 0, 3]
+    assert graphs.subgraph_of.tolist() == [0] * 3 + [1] * 2 + [2] * 3
+
+
+def test_action_weight_reaches_the_marker_tokens_alone(records: list[Record], processor: GraphLLMProcessor) -> None:
+    rows = [encode_row(record, processor, None) for record in records]
+    batch = RecordCollator(3, None, action_weight=4.0)(rows)
+    for record, ids, weights in zip(records, batch["input_ids"], batch["label_weights"]):
+        heavy = processor.tokenizer.decode(ids[weights == 4.0])
+        assert heavy == (record.action.value if record.task == "planning" else "")
+        assert set(weights.tolist()) <= {1.0, 4.0}
+    assert "label_weights" not in RecordCollator(3, None)(rows)
+
+
+def test_answer_weight_reaches_the_labels_of_answers_alone(records: list[Record], processor: GraphLLMProcessor) -> None:
+    rows = [encode_row(record, processor, None) for record in records]
+    batch = RecordCollator(3, None, action_weight=4.0, answer_weight=2.5)(rows)
+    for record, row, ids, weights in zip(records, rows, batch["input_ids"], batch["label_weights"]):
+        chosen = ids[weights == 2.5].tolist()
+        assert chosen == ([] if record.task == "planning" else row["label_ids"])
+        assert bool((weights == 4.0).any()) == (record.task == "planning")

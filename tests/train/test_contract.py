@@ -1,0 +1,181 @@
+"""What holds for everything that can be trained: one loss, its logs, exact resume, early refusals, a dry run."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import TrainerCallback
+
+from tripletune.models.registry import names_in
+from tripletune.train.engine import EngineMixin
+from tripletune.train.resume import newest_checkpoint
+from tripletune.train.run import TASKS, train
+
+Make = Callable[..., Any]
+SHARED = {"data.prompt_order": "history_first", "train.shared_prefixes": True, "train.batch_size": 3}
+PACKED = {"train.packing": True, "train.pack_tokens": 512, "train.batch_size": 1}
+# Each way in which a task can train; a new task gets a line, and tiny data in `conftest.py:make_task`.
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "ras": ("ras", {}, {}),
+    "ras, shared prefixes": ("ras", SHARED, {}),
+    "text_to_triples": ("text_to_triples", {}, {}),
+    "text_to_triples, encoder-decoder": ("text_to_triples", {}, {"seq2seq": True}),
+    "text_to_triples, packed": ("text_to_triples", PACKED, {}),
+    "cirag_distill": ("cirag_distill", {}, {}),
+    "cirag_on_policy": ("cirag_on_policy", {}, {}),
+}
+EACH = pytest.mark.parametrize("case", CASES)
+STEPS = {"train.gradient_accumulation": 1, "train.max_steps": 6, "train.save_steps": 2, "train.eval_steps": 3}
+
+
+def rows(task: Any, name: str) -> list[dict[str, Any]]:
+    lines = (Path(task.config.output_dir) / name).read_text().splitlines()
+    return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines]
+
+
+def made(make: Make, case: str, overrides: dict[str, Any] | None = None) -> Any:
+    name, own, options = CASES[case]
+    return make(name, {**own, **(overrides or {})}, **options)
+
+
+def test_every_task_is_here() -> None:
+    assert {name for name, _, _ in CASES.values()} == set(names_in(TASKS))
+
+
+@EACH
+def test_a_run_its_logs_and_its_result(
+    case: str, make_task: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated: list[int] = []
+    original = EngineMixin.evaluation_loop
+
+    def loop(self: Any, *args: Any, **kwargs: Any) -> Any:
+        evaluated.append(self.state.global_step)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(EngineMixin, "evaluation_loop", loop)
+    task = made(make_task, case, STEPS)
+    train(task)
+    assert evaluated == [3, 6], "the last step's evaluation is not repeated"
+    found = rows(task, "losses.jsonl")
+    assert [line["step"] for line in found] == [1, 2, 3, 4, 5, 6]
+    evaluations = rows(task, "evaluations.jsonl")
+    assert [line["step"] for line in evaluations] == [3, 6]
+    assert len(evaluations[0]) > 3, "scores of generated replies stand beside the loss"
+    result = json.loads((tmp_path / "run" / "final" / "training.json").read_text())
+    assert result["steps"] == 6
+    assert result["evaluation"]["eval_loss"] == evaluations[-1]["loss"]
+    assert result["data"]["train"]["sha256"] == task.sources[0].digest
+    assert not list((tmp_path / "run").rglob("training_args.bin"))
+    assert not list((tmp_path / "run").rglob("README.md"))
+
+
+@EACH
+def test_a_resumed_run_is_the_uninterrupted_run(
+    case: str, make_task: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = made(make_task, case, {**STEPS, "output_dir": str(tmp_path / "whole")})
+    train(whole)
+
+    class Killed(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 5:
+                raise KeyboardInterrupt
+
+    original = EngineMixin.begin_run
+
+    def begin_run(self: Any, task: Any) -> None:
+        original(self, task)
+        self.add_callback(Killed())
+
+    parts = made(make_task, case, {**STEPS, "output_dir": str(tmp_path / "parts")})
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineMixin, "begin_run", begin_run)
+        with pytest.raises(KeyboardInterrupt):
+            train(parts)
+    assert newest_checkpoint(parts.config.output_dir) == tmp_path / "parts" / "checkpoint-4"
+    train(made(make_task, case, {**STEPS, "output_dir": str(tmp_path / "parts")}))
+    for name in ("losses.jsonl", "evaluations.jsonl"):
+        assert rows(parts, name) == rows(whole, name)
+    one, other = (load_file(tmp_path / name / "final" / "adapter_model.safetensors") for name in ("whole", "parts"))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@EACH
+def test_the_evaluation_loss_is_a_mean_over_label_tokens(
+    case: str, begin_task: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Two batches, of one loss and three label tokens, and of another loss and one.
+    trainer = made(begin_task, case, {"train.eval_batch_size": 1}).trainer()
+    given = {}
+    for place in range(len(trainer.eval_dataset)):
+        given[place] = (float(place + 1), 10 ** (place % 3))
+    calls = iter(given.values())
+    current: list[tuple[float, int]] = []
+
+    def compute_loss(*args: Any, **kwargs: Any) -> torch.Tensor:
+        current.append(next(calls))
+        return torch.tensor(current[-1][0])
+
+    monkeypatch.setattr(trainer, "compute_loss", compute_loss)
+    monkeypatch.setattr(trainer, "label_tokens", lambda inputs: torch.tensor(current[-1][1]))
+    trainer.scorer = None
+    expected = sum(loss * tokens for loss, tokens in given.values()) / sum(tokens for _, tokens in given.values())
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected)
+
+
+# The replies of on-policy distillation are drawn.
+@pytest.mark.parametrize("case", [case for case in CASES if case != "cirag_on_policy"])
+def test_the_evaluation_loss_does_not_depend_on_the_batch_size(case: str, begin_task: Make) -> None:
+    found = []
+    for size in (1, 2, 5):
+        trainer = made(begin_task, case, {"train.eval_batch_size": size}).trainer()
+        trainer.scorer = None
+        found.append(trainer.evaluate()["eval_loss"])
+    assert found == pytest.approx([found[0]] * 3, rel=1e-5)
+
+
+@EACH
+def test_what_cannot_work_is_refused_before_anything_is_loaded(
+    case: str, make_task: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(self: Any) -> None:
+        raise AssertionError("loaded")
+
+    kind = type(made(make_task, case))
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "load", load)
+        (tmp_path / "file").write_text("x")
+        with pytest.raises(NotADirectoryError, match=r"output_dir .*file is a file"):
+            train(made(make_task, case, {"output_dir": str(tmp_path / "file")}))
+        with pytest.raises(OSError, match="file"):
+            train(made(make_task, case, {"output_dir": str(tmp_path / "file" / "run")}))
+    train(made(make_task, case, {"train.max_steps": 1, "train.save_steps": 1, "train.eval_batch_size": 4}))
+    monkeypatch.setattr(kind, "load", load)
+    with pytest.raises(ValueError, match=r"checkpoints of another run: train\.learning_rate was 0\.01 and is 0\.5"):
+        train(made(make_task, case, {"train.max_steps": 1, "train.learning_rate": 0.5}))
+    with pytest.raises(AssertionError, match="loaded"):
+        train(made(make_task, case, {"train.max_steps": 1, "train.save_steps": 9, "train.eval_batch_size": 3}))
+
+
+@EACH
+def test_a_dry_run_says_what_the_run_does(
+    case: str, make_task: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = made(make_task, case, {"train.epochs": 1.5})
+    train(task, dry_run=True)
+    shown = capsys.readouterr().out
+    assert "learning_rate: 0.01" in shown
+    assert "validation: rows" in shown
+    assert shown.count("⟦") == shown.count("⟧")
+    assert ("⟧" in shown.rsplit("first row", 1)[1].split("\n", 1)[1]) == (case != "cirag_on_policy")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["cache"]
+    again = made(make_task, case, {"train.epochs": 1.5})
+    train(again)
+    steps = json.loads((tmp_path / "run" / "final" / "training.json").read_text())["steps"]
+    assert f"  {steps} optimiser steps of " in shown

@@ -1,0 +1,228 @@
+"""Training on plain text in this process: what a step computes, labels alone, packs, and encoder-decoders."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tripletune.models.label_loss import learn_labels_only
+from tripletune.train.batches import TextCollator
+from tripletune.train.tasks.text_to_triples import (
+    PairEncoder,
+    PairTrainSection,
+    RowLimits,
+    choose_pairs,
+    score_pairs,
+)
+from tripletune.train.text import TextTrainSection, generate_replies
+
+
+@pytest.fixture(params=["decoder", "seq2seq"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def log(trainer: Any) -> list[float]:
+    lines = (Path(trainer.config.output_dir) / "losses.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines]
+
+
+@pytest.fixture
+def trainer_of(begin_task: Callable[..., Any], kind: str) -> Callable[..., Any]:
+    """A trainer of the kind: `trainer_of({"train.epochs": 2})`."""
+    return lambda overrides: begin_task("text_to_triples", overrides, seq2seq=kind == "seq2seq").trainer()
+
+
+Make = Callable[..., Any]
+
+
+def test_accumulation_of_two_times_two_is_a_batch_of_four(trainer_of: Make, tmp_path: Path) -> None:
+    quiet = {"model.lora_dropout": 0.0, "train.epochs": 2, "train.warmup_ratio": 0.0}
+    big = {**quiet, "train.batch_size": 4, "train.gradient_accumulation": 1, "output_dir": str(tmp_path / "big")}
+    one, other = trainer_of(big), trainer_of(quiet)
+    one.train()
+    other.train()
+    assert len(log(one)) == 6
+    assert log(other) == pytest.approx(log(one), rel=1e-3)
+
+
+def test_the_logged_loss_is_the_mean_over_label_tokens(trainer_of: Make, kind: str) -> None:
+    trainer = trainer_of({"model.lora_dropout": 0.0, "train.max_steps": 1})
+    rows = [trainer.train_dataset[place] for place in list(trainer._get_train_sampler())[:4]]
+    losses = []
+    for row in rows:
+        batch = trainer.data_collator([row])
+        with torch.no_grad():
+            # Logits everywhere, and no padding: what transformers' own model computes.
+            labels = batch.pop("labels")
+            logits = trainer.model.eval()(**batch).logits
+        shift = 0 if kind == "seq2seq" else 1
+        width = labels.shape[1] - shift
+        own = torch.nn.functional.cross_entropy(
+            logits[0, :width], labels[0, shift:], ignore_index=-100, reduction="none"
+        )
+        losses += own[labels[0, shift:] != -100].tolist()
+    trainer.train()
+    assert log(trainer)[0] == pytest.approx(sum(losses) / len(losses), rel=1e-4)
+
+
+def test_a_checkpoint_holds_adapter_tokenizer_and_prompt(trainer_of: Make, kind: str) -> None:
+    trainer = trainer_of({"train.save_steps": 3})
+    trainer.train()
+    folder = Path(trainer.config.output_dir) / "checkpoint-3"
+    names = {path.name for path in folder.iterdir()}
+    assert {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json", "extractor.json"} <= names
+    assert ("prompt.md" in names) == (kind != "seq2seq")
+    stored = load_file(folder / "adapter_model.safetensors")
+    trained = (p.numel() for p in trainer.model.parameters() if p.requires_grad)
+    assert sum(tensor.numel() for tensor in stored.values()) == sum(trained)
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == trainer.config.model.base
+
+
+def test_training_all_weights_leaves_a_plain_model(trainer_of: Make, kind: str) -> None:
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    trainer = trainer_of({"model.lora": False, "train.save_steps": 3})
+    trainer.train()
+    auto = AutoModelForSeq2SeqLM if kind == "seq2seq" else AutoModelForCausalLM
+    again = auto.from_pretrained(Path(trainer.config.output_dir) / "checkpoint-3")
+    for name, value in again.named_parameters():
+        assert torch.equal(value, dict(trainer.model.named_parameters())[name]), name
+
+
+def test_training_learns(trainer_of: Make, kind: str) -> None:
+    trainer = trainer_of({"train.epochs": 12, "model.lora_dropout": 0.0})
+    trainer.train()
+    found = log(trainer)
+    assert sum(found[-3:]) < (0.9 if kind == "seq2seq" else 0.7) * sum(found[:3])
+
+
+# Replies
+
+
+def section(batch: int) -> TextTrainSection:
+    return TextTrainSection(eval_batch_size=batch, eval_max_new_tokens=8)
+
+
+@pytest.mark.parametrize("seq2seq", [False, True])
+def test_replies_are_those_of_one_prompt_at_a_time(
+    tiny_llama: Path, tiny_t5: Path, tokenizer: Any, extraction_pairs: list[Any], seq2seq: bool
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    kind, folder = (AutoModelForSeq2SeqLM, tiny_t5) if seq2seq else (AutoModelForCausalLM, tiny_llama)
+    model = kind.from_pretrained(folder, dtype=torch.float32).train()
+    encoder = PairEncoder(tokenizer, None if seq2seq else "Extract.", RowLimits())
+    prompts = encoder.prompts([pair.source_text for pair in extraction_pairs[:5]])
+    together = generate_replies(model, tokenizer, prompts, section(4))
+    assert model.training
+    assert together == [generate_replies(model, tokenizer, [prompt], section(1))[0] for prompt in prompts]
+
+
+def test_the_pairs_that_are_scored_do_not_depend_on_their_order(extraction_pairs: list[Any]) -> None:
+    chosen = choose_pairs(extraction_pairs, 4)
+    assert len(chosen) == 4
+    assert choose_pairs(reversed(extraction_pairs), 4) == chosen
+    assert len(choose_pairs(extraction_pairs, 99)) == len(extraction_pairs)
+
+
+def test_scores_are_those_of_the_replies(
+    tokenizer: Any, extraction_pairs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = [extraction_pairs[0], extraction_pairs[5]]
+    encoder = PairEncoder(tokenizer, "Extract.", RowLimits())
+    replies = [pairs[0].target, "NONE"]
+    monkeypatch.setattr("tripletune.train.tasks.text_to_triples.generate_replies", lambda *args: replies)
+    scores = score_pairs(None, pairs, encoder, PairTrainSection())
+    assert (scores["exact/micro/f1"], scores["normalised/macro/f1"], scores["malformed_output"]) == (1, 1, 0)
+    assert scores["texts"] == 2
+    replies[:] = ["(S> cut| P", "junk"]
+    assert score_pairs(None, pairs, encoder, PairTrainSection())["malformed_output"] == 1
+
+
+# Packs
+
+
+def packed(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "input_ids": [token for row in rows for token in row["input_ids"]],
+        "labels": [label for row in rows for label in row["labels"]],
+        "seq_lengths": [len(row["input_ids"]) for row in rows],
+    }
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt2"])
+@pytest.mark.parametrize("flatten", [False, True])
+def test_packed_samples_have_the_loss_and_gradients_of_separate_ones(
+    tiny_model: Callable[[str], Path], extraction_pairs: list[Any], tokenizer: Any, family: str, flatten: bool
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model(family), dtype=torch.float32).eval()
+    learn_labels_only(model)
+    rows = list(PairEncoder(tokenizer, "Extract.", RowLimits()).rows(extraction_pairs[:5], Counter()))
+    total = 0.0
+    for row in rows:
+        batch = TextCollator(3)([row])
+        loss = model(**batch, use_cache=False, num_items_in_batch=1).loss
+        loss.backward()
+        total += loss.item()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    # Two packs of unlike length in a batch: the shorter one is padded.
+    batch = TextCollator(3, flatten=flatten)([packed(rows[:3]), packed(rows[3:])])
+    assert len(batch["input_ids"]) == (1 if flatten else 2)
+    loss = model(**batch, use_cache=False, num_items_in_batch=1).loss
+    assert loss.item() == pytest.approx(total, rel=1e-4)
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(parameter.grad, expected[name], atol=2e-3, rtol=1e-3), name
+
+
+def test_the_first_token_of_a_packed_sample_is_never_a_label() -> None:
+    rows = [{"input_ids": [5, 6], "labels": [5, 6]}, {"input_ids": [7, 8, 9], "labels": [7, 8, 9]}]
+    batch = TextCollator(3, pad_to_multiple_of=1)([packed(rows)])
+    assert batch["labels"].tolist() == [[-100, 6, -100, 8, 9]]
+    assert batch["position_ids"].tolist() == [[0, 1, 0, 1, 2]]
+
+
+def test_trl_packs_whole_rows(begin_task: Callable[..., Any]) -> None:
+    plain, packs = (
+        begin_task("text_to_triples", {"train.packing": on, "train.pack_tokens": 512}) for on in (False, True)
+    )
+    separate, together = plain.train, packs.train
+    assert sum(map(len, together["seq_lengths"])) == len(separate)
+    assert len(together) < len(separate)
+    found = []
+    for row in together:
+        start = 0
+        for length in row["seq_lengths"]:
+            found.append((row["input_ids"][start : start + length], row["labels"][start : start + length]))
+            start += length
+        assert start <= 512
+    assert sorted(found) == sorted((row["input_ids"], row["labels"]) for row in separate)
+
+
+def test_packing_is_refused_for_encoder_decoders(make_task: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match=r"train\.packing: .* is an encoder-decoder"):
+        make_task("text_to_triples", {"train.packing": True}, seq2seq=True).load()
+
+
+# Encoder-decoders
+
+
+def test_padding_of_a_target_is_never_learned(begin_task: Callable[..., Any]) -> None:
+    task = begin_task("text_to_triples", seq2seq=True)
+    rows = [{"input_ids": [5, 6, 7], "labels": [8, 2]}, {"input_ids": [5], "labels": [8, 9, 10, 2]}]
+    batch = task.collator()(rows)
+    assert {tuple(tensor.shape) for tensor in batch.values()} == {(2, 8)}
+    assert batch["labels"][:, :4].tolist() == [[8, 2, -100, -100], [8, 9, 10, 2]]
+    assert batch["attention_mask"][:, :3].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert batch["decoder_input_ids"][:, :4].tolist() == [[3, 8, 2, 3], [3, 8, 9, 10]]
+    assert (batch["labels"][:, 4:] == -100).all()

@@ -1,0 +1,254 @@
+"""Rows: tokenised once into a memory-mapped Arrow file, packed where asked for, and collated into batches.
+
+A file's name is made of everything it depends on, so a second run or a resumed one opens it at once. Rows are streamed
+to disk, and memory does not grow with their number.
+
+Shapes: B rows of a batch, which are records, packs, or questions where prefixes are shared; T tokens of the longest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tripletune.models.files import new_folder, read_json, write_json
+from tripletune.models.graph_llm.branches import PADDING
+from tripletune.models.graph_llm.embeddings import EmbeddingTable
+from tripletune.models.graph_llm.graphs import GraphRows, batch_graphs
+from tripletune.models.graph_llm.processor import pad_batch
+from tripletune.models.label_loss import IGNORED
+from tripletune.train.shared_prefixes import SharedSequence, share_prefixes
+
+logger = logging.getLogger(__name__)
+ROWS, META = "rows.arrow", "meta.json"
+# Names and types of columns; "[int32]" is a list.
+Columns = Mapping[str, str]
+TEXT: Columns = {"input_ids": "[int32]", "labels": "[int32]", "length": "int32"}
+
+
+def cached_rows(
+    key: Sequence[Any],
+    cache: Path,
+    rows: Callable[[Counter[str]], Iterator[Mapping[str, Any]]],
+    columns: Columns = TEXT,
+) -> Any:
+    """Write rows once and open them memory-mapped.
+
+    Args:
+        key: JSON data that the rows depend on: the data's digest, settings, template, tokenizer.
+        cache: Folder of such files.
+        rows: Makes the rows: mappings with the columns, `length` (tokens of the row, source and target together where
+            they are apart) and `labels` or `label_ids` among them. It counts what it leaves out or cuts in the counter
+            it is given, which `rows_meta` shows.
+        columns: Their columns.
+
+    Returns:
+        A `datasets.Dataset` with these columns.
+
+    Raises:
+        ValueError: there are no rows.
+    """
+    from datasets import Dataset, Features, Value
+    from datasets import Sequence as ListOf
+    from datasets.arrow_writer import ArrowWriter
+    from tqdm.auto import tqdm
+
+    digest = hashlib.sha256(json.dumps([*key, sorted(columns.items())], sort_keys=True).encode()).hexdigest()
+    folder = cache / f"tokens-{digest[:16]}"
+    if (folder / META).exists():
+        return Dataset.from_file(str(folder / ROWS))
+    shutil.rmtree(folder, ignore_errors=True)
+    features = {name: ListOf(Value(kind[1:-1])) if kind[0] == "[" else Value(kind) for name, kind in columns.items()}
+    counts: Counter[str] = Counter()
+    meta = {"rows": 0, "tokens": 0, "label_tokens": 0}
+    with new_folder(folder, [ROWS, META]) as scratch:
+        writer = ArrowWriter(path=str(scratch / ROWS), features=Features(features), writer_batch_size=512)
+        for row in tqdm(rows(counts), desc="tokenising", unit=" rows", disable=None):
+            writer.write({name: row[name] for name in columns})
+            meta["rows"] += 1
+            meta["tokens"] += row["length"]
+            labels = row["labels"] if "labels" in row else row["label_ids"]
+            meta["label_tokens"] += sum(label != IGNORED for label in labels)
+        if not meta["rows"]:
+            listed = ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "nothing"
+            raise ValueError(f"there are no rows to learn from ({listed})")
+        writer.finalize()
+        write_json(scratch / META, meta | counts)
+    logger.info("tokenised: %s", ", ".join(f"{name} {count:,}" for name, count in (meta | counts).items()))
+    return Dataset.from_file(str(folder / ROWS))
+
+
+def rows_meta(dataset: Any) -> dict[str, int]:
+    """What `cached_rows` counted: `rows`, `tokens`, `label_tokens`, and what was cut or left out."""
+    return read_json(_folder(dataset) / META)
+
+
+def pack_rows(dataset: Any, tokens: int) -> Any:
+    """Lay several rows into one by TRL's best-fit packing, once; each row stays whole and apart from its neighbours.
+
+    Rows that stand within a thousand of each other are packed together, so memory does not grow with the data.
+
+    Args:
+        dataset: From `cached_rows`.
+        tokens: Most tokens of a pack.
+
+    Returns:
+        A `datasets.Dataset` with `input_ids`, `labels` and `seq_lengths`, the lengths of the rows in a pack.
+
+    Raises:
+        ModuleNotFoundError: TRL is not installed.
+        ValueError: a row is longer than a pack.
+    """
+    from datasets import Dataset
+
+    try:
+        from trl import pack_dataset
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("TRL, which packs rows, is not installed; run: pip install trl") from error
+
+    longest = int(dataset.with_format("numpy")["length"][:].max())
+    if longest > tokens:
+        raise ValueError(f"train.pack_tokens {tokens}: the longest sample has {longest} tokens; give at least as many")
+    path = _folder(dataset) / f"packs-{tokens}.arrow"
+    if not path.exists():
+        # TRL would cut a longer row silently; there is none now. `datasets` renames the file when it is complete.
+        options = {"cache_file_name": str(path), "load_from_cache_file": False, "desc": "packing"}
+        packed = pack_dataset(dataset.select_columns(["input_ids", "labels"]), tokens, "bfd", options)
+        logger.info("packed %s samples into %s rows of at most %d tokens", len(dataset), len(packed), tokens)
+    return Dataset.from_file(str(path))
+
+
+def _folder(dataset: Any) -> Path:
+    return Path(dataset.cache_files[0]["filename"]).parent
+
+
+class TextCollator:
+    """Pads rows or packs of a decoder on the right.
+
+    There is no attention mask: attention is causal and padding stands on the right, so no real token sees it. In packs
+    the positions start again with each sample, which is how transformers' attention keeps samples apart.
+
+    Args:
+        pad_token_id: Padding token.
+        flatten: Put all packs of a batch into one row. Flash attention tells samples apart in a single row alone; other
+            kernels make a (T, T) mask, which several rows keep small.
+        pad_to_multiple_of: Round T up, which keeps the number of shapes small for compiled models.
+    """
+
+    def __init__(self, pad_token_id: int, flatten: bool = False, pad_to_multiple_of: int = 8) -> None:
+        self.pad_token_id = pad_token_id
+        self.flatten = flatten
+        self.pad_to_multiple_of = pad_to_multiple_of
+
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """Make a batch.
+
+        Returns:
+            `input_ids` (B, T), `labels` (B, T) and, for packs, `position_ids` (B, T).
+        """
+        packs = "seq_lengths" in rows[0]
+        if packs and self.flatten:
+            rows = [{name: [value for row in rows for value in row[name]] for name in rows[0]}]
+        batch = {
+            name: pad_batch([row[name] for row in rows], value, "right", self.pad_to_multiple_of)[0]
+            for name, value in (("input_ids", self.pad_token_id), ("labels", IGNORED))
+        }
+        if not packs:
+            return batch
+        width = batch["input_ids"].shape[1]
+        # Padding counts as a sample of its own.
+        lengths = [[*row["seq_lengths"], width - len(row["input_ids"])] for row in rows]
+        batch["position_ids"] = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
+        # The first token of a sample would be predicted from the last one of its neighbour.
+        batch["labels"][batch["position_ids"] == 0] = IGNORED
+        return batch
+
+
+class RecordCollator:
+    """Pads records on the right, masks everything but label and end-of-sequence tokens, and batches all graphs at once.
+
+    No attention mask is made: with causal attention and padding on the right no real token ever sees padding, and
+    without a mask attention takes its fast path.
+
+    Args:
+        pad_token_id: Padding token.
+        table: Embedding table; None for models without graph.
+        pad_to_multiple_of: Round T up, which keeps the number of shapes small for compiled models.
+        action_weight: Weight of the action marker's tokens in the loss.
+        answer_weight: Weight of the label tokens of answering records in the loss.
+        shared_prefixes: Put records of one question into one row, their common beginning once.
+        graph_token_id: Placeholder, which ends what is shared.
+    """
+
+    def __init__(
+        self,
+        pad_token_id: int,
+        table: EmbeddingTable | None,
+        pad_to_multiple_of: int = 8,
+        action_weight: float = 1.0,
+        answer_weight: float = 1.0,
+        shared_prefixes: bool = False,
+        graph_token_id: int | None = None,
+    ) -> None:
+        self.shared_prefixes = shared_prefixes
+        self.graph_token_id = graph_token_id
+        self.action_weight = action_weight
+        self.answer_weight = answer_weight
+        self.pad_token_id = pad_token_id
+        self.table = table
+        self.pad_to_multiple_of = pad_to_multiple_of
+
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Make a batch.
+
+        Args:
+            rows: Records, as `train.tasks.ras.encode_row` makes them.
+
+        Returns:
+            `input_ids` (B, T), `labels` (B, T) with -100 where nothing is learned, `graphs`, a PyG batch, and
+            `label_weights` (B, T) where markers or answers weigh more or less than other tokens. With shared prefixes
+            also `position_ids`, `branches` and `shared`, (B, T) each, and the graphs are in the order of their
+            placeholders.
+        """
+        if self.shared_prefixes:
+            sequences = share_prefixes(rows, self.graph_token_id)
+        else:
+            sequences = [SharedSequence.of(number, row) for number, row in enumerate(rows)]
+        input_ids = self._pad([sequence.tokens for sequence in sequences], self.pad_token_id)
+        labels = torch.full_like(input_ids, IGNORED)
+        weights = torch.ones(input_ids.shape)
+        for place, sequence in enumerate(sequences):
+            for number, start in zip(sequence.records, sequence.labels):
+                row = rows[number]
+                end = start + len(row["label_ids"])
+                labels[place, start:end] = input_ids[place, start:end]
+                if row["marker"]:
+                    weights[place, start : start + row["marker"]] = self.action_weight
+                else:
+                    weights[place, start:end] = self.answer_weight
+        batch: dict[str, Any] = {"input_ids": input_ids, "labels": labels}
+        if self.action_weight != 1.0 or self.answer_weight != 1.0:
+            batch["label_weights"] = weights
+        if self.shared_prefixes:
+            batch["position_ids"] = self._pad([sequence.positions for sequence in sequences], 0)
+            batch["branches"] = self._pad([sequence.branches for sequence in sequences], PADDING)
+            batch["shared"] = self._pad([sequence.shared for sequence in sequences], 0)
+        if self.table is not None:
+            ordered = [rows[number] for sequence in sequences for number in sequence.records]
+            graphs = [
+                GraphRows(row["node_rows"], row["edge_rows"], row["sources"], row["targets"], row["subgraph"])
+                for row in ordered
+            ]
+            batch["graphs"] = batch_graphs(graphs, self.table.vectors, self.table.dimension)
+        return batch
+
+    def _pad(self, rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
+        return pad_batch(rows, value, "right", self.pad_to_multiple_of)[0]

@@ -1,0 +1,225 @@
+"""A run folder holds one run: what it was started with, its newest whole checkpoint, and who trains in it.
+
+What a run was started with is compared before training goes on: weights that continue under another learning rate, or
+on other records, are no run that anybody could describe.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tripletune.models.files import lock_folder, read_json, write_json, write_text
+from tripletune.models.options import read_yaml, to_yaml
+from tripletune.models.run_folders import FINAL, check_weights
+
+logger = logging.getLogger(__name__)
+SETTINGS, ENVIRONMENT = "config.yaml", "environment.json"
+# Keys of `environment.json`: the training data's digest, and the processes of the run.
+TRAIN_DIGEST, PROCESSES = "train_sha256", "processes"
+PACKAGES = (
+    "torch", "transformers", "peft", "accelerate", "torch-geometric", "datasets", "sentence-transformers", "trl",
+)  # fmt: skip
+# What may change between two starts: how a run is watched, kept and computed, not what is learned.
+_FREE = {
+    "output_dir", "run_name", "report_to", "resume",
+    "data.train", "data.validation", "data.validation_split", "data.max_validation_records",
+    "train.gradient_checkpointing", "train.torch_compile", "train.logging_steps", "train.workers", "train.deepspeed",
+    "model.attention",
+}  # fmt: skip
+_FREE_BEGINNINGS = ("train.eval_", "train.save_")
+# Less memory for the same step: only their product counts.
+_PER_STEP = ("train.batch_size", "train.gradient_accumulation")
+
+
+def save_run_settings(config: Any, train_digest: str) -> None:
+    """Write the resolved configuration, git revision and versions into the run folder.
+
+    Args:
+        config: The run, a `train.config.RunConfig`.
+        train_digest: Fingerprint of the training data; `check_same_run` compares it.
+    """
+    folder = Path(config.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / SETTINGS, to_yaml(config))
+    about = {
+        "command": sys.argv,
+        "git_revision": _git_revision(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {name: version for name in PACKAGES if (version := _version(name)) is not None},
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        PROCESSES: process_count(),
+        TRAIN_DIGEST: train_digest,
+    }
+    write_json(folder / ENVIRONMENT, about)
+
+
+def check_same_run(config: Any, train_digest: str) -> None:
+    """Make sure that the checkpoints in the run folder are of the run that is to go on.
+
+    Args:
+        config: The run, a `train.config.RunConfig`.
+        train_digest: Fingerprint of the training data; its path may change, its content may not.
+
+    Raises:
+        ValueError: the folder was begun with other settings or other data.
+    """
+    folder = Path(config.output_dir)
+    if not (folder / SETTINGS).is_file() or not (folder / ENVIRONMENT).is_file():
+        return
+    before, now = dict(_flat(read_yaml(folder / SETTINGS))), dict(_flat(dataclasses.asdict(config)))
+    about = read_json(folder / ENVIRONMENT)
+    shared = now.get("train.shared_prefixes", False)
+    changed = [
+        f"{name} was {before.get(name)!r} and is {now[name]!r}"
+        for name in now
+        if before.get(name) != now[name] and not _is_free(name, shared)
+    ]
+    counts = about[PROCESSES], process_count()
+    per_step = [settings[_PER_STEP[0]] * settings[_PER_STEP[1]] * n for settings, n in zip((before, now), counts)]
+    if per_step[0] != per_step[1]:
+        changed.append(
+            f"records per step were {per_step[0]} on {counts[0]} process(es) and are {per_step[1]} on {counts[1]}"
+        )
+    if about[TRAIN_DIGEST] != train_digest:
+        changed.append("the training data have another content")
+    if changed:
+        raise ValueError(
+            f"{folder} holds checkpoints of another run: {'; '.join(changed)}. Give another --output_dir, "
+            "--resume false to start again here, or what the run was begun with to go on"
+        )
+
+
+def newest_checkpoint(output_dir: str | Path) -> Path | None:
+    """The newest checkpoint that was written to its end (its trainer state is written last) and is still whole."""
+    found = []
+    for folder in Path(output_dir).glob("checkpoint-*"):
+        try:
+            state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+            found.append((int(state["global_step"]), folder))
+        except (OSError, ValueError, KeyError):
+            logger.warning("%s was not written to its end and is passed over", folder)
+    for _, folder in sorted(found, reverse=True):
+        try:
+            _check_files(folder)
+            return folder
+        except (OSError, ValueError) as error:
+            logger.warning("%s is passed over: %s", folder, error)
+    return None
+
+
+def _check_files(folder: Path) -> None:
+    """Look for files that a full disk or a broken copy has cut off; headers alone are read.
+
+    Raises:
+        ValueError: a file is cut off.
+    """
+    for file in folder.glob("*.safetensors"):
+        check_weights(file)
+    for file in [*folder.glob("*.pt"), *folder.glob("*.pth")]:
+        if not zipfile.is_zipfile(file):
+            raise ValueError(f"{file} is cut off or damaged")
+
+
+def forget_checkpoints(output_dir: str | Path) -> None:
+    """Remove the checkpoints of an earlier run, which a new one in their folder would be mixed up with.
+
+    Trainers delete the checkpoints with the smallest steps first: those of the new run. Hold the folder meanwhile.
+    """
+    for folder in sorted(Path(output_dir).glob("checkpoint-*")):
+        if folder.is_dir():
+            logger.info("removing %s: the run starts again", folder)
+            shutil.rmtree(folder)
+
+
+def set_result_aside(output_dir: str | Path) -> None:
+    """Rename the result of an earlier run to `final.previous`: beside the settings of a new one it would pass for its.
+
+    Hold the folder meanwhile.
+    """
+    result = Path(output_dir) / FINAL
+    if result.is_dir():
+        aside = result.with_name(f"{FINAL}.previous")
+        shutil.rmtree(aside, ignore_errors=True)
+        os.replace(result, aside)
+        logger.info("the result of the earlier run is now in %s", aside)
+
+
+@contextmanager
+def only_run_in(output_dir: str | Path) -> Iterator[None]:
+    """Hold a run folder, in which two processes would mix their checkpoints and loss logs.
+
+    Raises:
+        ValueError: another process holds it.
+    """
+    lock = lock_folder(
+        output_dir, f"another process trains in {output_dir}: wait for it or stop it, or give another --output_dir"
+    )
+    with lock or nullcontext():
+        yield
+
+
+def check_writable(output_dir: str | Path) -> None:
+    """Make the run folder, before anything is loaded.
+
+    Raises:
+        OSError: it can't be made or written.
+    """
+    folder = Path(output_dir)
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"output_dir {folder} is a file: name a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"output_dir {folder} can't be written: name another folder")
+
+
+def process_count() -> int:
+    """How many processes train together."""
+    from accelerate import PartialState
+
+    return int(PartialState().num_processes)
+
+
+def _is_free(name: str, shared_prefixes: bool) -> bool:
+    # Records that share a prefix are in one micro-batch, whose size then makes their order.
+    return name in _FREE or (name in _PER_STEP and not shared_prefixes) or name.startswith(_FREE_BEGINNINGS)
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_revision() -> str | None:
+    try:
+        root = Path(__file__).parent
+        done = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,296 @@
+"""Distil CIRAG's teacher into a small integrator (sections 3.5 and B.4): LoRA on its trajectories.
+
+Defaults are the paper's: LoRA of rank 64, 2 epochs, batch 2, learning rate 2e-4, loss on the teacher's decisions alone.
+The paper does not say LoRA's alpha, dropout and layers, the schedule, or the length of a sequence: those are ours.
+
+No question is in both splits: one that has a validation trajectory, of whichever teacher, is not trained on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tripletune.models.data.trajectories import Trajectory, read_trajectories
+from tripletune.models.files import read_text
+from tripletune.models.options import other_default, setting
+from tripletune.train.config import DataSection, ModelSection, RunConfig, TrainSection, missing_files
+from tripletune.train.task import Examples, Scorer
+from tripletune.train.text import TextTask, TextTrainSection, generate_replies
+from tripletune.train.trajectory_rows import RowOptions, TrajectoryEncoder
+
+if TYPE_CHECKING:
+    from tripletune.eval.suites.decisions import Case
+
+# The longest reply of the loop (`rag.systems.cirag.options.CiragOptions.max_integration_tokens`).
+REPLY_ROOM = 1024
+_HASHES = 1 << 64
+
+
+@dataclass
+class StudentSection(ModelSection):
+    """The student."""
+
+    base: str = other_default(ModelSection, "base", "Qwen/Qwen2.5-7B-Instruct")
+    lora_rank: int = other_default(ModelSection, "lora_rank", 64)
+    lora_alpha: int = other_default(ModelSection, "lora_alpha", 128)
+
+
+@dataclass
+class TrajectorySection(DataSection):
+    """Trajectories and how they become tokens."""
+
+    train: list[str] = setting(  # type: ignore[assignment]
+        ["data/trajectories"],
+        "folders or files of trajectories, one per teacher; FOLDER=0.5 takes half of its questions",
+    )
+    validation: list[str] = setting(  # type: ignore[assignment]
+        [], "folders or files of validation trajectories; the train folders unless set"
+    )
+    rounds: str = setting(
+        "together",
+        "together: a trajectory is one sequence; separate: a sequence for each round",
+        choices=("together", "separate"),
+    )
+    learn: str = setting(
+        "decisions",
+        "decisions of the teacher; everything: what was retrieved after the first too",
+        choices=("decisions", "everything"),
+    )
+    max_tokens: int = setting(
+        8192, "longest sequence; a round that does not fit even shortened is left out", at_least=64
+    )
+    max_prompt_tokens: int | None = setting(
+        None, "longest prompt, as --set max_prompt_tokens of the loop; max_tokens less 1,024 unless set"
+    )
+    chat_template: str | None = setting(None, "Jinja file instead of the student's chat template; saved with it")
+
+    @property
+    def prompt_limit(self) -> int:
+        """Most tokens of a prompt."""
+        return self.max_prompt_tokens or max(1, self.max_tokens - REPLY_ROOM)
+
+    def check(self) -> list[str]:
+        """Problems that can be seen without loading anything."""
+        found = [] if self.train else ["data.train: name at least one folder of trajectories"]
+        for name in ("train", "validation"):
+            for place in getattr(self, name):
+                try:
+                    folder_and_share(place)
+                except ValueError as error:
+                    found.append(f"data.{name}: {error}")
+        if self.max_prompt_tokens is None and 64 <= self.max_tokens < 2 * REPLY_ROOM:
+            found.append(
+                f"data.max_prompt_tokens is not set, and data.max_tokens {self.max_tokens} leaves prompts only "
+                f"{self.prompt_limit} beside a reply of {REPLY_ROOM}, so that what was retrieved would be left out: "
+                "set it, or raise data.max_tokens"
+            )
+        if self.max_prompt_tokens is not None and not 0 < self.max_prompt_tokens < self.max_tokens:
+            found.append(
+                f"data.max_prompt_tokens: {self.max_prompt_tokens} must be above 0 and below data.max_tokens "
+                f"({self.max_tokens}), so that a reply has room"
+            )
+        return found + missing_files({"data.chat_template": self.chat_template})
+
+
+@dataclass
+class StudentTrainSection(TextTrainSection):
+    """Optimisation."""
+
+    epochs: float = other_default(TrainSection, "epochs", 2.0)
+    batch_size: int = other_default(TrainSection, "batch_size", 2)
+    learning_rate: float = other_default(TrainSection, "learning_rate", 2e-4)
+    eval_max_new_tokens: int = other_default(TrainSection, "eval_max_new_tokens", 512)
+
+
+@dataclass
+class StudentConfig(RunConfig):
+    """A whole run."""
+
+    output_dir: str = other_default(RunConfig, "output_dir", "runs/student")
+    model: StudentSection = field(default_factory=StudentSection)
+    data: TrajectorySection = field(default_factory=TrajectorySection)
+    train: StudentTrainSection = field(default_factory=StudentTrainSection)
+
+
+class StudentTask(TextTask):
+    """Trains a student on its teachers' decisions."""
+
+    Config: ClassVar[type[RunConfig]] = StudentConfig
+    method: ClassVar[str] = "sft"
+
+    @cached_property
+    def sources(self) -> tuple[Examples, Examples | None]:
+        """Training and validation trajectories; validation is optional where no such shards exist.
+
+        Raises:
+            FileNotFoundError: validation trajectories are named and not there.
+            ValueError: a validation trajectory can't be read.
+        """
+        data = self.config.data
+        train = [folder_and_share(place) for place in data.train]
+        named = [folder_and_share(place) for place in data.validation]
+        places = named or [(path, share) for path, share in train if _has_split(path, data.validation_split)]
+        if not places:
+            return _source(train, data.train_split, data.max_train_records), None
+        # All of them, not only those that are evaluated on.
+        held_out = frozenset(one.question_id for one in _source(places, data.validation_split))
+        return (
+            _source(train, data.train_split, data.max_train_records, held_out),
+            _source(places, data.validation_split, data.max_validation_records),
+        )
+
+    def load(self) -> tuple[Any, Any]:
+        """The student, its own chat template in place where one is given."""
+        model, tokenizer = super().load()
+        if self.config.data.chat_template is not None:
+            tokenizer.chat_template = read_text(self.config.data.chat_template)
+        return model, tokenizer
+
+    @cached_property
+    def encoder(self) -> TrajectoryEncoder:
+        """Makes the student's rows and prompts."""
+        from tripletune.models.local.decoding import end_tokens
+
+        data = self.config.data
+        options = RowOptions(data.rounds, data.learn, data.max_tokens, data.prompt_limit)
+        ends = end_tokens(self.model, self.processor)
+        return TrajectoryEncoder(self.processor, ends, options, self.config.model.base)
+
+    def tokenised(self, source: Examples, cache: Path) -> Any:
+        """Rows of trajectories."""
+        from tripletune.train.batches import cached_rows
+
+        key = ["trajectories", source.digest, asdict(self.encoder.options), self.encoder.sample(), self.method]
+        make = self.encoder.prompts if self.method == "on_policy" else self.encoder.rows
+        return cached_rows(key, cache, lambda counts: make(source, counts))
+
+    def scorer(self) -> Scorer | None:
+        """Scores the student's decisions with the teacher's history."""
+        train, validation = self.config.train, self.sources[1]
+        cases = choose_cases(validation or [], train.eval_generate_records)
+        if not cases:
+            return None
+        return lambda model, index, count: score_cases(model, cases, self.encoder, self.processor, train, index, count)
+
+    def files(self) -> dict[str, str]:
+        """What the student was made for, and the system prompt that it has learned to follow."""
+        about = {
+            "task": "cirag.integrate",
+            "base_model": self.config.model.base,
+            "base_revision": self.config.model.revision,
+            "method": self.method,
+            "max_prompt_tokens": self.config.data.prompt_limit,
+        }
+        files = {"student.json": json.dumps(about, indent=2) + "\n"}
+        return files if self.shared_prompt is None else files | {"prompt.md": self.shared_prompt + "\n"}
+
+    @cached_property
+    def shared_prompt(self) -> str | None:
+        """The system prompt of all training trajectories; None where they differ."""
+        found: str | None = None
+        for number, one in enumerate(self.sources[0]):
+            prompt = "\n\n".join(turn["content"] for turn in one.messages if turn["role"] == "system")
+            if number and prompt != found:
+                return None
+            found = prompt
+        return found or None
+
+    def facts(self) -> dict[str, Any]:
+        """Trajectories of each teacher."""
+        return {"teachers": {name[3:]: number for name, number in sorted(self._counts.items()) if name[:3] == "of "}}
+
+    def warnings(self) -> list[str]:
+        """Rounds that lost something, and trajectories without one prompt."""
+        counts, limit = self._counts, self.config.data.prompt_limit
+        found = []
+        if counts.get("shortened_prompts"):
+            found.append(f"some prompts were shortened: run the loop with max_prompt_tokens={limit}")
+        if left_out := counts.get("rounds_too_long"):
+            found.append(f"{left_out} of {counts['rounds']} rounds do not fit into data.max_tokens and are left out")
+        if self.shared_prompt is None:
+            found.append("the trajectories do not have one system prompt in common, so none is saved with the student")
+        return found
+
+    @property
+    def _counts(self) -> dict[str, int]:
+        from tripletune.train.batches import rows_meta
+
+        return rows_meta(self.train)
+
+
+TASK = StudentTask
+
+
+def folder_and_share(place: str) -> tuple[str, float]:
+    """Read an item of `data.train`: a folder, or FOLDER=SHARE.
+
+    Raises:
+        ValueError: the share is not above 0 and at most 1.
+    """
+    folder, equals, number = place.rpartition("=")
+    if not equals:
+        return place, 1.0
+    try:
+        share = float(number)
+    except ValueError:
+        return place, 1.0  # a path with an equals sign in it
+    if not 0 < share <= 1:
+        raise ValueError(f"{place!r}: the share must be above 0 and at most 1")
+    return folder, share
+
+
+def choose_cases(trajectories: Iterable[Trajectory], count: int) -> list[Case]:
+    """Decisions to score while training: those with the smallest hashes, so the same ones in any order of the data.
+
+    Args:
+        trajectories: Validation trajectories, streamed; those of other roles than the integrator's have none.
+        count: How many.
+    """
+    from tripletune.eval.suites.decisions import decision_cases
+    from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE
+
+    if not count:
+        return []
+    cases = decision_cases(one for one in trajectories if one.role == INTEGRATE_ROLE)
+    keyed = ((hashlib.sha256(case.id.encode()).digest(), case) for case in cases)
+    return [case for _, case in heapq.nsmallest(count, keyed, key=lambda item: item[0])]
+
+
+def score_cases(
+    model: Any,
+    cases: Sequence[Case],
+    encoder: TrajectoryEncoder,
+    tokenizer: Any,
+    train: TextTrainSection,
+    process_index: int = 0,
+    num_processes: int = 1,
+) -> dict[str, float]:
+    """Means of `eval.suites.decisions.SCORES` over a model's decisions, by name."""
+    from tripletune.eval.suites.decisions import means, score_reply
+
+    prompts = [encoder.prompt(case.messages) for case in cases]
+    replies = generate_replies(model, tokenizer, prompts, train, process_index, num_processes)
+    return means(score_reply(case, reply) for case, reply in zip(cases, replies))
+
+
+def _source(
+    places: Sequence[tuple[str, float]], split: str, limit: int | None = None, without: frozenset[str] = frozenset()
+) -> Examples:
+    def keep(one: Trajectory, share: float) -> bool:
+        # By question, so that all trajectories of one are taken or none, whatever the order of the file.
+        drawn = int.from_bytes(hashlib.blake2b(one.question_id.encode(), digest_size=8).digest())
+        return one.question_id not in without and drawn < share * _HASHES
+
+    what = "trajectories but those of validation questions" if without else "trajectories"
+    return Examples(read_trajectories, tuple(places), split, limit, keep, (sorted(without),), what)
+
+
+def _has_split(path: str, split: str) -> bool:
+    return Path(path).is_dir() and any(next(Path(path).glob(f"{split}*.{end}"), None) for end in ("jsonl", "parquet"))

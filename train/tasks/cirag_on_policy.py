@@ -1,0 +1,143 @@
+"""On-policy distillation of CIRAG's integrator, from a teacher on this machine (an option beyond the paper).
+
+The student writes its own decision after each prompt of the trajectories, and learns to give each next token the
+probability that the teacher gives it (generalised Jensen-Shannon divergence; Agarwal et al., 2024), on TRL's
+`DistillationTrainer`. The teacher's trajectories give the prompts alone. A step costs a generation, so it is many times
+slower than learning from replies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from tripletune.models.options import setting
+from tripletune.train.config import RunConfig
+from tripletune.train.tasks.cirag_distill import StudentConfig, StudentTask, StudentTrainSection
+
+
+@dataclass
+class OnPolicyTrainSection(StudentTrainSection):
+    """Optimisation."""
+
+    teacher: str = setting("", "the teacher on this machine, of the student's vocabulary")
+    teacher_revision: str | None = setting(None, "hub revision of the teacher")
+    divergence: float = setting(
+        1.0, "0 forward KL, 1 reverse KL, between them generalised Jensen-Shannon", at_least=0, at_most=1
+    )
+    temperature: float = setting(1.0, "of the student's replies and of both distributions", above=0)
+    max_reply_tokens: int = setting(512, "longest reply of the student", above=0)
+
+    def check(self) -> list[str]:
+        """Problems that can be seen without loading anything."""
+        found = super().check()
+        if not self.teacher:
+            found.append("train.teacher: name the teacher")
+        if self.packing:
+            found.append("train.packing: there is nothing to pack: replies are written at every step")
+        return found
+
+
+@dataclass
+class OnPolicyConfig(StudentConfig):
+    """A whole run."""
+
+    train: OnPolicyTrainSection = field(default_factory=OnPolicyTrainSection)
+
+    def check(self) -> list[str]:
+        """Problems that can be seen without loading anything."""
+        found = super().check()
+        if self.data.rounds == "separate":
+            found.append("data.rounds: every round is asked for by itself anyway; leave it out")
+        if self.data.learn == "everything":
+            found.append("data.learn: the student learns from its own replies alone; leave it out")
+        return found
+
+
+class OnPolicyTask(StudentTask):
+    """Trains a student on its own replies."""
+
+    Config: ClassVar[type[RunConfig]] = OnPolicyConfig
+    method: ClassVar[str] = "on_policy"
+    teacher: Any
+
+    def load(self) -> tuple[Any, Any]:
+        """The student; the teacher is loaded beside it."""
+        model, tokenizer = super().load()
+        self.teacher = load_teacher(self.config, tokenizer)
+        check_same_width(model, self.teacher)
+        return model, tokenizer
+
+    def trainer(self) -> Any:
+        """TRL's trainer with this engine's mixin."""
+        from tripletune.train.on_policy import OnPolicyTrainer
+
+        return OnPolicyTrainer(self)
+
+    def sampler(self, rows: Any, micro_batch: int, per_step: int) -> Any:
+        """The order of the prompts; those that do not fill a step are left out of the epoch.
+
+        Raises:
+            ValueError: there are fewer prompts than an optimiser step takes.
+        """
+        from tripletune.train.sampling import RepeatedSteps
+
+        if len(rows) < per_step:
+            raise ValueError(
+                f"there are {len(rows)} prompts, and an optimiser step takes {per_step}: lower train.batch_size "
+                "or train.gradient_accumulation"
+            )
+        order = super().sampler(rows, micro_batch, per_step)
+        return RepeatedSteps(order, per_step, self.config.train.gradient_accumulation)
+
+    def steps_per_epoch(self, per_step: int) -> int:
+        """Whole steps alone."""
+        return len(self.train) // per_step
+
+    def example(self) -> tuple[list[int], list[int]]:
+        """The first prompt, of which nothing is learned."""
+        ids = list(self.train[0]["input_ids"])
+        return ids, [-100] * len(ids)
+
+
+TASK = OnPolicyTask
+
+
+def load_teacher(config: Any, tokenizer: Any) -> Any:
+    """The teacher, frozen, after making sure that it shares the student's vocabulary.
+
+    Args:
+        config: The run.
+        tokenizer: The student's.
+
+    Raises:
+        FileNotFoundError: no such model.
+        ValueError: teacher and student do not share a vocabulary.
+    """
+    from tripletune.models.loading import load_tokenizer, load_weights
+
+    spec, revision = str(config.train.teacher), config.train.teacher_revision
+    theirs, ours = load_tokenizer(spec, revision).get_vocab(), tokenizer.get_vocab()
+    if theirs != ours:
+        different = sum(ours.get(token) != number for token, number in theirs.items())
+        raise ValueError(
+            f"train.teacher {spec} and model.base {config.model.base} do not share a vocabulary ({len(theirs)} and "
+            f"{len(ours)} tokens, {different} of the teacher's stand elsewhere): the loss compares probabilities "
+            "token by token; take a teacher of the student's family, or train cirag_distill on its trajectories"
+        )
+    model = load_weights(spec, revision=revision)
+    return model.requires_grad_(False)
+
+
+def check_same_width(model: Any, teacher: Any) -> None:
+    """Make sure that both models have as many logits, which can be more than the vocabulary has tokens.
+
+    Raises:
+        ValueError: they have not.
+    """
+    ours, theirs = (one.config.get_text_config().vocab_size for one in (model, teacher))
+    if ours != theirs:
+        raise ValueError(
+            f"the student has {ours} logits and the teacher {theirs}, though their tokens are the same: their output "
+            "layers are padded differently; take a teacher of the student's size of vocabulary"
+        )

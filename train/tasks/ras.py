@@ -1,0 +1,416 @@
+"""The RAS Graph-LLM on planning and answering records (RAS, sections 3.4 and D.2).
+
+Defaults are the paper's (section D.2, table 8) and the authors' code where the paper is silent.
+
+Records are tokenised once, and every distinct node and edge string of their graphs is embedded once; both lie in the
+run's cache folder under names made of everything they depend on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tripletune.models.data.records import TASKS, ModelInput, Record, read_records
+from tripletune.models.options import other_default, setting
+from tripletune.train.config import DataSection, ModelSection, RunConfig, TrainSection, missing_files
+from tripletune.train.task import Examples, Scorer, TrainingTask
+
+if TYPE_CHECKING:
+    from tripletune.models.graph_llm.embeddings import EmbeddingTable
+    from tripletune.models.graph_llm.processor import GraphLLMProcessor
+
+
+@dataclass
+class GraphModelSection(ModelSection):
+    """The Graph-LLM."""
+
+    base: str = other_default(ModelSection, "base", "meta-llama/Llama-2-7b-hf")
+    encoder: str = setting("sentence-transformers/all-roberta-large-v1", "sentence encoder for node and edge texts")
+    use_graph: bool = setting(True, "false: no graph encoder and no graph token (ablation No GraphEncode)")
+    graph_architecture: str = setting(
+        "graph_transformer", "graph convolution", choices=("graph_transformer", "gat", "gcn")
+    )
+    graph_hidden_width: int = setting(1024, "hidden width of the graph encoder", above=0)
+    graph_layers: int = setting(3, "graph convolutions", above=0)
+    graph_heads: int = setting(8, "attention heads of the graph encoder", above=0)
+    graph_dropout: float = setting(0.1, "dropout of the graph encoder", at_least=0, at_most=1)
+    graph_pooling: str = setting(
+        "subgraphs", "subgraphs: mean per sub-graph, then across; union: mean over G_Q", choices=("subgraphs", "union")
+    )
+    projector_width: int = setting(2048, "intermediate width of the projector", above=0)
+    lora: bool = setting(True, "false: tune the graph token alone (ablation No LoRA)")
+    lora_rank: int = other_default(ModelSection, "lora_rank", 8)
+    lora_alpha: int = other_default(ModelSection, "lora_alpha", 16)
+    lora_targets: list[str] = other_default(ModelSection, "lora_targets", ["q_proj", "v_proj"])  # noqa: RUF009
+
+    def check(self) -> list[str]:
+        """Problems that can be seen without loading anything."""
+        found = super().check()
+        if self.graph_heads > 0 and self.graph_hidden_width % self.graph_heads:
+            found.append(
+                f"model.graph_hidden_width: {self.graph_hidden_width} is not a multiple of model.graph_heads "
+                f"{self.graph_heads}"
+            )
+        if not self.lora and not self.use_graph:
+            found.append("model.lora and model.use_graph are both false: nothing is left to train")
+        return found
+
+
+@dataclass
+class RecordSection(DataSection):
+    """Records and how they become prompts."""
+
+    train: str = other_default(DataSection, "train", "data/hotpotqa_subq")
+    tasks: list[str] = setting(
+        ["planning", "answering"],
+        "one task alone for the ablation No Multi-Task",
+        choices=("planning", "answering"),
+    )
+    evidence: str = setting(
+        "triples",
+        "triples, or text: passages instead of triples (ablation No Text-to-Triple)",
+        choices=("triples", "text"),
+    )
+    prompt_format: str = setting(
+        "auto",
+        "chat is the tokenizer's template; auto: chat where there is one",
+        choices=("auto", "chat", "plain", "llama2"),
+    )
+    prompt_order: str = setting(
+        "instruction_first",
+        "instruction_first (paper); history_first: graph token and instruction after the history",
+        choices=("instruction_first", "history_first"),
+    )
+    planning_prompt: str | None = setting(None, "file that replaces the planning instruction")
+    answering_prompt: str | None = setting(None, "file that replaces the answering instruction")
+    max_input_tokens: int = setting(2500, "longest prompt; triples of the oldest step are left out first", at_least=16)
+    max_label_tokens: int = setting(300, "longest label; a longer one is an error", at_least=2)
+    learn_copies: bool = setting(True, "learn the words of a first sub-query that repeats the main question")
+
+    def check(self) -> list[str]:
+        """Problems that can be seen without loading anything."""
+        found = super().check() + ([] if self.tasks else ["data.tasks: name planning, answering or both"])
+        return found + missing_files(
+            {"data.planning_prompt": self.planning_prompt, "data.answering_prompt": self.answering_prompt}
+        )
+
+
+@dataclass
+class GraphTrainSection(TrainSection):
+    """Optimisation."""
+
+    epochs: float = other_default(TrainSection, "epochs", 2.0)
+    batch_size: int = other_default(TrainSection, "batch_size", 2)
+    gradient_accumulation: int = other_default(TrainSection, "gradient_accumulation", 2)
+    # The paper's text; its table 8 marks 5e-5.
+    learning_rate: float = other_default(TrainSection, "learning_rate", 1e-5)
+    warmup_ratio: float = other_default(TrainSection, "warmup_ratio", 0.15)
+    scheduler: str = other_default(TrainSection, "scheduler", "cosine")
+    adam_beta2: float = other_default(TrainSection, "adam_beta2", 0.95)
+    max_grad_norm: float = other_default(TrainSection, "max_grad_norm", 0.5)
+    eval_max_new_tokens: int = other_default(TrainSection, "eval_max_new_tokens", 64)
+    eval_generate: bool = setting(True, "evaluate by generating replies, besides the loss")
+    action_weight: float = setting(
+        1.0, "weight of the tokens of [SUBQ], [SUFFICIENT], [NO_RETRIEVAL] in the loss", above=0
+    )
+    answer_weight: float = setting(1.0, "weight of the tokens of answering records' labels in the loss", above=0)
+    shared_prefixes: bool = setting(
+        False,
+        "put records of one question into a batch, their common beginning once; group_by_length then has no effect",
+    )
+
+
+@dataclass
+class GraphConfig(RunConfig):
+    """A whole run."""
+
+    output_dir: str = other_default(RunConfig, "output_dir", "runs/ras")
+    model: GraphModelSection = field(default_factory=GraphModelSection)
+    data: RecordSection = field(default_factory=RecordSection)
+    train: GraphTrainSection = field(default_factory=GraphTrainSection)
+
+    def check(self) -> list[str]:
+        """Problems that can be seen without loading anything."""
+        found = super().check()
+        if not self.train.shared_prefixes:
+            return found
+        if self.model.use_graph and self.data.prompt_order == "instruction_first":
+            found.append(
+                "train.shared_prefixes: with data.prompt_order instruction_first each record's graph token is among "
+                "its first tokens, so that nothing is shared; set data.prompt_order history_first"
+            )
+        if self.train.batch_size == 1:
+            found.append(
+                "train.shared_prefixes: with train.batch_size 1 nothing is shared; a question has about 4 records"
+            )
+        if self.model.attention not in ("auto", "sdpa", "eager"):
+            found.append(
+                f"train.shared_prefixes: model.attention {self.model.attention} does not support custom attention "
+                "masks; set sdpa or eager"
+            )
+        return found
+
+
+class GraphTask(TrainingTask):
+    """Trains a Graph-LLM on records."""
+
+    Config: ClassVar[type[RunConfig]] = GraphConfig
+    unit: ClassVar[str] = "records"
+
+    @cached_property
+    def sources(self) -> tuple[Examples, Examples | None]:
+        """Training and validation records."""
+        tasks = tuple(self.config.data.tasks)
+        return self.source_pair(
+            read_records,
+            keep=lambda record, share: record.task in tasks,
+            selection=tasks,
+            what=f"records of the tasks {', '.join(tasks)}",
+        )
+
+    def load(self) -> tuple[Any, GraphLLMProcessor]:
+        """The base model with fresh graph modules and adapter, and its processor."""
+        from transformers import set_seed
+
+        from tripletune.models.graph_llm.branches import check_branches
+        from tripletune.models.graph_llm.loading import add_adapter, build_graph_llm
+        from tripletune.models.loading import parse_dtype
+        from tripletune.models.prompts.rendering import Instructions
+
+        set_seed(self.config.seed)
+        model, data = self.config.model, self.config.data
+        instructions = Instructions.load(data.planning_prompt, data.answering_prompt)
+        same = ("prompt_format", "prompt_order", "evidence", "max_input_tokens", "max_label_tokens")
+        parts = ("use_graph", "graph_architecture", "graph_hidden_width", "graph_layers", "graph_heads",
+                 "graph_dropout", "graph_pooling", "projector_width")  # fmt: skip
+        base, processor = build_graph_llm(
+            model.base,
+            encoder=model.encoder,
+            dtype=parse_dtype(model.dtype),
+            revision=model.revision,
+            attention=None if model.attention == "auto" else model.attention,
+            processor_settings={
+                "planning_instruction": instructions.planning,
+                "answering_instruction": instructions.answering,
+                **{name: getattr(data, name) for name in same},
+            },
+            **{name: getattr(model, name) for name in parts},
+        )
+        if self.config.train.shared_prefixes:
+            check_branches(base.language_model, data.max_input_tokens + data.max_label_tokens)
+        adapted = add_adapter(
+            base,
+            lora=model.lora,
+            rank=model.lora_rank,
+            alpha=model.lora_alpha,
+            dropout=model.lora_dropout,
+            targets=tuple(model.lora_targets),
+        )
+        return adapted, processor
+
+    @cached_property
+    def table(self) -> EmbeddingTable | None:
+        """Embeddings of the node and edge strings of both sources; None for models without graph."""
+        if not self.config.model.use_graph:
+            return None
+        sources = [source for source in self.sources if source is not None]
+        return build_table(sources, self.processor, self.config.model.encoder, Path(self.config.output_dir) / "cache")
+
+    def rows(self, source: Examples, cache: Path) -> Any:
+        """The tokenised records of a source."""
+        return tokenize(source, self.processor, self.table, cache, self.config.data.learn_copies)
+
+    def collator(self) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
+        """Pads records and batches their graphs."""
+        from tripletune.train.batches import RecordCollator
+
+        train = self.config.train
+        return RecordCollator(
+            self.processor.tokenizer.pad_token_id,
+            self.table,
+            action_weight=train.action_weight,
+            answer_weight=train.answer_weight,
+            shared_prefixes=train.shared_prefixes,
+            graph_token_id=self.processor.graph_token_id,
+        )
+
+    def sampler(self, rows: Any, micro_batch: int, per_step: int) -> Any:
+        """As for every run, or with the records of a question together where their prefixes are shared."""
+        from tripletune.train.shared_prefixes import QuestionSampler
+
+        if not self.config.train.shared_prefixes:
+            return super().sampler(rows, micro_batch, per_step)
+        # Together in a micro-batch: what is in another one can't be shared.
+        return QuestionSampler.of(rows, micro_batch, self.config.seed)
+
+    def scorer(self) -> Scorer | None:
+        """Scores replies to the validation records, as `tripletune eval records` does."""
+        train, validation = self.config.train, self.sources[1]
+        records = list(validation or []) if train.eval_generate else []
+        if not records:
+            return None
+        return lambda model, index, count: score_records(
+            model, self.processor, self.table, records, train.eval_batch_size, train.eval_max_new_tokens, index, count
+        )
+
+    def save(self, folder: Path) -> None:
+        """The base's configuration and the processor."""
+        base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        base.config.save_pretrained(folder)
+        self.processor.save_pretrained(folder)
+
+    def notes(self) -> list[str]:
+        """Tokens that shared prefixes save."""
+        from tripletune.train.shared_prefixes import tokens_saved
+
+        train = self.config.train
+        if not train.shared_prefixes:
+            return []
+        own = self.processor.graph_token_id
+        shared, apart, count = tokens_saved(self.train, train.batch_size, self.config.seed, own)
+        share = f"{shared:,} tokens instead of {apart:,} ({shared / apart:.0%})"
+        return [f"shared prefixes: {share} in the first {count} records"]
+
+    def example(self) -> tuple[list[int], list[int]]:
+        """Tokens and labels of the first record; with shared prefixes of its question's first records."""
+        rows = [self.train[0]]
+        if self.config.train.shared_prefixes:
+            others = (self.train[index] for index in range(1, min(len(self.train), self.config.train.batch_size)))
+            rows += [row for row in others if row["question"] == rows[0]["question"]]
+        batch = self.collator()(rows)
+        return batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
+
+
+TASK = GraphTask
+
+
+def build_table(sources: Sequence[Examples], processor: GraphLLMProcessor, encoder: str, cache: Path) -> EmbeddingTable:
+    """Embed every distinct node and edge string of the records once, or open the table that exists."""
+    from tripletune.models.graph_llm.embeddings import EmbeddingTable
+
+    parts = [[source.digest for source in sources], encoder, processor.settings.graph_pooling]
+    folder = cache / f"embeddings-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
+    if (folder / "table.json").exists():
+        return EmbeddingTable(folder)
+    records = (record for source in sources for record in source)
+    strings = (text for record in records for graph in processor.graphs(record.steps) for text in graph.strings)
+    return EmbeddingTable.build(strings, encoder, folder)
+
+
+def tokenize(
+    source: Examples,
+    processor: GraphLLMProcessor,
+    table: EmbeddingTable | None,
+    cache: Path,
+    learn_copies: bool = True,
+) -> Any:
+    """Rows of records, written once; see `train.batches.cached_rows`.
+
+    Columns: `input_ids`, `label_ids`, `marker` (label tokens of the action marker), `length`, `question` (a number that
+    records of one question have in common) and, with graphs, those of `models.graph_llm.graphs.GraphRows`.
+
+    Args:
+        source: The records.
+        processor: Makes prompts and labels.
+        table: Rows of node and edge strings; None for models without graph.
+        cache: Folder of the files.
+        learn_copies: As in `encode_row`.
+
+    Raises:
+        ValueError: there is no record, or a label is longer than the limit.
+    """
+    from tripletune.train.batches import cached_rows
+
+    columns = {"input_ids": "[int32]", "label_ids": "[int32]", "marker": "int32", "length": "int32"}
+    columns["question"] = "int64"
+    if table is not None:
+        columns |= dict.fromkeys(("node_rows", "edge_rows"), "[int64]")
+        columns |= dict.fromkeys(("sources", "targets", "subgraph"), "[int32]")
+    # An empty prompt shows template and tokenizer, which may change while their folder keeps its name.
+    empty = [processor.encode_input(ModelInput(task, "?")).input_ids for task in TASKS]
+    settings = dataclasses.asdict(processor.settings)
+    tokenizer = [processor.tokenizer.name_or_path, len(processor.tokenizer)]
+    key = ["records", source.digest, settings, tokenizer, empty, learn_copies, table.digest if table else None]
+
+    def rows(counts: Counter[str]) -> Iterator[dict[str, Any]]:
+        for record in source:
+            row = encode_row(record, processor, table, learn_copies)
+            triples, words = row.pop("lost")
+            counts[f"{record.task} {record.action.value}"] += 1
+            counts.update({"truncated_records": triples + words > 0, "truncated_triples": triples})
+            counts["truncated_words"] += words
+            yield row
+
+    return cached_rows(key, cache, rows, columns)
+
+
+def encode_row(
+    record: Record, processor: GraphLLMProcessor, table: EmbeddingTable | None, learn_copies: bool = True
+) -> dict[str, Any]:
+    """One record as integers; `lost` counts truncated triples and words.
+
+    Args:
+        record: The record.
+        processor: Makes prompt and label.
+        table: Rows of node and edge strings; None for models without graph.
+        learn_copies: Whether a first sub-query that repeats the main question is part of its label. A loop whose q_0 is
+            the main question (RAS, section 3.1) fills it in itself and reads the action alone.
+    """
+    from tripletune.models.graph_llm.graphs import graph_rows
+
+    encoded = processor.encode_input(record.input)
+    label = processor.encode_label(record)
+    marker = processor.marker_length(record)
+    if not learn_copies and not record.steps and record.subquery == record.question:
+        label = label[:marker]
+    row: dict[str, Any] = {"input_ids": encoded.input_ids, "label_ids": label}
+    if table is not None:
+        rows = table.rows(text for graph in encoded.graphs for text in graph.strings)
+        row |= graph_rows(encoded.graphs, rows).to_json()
+    row["marker"] = marker
+    row["length"] = len(encoded.input_ids) + len(label)
+    row["question"] = int.from_bytes(hashlib.sha256(record.question_id.encode()).digest()[:7])
+    row["lost"] = (encoded.truncated_triples, encoded.truncated_words)
+    return row
+
+
+def score_records(
+    model: Any,
+    processor: GraphLLMProcessor,
+    table: EmbeddingTable | None,
+    records: Sequence[Record],
+    batch_size: int,
+    max_new_tokens: int,
+    process_index: int = 0,
+    num_processes: int = 1,
+) -> dict[str, float]:
+    """Generate replies to records, spread over the processes, and score them.
+
+    Returns:
+        Numbers by name: action accuracy (overall, with history, per label), sub-query F1, answer EM and F1,
+        malformed share.
+    """
+    from accelerate.utils import gather_object
+
+    from tripletune.eval.statistics import flatten_means
+    from tripletune.eval.suites.records import score_predictions
+    from tripletune.models.graph_llm.embeddings import TableEmbeddings
+    from tripletune.models.local.generator import LocalGenerator
+
+    embeddings = TableEmbeddings(table) if table is not None else None
+    generator = LocalGenerator(model, processor, batch_size, embeddings)  # type: ignore[arg-type]
+    mine = list(range(process_index, len(records), num_processes))
+    completions = generator.generate_many([records[number].input for number in mine], max_new_tokens)
+    replies = list(zip(mine, (completion.text for completion in completions)))
+    if num_processes > 1:
+        replies = gather_object(replies)
+    texts = [text for _, text in sorted(replies)]
+    return flatten_means(score_predictions(list(records), texts))

@@ -1,0 +1,193 @@
+"""What tasks on plain text share: decoders and encoder-decoders, packs, and replies to validation prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tripletune.models.loading import (
+    add_lora,
+    best_dtype,
+    is_encoder_decoder,
+    load_tokenizer,
+    load_weights,
+    parse_dtype,
+)
+from tripletune.models.options import setting
+from tripletune.train.config import TrainSection
+from tripletune.train.task import Examples, TrainingTask
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass
+class TextTrainSection(TrainSection):
+    """Optimisation of a run on plain text."""
+
+    packing: bool = setting(False, "several samples in a row, apart from each other (decoders)")
+    pack_tokens: int = setting(1024, "tokens of a pack", at_least=32)
+    eval_generate_records: int = setting(
+        64, "validation samples whose replies are generated and scored; 0 for none", at_least=0
+    )
+
+
+class TextTask(TrainingTask):
+    """A task whose model reads and writes text; a subclass makes `tokenised` rows and prompts."""
+
+    def load(self) -> tuple[Any, Any]:
+        """The base model, with a fresh adapter under LoRA, and its tokenizer.
+
+        Raises:
+            FileNotFoundError: no such model.
+            ValueError: a LoRA target does not exist, a dtype or attention kernel does not work, or packing is asked of
+                an encoder-decoder.
+        """
+        from transformers import set_seed
+
+        from tripletune.models.label_loss import learn_labels_only
+
+        set_seed(self.config.seed)
+        section = self.config.model
+        tokenizer = load_tokenizer(section.base, section.revision)
+        seq2seq = is_encoder_decoder(section.base, section.revision)
+        if seq2seq and self.config.train.packing:
+            raise ValueError(f"train.packing: {section.base} is an encoder-decoder, which reads one source per row")
+        # AdamW's steps are smaller than what bfloat16 weights can tell apart; frozen ones do not mind.
+        own = best_dtype() if section.lora else parse_dtype("float32")
+        dtype = own if section.dtype == "auto" else parse_dtype(section.dtype)
+        model = load_weights(section.base, dtype, section.revision)
+        if section.attention != "auto":
+            model.set_attn_implementation(section.attention)
+        if not seq2seq:
+            learn_labels_only(model)
+        if section.lora:
+            model = add_lora(
+                model,
+                rank=section.lora_rank,
+                alpha=section.lora_alpha,
+                dropout=section.lora_dropout,
+                targets=tuple(section.lora_targets),
+                base=section.base,
+                revision=section.revision,
+            )
+        return model, tokenizer
+
+    @property
+    def seq2seq(self) -> bool:
+        """Whether the model is an encoder-decoder."""
+        return bool(self.model.config.is_encoder_decoder)
+
+    def tokenised(self, source: Examples, cache: Path) -> Any:
+        """The rows of a source, each sample by itself; see `train.batches.cached_rows`."""
+        raise NotImplementedError
+
+    def rows(self, source: Examples, cache: Path) -> Any:
+        """The rows of a source, or packs of them."""
+        from tripletune.train.batches import pack_rows
+
+        rows = self.tokenised(source, cache)
+        return pack_rows(rows, self.config.train.pack_tokens) if self.config.train.packing else rows
+
+    def collator(self) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
+        """Pads rows, packs, or sources and targets."""
+        from transformers import DataCollatorForSeq2Seq
+
+        from tripletune.train.batches import TextCollator
+
+        if not self.seq2seq:
+            attention = str(getattr(self.model.config, "_attn_implementation", ""))
+            return TextCollator(self.processor.pad_token_id, flatten="flash" in attention)
+        base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        pad = DataCollatorForSeq2Seq(self.processor, base, pad_to_multiple_of=8)
+        return lambda rows: dict(pad([{name: row[name] for name in ("input_ids", "labels")} for row in rows]))
+
+    def loss(self) -> Callable[..., Any] | None:
+        """Encoder-decoders take the mean over a micro-batch by themselves, which weighs short ones too much."""
+        return target_loss if self.seq2seq else None
+
+    def sampler(self, rows: Any, micro_batch: int, per_step: int) -> Any:
+        """The order of the rows; packs are all of a length and come shuffled."""
+        from tripletune.train.sampling import EpochSampler
+
+        if "seq_lengths" in rows.column_names:
+            return EpochSampler([1] * len(rows), per_step, self.config.seed, group_by_length=False)
+        return super().sampler(rows, micro_batch, per_step)
+
+    def files(self) -> dict[str, str]:
+        """Small files beside the weights, text by name, such as the prompt."""
+        return {}
+
+    def save(self, folder: Path) -> None:
+        """The prompt and what else the model is to be used with; the trainer has saved the tokenizer."""
+        for name, text in self.files().items():
+            (folder / name).write_text(text, encoding="utf-8")
+
+    def example(self) -> tuple[list[int], list[int]]:
+        """Tokens and labels of the first row; of a pack its first sample."""
+        ids, labels = super().example()
+        first = self.train[0].get("seq_lengths", [len(ids)])[0]
+        return (ids, labels) if self.seq2seq else (ids[:first], labels[:first])
+
+
+def target_loss(
+    outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+) -> torch.Tensor:
+    """Loss of an encoder-decoder, whose logits stand at the tokens they predict.
+
+    Args:
+        outputs: With `logits` (B, T, V).
+        labels: (B, T), -100 where nothing is learned.
+        num_items_in_batch: Label tokens of the whole optimiser step.
+    """
+    from tripletune.models.label_loss import IGNORED, label_loss
+
+    keep = labels != IGNORED
+    return label_loss(outputs.logits[keep], labels[keep], None, num_items_in_batch)
+
+
+def generate_replies(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[list[int]],
+    train: TextTrainSection,
+    process_index: int = 0,
+    num_processes: int = 1,
+    criterion: Callable[[Any], bool] | None = None,
+) -> list[str]:
+    """Greedy replies to prompts, spread over the processes.
+
+    Args:
+        model: Decoder or encoder-decoder, with or without PEFT adapter.
+        tokenizer: Its tokenizer.
+        prompts: Token ids.
+        train: Says how many prompts are in a batch, and the longest reply.
+        process_index: Index of this process.
+        num_processes: How many there are.
+        criterion: Stopping criterion on a `models.local.decoding.Request`, such as
+            `models.local.grammar.Repetition.found`.
+
+    Returns:
+        The replies in the order of the prompts, without special tokens, on every process.
+    """
+    from accelerate.utils import gather_object
+
+    from tripletune.models.local.continuous_batch import make_decoder
+    from tripletune.models.local.decoding import Request, decode, end_tokens
+
+    was_training = model.training
+    model.eval()
+    try:
+        ends = end_tokens(model, tokenizer)
+        decoder = make_decoder(model, ends, tokenizer.pad_token_id, rows=train.eval_batch_size)
+        mine = range(process_index, len(prompts), num_processes)
+        requests = {n: Request(list(prompts[n]), train.eval_max_new_tokens, criterion=criterion) for n in mine}
+        decode(decoder, list(requests.values()))
+    finally:
+        model.train(was_training)
+    replies = [(n, tokenizer.decode(request.tokens, skip_special_tokens=True)) for n, request in requests.items()]
+    if num_processes > 1:
+        replies = gather_object(replies)
+    return [text for _, text in sorted(replies)]
