@@ -25,6 +25,7 @@ from tripletune.data_builders.readers._rows import PassageFinder, Row, title_key
 from tripletune.models.data.passages import Passage
 from tripletune.models.data.records import read_jsonl
 from tripletune.models.data.triples import Triple, triples_from_json
+from tripletune.models.llm.replies import triple_of
 
 MALFORMED_TRIPLES = "malformed triples in the triple file"
 _REFERENCE = re.compile(r"#(\d+)")
@@ -61,7 +62,7 @@ class KnowsDirectAnswers(Protocol):
 
 
 class RecordedTeacher:
-    """Replies recorded in a file, one line a question.
+    """Replies recorded in a file, one line per question.
 
     `{"_id", "helpful": [titles in reasoning order], "subqueries": [{"title", "question"}],
     "triples": {title: [[s, p, o]]}}`, optionally with `"direct": true` for a question that needs no retrieval.
@@ -229,7 +230,7 @@ def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> 
     Args:
         reader: The reader's name; `musique` and `two_wiki` bring gold annotations of their own.
         annotations: A file of recorded replies, good for every reader, or a triple file for `musique`.
-        issues: Counts oddities of the annotations.
+        issues: Counts warnings about the annotations.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -276,8 +277,4 @@ def _folded(text: str) -> str:
 
 
 def _good_triples(rows: list[object]) -> list[Triple]:
-    triples = []
-    for row in rows:
-        if isinstance(row, list) and len(row) == 3 and all(isinstance(field, str) and field.strip() for field in row):
-            triples.append(Triple(*row))
-    return triples
+    return [triple for row in rows if (triple := triple_of(row)) is not None]

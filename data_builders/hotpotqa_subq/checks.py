@@ -82,7 +82,7 @@ def read_documents(text: str, shown: int, recovered: Counter[str] | None = None)
         recovered: Counts what was not in this form and could be read all the same; of no meaning after an error.
 
     Raises:
-        UnusableReply: it can't be read, or a number is out of range or occurs twice.
+        UnusableReply: it cannot be read, or a number is out of range or occurs twice.
     """
     forms = Counter[str]() if recovered is None else recovered
     value = _documents_value(text, forms)
@@ -202,7 +202,7 @@ def read_subquery(text: str, title: str = "", recovered: Counter[str] | None = N
         recovered: Counts what was not in this form and could be read all the same; of no meaning after an error.
 
     Raises:
-        UnusableReply: it can't be read, or is not exactly one question.
+        UnusableReply: it cannot be read, or is not exactly one question.
     """
     forms = Counter[str]() if recovered is None else recovered
     value: Any = _without_quotes(without_thoughts(text))
@@ -278,7 +278,7 @@ def read_triples(text: str) -> tuple[tuple[Triple, ...], int]:
         The triples in order, and the number of malformed ones, which cost no neighbour.
 
     Raises:
-        UnusableReply: it can't be read, is cut off, or holds no well-formed triple.
+        UnusableReply: it cannot be read, is cut off, or holds no well-formed triple.
     """
     try:
         found = find_triples(text, _TRIPLES)

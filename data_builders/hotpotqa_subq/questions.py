@@ -29,7 +29,7 @@ class DropReason(StrEnum):
     UNPLACED_EVIDENCE = "an evidence triple fits no supporting document"
     ANSWER_IN_SUBQUERY = "a sub-query gives away the gold answer"
     CALL_REFUSED = "a call to the teacher can't be answered"
-    UNREADABLE_REPLY = "a teacher's reply can't be read"
+    UNREADABLE_REPLY = "a teacher's reply cannot be read"
     WRONG_DOCUMENTS = "the teacher kept documents that are not there, or one twice"
     ANSWER_NOT_KEPT = "the teacher kept no supporting document with the answer"
     NOT_ANSWERABLE = "the teacher says that the documents don't hold the answer"

@@ -45,7 +45,7 @@ _NEXT = re.compile(r"\n\s*(?=\[SUBQ\]\s|Question: )")
 
 
 class MalformedRow(ValueError):
-    """A row of the released data that can't be read; the message is in the words of the data set card."""
+    """A row of the released data that cannot be read; the message is in the words of the data set card."""
 
 
 @dataclass
@@ -83,7 +83,7 @@ def read_released(
 
     Args:
         location: A `.jsonl`, `.json` (an array) or `.parquet` file, or a hub id such as `pat-jj/ras_train_data`.
-        rejected: Collects the rows that can't be read.
+        rejected: Collects the rows that cannot be read.
         issues: Counts warnings that cost no row.
         source: The data set name written into the records.
 
@@ -110,7 +110,7 @@ def released_record(row: Row, number: int, issues: Counter[str], source: str = "
         source: The data set name written into the record.
 
     Raises:
-        MalformedRow: the row can't be read.
+        MalformedRow: the row cannot be read.
     """
     text, label = row.get("input"), row.get("label")
     if not isinstance(text, str) or not isinstance(label, str) or not text.strip() or not label.strip():

@@ -78,7 +78,7 @@ def test_a_build_without_records_has_a_card_that_says_why(tmp_path, build, capsy
     folder = tmp_path / "out"
     # A logging handler of an earlier test may complain beside it.
     (error,) = [line for line in capsys.readouterr().err.splitlines() if "no question could be labelled" in line]
-    assert f"{folder} has no records, no question could be labelled (6 x a teacher's reply can't be read; 3 x" in error
+    assert f"{folder} has no records, no question could be labelled (6 x a teacher's reply cannot be read; 3 x" in error
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", DROPPED, "statistics.json"]
     content = statistics(folder)
     assert content["statistics"]["records"] == 0
@@ -97,9 +97,9 @@ def test_a_build_without_records_has_a_card_that_says_why(tmp_path, build, capsy
     card = (folder / "README.md").read_text(encoding="utf-8")
     for part in (
         "**None: no question could be labelled.**",
-        "| hotpotqa: a teacher's reply can't be read | 6 |",
-        "| hotpotqa: subq.filter: a teacher's reply can't be read | 12 |",
-        "### A teacher's reply can't be read",
+        "| hotpotqa: a teacher's reply cannot be read | 6 |",
+        "| hotpotqa: subq.filter: a teacher's reply cannot be read | 12 |",
+        "### A teacher's reply cannot be read",
         "There is no document 7: they are numbered from 1 to 1.",
         "    I am not sure.",
     ):
@@ -115,7 +115,7 @@ def test_every_left_out_question_is_a_line(tmp_path, build):
     assert "no JSON object" in lines[3].pop("detail")
     assert lines[3] == {
         "source": "hotpotqa", "row": 3, "question_id": "id3", "question": "Question number 3?", "stage": "subq.filter",
-        "reason": "a teacher's reply can't be read", "reply": RAMBLE[:LONGEST_REPLY],
+        "reason": "a teacher's reply cannot be read", "reply": RAMBLE[:LONGEST_REPLY],
     }  # fmt: skip
     assert lines[2]["reply"] == BAD[2]
     assert lines[2]["reason"] == DropReason.NO_HELPFUL.value
@@ -128,7 +128,7 @@ def test_commands_on_a_data_set_without_records_say_so(tmp_path, build, capsys):
     assert main(["stats", folder]) == 0
     shown = capsys.readouterr().out
     assert "has no records, no question could be labelled (6 x" in shown
-    assert "hotpotqa: subq.filter: a teacher's reply can't be read" in shown
+    assert "hotpotqa: subq.filter: a teacher's reply cannot be read" in shown
     assert main(["validate", folder]) == 1
     assert "has no records" in capsys.readouterr().out
     assert main(["peek", folder]) == 2
