@@ -212,12 +212,12 @@ def shown_documents(question: Question, shown: Shown) -> list[int]:
 def filter_text(question: Question, shown: Sequence[int]) -> str:
     """The user's turn of the document filter: question and numbered documents."""
     documents = "\n\n".join(f"[{number}] {_text(question.passages[index])}" for number, index in enumerate(shown, 1))
-    return f"Question: {_folded(question.question)}\n\nDocuments:\n{documents}"
+    return f"Question: {' '.join(question.question.split())}\n\nDocuments:\n{documents}"
 
 
 def query_text(question: Question, passage: Passage, earlier: Sequence[str]) -> str:
     """The user's turn of a sub-query: main question, document, earlier sub-queries."""
-    parts = [f"Main question: {_folded(question.question)}", f"Document: {_text(passage)}"]
+    parts = [f"Main question: {' '.join(question.question.split())}", f"Document: {_text(passage)}"]
     if earlier:
         parts.append("\n".join(["Earlier sub-queries:", *(f"- {subquery}" for subquery in earlier)]))
     return "\n\n".join(parts)
@@ -229,12 +229,8 @@ def triples_text(passage: Passage) -> str:
 
 
 def _text(passage: Passage) -> str:
-    return f"{_folded(passage.title)}\n{_folded(passage.text)}"
-
-
-def _folded(text: str) -> str:
     # Every text on one line: a line break in a title could be taken for the next document.
-    return " ".join(text.split())
+    return f"{' '.join(passage.title.split())}\n{' '.join(passage.text.split())}"
 
 
 class DirectAnswers(Protocol):
@@ -259,7 +255,7 @@ class BaseModelAnswers:
 
     async def answer(self, question: Question) -> str:
         """The first line of what the model writes; a base model goes on with a question of its own."""
-        text = self._prompt.replace("{question}", _folded(question.question))
+        text = self._prompt.replace("{question}", " ".join(question.question.split()))
         messages: list[Message] = [{"role": "user", "content": text}]
         completion = await self._client.chat(
             messages, role=DIRECT_ROLE, sampling=self._sampling, question_id=question.id
