@@ -91,7 +91,7 @@ def main() -> None:
             sys.exit(f"error: this step ended with exit code {status}; mend it and run `make demo` again to go on here")
     metrics = collect()
     (HOME / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
-    show(metrics)
+    print_scores(metrics)
     print("\nOne question, answered from the exported folder:", flush=True)
     if status := run(f"tripletune rag ask {shlex.quote(longest_success())} --model {HOME}/export {CORPUS}"):
         sys.exit(status)
@@ -124,7 +124,7 @@ def collect() -> dict[str, dict[str, Any]]:
     return metrics
 
 
-def show(metrics: dict[str, dict[str, Any]]) -> None:
+def print_scores(metrics: dict[str, dict[str, Any]]) -> None:
     """A table for people."""
     from rich.console import Console
     from rich.table import Table

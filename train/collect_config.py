@@ -47,7 +47,7 @@ class KeepSection:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class QuestionFile:
     """One training set of a collection.
 
     Attributes:
@@ -103,14 +103,14 @@ class CollectConfig:
                 problems.append(f"{name}: {error}")
         return problems
 
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[QuestionFile]:
         """The training sets, each with a folder of its own."""
-        found: list[Source] = []
+        found: list[QuestionFile] = []
         for text in self.files:
             task, _, file = text.partition(":")
             stem = Path(task).stem or "task"
             number = sum(one.folder.name.rpartition("-")[0] == stem or one.folder.name == stem for one in found)
-            found.append(Source(task, file, Path(self.output_dir) / (f"{stem}-{number + 1}" if number else stem)))
+            found.append(QuestionFile(task, file, Path(self.output_dir) / (f"{stem}-{number + 1}" if number else stem)))
         return found
 
     def check_options(self) -> None:
@@ -132,13 +132,13 @@ class CollectConfig:
         """The ledger of all calls."""
         return self.teacher.ledger or str(Path(self.output_dir) / "ledger.sqlite")
 
-    def corpus(self, source: Source) -> CorpusOptions:
+    def corpus(self, source: QuestionFile) -> CorpusOptions:
         """How a training set's questions are drawn."""
         return CorpusOptions(
             load_task(source.task).reader, train=source.file, train_count=self.questions, seed=self.seed
         )
 
-    def evaluation(self, source: Source) -> QuestionOptions:
+    def evaluation(self, source: QuestionFile) -> QuestionOptions:
         """How the loop runs over a training set: the options of `tripletune eval run`."""
         folder = source.folder
         return QuestionOptions(
@@ -156,7 +156,7 @@ class CollectConfig:
             concurrency=self.concurrency,
         )
 
-    def command(self, source: Source) -> list[str]:
+    def command(self, source: QuestionFile) -> list[str]:
         """The words of the same run on a command line."""
         words = to_arguments(self.evaluation(source)) + to_arguments(self.llm(), "teacher")
         return ["tripletune", "eval", "run", *words]

@@ -12,7 +12,7 @@ from typing import Any
 from tripletune.data_builders.datasets.card import CARD, DROPPED, STATISTICS
 from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.rows import RowKind, Statistics, get_kind, kind_of_row
-from tripletune.models.data.records import read_rows
+from tripletune.models.data.records import stored_rows
 from tripletune.models.files import read_json
 from tripletune.models.program import printable
 
@@ -69,7 +69,7 @@ def kind_of(folder: str | Path) -> RowKind[Any]:
     for files in dataset_files(folder).values():
         for file in files:
             try:
-                first = next(read_rows(file), None)
+                first = next(stored_rows(file), None)
             except ValueError:
                 break
             if first is not None:
@@ -169,7 +169,7 @@ def troubles(folder: str | Path) -> Iterator[str]:
 def _checked(file: Path, kind: RowKind[Any]) -> Iterator[tuple[str, Any]]:
     """Rows with their places; a bad row comes as the `ValueError` that says what is wrong with it."""
     try:
-        for where, row in read_rows(file):
+        for where, row in stored_rows(file):
             try:
                 yield where, kind.read(row, where)
             except ValueError as error:
@@ -198,7 +198,7 @@ def _rows(folder: str | Path, kind: RowKind[Any], split: str | None = None) -> I
         raise ValueError(f"{folder} has no split {split!r}; it has {', '.join(files)}")
     for name in [split] if split else files:
         for file in files[name]:
-            yield from ((name, kind.read(row, where)) for where, row in read_rows(file))
+            yield from ((name, kind.read(row, where)) for where, row in stored_rows(file))
 
 
 def find_rows(

@@ -29,7 +29,7 @@ from tripletune.data_builders.world.facts import (
     Relation,
     build_entities,
 )
-from tripletune.data_builders.world.questions import COMMON, KINDS, Question, QuestionMaker, common_questions
+from tripletune.data_builders.world.questions import COMMON, KINDS, QuestionMaker, WorldQuestion, common_questions
 from tripletune.models.files import new_folder, write_json
 from tripletune.models.options import not_one_of, require, setting
 
@@ -129,7 +129,7 @@ class World:
     seed: int
     entities: dict[str, Entity]
     articles: dict[str, Article]
-    questions: list[Question]
+    questions: list[WorldQuestion]
     contexts: list[list[str]]
 
     def question_rows(self) -> Iterator[dict[str, Any]]:
@@ -196,7 +196,7 @@ def generate_world(options: WorldOptions, split: str) -> World:
     entities = build_entities(facts, Namer(names, split, options.noise), size)
     articles = {title: write_article(words, entity, entities) for title, entity in entities.items()}
     maker = QuestionMaker(draws, entities, options.relations(), options.wordings)
-    questions: list[Question] = []
+    questions: list[WorldQuestion] = []
     for kind, count in options.counts(split).items():
         if kind == COMMON:
             questions += common_questions(draws, split, count)
@@ -250,7 +250,7 @@ def _write_lines(path: Path, rows: Iterator[dict[str, Any]]) -> None:
 
 
 def _contexts(
-    rng: random.Random, entities: Mapping[str, Entity], questions: Sequence[Question], size: int
+    rng: random.Random, entities: Mapping[str, Entity], questions: Sequence[WorldQuestion], size: int
 ) -> list[list[str]]:
     neighbours: dict[str, list[str]] = {title: [] for title in entities}
     of_kind: dict[str, list[str]] = {}
@@ -261,7 +261,7 @@ def _contexts(
                 neighbours[title].append(object_)
                 neighbours[object_].append(title)
 
-    def context(question: Question) -> list[str]:
+    def context(question: WorldQuestion) -> list[str]:
         """The helpful paragraphs, some that mention them or that they mention, others of their kinds; shuffled."""
         chosen = dict.fromkeys(question.helpful)
         near = dict.fromkeys(near for title in question.helpful for near in neighbours[title] if near not in chosen)

@@ -107,7 +107,7 @@ class Entity:
         return f"the {self.title}" if self.kind in ("river", "bridge") else self.title
 
 
-def split_of(word: str) -> str:
+def split_of_word(word: str) -> str:
     """The member of `SPLITS` that a coined word belongs to, whatever its case, the machine and the seed."""
     digest = hashlib.blake2b(word.lower().encode(), digest_size=8).digest()
     return SPLITS[int.from_bytes(digest, "big") % len(SPLITS)]
@@ -152,7 +152,7 @@ class Namer:
         return self._rng.choice(_NAMES[words])
 
     def _is_new(self, word: str) -> bool:
-        if word in self._words or split_of(word) != self._split:
+        if word in self._words or split_of_word(word) != self._split:
             return False
         self._words.add(word)
         return True

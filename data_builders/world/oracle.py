@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tripletune.data_builders.world.build import MANIFEST, World, WorldOptions, generate_world
 from tripletune.data_builders.world.facts import RELATION_OF
-from tripletune.data_builders.world.questions import Question
+from tripletune.data_builders.world.questions import WorldQuestion
 from tripletune.models.data.passages import Passage
 from tripletune.models.data.records import normalize_answer
 from tripletune.models.data.triples import Triple
@@ -138,13 +138,13 @@ class WorldOracle:
         facts = "; ".join(f"{hop.triple.subject}, {hop.triple.predicate}: {hop.triple.object}" for hop in hops)
         return f"Thought: {facts}.\nAnswer: {question.answer}"
 
-    def _question(self, text: str) -> Question:
+    def _question(self, text: str) -> WorldQuestion:
         found = self._questions.get(" ".join(text.split()))
         if found is None:
             raise CallError(f"{self.model}: the world has no question {text!r}")
         return found
 
-    def _hops(self, question: Question) -> list[_Hop]:
+    def _hops(self, question: WorldQuestion) -> list[_Hop]:
         hops = []
         for title, predicate, subquery in zip(question.helpful, question.predicates, question.subqueries):
             entity, article = self._world.entities[title], self._world.articles[title]

@@ -46,7 +46,7 @@ _WITH_KIND = ("film", "novel", "album", "band", "company", "club")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class WorldQuestion:
     """A question, its answer, and how it is found.
 
     Attributes:
@@ -117,7 +117,7 @@ class QuestionMaker:
         ]
         self._drawn: set[tuple[str, ...]] = set()
 
-    def draw(self, kind: str) -> Question:
+    def draw(self, kind: str) -> WorldQuestion:
         """Make a new question of one kind.
 
         Raises:
@@ -139,7 +139,7 @@ class QuestionMaker:
             "lower the share of this kind, ask for fewer questions, or let them be about more relations"
         )
 
-    def _attempt(self, kind: str) -> Callable[[], Question | None]:
+    def _attempt(self, kind: str) -> Callable[[], WorldQuestion | None]:
         # What is drawn here stays as it is while attempts fail: two things that share something are rarer than two
         # that do not, and drawing again would make most answers "no".
         if kind in CHAIN_KINDS:
@@ -157,7 +157,7 @@ class QuestionMaker:
             self._rng.shuffle(paths)
             yield from paths
 
-    def _chain(self, kind: str) -> Question | None:
+    def _chain(self, kind: str) -> WorldQuestion | None:
         path = next(self._decks[kind], None)
         if path is None:
             return None
@@ -192,7 +192,7 @@ class QuestionMaker:
             return f"the {entity.kind} {entity.title}"
         return entity.mention
 
-    def _intersection(self) -> Question | None:
+    def _intersection(self) -> WorldQuestion | None:
         if not self._shared:
             return None
         key = self._rng.choice(self._shared)
@@ -209,7 +209,7 @@ class QuestionMaker:
             does = f"{first.act.format(x=a)} {link} {second.act.format(x=b)}"
         return _question(INTERSECTION, f"{WH_WORDS[key[0]]} {does}?", key[1], (one, other), (first, second))
 
-    def _order(self) -> Question | None:
+    def _order(self) -> WorldQuestion | None:
         (relation,) = next(self._decks["order"], (None,))
         if relation is None:
             return None
@@ -222,7 +222,7 @@ class QuestionMaker:
         winner = one if first_is_less == (test == "less") else other
         return self._compare(relation, test, one, other, winner.title)
 
-    def _same(self, equal: bool) -> Question | None:
+    def _same(self, equal: bool) -> WorldQuestion | None:
         (relation,) = next(self._decks["same"], (None,))
         if relation is None:
             return None
@@ -239,7 +239,7 @@ class QuestionMaker:
             return None
         return self._compare(relation, "same", one, self._rng.choice(others), "yes" if equal else "no")
 
-    def _compare(self, relation: Relation, test: str, one: Entity, other: Entity, answer: str) -> Question:
+    def _compare(self, relation: Relation, test: str, one: Entity, other: Entity, answer: str) -> WorldQuestion:
         text = self._word(getattr(relation, test)).format(a=one.mention, b=other.mention)
         return _question(COMPARISON, text, answer, (one, other), (relation, relation), test)
 
@@ -278,8 +278,8 @@ def _far_apart(one: str, other: str) -> bool:
 
 def _question(
     kind: str, text: str, answer: str, hops: Sequence[Entity], path: Sequence[Relation], test: str = ""
-) -> Question:
-    return Question(
+) -> WorldQuestion:
+    return WorldQuestion(
         kind,
         _sentence(text),
         answer,
@@ -290,7 +290,7 @@ def _question(
     )
 
 
-def _leaks(question: Question) -> bool:
+def _leaks(question: WorldQuestion) -> bool:
     """Whether a sub-query gives the answer away, or a chain's question does."""
     answer = question.answer.lower()
     if question.kind == COMPARISON:
@@ -310,7 +310,7 @@ _Fact = tuple[list[str], str]
 _GROUP = 6
 
 
-def common_questions(rng: random.Random, split: str, count: int) -> list[Question]:
+def common_questions(rng: random.Random, split: str, count: int) -> list[WorldQuestion]:
     """Draw questions about what everybody knows.
 
     Args:
@@ -337,7 +337,7 @@ def common_questions(rng: random.Random, split: str, count: int) -> list[Questio
     return chosen
 
 
-def _asked(rng: random.Random, facts: Iterable[_Fact], split: str) -> Iterator[Question]:
+def _asked(rng: random.Random, facts: Iterable[_Fact], split: str) -> Iterator[WorldQuestion]:
     """The questions of one split: every fact once in groups, then again in other words as long as there are some."""
     left = []
     for number, (wordings, answer) in enumerate(facts):
@@ -349,11 +349,11 @@ def _asked(rng: random.Random, facts: Iterable[_Fact], split: str) -> Iterator[Q
             group = left[start : start + _GROUP]
             rng.shuffle(group)
             for wordings, answer in group:
-                yield Question(COMMON, wordings.pop(rng.randrange(len(wordings))), answer)
+                yield WorldQuestion(COMMON, wordings.pop(rng.randrange(len(wordings))), answer)
         left = [(wordings, answer) for wordings, answer in left if wordings]
 
 
-def _in_turn(streams: list[Iterator[Question]]) -> Iterator[Question]:
+def _in_turn(streams: list[Iterator[WorldQuestion]]) -> Iterator[WorldQuestion]:
     while streams:
         for stream in list(streams):
             question = next(stream, None)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.data.records import read_rows, text_fields
+from tripletune.models.data.records import stored_rows, text_fields
 from tripletune.models.data.triples import Triple, format_triples, triples_from_json
 from tripletune.models.llm.client import Message
 from tripletune.models.llm.replies import UnusableReply, find_triples
@@ -202,5 +202,5 @@ def read_pairs(path: str | Path, split: str | None = None) -> Iterator[Extractio
         FileNotFoundError: there is nothing there.
         ValueError: a row is not a pair; the message has file and line.
     """
-    for where, row in read_rows(path, split):
+    for where, row in stored_rows(path, split):
         yield ExtractionPair.from_json(row, where)

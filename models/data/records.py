@@ -298,7 +298,7 @@ def record_files(path: str | Path, split: str | None = None) -> list[Path]:
     return [file for file in files if exact.fullmatch(file.name)] or files
 
 
-def read_rows(path: str | Path, split: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+def stored_rows(path: str | Path, split: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Stream the rows of a file or of one split of a folder as `("file:line", row)`, in file order, in constant memory.
 
     Raises:
@@ -323,6 +323,6 @@ def _parquet_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def read_records(path: str | Path, split: str | None = None) -> Iterator[Record]:
-    """Stream the records of a file or of one split of a folder; see `read_rows`."""
-    for where, row in read_rows(path, split):
+    """Stream the records of a file or of one split of a folder; see `stored_rows`."""
+    for where, row in stored_rows(path, split):
         yield Record.from_json(row, where)

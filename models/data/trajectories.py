@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.data.records import read_rows, shown, text_fields
+from tripletune.models.data.records import shown, stored_rows, text_fields
 from tripletune.models.llm.client import Message
 
 _ROLES = ("system", "user", "assistant")
@@ -87,7 +87,7 @@ def read_trajectories(path: str | Path, split: str | None = None) -> Iterator[Tr
         FileNotFoundError: there is no such file or folder.
         ValueError: a row is no trajectory.
     """
-    for where, row in read_rows(path, split):
+    for where, row in stored_rows(path, split):
         yield Trajectory.from_json(row, where)
 
 

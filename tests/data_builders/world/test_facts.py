@@ -12,7 +12,7 @@ from tripletune.data_builders.world.facts import (
     WH_WORDS,
     Namer,
     build_entities,
-    split_of,
+    split_of_word,
 )
 
 
@@ -129,8 +129,8 @@ def test_words_grow_when_the_short_ones_run_out():
 
 
 def test_a_word_belongs_to_one_split_whatever_its_case():
-    assert split_of("Talovo") == split_of("talovo")
-    assert {split_of(str(number)) for number in range(100)} == set(SPLITS)
+    assert split_of_word("Talovo") == split_of_word("talovo")
+    assert {split_of_word(str(number)) for number in range(100)} == set(SPLITS)
 
 
 FIELDS = {
