@@ -97,7 +97,7 @@ class ResultLog:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Stream the rows in the order of the file."""
-        yield from read_rows(self.path)
+        yield from read_results(self.path)
 
     def finish(self, order: Iterable[str]) -> None:
         """Close the file with its rows in `order`, so that it does not depend on which was ready first.
@@ -168,7 +168,7 @@ class ResultLog:
                 file.truncate(good)
 
 
-def read_rows(path: str | Path) -> Iterator[dict[str, Any]]:
+def read_results(path: str | Path) -> Iterator[dict[str, Any]]:
     """Stream a results file.
 
     Raises:

@@ -24,17 +24,12 @@ KNOWN_FOLDERS = {"train", "data_builders/readers"}
 KNOWN_NAMES = {
     "ask",
     "build",
-    "draw",
     "end_tokens",
     "from_arguments",
-    "open_extractor",
     "read_pairs",
     "read_questions",
     "read_replies",
     "read_reply",
-    "read_rows",
-    "read_triples",
-    "show",
     "troubles",
 }
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from tripletune.eval.harness import SCORES_NOTE, interval_cells
 from tripletune.eval.metrics import find_metrics
-from tripletune.eval.results import METRICS, RESULTS, read_rows
+from tripletune.eval.results import METRICS, RESULTS, read_results
 from tripletune.eval.statistics import bootstrap_mean, bootstrap_ratio, paired_difference, paired_ratio_difference
 from tripletune.eval.suites.extraction import KIND, PARTS, SCORES_FILE
 from tripletune.models.files import read_json
@@ -87,7 +87,7 @@ def _compare_runs(
         if metric not in head["metrics"]:
             known = nearest(metric, head["metrics"])
             raise ValueError(f"{folder} has no metric {metric!r}{known}; it has {', '.join(head['metrics'])}")
-    scores = [{row["id"]: row["scores"][metric] for row in read_rows(Path(folder) / RESULTS)} for folder in folders]
+    scores = [{row["id"]: row["scores"][metric] for row in read_results(Path(folder) / RESULTS)} for folder in folders]
     common = _common(scores, "question")
     columns = [[one[name] for name in common] for one in scores]
     runs = [
@@ -105,7 +105,7 @@ def _compare_runs(
 
 
 def _compare_texts(folders: Sequence[str | Path], metric: str | None) -> dict[str, Any]:
-    rows = [{row["id"]: row for row in read_rows(Path(folder) / SCORES_FILE)} for folder in folders]
+    rows = [{row["id"]: row for row in read_results(Path(folder) / SCORES_FILE)} for folder in folders]
     common = _common(rows, "text")
     sample = [run[common[0]] for run in rows]
     # The soft level and ROUGE are only there when they were asked for.

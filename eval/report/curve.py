@@ -75,12 +75,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if output.suffix.lower() != ".png":
         raise ValueError(f"--output {output}: its name must end in .png")
     curve = read_curve(args.run_folder)
-    picture = draw(curve)
+    picture = draw_curve(curve)
     output.parent.mkdir(parents=True, exist_ok=True)
     scratch = output.with_name(output.name + ".tmp")
     scratch.write_bytes(picture)
     os.replace(scratch, output)
-    show(curve, console)
+    _show(curve, console)
     console.print(f"written to {output}", markup=False)
     return 0
 
@@ -108,7 +108,7 @@ def read_curve(folder: str | Path) -> Curve:
     )
 
 
-def draw(curve: Curve) -> bytes:
+def draw_curve(curve: Curve) -> bytes:
     """The picture as PNG; the same curve gives the same bytes.
 
     Raises:
@@ -146,7 +146,7 @@ def draw(curve: Curve) -> bytes:
         return png_of(figure)
 
 
-def show(curve: Curve, console: Console) -> None:
+def _show(curve: Curve, console: Console) -> None:
     """Print the evaluations as a table."""
     if not curve.evaluations:
         console.print("the run has no evaluation yet: only its training loss is drawn")

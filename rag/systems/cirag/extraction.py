@@ -101,7 +101,7 @@ class LLMExtractor:
             entities = await self._ask(llm, ENTITIES_ROLE, messages, read_entities, issues)
             # Without a list the triples are asked for all the same.
             user, role = f"{user}\nEntities: {json.dumps(entities or [], ensure_ascii=False)}", TRIPLES_ROLE
-        found = await self._ask(llm, role, self._prompts.chat(self._triples, user), read_triples, issues)
+        found = await self._ask(llm, role, self._prompts.chat(self._triples, user), read_passage_triples, issues)
         if found is None:
             return Extracted((), False, issues)
         triples, malformed = found
@@ -156,7 +156,7 @@ def read_entities(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name))
 
 
-def read_triples(text: str) -> tuple[tuple[Triple, ...], int]:
+def read_passage_triples(text: str) -> tuple[tuple[Triple, ...], int]:
     """Read `{"triples": [[s, p, o], ...]}` and what else `models.llm.replies.find_triples` reads.
 
     Returns:

@@ -204,7 +204,7 @@ def _note_answer(generated: Generated, pools: Pools, trace: Trace) -> None:
     trace.details["core_passages"] = list(dict.fromkeys(fact.passage.id for fact in pools.facts.values()))
 
 
-def open_extractor(options: CiragOptions, prompts: PromptSet, tools: Tools) -> Extractor:
+def _open_extractor(options: CiragOptions, prompts: PromptSet, tools: Tools) -> Extractor:
     """The extractor that the options name.
 
     Raises:
@@ -235,7 +235,7 @@ async def _run(question: str, search: str, tools: Tools, options: CiragOptions) 
         llm,
         integrator,
         need_retriever(tools, "cirag"),
-        open_extractor(options, prompts, tools),
+        _open_extractor(options, prompts, tools),
         tools.reranker,
         prompts,
         trace,

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from tripletune.eval.__main__ import main
-from tripletune.eval.report.curve import draw, read_curve
+from tripletune.eval.report.curve import draw_curve, read_curve
 
 
 def write(path, rows):
@@ -52,9 +52,9 @@ def test_what_is_drawn(run):
         "ROUGE": {"rougeL": "ROUGE-L"},
         "triple F1": {"exact/micro/f1": "exact", "normalised/micro/f1": "normalised"},
     }
-    before = draw(curve)
+    before = draw_curve(curve)
     (run / "evaluations.jsonl").write_text((run / "evaluations.jsonl").read_text().splitlines()[0] + "\n")
-    assert draw(read_curve(run)) != before
+    assert draw_curve(read_curve(run)) != before
 
 
 def test_a_run_under_way_or_of_another_kind(run, capsys):
@@ -67,7 +67,7 @@ def test_a_run_under_way_or_of_another_kind(run, capsys):
     write(run / "evaluations.jsonl", [{"step": 5, "loss": 1.0, "core_f1": 0.5, "stop_accuracy": 0.9}])
     assert list(read_curve(run).panels) == ["scores"]
     (run / "losses.jsonl").unlink()
-    assert draw(read_curve(run)).startswith(b"\x89PNG")
+    assert draw_curve(read_curve(run)).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import tripletune.rag.triples.extractor as extractor_options
 from tripletune.eval.__main__ import main
 from tripletune.eval.harness import QuestionsPending, run_suites
 from tripletune.eval.report.compare import compare_folders
-from tripletune.eval.results import read_rows
+from tripletune.eval.results import read_results
 from tripletune.eval.statistics import bootstrap_ratio
 from tripletune.eval.suites.extraction import (
     PARTS,
@@ -69,7 +69,7 @@ def extract(tmp_path, write):
         data = write(tmp_path / "pairs.jsonl", [pair.to_json() for pair in given])
         options = ExtractionOptions(data=str(data), output=str(tmp_path / "out"), model="m", **options)
         run_suites([ExtractionSuite(options, extractor)])
-        return {row["id"]: row for row in read_rows(tmp_path / "out" / "results.jsonl")}
+        return {row["id"]: row for row in read_results(tmp_path / "out" / "results.jsonl")}
 
     return run
 
@@ -150,7 +150,7 @@ def test_what_no_text_is_at_fault_for_stops(extract, tmp_path):
         extract(given, Rule({given[4].text: SetupError("refused key")}))
     with pytest.raises(QuestionsPending, match="1 texts wait"):
         extract(given, Rule({given[4].text: RepliesPending("waits")}))
-    assert len(list(read_rows(tmp_path / "out" / "results.jsonl"))) == 8
+    assert len(list(read_results(tmp_path / "out" / "results.jsonl"))) == 8
 
 
 def test_output_that_never_closes_a_bracket_is_counted(extract):

@@ -19,7 +19,7 @@ from tripletune.rag.systems.cirag.extraction import (
     StoredExtractor,
     passage_text,
     read_entities,
-    read_triples,
+    read_passage_triples,
 )
 from tripletune.rag.systems.cirag.options import PROMPT_NAMES
 from tripletune.rag.trace import Trace
@@ -105,10 +105,10 @@ def test_malformed_triples_are_counted_and_cost_no_neighbour():
 def test_other_forms_are_read():
     assert read_entities('{"named entities": ["A", "A", " "]}') == ("A",)
     assert read_entities('["A", 1902]') == ("A", "1902")
-    assert read_triples('{"triples": [{"subject": "a", "predicate": "b", "object": "c"}]}')[0] == (
+    assert read_passage_triples('{"triples": [{"subject": "a", "predicate": "b", "object": "c"}]}')[0] == (
         Triple("a", "b", "c"),
     )
-    assert read_triples("(S> a| P> b| O> c)") == ((Triple("a", "b", "c"),), 0)
+    assert read_passage_triples("(S> a| P> b| O> c)") == ((Triple("a", "b", "c"),), 0)
     for text in ("", "[1", '{"other": 1}', '{"entities": "A"}', '{"entities": [["A"]]}'):
         with pytest.raises(UnusableReply):
             read_entities(text)
@@ -121,7 +121,7 @@ PIECES = ['{"triples": [', '["a","b","c"]', ",", "]}", "[", "S>", "(S> a|"]
 @given(st.text(max_size=60) | st.lists(st.sampled_from(PIECES)).map("".join))
 def test_readers_give_triples_or_refuse(text):
     with contextlib.suppress(UnusableReply):
-        triples, malformed = read_triples(text)
+        triples, malformed = read_passage_triples(text)
         assert malformed >= 0
         assert len(set(triples)) == len(triples)
     with contextlib.suppress(UnusableReply):
