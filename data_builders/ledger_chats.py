@@ -21,7 +21,7 @@ from typing import Any
 from tripletune.models.data.passages import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import Message
-from tripletune.models.llm.ledger_file import open_file
+from tripletune.models.llm.ledger import open_file
 from tripletune.models.llm.replies import REPAIR_ROLE
 from tripletune.rag.systems.cirag.generation import ANSWER_ROLE
 from tripletune.rag.systems.cirag.integration import CANDIDATES, INTEGRATE_ROLE, read_decision, write_decision

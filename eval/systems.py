@@ -7,14 +7,12 @@ that knows the facts of a fictional world.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tripletune.models.files import file_digest, weights_fingerprint
-from tripletune.models.llm.backends.api import ledger_name
 from tripletune.models.llm.client import LLMClient, Sampling
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
     from tripletune.models.local.generator import LocalGenerator
 
 logger = logging.getLogger(__name__)
-_LOCAL = ("hf",)
 # Teacher, the model in its place in the integration phase if there is one, and how replies are drawn.
 LLMs = tuple[LLMClient, LLMClient | None, Sampling]
 
@@ -72,9 +69,8 @@ def llm_settings(options: Any, teacher: LLMOptions) -> dict[str, Any]:
     if options.oracle:
         settings["teacher"] = f"oracle:{options.oracle}"
     else:
-        kind = teacher.batch_layout if teacher.backend == "batch" else teacher.backend
-        settings["teacher"] = ledger_name(kind, teacher.model, json.loads(teacher.extra) if teacher.extra else None)
-        if teacher.backend in _LOCAL:
+        settings["teacher"] = teacher.ledger_name
+        if teacher.is_local:
             settings["teacher_weights"] = weights_fingerprint(resolve(teacher.model))
     if options.integrator:
         weights = weights_fingerprint(resolve(options.integrator))
@@ -109,7 +105,7 @@ def open_llms(teacher: LLMOptions, integrator: str | None = None, oracle: str | 
 
 def _open(options: LLMOptions) -> LedgerClient:
     client = open_client(options)
-    if options.backend in _LOCAL and (weights := weights_fingerprint(resolve(options.model))):
+    if options.is_local and (weights := weights_fingerprint(resolve(options.model))):
         # A folder may be trained again under its name; the ledger must not answer with the older model's replies.
         client.model = f"{client.model}@{weights}"
     return client

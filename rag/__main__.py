@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from tripletune.models.llm.client import SetupError
-from tripletune.models.llm.options import BACKENDS
-from tripletune.models.llm.options import add_arguments as add_teacher_arguments
+from tripletune.models.llm.options import LLMOptions, backend_names
 from tripletune.models.options import add_arguments, from_arguments, setting
 from tripletune.models.program import run_program
 from tripletune.models.run_folders import check_model_folder, trained_folder
@@ -212,13 +211,12 @@ def _add_extract(commands: Any) -> None:
     who = parser.add_mutually_exclusive_group(required=True)
     who.add_argument("--model", help="a trained model: run, checkpoint, export or merged folder, or hub id; decoder "
         "or encoder-decoder")  # fmt: skip
-    who.add_argument("--teacher", choices=BACKENDS, help="a chat model behind this backend, see --teacher-model")
+    who.add_argument("--teacher", choices=backend_names(), help="a chat model behind this backend, see --teacher-model")
     add("--prompt", metavar="FILE", help="system prompt instead of ours (rag/prompts/extract_triples.md for a teacher; "
         "for a trained model that in its folder, or models/prompts/extract_triples.md)")  # fmt: skip
     add_arguments(parser, _Part)
     add_local_arguments(parser)
-    defaults: dict[str, Any] = {"backend": None}
-    add_teacher_arguments(parser, "teacher", **defaults)
+    add_arguments(parser.add_argument_group("teacher model"), LLMOptions, "teacher", backend=None)
     parser.set_defaults(run=extract, level=logging.INFO)
 
 

@@ -19,8 +19,8 @@ PROGRAMS = {
     "rag": ("rag", "ask one question, extract triples of a corpus"),
     "eval": ("eval", "run systems on tasks, compare and report"),
     "checkpoints": ("checkpoints", "export, verify and merge trained models"),
-    "ledger": ("models.llm.ledger", "look after stored replies of language models"),
-    "batch": ("models.llm.backends.batch", "submit and fetch calls of a Batch service"),
+    "ledger": ("models.llm.programs ledger", "look after stored replies of language models"),
+    "batch": ("models.llm.programs batch", "submit and fetch calls of a Batch service"),
     "demo": ("recipes.demo", "data, training, evaluation, export and one answer on two CPU cores"),
 }
 
@@ -39,8 +39,9 @@ def main() -> None:
     for length in (2, 1):
         name = " ".join(words[:length])
         if name in PROGRAMS and len(words) >= length:
-            sys.argv = [f"tripletune {name}", *words[length:]]
-            runpy.run_module(f"tripletune.{PROGRAMS[name][0]}", run_name="__main__", alter_sys=True)
+            module, *first = PROGRAMS[name][0].split()
+            sys.argv = [f"tripletune {name}", *first, *words[length:]]
+            runpy.run_module(f"tripletune.{module}", run_name="__main__", alter_sys=True)
             return
     if not words or words[0] in ("-h", "--help"):
         sys.stdout.write(usage())

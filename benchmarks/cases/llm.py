@@ -20,8 +20,7 @@ from benchmarks.harness import Options, PeakMemory, Result, Way, in_fresh_proces
 from tripletune.models.llm.backends.openai import OpenAIBackend
 from tripletune.models.llm.client import CallError, Message, Sampling
 from tripletune.models.llm.ledger import Ledger
-from tripletune.models.llm.ledger_client import LedgerClient
-from tripletune.models.llm.limits import Limits
+from tripletune.models.llm.ledger_client import LedgerClient, Limits
 from tripletune.models.local.generation import Completion
 from tripletune.models.options import setting
 

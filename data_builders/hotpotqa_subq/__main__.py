@@ -16,9 +16,7 @@ from tripletune.data_builders.hotpotqa_subq.build import BuildPending, NothingLa
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
 from tripletune.models.files import check_new
 from tripletune.models.llm.client import LLMClient
-from tripletune.models.llm.options import BACKENDS, LLMOptions, open_client
-from tripletune.models.llm.options import add_arguments as add_model_arguments
-from tripletune.models.llm.options import from_arguments as model_from_arguments
+from tripletune.models.llm.options import LLMOptions, backend_names, open_client
 from tripletune.models.options import add_arguments, from_arguments
 from tripletune.models.program import run_program
 
@@ -95,7 +93,7 @@ def _teacher(parser: argparse.ArgumentParser, parsed: argparse.Namespace, option
     if parsed.teacher != ANNOTATIONS:
         parsed.teacher_backend = parsed.teacher
         parsed.teacher_ledger = parsed.teacher_ledger or options.ledger
-        return model_from_arguments(parsed, "teacher")
+        return from_arguments(LLMOptions, parsed, "teacher")
     names = [name for name in vars(parsed) if name in _LLM_ALONE or name.startswith("teacher_")]
     if parsed.direct_answer_model:
         names.remove("teacher_ledger")
@@ -145,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
         "reader (hotpotqa, musique, two_wiki, ...) and annotations: recorded teacher replies, or a triple file for "
         "musique; without any, the teacher LLM labels it; repeat it for several")  # fmt: skip
     add_arguments(parser, BuildOptions, only=("output", "overwrite"))
-    add("--teacher", choices=(ANNOTATIONS, *BACKENDS), default=ANNOTATIONS,
+    add("--teacher", choices=(ANNOTATIONS, *backend_names()), default=ANNOTATIONS,
         help="who labels: recorded replies and gold annotations, or an LLM behind one of the backends, which labels "
         "the sources without annotations (default: annotations)")  # fmt: skip
     add("--dry-run", action="store_true", help="send nothing; show calls and tokens at most")
@@ -153,7 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     for title, names in _GROUPS.items():
         add_arguments(parser.add_argument_group(title), BuildOptions, only=names)
     # `--teacher openai` says the backend.
-    add_model_arguments(parser, "teacher", backend=None)
+    add_arguments(parser.add_argument_group("teacher model"), LLMOptions, "teacher", backend=None)
     return parser
 
 

@@ -221,7 +221,7 @@ class _Build:
                 logger.warning("%s %s left out: %s", question.source, question.id, error)
                 return UnlabelledQuestion(DropReason.CALL_REFUSED)
             if isinstance(self.client, LedgerClient):
-                await self.client.stop(error)
+                self.client.stop(error)
             if not isinstance(error, CallError):
                 raise
             drop = ". To leave such questions out, add --on-call-error drop" if of_one else ""

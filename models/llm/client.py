@@ -5,11 +5,15 @@ Between them stands `models.llm.ledger_client`: cache, limits, retries. A loop o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol, TypedDict
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol, TypedDict
 
 from tripletune.models.local.generation import Completion
+
+_KEY_SHAPE = re.compile(r"\bsk-[A-Za-z0-9_*.-]{4,}|(?<=[Bb]earer )[^\s\"']+|(?<=//)[^\s/@]+(?=@)")
 
 
 class Message(TypedDict):
@@ -49,6 +53,13 @@ class Sampling:
             raise ValueError(f"top_p {self.top_p}: it must be above 0 and at most 1")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens {self.max_tokens}: it must be at least 1")
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as the ledger's key has them. A field that comes later is left out at its default, or every key
+        would change."""
+        # 0 and 0.0 are the same temperature and must be the same text.
+        values = {**asdict(self), "temperature": float(self.temperature), "top_p": float(self.top_p)}
+        return {name: value for name, value in values.items() if name != "schema" or value is not None}
 
 
 class Backend(Protocol):
@@ -129,3 +140,16 @@ class TransientError(RuntimeError):
 
 class RepliesPending(RuntimeError):
     """A call that waits for a batch file to be answered."""
+
+
+def ledger_name(kind: str, model: str, extra: Mapping[str, Any] | None) -> str:
+    """What the ledger calls a model: kind, name, and request fields that change its replies."""
+    settings = json.dumps(dict(extra), sort_keys=True, ensure_ascii=False, separators=(",", ":")) if extra else ""
+    return f"{kind}:{model}{' ' + settings if settings else ''}"
+
+
+def redact(text: str, secrets: Sequence[str] = ()) -> str:
+    """A text with keys and passwords replaced by `***`: the given ones, and whatever looks like one."""
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return _KEY_SHAPE.sub("***", text)

@@ -4,56 +4,83 @@ A call is known by a hash of model, sampling and messages, so the ledger is the 
 the account of tokens at once. Several processes may use one file: the first reply stored for a call wins, and all of
 them see that one.
 
-Replies that arrive together are written in one transaction (`models.llm.ledger_writer`). `Ledger.put` returns after the
-commit, so a reply that a caller has seen outlives `kill -9`. (The file is in WAL mode with synchronous=NORMAL: a power
-cut may take the last moments, never the file.) WAL needs a local disk, not a network file system.
-
-    tripletune ledger stats|export|verify|import FILE
+`Ledger.put` returns after its commit, so a reply that a caller has seen outlives `kill -9`. (The file is in WAL mode
+with synchronous=NORMAL: a power cut may take the last moments, never the file.) A commit takes 0.2 ms, so the event
+loop does it itself. WAL needs a local disk, not a network file system.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import sqlite3
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
+from tenacity import Retrying, retry_if_exception_message, stop_after_delay, wait_random
+
+from tripletune.models.data.records import whole_characters
 from tripletune.models.llm.client import Message, Sampling
-from tripletune.models.llm.ledger_file import open_file
-from tripletune.models.llm.ledger_writer import LedgerWriter, trouble
 from tripletune.models.local.generation import Completion
 
-T = TypeVar("T")
 OK, FAILED, PENDING = "ok", "failed", "pending"
-
-CALL_COLUMNS = (
-    "key, model, sampling, messages, text, prompt_tokens, completion_tokens, seconds, retries, finish_reason, "
-    "status, detail, time"
-)
+SCHEMA_VERSION = 1
+# "TTLL" in ASCII; `file` and we tell a ledger from other SQLite files by it.
+APPLICATION_ID = 0x54544C4C
+_BUSY_SECONDS = 60.0
+_USES_HELD = 256
+_SCHEMA = """
+CREATE TABLE calls (
+    id INTEGER PRIMARY KEY,
+    key TEXT NOT NULL UNIQUE,
+    model TEXT NOT NULL,
+    sampling TEXT NOT NULL,
+    messages TEXT NOT NULL,
+    text TEXT NOT NULL,
+    prompt_tokens INTEGER NOT NULL,
+    completion_tokens INTEGER NOT NULL,
+    seconds REAL NOT NULL,
+    retries INTEGER NOT NULL,
+    finish_reason TEXT NOT NULL,
+    status TEXT NOT NULL CHECK (status IN ('ok', 'failed', 'pending')),
+    detail TEXT NOT NULL,
+    time TEXT NOT NULL
+);
+CREATE INDEX calls_pending ON calls (model, detail, id) WHERE status = 'pending';
+CREATE TABLE uses (
+    id INTEGER PRIMARY KEY,
+    call_id INTEGER NOT NULL REFERENCES calls (id),
+    role TEXT NOT NULL,
+    question_id TEXT NOT NULL,
+    UNIQUE (call_id, role, question_id)
+);
+CREATE TABLE batches (id INTEGER PRIMARY KEY, file TEXT NOT NULL, requests INTEGER NOT NULL, time TEXT NOT NULL);
+CREATE TABLE imports (digest TEXT PRIMARY KEY, replies INTEGER NOT NULL, time TEXT NOT NULL);
+"""
 # A reply is never replaced. A failure gives way to anything, a call that waits for a batch only to its reply.
-PUT = f"""
-INSERT INTO calls ({CALL_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+PUT = """
+INSERT INTO calls (key, model, sampling, messages, text, prompt_tokens, completion_tokens, seconds, retries,
+    finish_reason, status, detail, time) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (key) DO UPDATE SET text = excluded.text, prompt_tokens = excluded.prompt_tokens,
     completion_tokens = excluded.completion_tokens, seconds = excluded.seconds, retries = excluded.retries,
     finish_reason = excluded.finish_reason, status = excluded.status, detail = excluded.detail, time = excluded.time
 WHERE calls.status = 'failed' OR (calls.status = 'pending' AND excluded.status = 'ok')
 """
-_REPLY = "SELECT text, prompt_tokens, completion_tokens, seconds, finish_reason, retries FROM calls WHERE key = ?"
-_OK_REPLY = f"{_REPLY} AND status = 'ok'"
-# One statement for many uses: a statement a use would pass Python's lock to and fro for each of them.
-_USES = """
-INSERT OR IGNORE INTO uses (call_id, role, question_id)
-SELECT calls.id, json_extract(one.value, '$[1]'), json_extract(one.value, '$[2]')
-FROM json_each(?) AS one CROSS JOIN calls ON calls.key = json_extract(one.value, '$[0]')
+ADD_USE = "INSERT OR IGNORE INTO uses (call_id, role, question_id) SELECT id, ?2, ?3 FROM calls WHERE key = ?1"
+_REPLY = """
+SELECT text, prompt_tokens, completion_tokens, seconds, finish_reason, retries FROM calls
+WHERE key = ? AND status = 'ok'
 """
-_USES_HELD = 256
-_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
+canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
+
+
+class LedgerError(ValueError):
+    """The ledger file can't be used; the message says why and what to do."""
 
 
 class Call(NamedTuple):
@@ -79,7 +106,7 @@ def make_call(model: str, sampling: Sampling, messages: Sequence[Message]) -> Ca
     Raises:
         ValueError: the messages hold something that is not JSON or not Unicode.
     """
-    return call_of_json(model, _sampling_json(sampling), _encode(list(messages)))
+    return call_of_json(model, _sampling_json(sampling), canonical(list(messages)))
 
 
 def call_of_json(model: str, sampling: str, messages: str) -> Call:
@@ -90,15 +117,10 @@ def call_of_json(model: str, sampling: str, messages: str) -> Call:
     """
     try:
         # A line break is escaped in JSON, so that the three parts can't run into each other.
-        content = "\n".join((_encode(model), sampling, messages)).encode("utf-8")
+        content = "\n".join((canonical(model), sampling, messages)).encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValueError(f"the messages hold half a character (U+{ord(error.object[error.start]):04X})") from None
     return Call(hashlib.blake2b(content, digest_size=20).hexdigest(), model, sampling, messages)
-
-
-def canonical(value: Any) -> str:
-    """JSON with sorted keys and without spaces."""
-    return _encode(value)
 
 
 def sampling_of(text: str) -> Sampling:
@@ -121,32 +143,16 @@ def now() -> str:
 
 def row_of(call: Call, completion: Completion, status: str = OK, detail: str = "") -> tuple[Any, ...]:
     """The parameters of `PUT`."""
-    return (
-        *call,
-        completion.text,
-        completion.prompt_tokens,
-        completion.completion_tokens,
-        completion.seconds,
-        completion.retries,
-        completion.finish_reason,
-        status,
-        detail,
-        now(),
-    )
-
-
-def add_uses(connection: sqlite3.Connection, uses: Sequence[tuple[str, str, str]]) -> None:
-    """Note (key, role, question id) for calls that are stored; those noted before are passed over."""
-    connection.execute(_USES, (_encode(uses).encode("utf-8", "replace").decode("utf-8"),))
+    reply = completion
+    numbers = (reply.prompt_tokens, reply.completion_tokens, reply.seconds, reply.retries)
+    return (*call, reply.text, *numbers, reply.finish_reason, status, detail, now())
 
 
 class Ledger:
-    """The calls of one SQLite file; a context manager.
-
-    Reads are synchronous look-ups by key. Use it from one thread; its writer thread is its own business.
+    """The calls of one SQLite file; a context manager. Use it from one thread.
 
     Args:
-        path: The file; made when it is not there.
+        path: The file. One that is not there is made for the first call, so that a run that can't start leaves none.
 
     Raises:
         LedgerError: the file is no ledger, is damaged, or was written by a newer version.
@@ -154,13 +160,9 @@ class Ledger:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._reader = open_file(self.path)
         self._uses: list[tuple[str, str, str]] = []
-        try:
-            self._writer = LedgerWriter(self.path)
-        except sqlite3.Error as error:
-            self._reader.close()
-            raise trouble(self.path, error) from error
+        self._closed = False
+        self._opened = open_file(self.path) if self.path.exists() else None
 
     def __enter__(self) -> Ledger:
         return self
@@ -170,7 +172,7 @@ class Ledger:
 
     def get(self, key: str) -> Completion | None:
         """The stored reply of a call, or `None`."""
-        row = self._row(_OK_REPLY, key)
+        row = self._row(_REPLY, key)
         return None if row is None else _completion(row, cached=True)
 
     def state(self, key: str) -> tuple[str, str] | None:
@@ -178,86 +180,175 @@ class Ledger:
 
         The detail of a failed call is its reason, that of a pending one the request file it waits in.
         """
-        return self._row("SELECT status, detail FROM calls WHERE key = ?", key)
+        found: tuple[str, str] | None = self._row("SELECT status, detail FROM calls WHERE key = ?", key)
+        return found
 
-    async def put(self, call: Call, completion: Completion, role: str, question_id: str = "") -> Completion:
-        """Store a reply; it is safe on return. It is stored even when the waiting task is cancelled.
+    def put(self, call: Call, completion: Completion, role: str, question_id: str = "") -> Completion:
+        """Store a reply; it is safe on return.
 
         Returns:
             The reply that the ledger keeps: this one, or the one that another process stored before.
         """
-        stored = await self._submit(_put(row_of(call, completion), (call.key, role, question_id)))
-        return completion if stored is None else stored
+        with self.transaction() as connection:
+            written = connection.execute(PUT, row_of(call, completion)).rowcount
+            self._uses.append((call.key, role, question_id))
+            row = None if written else connection.execute(_REPLY, (call.key,)).fetchone()
+        return completion if row is None else _completion(row, cached=False)
 
-    async def fail(self, call: Call, reason: str, retries: int, role: str, question_id: str = "") -> None:
+    def fail(self, call: Call, reason: str, retries: int, role: str, question_id: str = "") -> None:
         """Store that a call failed and why. It is not given back as a reply: the next run asks again."""
-        row = row_of(call, Completion("", retries=retries, finish_reason="error"), FAILED, reason)
-        await self._submit(_put(row, (call.key, role, question_id)))
+        failure = Completion("", retries=retries, finish_reason="error")
+        with self.transaction() as connection:
+            connection.execute(PUT, row_of(call, failure, FAILED, reason))
+            self._uses.append((call.key, role, question_id))
 
-    async def wait_for(self, call: Call) -> None:
+    def wait_for(self, call: Call) -> None:
         """Store that a call waits to be written to a request file; nothing changes when it waits already."""
-        await self._submit(_put(row_of(call, Completion("", finish_reason=""), PENDING), None))
+        with self.transaction() as connection:
+            connection.execute(PUT, row_of(call, Completion("", finish_reason=""), PENDING))
 
     def use(self, key: str, role: str, question_id: str) -> None:
-        """Note that a stored call was used again; written in groups, at the latest by `close`."""
+        """Note that a stored call was used again; written with the next reply, at the latest by `close`."""
         self._uses.append((key, role, question_id))
         if len(self._uses) >= _USES_HELD:
-            self._send_uses(self._writer.send)
+            with self.transaction():
+                pass
 
-    def transact(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a function in a write transaction of the writer's connection, and wait for its commit."""
-        return self._writer.transact(function)
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """A write transaction; it is committed when the block ends well. What was used is noted with it.
+
+        Raises:
+            LedgerError: the file can't be written.
+            OSError: the disk is full.
+        """
+        with self._told():
+            connection = self._connection()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                uses, self._uses = self._uses, []
+                connection.executemany(ADD_USE, [tuple(map(whole_characters, use)) for use in uses])
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
 
     def close(self) -> None:
-        """Write what waits and close the file; the second call does nothing."""
-        if self._uses:
-            self._send_uses(self._writer.send)
-        self._writer.close()
-        self._reader.close()
+        """Note what was used and close the file; the second call does nothing."""
+        if self._closed:
+            return
+        try:
+            if self._uses:
+                with self.transaction():
+                    pass
+        finally:
+            self._closed = True
+            if self._opened is not None:
+                self._opened.close()
+
+    def _connection(self) -> sqlite3.Connection:
+        if self._closed:
+            raise LedgerError(f"ledger {self.path} is closed")
+        if self._opened is None:
+            self._opened = open_file(self.path)
+        return self._opened
 
     def _row(self, query: str, key: str) -> Any:
+        with self._told():
+            return self._connection().execute(query, (key,)).fetchone()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
         try:
-            return self._reader.execute(query, (key,)).fetchone()
+            yield
         except sqlite3.Error as error:
             raise trouble(self.path, error) from error
 
-    async def _submit(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        if self._uses:
-            self._send_uses(self._writer.join_next)
-        return await self._writer.submit(function)
 
-    def _send_uses(self, send: Callable[[Callable[[sqlite3.Connection], Any]], None]) -> None:
-        uses, self._uses = self._uses, []
-        send(lambda connection: add_uses(connection, uses))
+def trouble(path: Path, error: sqlite3.Error) -> LedgerError | OSError:
+    """What SQLite says about a ledger, with the next step."""
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        return OSError(errno.ENOSPC, "the last replies could not be stored", str(path))
+    return LedgerError(f"ledger {path}: {error}; `tripletune ledger verify {path}` looks closer")
+
+
+def open_file(path: Path, create: bool = True) -> sqlite3.Connection:
+    """Open a ledger file and make sure that it is one; no transaction begins by itself.
+
+    Args:
+        path: The file.
+        create: Whether to make it when it is not there; without, it is only read.
+
+    Raises:
+        LedgerError: the file is no ledger, is damaged, or was written by a newer version.
+        FileNotFoundError: it is not there and may not be made.
+    """
+    if path.is_dir():
+        raise LedgerError(f"{path} is a folder, not a ledger; name a file in it, for example {path / 'ledger.sqlite'}")
+    if not create and not path.is_file():
+        raise FileNotFoundError(f"no such ledger: {path}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    connection = None
+    try:
+        connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA cache_size = -16384")
+        _check_or_create(connection, path)
+    except (sqlite3.Error, LedgerError) as error:
+        if connection is not None:
+            connection.close()
+        if isinstance(error, LedgerError):
+            raise
+        raise LedgerError(f"{path} can't be used as a ledger: {error}. {_advice(path, error)}") from error
+    return connection
+
+
+def _advice(path: Path, error: sqlite3.Error) -> str:
+    if getattr(error, "sqlite_errorname", "").startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
+        return "This user may not write it or its folder: change the rights, or copy it"
+    if getattr(error, "sqlite_errorname", "").startswith(("SQLITE_IOERR", "SQLITE_FULL")):
+        return "The disk may be full or failing: look at it first"
+    return (
+        "If it is damaged, move it away and bring back what can be read with "
+        f"`sqlite3 {path} .recover`; if it is another file, name a new one"
+    )
+
+
+def _check_or_create(connection: sqlite3.Connection, path: Path) -> None:
+    # Going over to WAL ignores the busy timeout, so two processes that make the file at once need another try.
+    locked = retry_if_exception_message(match="database is locked")
+    Retrying(retry=locked, wait=wait_random(0.01, 0.1), stop=stop_after_delay(_BUSY_SECONDS), reraise=True)(
+        connection.execute, "PRAGMA journal_mode = WAL"
+    )
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        empty = not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if application != APPLICATION_ID and not (empty and application == version == 0):
+            raise LedgerError(f"{path} is an SQLite file but no ledger; name another file")
+        if version > SCHEMA_VERSION:
+            raise LedgerError(
+                f"ledger {path} has schema {version}, this version of TripleTune knows {SCHEMA_VERSION}: update it"
+            )
+        if empty:
+            for statement in _SCHEMA.split(";"):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
 
 
 @lru_cache(maxsize=256)
 def _sampling_json(sampling: Sampling) -> str:
-    # 0 and 0.0 are the same temperature and must be the same text. A field that `Sampling` gets later must be left out
-    # at its default, as the schema is, or every key changes.
-    values = {**asdict(sampling), "temperature": float(sampling.temperature), "top_p": float(sampling.top_p)}
-    if sampling.schema is None:
-        del values["schema"]
-    return _encode(values)
+    return canonical(sampling.to_json())
 
 
 def _completion(row: tuple[Any, ...], cached: bool) -> Completion:
     text, prompt_tokens, completion_tokens, seconds, finish_reason, retries = row
     return Completion(text, prompt_tokens, completion_tokens, seconds, 0, finish_reason, retries, cached)
-
-
-def _put(row: tuple[Any, ...], use: tuple[str, str, str] | None) -> Callable[[sqlite3.Connection], Completion | None]:
-    def run(connection: sqlite3.Connection) -> Completion | None:
-        written = connection.execute(PUT, row).rowcount
-        if use is not None:
-            add_uses(connection, [use])
-        found = None if written else connection.execute(_OK_REPLY, (row[0],)).fetchone()
-        return None if found is None else _completion(found, cached=False)
-
-    return run
-
-
-if __name__ == "__main__":
-    from tripletune.models.llm.ledger_cli import main
-
-    sys.exit(main())

@@ -1,6 +1,11 @@
 """The client that loops and builders call: ledger, limits and retries around one backend.
 
 A call goes this way: stored before? -> under way already? -> limits -> backend, with retries -> ledger -> caller.
+
+Rates are leaky buckets (aiolimiter) that hold five seconds' worth: calls are spread over the minute instead of being
+sent in one burst at its start. Any minute has at most 8 % more than the rate, and a long run has the rate. Tokens are
+estimated before a call, one per four bytes of the messages plus the longest reply that was asked for, as hosted
+services do. When the reply is there, the difference to the real number is made up for by the calls after it.
 """
 
 from __future__ import annotations
@@ -8,22 +13,34 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeVar
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
+from aiolimiter import AsyncLimiter
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 from tenacity.wait import wait_random_exponential
 
-from tripletune.models.llm.backends.api import redact
-from tripletune.models.llm.backends.batch import BatchBackend
-from tripletune.models.llm.client import Backend, CallError, Message, RepliesPending, Sampling, TransientError
-from tripletune.models.llm.ledger import Call, Ledger, make_call
-from tripletune.models.llm.limits import Limits
+from tripletune.models.data.records import whole_characters
+from tripletune.models.llm.client import (
+    Backend,
+    CallError,
+    Message,
+    RepliesPending,
+    Sampling,
+    SetupError,
+    TransientError,
+    redact,
+)
+from tripletune.models.llm.ledger import Call, Ledger, LedgerError, make_call
 from tripletune.models.local.generation import Completion
 
 logger = logging.getLogger(__name__)
-GREEDY = Sampling()
+T = TypeVar("T")
+_GREEDY = Sampling()
+_BURST_SECONDS = 5.0
+_BYTES_PER_TOKEN, _TOKENS_PER_MESSAGE = 4, 4
 
 
 class RetriesExhausted(CallError):
@@ -62,13 +79,87 @@ class Retry:
             raise ValueError("first_wait, longest_wait and patience must be 0 seconds or more")
 
 
+class Limits:
+    """What one client may send; `None` means no limit. Use one object in one event loop.
+
+    Args:
+        concurrency: Most calls under way.
+        requests_per_minute: Most attempts sent per minute; retries count.
+        tokens_per_minute: Most tokens per minute, prompts and replies together.
+        timeout: Seconds after which an attempt is given up.
+
+    Raises:
+        ValueError: a limit is not above 0.
+    """
+
+    def __init__(
+        self,
+        concurrency: int | None = None,
+        requests_per_minute: float | None = None,
+        tokens_per_minute: float | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        for value in (concurrency, requests_per_minute, tokens_per_minute, timeout):
+            if value is not None and not value > 0:
+                raise ValueError(f"limit {value}: it must be above 0; leave it out for no limit")
+        self.timeout = timeout
+        self._slots = asyncio.Semaphore(concurrency) if concurrency is not None else nullcontext()
+        self._requests = _bucket(requests_per_minute)
+        self._tokens = _bucket(tokens_per_minute)
+        self._turn = asyncio.Lock()
+        # Tokens that went out beyond what was taken from the bucket; negative when too much was taken.
+        self._owed = 0.0
+
+    @asynccontextmanager
+    async def permit(self, messages: Sequence[Message], sampling: Sampling) -> AsyncIterator[Callable[[int], None]]:
+        """Wait until a call may be sent; the block is the call, and tells what is given how many tokens it cost."""
+        async with self._slots:
+            # The rates come after the slot: what has passed them is sent at once.
+            if self._requests is not None:
+                await self._requests.acquire()
+            if self._tokens is None:
+                yield lambda tokens: None
+                return
+            estimate = estimate_tokens(messages, sampling)
+            await self._acquire_tokens(self._tokens, estimate)
+            cost = [estimate]
+            try:
+                yield cost.append
+            finally:
+                self._owed += cost[-1] - estimate
+
+    async def _acquire_tokens(self, bucket: AsyncLimiter, tokens: int) -> None:
+        # One at a time: the bucket serves small amounts first, and a long prompt would wait for ever.
+        async with self._turn:
+            wanted = self._owed + tokens
+            self._owed = min(wanted, 0.0)
+            while wanted > 0:
+                # A call may be larger than the bucket: it is taken in parts.
+                part = min(wanted, bucket.max_rate)
+                await bucket.acquire(part)
+                wanted -= part
+
+
+def estimate_tokens(messages: Sequence[Message], sampling: Sampling) -> int:
+    """Tokens that a call may cost: its messages and the longest reply."""
+    size = sum(len(message["content"].encode("utf-8", "replace")) for message in messages)
+    return -(-size // _BYTES_PER_TOKEN) + _TOKENS_PER_MESSAGE * len(messages) + sampling.max_tokens
+
+
+def _bucket(per_minute: float | None) -> AsyncLimiter | None:
+    if per_minute is None:
+        return None
+    # A bucket must hold at least one call.
+    seconds = max(_BURST_SECONDS, 60 / per_minute)
+    return AsyncLimiter(per_minute * seconds / 60, seconds)
+
+
 class _Flight:
-    """A call under way and how many wait for it."""
+    """A call under way, how many wait for it, and whether it is with the model at present."""
 
-    __slots__ = ("task", "waiting")
-
-    def __init__(self, task: asyncio.Task[Completion]) -> None:
-        self.task, self.waiting = task, 0
+    task: asyncio.Task[Completion]
+    waiting = 0
+    sent = False
 
 
 class LedgerClient:
@@ -82,7 +173,7 @@ class LedgerClient:
         secrets: Keys and passwords; they are struck out of every error text, whatever a server writes into it.
 
     Attributes:
-        model: As in `Backend`.
+        model: As in `Backend`; it may be made longer by what tells apart two models of one name.
         backend: The backend.
         ledger: The ledger, or `None`.
     """
@@ -96,13 +187,11 @@ class LedgerClient:
         secrets: Sequence[str] = (),
     ) -> None:
         self.backend, self.ledger, self.model = backend, ledger, backend.model
-        self._limits = limits or Limits()
-        self._retry = retry or Retry()
-        self._secrets = tuple(secret for secret in secrets if secret)
+        self._limits, self._retry = limits or Limits(), retry or Retry()
+        self._secrets = tuple(filter(None, secrets))
         self._flights: dict[str, _Flight] = {}
-        # Calls that a server works on, and the error that ended the sending of more.
-        self._sent: set[Any] = set()
-        self._stopped: Exception | None = None
+        # The failure that ends the run: nothing is sent after it.
+        self._ended: Exception | None = None
 
     def __repr__(self) -> str:
         return f"LedgerClient(model={self.model!r}, ledger={str(self.ledger.path) if self.ledger else None!r})"
@@ -129,21 +218,23 @@ class LedgerClient:
             RetriesExhausted: every attempt failed for a passing reason.
             CallError: no attempt will do better, or the messages can't be sent.
             RepliesPending: it waits in a request file.
+            OSError: the disk is full: no call goes out any more.
         """
-        sampling = sampling or GREEDY
+        sampling = sampling or _GREEDY
         try:
             call = make_call(self.model, sampling, messages)
         except (ValueError, TypeError) as error:
             raise CallError(f"{role}: this call can't be sent: {error}") from None
-        if self.ledger is not None:
-            stored = self.ledger.get(call.key)
-            if stored is not None:
-                self.ledger.use(call.key, role, question_id)
-                return stored
+        stored = self.ledger.get(call.key) if self.ledger is not None else None
+        if self.ledger is not None and stored is not None:
+            self.ledger.use(call.key, role, question_id)
+            return stored
         flight = self._flights.get(call.key)
         first = flight is None
         if flight is None:
-            flight = self._start(call, messages, sampling, role, question_id)
+            flight = self._flights[call.key] = _Flight()
+            flight.task = asyncio.create_task(self._fetch(flight, call, messages, sampling, role, question_id))
+            flight.task.add_done_callback(lambda task: self._landed(call.key, task))
         completion = await self._join(call.key, flight)
         if first:
             return completion
@@ -153,45 +244,41 @@ class LedgerClient:
 
     def pending_message(self) -> str | None:
         """What to do about the calls that wait for a batch, for the end of a run; `None` when none waits."""
-        return self.backend.pending_message() if isinstance(self.backend, BatchBackend) else None
+        message: Callable[[], str | None] | None = getattr(self.backend, "pending_message", None)
+        return message() if message is not None else None
 
-    async def stop(self, error: Exception) -> None:
-        """Send nothing more, and wait for the replies under way, so that none that is paid for is lost.
+    def stop(self, error: Exception) -> None:
+        """Send nothing more: the run ends by an error.
+
+        A failure that every other call would meet (`SetupError`, `RetriesExhausted`, a ledger that can't be written)
+        does so by itself.
 
         Args:
             error: From now on raised by calls that are neither stored nor under way.
         """
-        self._stopped = self._stopped or error
-        await asyncio.gather(*self._sent - {asyncio.current_task()}, return_exceptions=True)
+        self._ended = self._ended or error
 
     async def close(self) -> None:
-        """End calls under way, write what was received, close backend and ledger."""
-        flights = [flight.task for flight in self._flights.values()]
-        for task in flights:
-            task.cancel()
-        await asyncio.gather(*flights, return_exceptions=True)
+        """End calls under way, then close backend and ledger.
+
+        Of a run that ended by an error, the replies under way are waited for and stored: they are paid for.
+        """
+        flights = list(self._flights.values())
+        for flight in flights:
+            self._abandon(flight)
+        await asyncio.gather(*(flight.task for flight in flights), return_exceptions=True)
         try:
             await self.backend.close()
         finally:
             if self.ledger is not None:
                 self.ledger.close()
 
-    def _start(
-        self, call: Call, messages: Sequence[Message], sampling: Sampling, role: str, question_id: str
-    ) -> _Flight:
-        task = asyncio.create_task(self._fetch(call, messages, sampling, role, question_id))
-        flight = self._flights[call.key] = _Flight(task)
-
-        def landed(task: asyncio.Task[Completion]) -> None:
-            self._sent.discard(task)
-            if self._flights.get(call.key) is flight:
-                del self._flights[call.key]
-            if not task.cancelled():
-                # Looked at, so that a failure whose waiters have all gone is not reported as forgotten.
-                task.exception()
-
-        task.add_done_callback(landed)
-        return flight
+    def _landed(self, key: str, task: asyncio.Task[Completion]) -> None:
+        if (flight := self._flights.get(key)) is not None and flight.task is task:
+            del self._flights[key]
+        if task.done() and not task.cancelled():
+            # Looked at, so that a failure whose waiters have all gone is not reported as forgotten.
+            task.exception()
 
     async def _join(self, key: str, flight: _Flight) -> Completion:
         # Shielded: one waiter that is cancelled must not take the call away from the others.
@@ -200,130 +287,109 @@ class LedgerClient:
             return await asyncio.shield(flight.task)
         finally:
             flight.waiting -= 1
-            if not flight.waiting and not flight.task.done():
-                flight.task.cancel()
-                if self._flights.get(key) is flight:
-                    del self._flights[key]
+            if not flight.waiting and not flight.task.done() and self._abandon(flight):
+                self._landed(key, flight.task)
+
+    def _abandon(self, flight: _Flight) -> bool:
+        """End a call that nobody waits for; its reply is waited for when the run ends by a failure."""
+        return not (self._ended and flight.sent) and flight.task.cancel()
 
     async def _fetch(
-        self, call: Call, messages: Sequence[Message], sampling: Sampling, role: str, question_id: str
+        self, flight: _Flight, call: Call, messages: Sequence[Message], sampling: Sampling, role: str, question_id: str
     ) -> Completion:
         """One call to the model, stored before it is given back."""
         attempts = empty = 0
-
-        async def attempt() -> Completion:
-            nonlocal attempts, empty
-            attempts += 1
-            completion = await self._attempt(messages, sampling)
-            if not completion.text.strip() and completion.finish_reason == "stop":
-                empty += 1
-                if empty < self._retry.empty_attempts and attempts < self._retry.attempts:
-                    raise TransientError("the reply is empty")
-            text = _unicode(completion.text)
-            if attempts == 1 and text == completion.text:
-                return completion
-            return replace(completion, text=text, retries=attempts - 1)
-
         try:
-            completion = await self._until_it_succeeds(attempt)
+            async for attempt in self._retrying():
+                with attempt:
+                    attempts = attempt.retry_state.attempt_number
+                    completion = await self._attempt(flight, messages, sampling)
+                    if completion and completion.finish_reason == "stop" and not completion.text.strip():
+                        empty += 1
+                        if empty < self._retry.empty_attempts and attempts < self._retry.attempts:
+                            raise TransientError("the reply is empty")
         except RepliesPending:
             if self.ledger is not None:
                 self.ledger.use(call.key, role, question_id)
             raise
         except (CallError, TransientError) as error:
-            if error is self._stopped:
-                raise
             failure = self._failure(error, attempts, role)
-            if self.ledger is not None:
-                await self.ledger.fail(call, str(failure), attempts - 1, role, question_id)
+            if isinstance(failure, (SetupError, RetriesExhausted)):
+                self.stop(failure)
+            self._store(lambda ledger: ledger.fail(call, str(failure), attempts - 1, role, question_id))
             # Without its cause, whose text may hold a key.
             raise failure from None
-        if self.ledger is not None:
-            return await self.ledger.put(call, completion, role, question_id)
-        return completion
+        if completion is None:
+            raise self._ended or CallError(f"{role}: the run has ended")
+        # Half characters, which no file can hold, are replaced.
+        completion = replace(completion, text=whole_characters(completion.text), retries=attempts - 1)
+        return self._store(lambda ledger: ledger.put(call, completion, role, question_id)) or completion
 
-    async def _attempt(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        async with self._limits.permit(messages, sampling) as permit:
-            if self._stopped is not None:
-                raise self._stopped
-            task = asyncio.current_task()
-            self._sent.add(task)
-            start = time.perf_counter()
+    async def _attempt(self, flight: _Flight, messages: Sequence[Message], sampling: Sampling) -> Completion | None:
+        """One attempt; None when the run has ended before it."""
+        flight.sent = False
+        async with self._limits.permit(messages, sampling) as cost:
+            if self._ended:
+                return None
+            flight.sent, start = True, time.perf_counter()
             try:
                 async with asyncio.timeout(self._limits.timeout):
                     completion = await self.backend.complete(messages, sampling)
             except TimeoutError:
-                limit = self._limits.timeout
-                raise TransientError(f"no reply within {limit} seconds" if limit else "no reply in time") from None
-            except RepliesPending:
-                permit.used(0)
-                raise
+                flight.sent = False
+                raise TransientError(f"no reply within {self._limits.timeout} seconds") from None
             except TransientError:
-                self._sent.discard(task)
+                flight.sent = False
                 raise
-            permit.used(completion.prompt_tokens + completion.completion_tokens)
+            except RepliesPending:
+                cost(0)
+                raise
+            cost(completion.prompt_tokens + completion.completion_tokens)
             return completion if completion.seconds else replace(completion, seconds=time.perf_counter() - start)
 
-    async def _until_it_succeeds(self, attempt: Callable[[], Awaitable[Completion]]) -> Completion:
-        # Tenacity costs more than all else here, so it is only called when there is something to try again.
+    def _store(self, store: Callable[[Ledger], T]) -> T | None:
+        if self.ledger is None:
+            return None
         try:
-            return await attempt()
-        except TransientError as error:
-            failed = [error]
-
-        async def again() -> Completion:
-            # The attempt that failed counts as its first: it waits before the second.
-            if failed:
-                raise failed.pop()
-            return await attempt()
-
-        return await self._retrying()(again)
+            return store(self.ledger)
+        except (LedgerError, OSError) as error:
+            self.stop(error)
+            raise
 
     def _retrying(self) -> AsyncRetrying:
         retry = self._retry
         backoff = wait_random_exponential(multiplier=retry.first_wait, max=retry.longest_wait)
-
-        def wait(state: RetryCallState) -> float:
-            return backoff(state) + (_retry_after(state) or 0.0)
-
-        def stop(state: RetryCallState) -> bool:
-            return stop_after_attempt(retry.attempts)(state) or (_retry_after(state) or 0.0) > retry.patience
-
-        def say(state: RetryCallState) -> None:
-            error = state.outcome.exception() if state.outcome else None
-            logger.info(
-                "%s: attempt %d of %d failed (%s); again in %.1f s",
-                self.model,
-                state.attempt_number,
-                retry.attempts,
-                self._clean(str(error)),
-                state.upcoming_sleep,
-            )
-
         return AsyncRetrying(
-            retry=retry_if_exception_type(TransientError), wait=wait, stop=stop, before_sleep=say, reraise=True
+            retry=retry_if_exception_type(TransientError),
+            wait=lambda state: backoff(state) + _asked_wait(state),
+            stop=lambda state: bool(
+                self._ended or state.attempt_number >= retry.attempts or _asked_wait(state) > retry.patience
+            ),
+            before_sleep=self._say_again,
+            reraise=True,
         )
 
+    def _say_again(self, state: RetryCallState) -> None:
+        reason = redact(str(state.outcome.exception() if state.outcome else ""), self._secrets)
+        logger.info(
+            "%s: attempt %d of %d failed (%s); again in %.1f s",
+            self.model, state.attempt_number, self._retry.attempts, reason, state.upcoming_sleep,
+        )  # fmt: skip
+
     def _failure(self, error: CallError | TransientError, attempts: int, role: str) -> CallError:
-        reason = self._clean(str(error))
+        reason = redact(str(error), self._secrets)
         if isinstance(error, CallError):
             return error if reason == str(error) else type(error)(reason)
         tried = f"{attempts} attempt{'s' if attempts > 1 else ''}"
         if error.retry_after is not None and error.retry_after > self._retry.patience:
             reason += f"; the server asks to wait {error.retry_after:.0f} seconds"
-        kept = f"What was answered is kept in {self.ledger.path}: run" if self.ledger is not None else "Run"
-        again = f"{kept} the same command again to go on" if self.ledger is not None else f"{kept} it again"
+        again = "Run it again"
+        if self.ledger is not None:
+            again = f"What was answered is kept in {self.ledger.path}: run the same command again to go on"
         return RetriesExhausted(f"{self.model}, {role}: no reply after {tried}: {reason}. {again}")
 
-    def _clean(self, text: str) -> str:
-        return redact(text, self._secrets)
 
-
-def _retry_after(state: RetryCallState) -> float | None:
+def _asked_wait(state: RetryCallState) -> float:
+    """The seconds that the server asked to wait; 0 where it did not."""
     error = state.outcome.exception() if state.outcome else None
-    return error.retry_after if isinstance(error, TransientError) else None
-
-
-def _unicode(text: str) -> str:
-    """Half characters, which no file can hold, become question marks."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+    return (error.retry_after or 0.0) if isinstance(error, TransientError) else 0.0

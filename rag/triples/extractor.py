@@ -24,7 +24,7 @@ from tripletune.models.files import weights_fingerprint
 from tripletune.models.llm.client import LLMClient, Message, Sampling
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
-from tripletune.models.llm.options import LLMOptions, from_arguments, open_client
+from tripletune.models.llm.options import LLMOptions, load_backend, open_client
 from tripletune.models.loading import ADAPTER_CONFIG, adapter_base, resolve
 from tripletune.models.local.generation import Completion
 from tripletune.models.options import require, setting
@@ -36,7 +36,6 @@ TEACHER_TOKENS = 1536
 DTYPES = ("float32", "bfloat16", "float16", "auto")
 # Token budget of a local model: 64 texts of usual length.
 _CELLS = 24_576
-_LOCAL_BACKENDS = ("hf",)
 # Examples that a small model can follow: some facts, and not so long that they fill its context.
 _SHOT_TRIPLES, _SHOT_CHARACTERS = (2, 8), 400
 
@@ -122,7 +121,7 @@ class TextExtractor:
         self.model, self.concurrency, self.batch_size = name or client.model, concurrency, batch_size
         self._client, self._prompt = client, prompt
         self._sampling = sampling or Sampling(max_tokens=TEACHER_TOKENS)
-        depends = {**prompt.to_json(), **asdict(self._sampling), **(settings or {})}
+        depends = {**prompt.to_json(), **self._sampling.to_json(), **(settings or {})}
         self.settings = json.dumps(depends, ensure_ascii=False)
 
     async def extract(self, texts: Sequence[str]) -> list[str]:
@@ -251,12 +250,12 @@ def open_extractor(
 
 def _teacher(args: argparse.Namespace, prompt: ExtractionPrompt, ledger: str | None, max_tokens: int) -> TextExtractor:
     args.teacher_backend = args.teacher
-    if args.teacher_ledger is None and args.teacher not in _LOCAL_BACKENDS:
+    if args.teacher_ledger is None and not load_backend(args.teacher).local:
         args.teacher_ledger = ledger
-    options = from_arguments(args, "teacher")
+    options = flags.from_arguments(LLMOptions, args, "teacher")
     sampling = options.sampling(max_tokens)
     client = open_client(options)
-    if options.backend not in _LOCAL_BACKENDS:
+    if not options.is_local:
         return TextExtractor(client, prompt, sampling, options.concurrency)
     # The same folder may hold other weights tomorrow: their fingerprint is part of the name.
     name = f"{client.model} {weights_fingerprint(resolve(options.model))}".strip()

@@ -10,8 +10,8 @@ import pytest
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.data_builders.world.oracle import WorldOracle
 from tripletune.eval.__main__ import main
-from tripletune.models.llm.backends.batch_cli import main as batch
 from tripletune.models.llm.client import Sampling
+from tripletune.models.llm.programs import main as calls
 
 OPTIONS = WorldOptions(seed=5, train=0, validation=0, test=8, common_knowledge=0)
 
@@ -100,7 +100,7 @@ def test_a_batch_teacher_writes_the_same_files_and_goes_on_with_the_replies(worl
         assert len(requests) == rounds
         answer(requests[-1], tmp_path / "replies.jsonl", oracle)
         ledger = str(first / "ledger.sqlite")
-        assert batch(["import", "--ledger", ledger, "--replies", str(tmp_path / "replies.jsonl")]) == 0
+        assert calls(["batch", "import", "--ledger", ledger, "--replies", str(tmp_path / "replies.jsonl")]) == 0
         code = main(command(world, first, *args, oracle=False))
         if code == 0:
             break

@@ -13,8 +13,8 @@ from tripletune.data_builders.world.build import WorldOptions, generate_world
 from tripletune.data_builders.world.oracle import WorldOracle
 from tripletune.models.data.records import normalize_answer
 from tripletune.models.llm.ledger import Ledger
-from tripletune.models.llm.ledger_cli import statistics
 from tripletune.models.llm.ledger_client import LedgerClient
+from tripletune.models.llm.programs import statistics
 from tripletune.rag.retrieval.retrievers import open_retriever
 from tripletune.rag.systems import Tools
 from tripletune.rag.systems.cirag import SYSTEM

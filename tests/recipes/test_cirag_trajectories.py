@@ -14,7 +14,7 @@ import yaml
 
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.models.data.trajectories import read_trajectories
-from tripletune.models.llm.backends.batch_cli import main as batch
+from tripletune.models.llm.programs import main as calls
 from tripletune.models.options import ConfigError, load_config, to_yaml
 from tripletune.recipes.cirag_trajectories import run
 from tripletune.train.collect_config import CollectConfig
@@ -96,7 +96,7 @@ def answer(requests: Path, replies: Path) -> None:
 def go_on(output: Path, words: list[str], replies: Path) -> int:
     """Have the newest request file answered, import the replies, give the same command again."""
     answer(requests_in(output)[-1], replies)
-    assert batch(["import", "--ledger", str(output / "ledger.sqlite"), "--replies", str(replies)]) == 0
+    assert calls(["batch", "import", "--ledger", str(output / "ledger.sqlite"), "--replies", str(replies)]) == 0
     return run(words)
 
 

@@ -9,7 +9,8 @@ same command again: what was answered comes from the ledger. A build of many rou
     tripletune batch reset --ledger FILE --file REQUESTS
 
 Only the ledger knows what waits. A request file appears complete or not at all, in the transaction that notes what it
-holds, so a process that is killed neither loses a call nor writes it twice.
+holds, so a process that is killed neither loses a call nor writes it twice. A reply file is imported as a whole or not
+at all, and once.
 
 Layouts: https://platform.openai.com/docs/guides/batch and
 https://platform.claude.com/docs/en/build-with-claude/batch-processing
@@ -17,52 +18,31 @@ https://platform.claude.com/docs/en/build-with-claude/batch-processing
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 import sqlite3
-import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import count as count_from
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
-from tripletune.models.llm.backends.anthropic import messages_body
-from tripletune.models.llm.backends.api import ledger_name
-from tripletune.models.llm.backends.openai import TokenField, chat_body
-from tripletune.models.llm.client import CallError, Message, RepliesPending, Sampling
-from tripletune.models.llm.ledger import FAILED, PENDING, Ledger, make_call, now, sampling_of
+from tripletune.models.data.records import read_jsonl, whole_characters
+from tripletune.models.files import new_file
+from tripletune.models.llm.backends._hosted import ACCESS, TRANSIENT
+from tripletune.models.llm.backends.anthropic import messages_body, read_message
+from tripletune.models.llm.backends.openai import chat_body, read_chat
+from tripletune.models.llm.client import CallError, Message, RepliesPending, Sampling, ledger_name, redact
+from tripletune.models.llm.ledger import FAILED, OK, PENDING, PUT, Call, Ledger, make_call, now, row_of, sampling_of
+from tripletune.models.llm.options import BackendKind, LLMOptions
 from tripletune.models.local.generation import Completion
 
-Layout = Literal["openai", "anthropic"]
-LAYOUTS: tuple[Layout, ...] = ("openai", "anthropic")
 REFUSED = "refused in a batch: "
-
-
-class Room(NamedTuple):
-    """What a provider takes in one file."""
-
-    requests: int
-    size: int
-
-
-# 200 and 256 MB, counted as the smaller of the two kinds of megabyte.
-ROOMS: Mapping[str, Room] = {"openai": Room(50_000, 200_000_000), "anthropic": Room(100_000, 256_000_000)}
-
-
-class Written(NamedTuple):
-    """A request file: its name, the first and last of its calls' row ids, and how many there are."""
-
-    file: Path
-    first: int
-    last: int
-    requests: int
-
-
-class Waiting(TypedDict):
-    """Pending calls by the file they wait in; no file means that the next run writes them."""
-
-    file: str
-    model: str
-    calls: int
+# Requests and bytes that a provider takes in one file: 200 and 256 MB, counted as the smaller kind of megabyte.
+ROOMS: Mapping[str, tuple[int, int]] = {"openai": (50_000, 200_000_000), "anthropic": (100_000, 256_000_000)}
+# Errors of Anthropic's batches that the same request meets again.
+_PERMANENT = frozenset({"invalid_request_error", "not_found_error", "request_too_large"})
 
 
 class BatchBackend:
@@ -76,7 +56,7 @@ class BatchBackend:
         token_field: As in `OpenAIBackend`; "auto" is `max_completion_tokens`.
         send_temperature: As in `OpenAIBackend` and `AnthropicBackend`; `None` is what they do by default.
         extra: As in both of them.
-        room: What fits in one file; `None` is the provider's limit.
+        room: Requests and bytes that fit in one file; `None` is the provider's limit.
 
     Attributes:
         model: The name that `OpenAIBackend` and `AnthropicBackend` have, so that replies serve both ways of calling.
@@ -88,24 +68,23 @@ class BatchBackend:
     def __init__(
         self,
         model: str,
-        layout: Layout,
+        layout: str,
         folder: str | Path,
         ledger: Ledger,
-        token_field: TokenField = "auto",
+        token_field: str = "auto",
         send_temperature: bool | None = None,
         extra: Mapping[str, Any] | None = None,
-        room: Room | None = None,
+        room: tuple[int, int] | None = None,
     ) -> None:
-        if layout not in LAYOUTS:
-            raise ValueError(f"batch layout {layout!r} is not one of {', '.join(LAYOUTS)}")
+        if layout not in ROOMS:
+            raise ValueError(f"batch layout {layout!r} is not one of {', '.join(ROOMS)}")
         if not model:
             raise ValueError("model: it must be the provider's name of the model")
         self.model = ledger_name(layout, model, extra)
         self.name, self.layout, self.folder = model, layout, Path(folder)
-        self._ledger, self._room = ledger, room or ROOMS[layout]
+        self._ledger, self._room, self._extra = ledger, room or ROOMS[layout], dict(extra or {})
         self._token_field = "max_completion_tokens" if token_field == "auto" else token_field
         self.send_temperature = layout == "openai" if send_temperature is None else send_temperature
-        self._extra = dict(extra or {})
 
     def __repr__(self) -> str:
         return f"BatchBackend({self.model!r}, folder={str(self.folder)!r})"
@@ -124,7 +103,7 @@ class BatchBackend:
         if status == FAILED and detail.startswith(REFUSED):
             raise CallError(detail)
         if status != PENDING:
-            await self._ledger.wait_for(call)
+            self._ledger.wait_for(call)
         raise RepliesPending(f"call {call.key} waits for a batch")
 
     async def close(self) -> None:
@@ -137,43 +116,37 @@ class BatchBackend:
         Returns:
             The new files.
         """
-        return self._ledger.transact(self._write)
+        if not self._ledger.path.exists():
+            return []
+        with self._ledger.transaction() as connection:
+            query = (
+                "SELECT id, key, sampling, messages FROM calls WHERE status = 'pending' AND model = ? AND detail = ''"
+            )
+            rows = connection.execute(f"{query} ORDER BY id", (self.model,))
+            # A file of a transaction that was never committed has this number too, and is replaced.
+            number = connection.execute("SELECT coalesce(max(id), 0) + 1 FROM batches").fetchone()[0]
+            names = (self.folder / f"{self._ledger.path.stem}-requests-{n:04d}.jsonl" for n in count_from(number))
+            lines = ((row[0], self._line(*row[1:])) for row in rows)
+            written = list(_write_files(lines, names, self._room))
+            for file, ids in written:
+                connection.execute(
+                    "INSERT INTO batches (file, requests, time) VALUES (?, ?, ?)", (str(file), len(ids), now())
+                )
+                connection.executemany("UPDATE calls SET detail = ? WHERE id = ?", [(str(file), one) for one in ids])
+        return [file for file, _ in written]
 
     def pending_message(self) -> str | None:
         """Write request files, and say how many calls wait, where, and what to do; `None` when nothing waits."""
         self.write()
-        found = [row for row in waiting(self._ledger) if row["model"] == self.model]
+        found = [row for row in waiting(self._ledger) if row.model == self.model]
         if not found:
             return None
-        calls = sum(row["calls"] for row in found)
-        files = ", ".join(row["file"] for row in found)
-        ledger = self._ledger.path
+        files = ", ".join(row.file for row in found)
         return (
-            f"{calls:,} calls wait for replies. Send {files} to the provider's Batch API, then run "
-            f"`tripletune batch import --ledger {ledger} --replies FILE` for each file of replies "
+            f"{sum(row.calls for row in found):,} calls wait for replies. Send {files} to the provider's Batch API, "
+            f"then run `tripletune batch import --ledger {self._ledger.path} --replies FILE` for each file of replies "
             "and the same command again"
         )
-
-    def _write(self, connection: sqlite3.Connection) -> list[Path]:
-        rows = connection.execute(
-            "SELECT id, key, sampling, messages FROM calls WHERE status = 'pending' AND model = ? AND detail = '' "
-            "ORDER BY id",
-            (self.model,),
-        )
-        # A file of a transaction that was never committed has this number too, and is replaced.
-        number = connection.execute("SELECT coalesce(max(id), 0) + 1 FROM batches").fetchone()[0]
-        names = (self.folder / f"{self._ledger.path.stem}-requests-{n:04d}.jsonl" for n in _count_from(number))
-        written = list(_write_files(((row[0], self._line(*row[1:])) for row in rows), names, self._room))
-        for file, first, last, requests in written:
-            connection.execute(
-                "INSERT INTO batches (file, requests, time) VALUES (?, ?, ?)", (str(file), requests, now())
-            )
-            connection.execute(
-                "UPDATE calls SET detail = ? WHERE status = 'pending' AND model = ? AND detail = '' "
-                "AND id BETWEEN ? AND ?",
-                (str(file), self.model, first, last),
-            )
-        return [one.file for one in written]
 
     def _line(self, key: str, sampling: str, messages: str) -> bytes:
         body = self._body(json.loads(messages), sampling_of(sampling))
@@ -187,17 +160,43 @@ class BatchBackend:
         if self.layout == "openai":
             return chat_body(self.name, messages, sampling, self._token_field, self.send_temperature, self._extra)
         # Calls of one batch that share a system prompt share the provider's cache where they meet it in time.
-        return messages_body(
-            self.name, messages, sampling, self.send_temperature, self._extra, is_cached=lambda _: True
-        )
+        return messages_body(self.name, messages, sampling, self.send_temperature, self._extra, lambda system: True)
+
+
+def _write_files(
+    lines: Iterator[tuple[int, bytes]], names: Iterator[Path], room: tuple[int, int]
+) -> Iterator[tuple[Path, list[int]]]:
+    """Write lines with row ids to as few files as there is room for; gives each file with its ids."""
+    line = next(lines, None)
+    while line is not None:
+        path, ids, size = next(names), list[int](), 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with new_file(path) as scratch, scratch.open("wb") as file:
+            # A request that is too large by itself gets a file of its own, and the provider's own words.
+            while line is not None and (not ids or (len(ids) < room[0] and size + len(line[1]) <= room[1])):
+                file.write(line[1])
+                ids.append(line[0])
+                size += len(line[1])
+                line = next(lines, None)
+        yield path, ids
+
+
+class Waiting(NamedTuple):
+    """Pending calls by the file they wait in; no file means that the next run writes them."""
+
+    file: str
+    model: str
+    calls: int
 
 
 def waiting(ledger: Ledger) -> list[Waiting]:
     """The pending calls of a ledger by file and model, those in no file last."""
-    query = "SELECT detail, model, count(*) FROM calls WHERE status = 'pending' GROUP BY detail, model"
-    rows = ledger.transact(lambda connection: connection.execute(query).fetchall())
-    rows.sort(key=lambda row: (not row[0], row))
-    return [{"file": file or "(no file yet)", "model": model, "calls": calls} for file, model, calls in rows]
+    query = (
+        "SELECT detail, model, count(*) FROM calls WHERE status = 'pending' GROUP BY 1, 2 ORDER BY detail = '', 1, 2"
+    )
+    with ledger.transaction() as connection:
+        rows = connection.execute(query).fetchall()
+    return [Waiting(file or "(no file yet)", model, calls) for file, model, calls in rows]
 
 
 def reset(ledger: Ledger, file: str | None) -> int:
@@ -210,44 +209,131 @@ def reset(ledger: Ledger, file: str | None) -> int:
     Returns:
         How many calls there were.
     """
-
-    def run(connection: sqlite3.Connection) -> int:
-        if file is not None:
-            change = "UPDATE calls SET detail = '' WHERE status = 'pending' AND detail = ?"
-            return connection.execute(change, (file,)).rowcount
-        change = "UPDATE calls SET status = 'pending', detail = '' WHERE status = 'failed' AND substr(detail, 1, ?) = ?"
-        return connection.execute(change, (len(REFUSED), REFUSED)).rowcount
-
-    return ledger.transact(run)
+    which, value = "status = 'pending' AND detail = ?", file
+    if file is None:
+        which, value = "status = 'failed' AND detail GLOB ?", f"{REFUSED}*"
+    with ledger.transaction() as connection:
+        return connection.execute(f"UPDATE calls SET status = 'pending', detail = '' WHERE {which}", (value,)).rowcount
 
 
-def _write_files(lines: Iterator[tuple[int, bytes]], names: Iterator[Path], room: Room) -> Iterator[Written]:
-    """Write lines with row ids to as few files as there is room for; a file is renamed when it is complete."""
-    line = next(lines, None)
-    while line is not None:
-        path = next(names)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.tmp")
-        first, last, requests, size = line[0], line[0], 0, 0
-        with partial.open("wb") as file:
-            # A request that is too large by itself gets a file of its own, and the provider's own words.
-            while line is not None and (
-                not requests or (requests < room.requests and size + len(line[1]) <= room.size)
-            ):
-                file.write(line[1])
-                last, requests, size = line[0], requests + 1, size + len(line[1])
-                line = next(lines, None)
-        os.replace(partial, path)
-        yield Written(path, first, last, requests)
+class BatchReply(NamedTuple):
+    """One line of a reply file.
+
+    Attributes:
+        key: The call's key.
+        completion: The reply, or `None`.
+        reason: Why there is none.
+        refused: Whether the same request would fail again.
+    """
+
+    key: str
+    completion: Completion | None
+    reason: str = ""
+    refused: bool = False
 
 
-def _count_from(number: int) -> Iterator[int]:
-    while True:
-        yield number
-        number += 1
+def import_replies(ledger: Ledger, path: str | Path) -> Counter[str] | None:
+    """Put a provider's reply or error file into the ledger.
+
+    Args:
+        ledger: The ledger that the requests were written from.
+        path: JSON lines in either provider's layout.
+
+    Returns:
+        None when the file was imported before, so that nothing was done. Else counts: "stored" replies that are new;
+        "known" ones; "again": calls that failed for now (errors of the provider, expired, canceled), which the next run
+        writes again; "refused": calls that fail until `reset`; "unknown": calls that the ledger does not have.
+
+    Raises:
+        ValueError: a line can't be read, or no line belongs to this ledger; then nothing was imported.
+    """
+    with Path(path).open("rb") as file:
+        digest = hashlib.file_digest(file, "blake2b").hexdigest()[:40]
+    with ledger.transaction() as connection:
+        if connection.execute("SELECT 1 FROM imports WHERE digest = ?", (digest,)).fetchone():
+            return None
+        counts: Counter[str] = Counter()
+        for where, line in read_jsonl(path):
+            try:
+                reply = read_reply(line)
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}. Nothing was imported") from None
+            counts[_store(connection, reply, ledger.path)] += 1
+        total = counts.total()
+        if not total:
+            raise ValueError(f"{path} holds no reply: the file is empty")
+        if total == counts["unknown"]:
+            raise ValueError(
+                f"{path}: none of its {total} replies belongs to a call of {ledger.path}; is it the right ledger?"
+            )
+        connection.execute("INSERT INTO imports (digest, replies, time) VALUES (?, ?, ?)", (digest, total, now()))
+    return counts
 
 
-if __name__ == "__main__":
-    from tripletune.models.llm.backends.batch_cli import main
+def read_reply(line: Mapping[str, Any]) -> BatchReply:
+    """Read one line of either layout.
 
-    sys.exit(main())
+    Raises:
+        ValueError: it is neither.
+    """
+    key, result, response = line.get("custom_id"), _object(line, "result"), _object(line, "response")
+    if not isinstance(key, str):
+        raise ValueError("it is not a reply of a batch: there is no custom_id")
+    status = response.get("status_code")
+    if "result" in line:
+        error = _object(result, "error", "error") or _object(result, "error")
+        good, kind = result.get("type") == "succeeded", str(error.get("type") or result.get("type") or "error")
+        completion = read_message(_object(result, "message"))
+        refused = kind in _PERMANENT
+    elif "response" in line or "error" in line:
+        error = _object(line, "error") or _object(response, "body", "error")
+        good, kind = status == 200 and not line.get("error"), str(error.get("code") or status or "error")
+        completion = read_chat(_object(response, "body"))
+        # A key that was refused, or rights that were missing: the request itself is fine.
+        refused = type(status) is int and 400 <= status < 500 and status not in TRANSIENT | (ACCESS - {404})
+    else:
+        raise ValueError("it is not a reply of a batch: no response, error or result (is it a request file?)")
+    if good and completion is not None:
+        return BatchReply(key, replace(completion, text=whole_characters(completion.text)))
+    said = "a response without a reply" if good else f"{kind}: {error.get('message') or 'no words'}"
+    return BatchReply(key, None, redact(" ".join(whole_characters(said).split()))[:500], refused and not good)
+
+
+def _store(connection: sqlite3.Connection, reply: BatchReply, ledger: Path) -> str:
+    """Put a reply into the ledger; gives the name it is counted under."""
+    query = "SELECT model, sampling, messages, status FROM calls WHERE key = ?"
+    row = connection.execute(query, (reply.key,)).fetchone()
+    if row is None or row[3] == OK:
+        return "unknown" if row is None else "known"
+    if reply.completion is not None:
+        connection.execute(PUT, row_of(Call(reply.key, *row[:3]), reply.completion))
+        return "stored"
+    if row[3] == PENDING and not reply.refused:
+        connection.execute("UPDATE calls SET detail = '' WHERE key = ?", (reply.key,))
+        return "again"
+    if row[3] == PENDING:
+        advice = f"`tripletune batch reset --ledger {ledger} --refused` lets it be sent again"
+        detail = f"{REFUSED}{reply.reason}; {advice}"
+        connection.execute("UPDATE calls SET status = 'failed', detail = ? WHERE key = ?", (detail, reply.key))
+    return "refused"
+
+
+def _object(value: Mapping[str, Any], *path: str) -> dict[str, Any]:
+    """The object at a path; an empty one where there is none."""
+    for name in path:
+        found = value.get(name)
+        value = found if isinstance(found, dict) else {}
+    return dict(value)
+
+
+def _open(options: LLMOptions, key: str | None, ledger: Ledger | None) -> BatchBackend:
+    if ledger is None:
+        raise ValueError("backend batch needs a ledger: name a file, such as runs/ledger.sqlite")
+    folder = options.batch_folder or f"{options.ledger}.batch"
+    send = None if options.send_temperature == "auto" else options.send_temperature == "yes"
+    return BatchBackend(
+        options.model, options.batch_layout, folder, ledger, options.token_field, send, options.extra_fields
+    )
+
+
+BACKEND = BackendKind(_open, sends=False)

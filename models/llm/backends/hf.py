@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from tripletune.models.llm.backends.api import ledger_name
 from tripletune.models.llm.chat import ChatEncoder
-from tripletune.models.llm.client import CallError, Message, Sampling, SetupError
+from tripletune.models.llm.client import CallError, Message, Sampling, SetupError, ledger_name
+from tripletune.models.llm.options import BackendKind, LLMOptions
 from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights, parse_dtype
 from tripletune.models.local.continuous_batch import make_decoder
 from tripletune.models.local.decoding import CELLS, Decoder, Draw, Request, context_length, end_tokens
@@ -168,3 +168,10 @@ class HFBackend:
             seconds=request.seconds,
             finish_reason="stop" if request.ended or request.stopped or cuts else "length",
         )
+
+
+def _open(options: LLMOptions, key: str | None, ledger: object) -> HFBackend:
+    return HFBackend(options.model, options.batch_size, options.dtype, options.extra_fields)
+
+
+BACKEND = BackendKind(_open, local=True)

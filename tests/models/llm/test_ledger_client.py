@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -13,9 +14,8 @@ import pytest
 from tests.models.llm.virtual_time import now
 from tests.models.llm.virtual_time import run as run_virtually
 from tripletune.models.llm.client import CallError, Message, RepliesPending, Sampling, SetupError, TransientError
-from tripletune.models.llm.ledger import Ledger
-from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted, Retry
-from tripletune.models.llm.limits import Limits
+from tripletune.models.llm.ledger import Ledger, LedgerError
+from tripletune.models.llm.ledger_client import LedgerClient, Limits, RetriesExhausted, Retry, estimate_tokens
 from tripletune.models.local.generation import Completion
 
 QUICK = Retry(first_wait=0, longest_wait=0)
@@ -179,6 +179,57 @@ def test_close_ends_calls_under_way(path):
     assert asyncio.run(main()) == 1
 
 
+@pytest.mark.parametrize("error", [SetupError("no credit"), TransientError("day quota", retry_after=1e5)])
+def test_a_call_that_ends_the_run_waits_for_the_replies_under_way(path, error):
+    class Paying(Fake):
+        async def complete(self, messages, sampling):
+            if messages[-1]["content"] == "bad":
+                await asyncio.sleep(0.01)
+                raise error
+            return await super().complete(messages, sampling)
+
+    backend = Paying(delay=0.05)
+
+    async def main(client):
+        async with asyncio.TaskGroup() as group:
+            for text in ("a", "b", "bad", "never sent"):
+                group.create_task(client.chat(chat(text), role="r"))
+
+    with pytest.raises(ExceptionGroup):
+        run(main, backend, path, limits=Limits(concurrency=3))
+    assert (backend.asked, backend.cancelled) == (["a", "b"], 0)
+    assert rows(path, "SELECT text FROM calls WHERE status = 'ok' ORDER BY text") == [("re: a",), ("re: b",)]
+
+
+def test_the_end_of_a_run_waits_for_no_retry(path):
+    backend = Fake(SetupError("no key"), TransientError("busy", retry_after=500.0), delay=0.01)
+
+    async def main(client):
+        async with asyncio.TaskGroup() as group:
+            for text in "ab":
+                group.create_task(client.chat(chat(text), role="r"))
+
+    with pytest.raises(ExceptionGroup):
+        run(main, backend, path)
+    assert backend.asked == ["a", "b"]
+
+
+def test_no_call_goes_out_once_a_reply_could_not_be_stored(path):
+    backend = Fake()
+
+    async def main(client):
+        await client.chat(chat("a"), role="r")
+        client.ledger._opened.execute("PRAGMA query_only = ON")
+        for text in "bc":
+            with pytest.raises(LedgerError, match="readonly"):
+                await client.chat(chat(text), role="r")
+        client.ledger._opened.execute("PRAGMA query_only = OFF")
+        return await client.chat(chat("a"), role="r")
+
+    assert run(main, backend, path).cached
+    assert backend.asked == ["a", "b"]
+
+
 # Retries.
 
 
@@ -293,7 +344,7 @@ def test_an_error_keeps_its_kind_when_a_key_is_struck_out(path):
 
 
 def test_half_characters_are_replaced_before_anyone_sees_them(path):
-    assert run(lambda client: client.chat(chat(), role="r"), Fake("a\ud83db"), path).text == "a?b"
+    assert run(lambda client: client.chat(chat(), role="r"), Fake("a\ud83db"), path).text == "a\ufffdb"
 
 
 def test_messages_that_cannot_be_sent_fail_as_a_call(path):
@@ -306,7 +357,7 @@ def test_a_pending_call_is_not_a_failure(path):
     with pytest.raises(RepliesPending):
         run(lambda client: client.chat(chat(), role="r"), backend, path)
     assert len(backend.asked) == 1
-    assert rows(path, "SELECT * FROM calls") == []
+    assert rows(path, "SELECT role FROM uses") == []
 
 
 def test_without_a_ledger_nothing_is_cached():
@@ -347,3 +398,118 @@ def test_the_representation_shows_no_secret(path):
 def test_retry_options_are_checked(values):
     with pytest.raises(ValueError, match="must be"):
         Retry(**values)
+
+
+# Limits.
+
+CHAT: list[Message] = [{"role": "user", "content": "x" * 400}]
+SAMPLING = Sampling(max_tokens=96)
+ESTIMATE = 100 + 4 + 96
+
+
+async def send(limits: Limits, calls: int, used: int | None = None, seconds: float = 0.0) -> list[float]:
+    """Make calls at once; the times at which they were let through, from 0."""
+    start, times = now(), []
+
+    async def one() -> None:
+        async with limits.permit(CHAT, SAMPLING) as cost:
+            times.append(now() - start)
+            await asyncio.sleep(seconds)
+            if used is not None:
+                cost(used)
+
+    await asyncio.gather(*(one() for _ in range(calls)))
+    return times
+
+
+def busiest_minute(times: list[float], cost: int = 1) -> int:
+    return max(cost * (bisect_left(times, time + 60) - number) for number, time in enumerate(times))
+
+
+def test_without_limits_everything_goes_at_once():
+    assert max(run_virtually(send(Limits(), 500))) < 0.5
+
+
+def test_concurrency_is_kept():
+    running = most = 0
+
+    async def main() -> None:
+        limits = Limits(concurrency=3)
+
+        async def one() -> None:
+            nonlocal running, most
+            async with limits.permit(CHAT, SAMPLING):
+                running += 1
+                most = max(most, running)
+                await asyncio.sleep(1)
+                running -= 1
+
+        await asyncio.gather(*(one() for _ in range(20)))
+
+    run_virtually(main())
+    assert most == 3
+
+
+@pytest.mark.parametrize(("rate", "calls"), [(600, 2000), (3, 9)])
+def test_requests_a_minute_are_kept_and_used(rate, calls):
+    times = run_virtually(send(Limits(requests_per_minute=rate), calls))
+    assert busiest_minute(times) <= max(1.09 * rate, rate + 1)
+    assert times[-1] == pytest.approx(60 * calls / rate, rel=0.15, abs=21)
+
+
+def test_tokens_a_minute_are_kept():
+    rate = 20_000
+    times = run_virtually(send(Limits(tokens_per_minute=rate), 300, used=ESTIMATE))
+    assert busiest_minute(times, ESTIMATE) <= 1.1 * rate
+    assert times[-1] == pytest.approx(60 * 300 * ESTIMATE / rate, rel=0.1)
+
+
+@pytest.mark.parametrize("used", [ESTIMATE // 4, ESTIMATE * 3])
+def test_the_rate_is_that_of_the_real_tokens(used):
+    # A slow trickle at first, so that the estimate is corrected before most calls go.
+    async def main() -> list[float]:
+        limits = Limits(concurrency=4, tokens_per_minute=20_000)
+        return await send(limits, 400, used=used, seconds=0.01)
+
+    times = run_virtually(main())
+    assert times[-1] == pytest.approx(60 * 400 * used / 20_000, rel=0.1)
+
+
+def test_a_call_larger_than_a_minutes_tokens_goes_through():
+    times = run_virtually(send(Limits(tokens_per_minute=100), 3, used=ESTIMATE))
+    assert times[-1] == pytest.approx(60 * 3 * ESTIMATE / 100, rel=0.1)
+
+
+def test_a_call_that_was_turned_away_costs_no_tokens():
+    async def main() -> list[float]:
+        return await send(Limits(concurrency=1, tokens_per_minute=6000), 300, used=0)
+
+    assert max(run_virtually(main())) < 1
+
+
+def test_a_cancelled_call_gives_its_place_back():
+    async def main() -> None:
+        limits = Limits(concurrency=1, tokens_per_minute=60)
+        waiting = [asyncio.create_task(send(limits, 1)) for _ in range(3)]
+        await asyncio.sleep(0)
+        for task in waiting:
+            task.cancel()
+        ended = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(one, asyncio.CancelledError) for one in ended)
+        async with limits.permit(CHAT, SAMPLING):
+            entered.append(True)
+
+    entered: list[bool] = []
+    run_virtually(asyncio.wait_for(main(), 10_000))
+    assert entered == [True]
+
+
+def test_a_limit_of_zero_is_refused():
+    for name in ("concurrency", "requests_per_minute", "tokens_per_minute", "timeout"):
+        with pytest.raises(ValueError, match="it must be above 0"):
+            Limits(**{name: 0})
+
+
+def test_the_estimate_counts_bytes_and_the_longest_reply():
+    assert estimate_tokens(CHAT, SAMPLING) == ESTIMATE
+    assert estimate_tokens([{"role": "user", "content": "日本日本"}], Sampling(max_tokens=1)) == 3 + 4 + 1

@@ -1,27 +1,24 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import asyncio
 import logging
-import sys
-import types
 from pathlib import Path
 
 import pytest
 
 from tripletune.models.llm.backends.batch import BatchBackend
 from tripletune.models.llm.client import CallError, Sampling
-from tripletune.models.llm.options import LLMOptions, add_arguments, from_arguments, open_client
+from tripletune.models.llm.options import LLMOptions, backend_names, load_backend, open_client
+from tripletune.models.options import add_arguments, from_arguments
 
-ROOT = Path(__file__).resolve().parents[3]
 SECRET = "sk-hunter2-0123456789"
 
 
 def parsed(*arguments: str, prefix: str = "teacher", **defaults: object) -> LLMOptions:
     parser = argparse.ArgumentParser()
-    add_arguments(parser, prefix, **defaults)
-    return from_arguments(parser.parse_args(arguments), prefix)
+    add_arguments(parser, LLMOptions, prefix, **defaults)
+    return from_arguments(LLMOptions, parser.parse_args(arguments), prefix)
 
 
 def test_every_field_is_an_option():
@@ -46,21 +43,18 @@ def test_defaults_and_prefix_can_be_others():
     assert found == LLMOptions(backend="hf", model="m")
 
 
-@pytest.mark.parametrize("formatter", [argparse.HelpFormatter, argparse.ArgumentDefaultsHelpFormatter])
-def test_the_help_shows_each_default_once(formatter):
-    parser = argparse.ArgumentParser(formatter_class=formatter)
-    add_arguments(parser, "teacher")
-    output = " ".join(parser.format_help().split())
-    assert "most calls under way (default: 64) --teacher" in output
-    assert "(default: the provider's) --teacher" in output
-    assert "(default: None)" not in output.partition("teacher model:")[2]
-
-
 def test_all_problems_are_told_at_once():
-    with pytest.raises(ValueError, match="backend 'x' is not one of") as caught:
-        LLMOptions("x", concurrency=0, requests_per_minute=-1, top_p=2, extra="[1]", token_field="y")
+    with pytest.raises(ValueError, match=r"backend: 'opneai' is not one of .*did you mean openai") as caught:
+        LLMOptions("opneai", concurrency=0, requests_per_minute=-1, top_p=2, extra="[1]", token_field="y")
     text = str(caught.value)
-    for word in ("model is not set", "concurrency 0", "requests_per_minute -1", "top_p 2", "extra must", "token_field"):
+    for word in (
+        "model is not set",
+        "concurrency: 0",
+        "requests_per_minute: -1",
+        "top_p: 2",
+        "extra must",
+        "token_field",
+    ):
         assert word in text
 
 
@@ -82,13 +76,17 @@ def test_an_address_with_secrets_is_refused_and_not_shown(url):
 
 def test_batch_needs_a_ledger():
     with pytest.raises(ValueError, match="backend batch needs a ledger"):
-        LLMOptions("batch", "m")
+        open_client(LLMOptions("batch", "m"), {})
 
 
 def test_a_named_variable_must_be_set(tmp_path):
     ledger = tmp_path / "l.sqlite"
     with pytest.raises(ValueError, match="the environment variable MY_KEY, named by api_key_env, is not set"):
         open_client(LLMOptions(model="m", api_key_env="MY_KEY", ledger=str(ledger)), {})
+    with pytest.raises(ValueError, match="MY_KEY holds characters that no key has"):
+        open_client(LLMOptions(model="m", api_key_env="MY_KEY", ledger=str(ledger)), {"MY_KEY": "sk-ключ"})
+    with pytest.raises(ValueError, match="OPENAI_API_KEY"):
+        open_client(LLMOptions(model="m", ledger=str(ledger)), {})
     assert not ledger.exists()
 
 
@@ -107,34 +105,45 @@ def test_a_ledger_that_cannot_be_opened_is_told(tmp_path):
         open_client(LLMOptions(model="m", url="http://127.0.0.1:1/v1", ledger=str(tmp_path)), {})
 
 
-@pytest.mark.parametrize(("name", "made"), [("hf", "HFBackend")])
-def test_local_backends_get_their_options(monkeypatch, name, made):
-    class Local:
-        model = "local:m"
+BACKEND = '''
+"""A backend in one file."""
+from tripletune.models.llm.options import BackendKind
+from tripletune.models.local.generation import Completion
 
-        def __init__(self, *arguments: object, **options: object) -> None:
-            self.given = arguments, options
+class Shout:
+    model = "shout:m"
+    async def complete(self, messages, sampling):
+        return Completion(messages[-1]["content"].upper())
+    async def close(self): ...
 
-        async def close(self) -> None: ...
-
-    # The real ones import torch; only what they are given is looked at here.
-    module = types.ModuleType(f"tripletune.models.llm.backends.{name}")
-    setattr(module, made, Local)
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    client = open_client(LLMOptions(name, "m", batch_size=4, dtype="float32", extra='{"a": false}'), {})
-    expected = ("m", 4, "float32") if name == "hf" else ("m",)
-    assert client.backend.given == (expected, {"template_options": {"a": False}})
-    asyncio.run(client.close())
+BACKEND = BackendKind(lambda options, key, ledger: Shout(), local=True)
+'''
 
 
-def test_local_backends_take_these_options():
-    for name, parameters in (("hf", ["model", "batch_size", "dtype"]),):
-        tree = ast.parse((ROOT / "models" / "llm" / "backends" / f"{name}.py").read_text(encoding="utf-8"))
-        (made,) = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name.endswith("Backend"))
-        (start,) = (node for node in made.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
-        names = [argument.arg for argument in start.args.args][1:]
-        assert names[: len(parameters)] == parameters
-        assert "template_options" in names
+def test_one_file_is_a_backend(tmp_path, monkeypatch):
+    from tripletune.models.llm import backends
+
+    (tmp_path / "shout.py").write_text(BACKEND)
+    monkeypatch.setattr(backends, "__path__", [*backends.__path__, str(tmp_path)])
+    assert backend_names() == ["anthropic", "batch", "hf", "openai", "shout"]
+    options = parsed("--teacher-backend", "shout", "--teacher-model", "m")
+    assert (options.ledger_name, options.is_local) == ("shout:m", True)
+
+    async def main() -> str:
+        async with open_client(options) as client:
+            return (await client.chat([{"role": "user", "content": "hi"}], role="r")).text
+
+    assert asyncio.run(main()) == "HI"
+
+
+def test_what_the_backends_say_of_themselves(tmp_path):
+    kinds = {name: load_backend(name) for name in ("anthropic", "batch", "openai")}
+    assert {name: kind.key_variable for name, kind in kinds.items() if kind.key_variable} == {
+        "anthropic": "ANTHROPIC_API_KEY",
+        "openai": "OPENAI_API_KEY",
+    }
+    assert [name for name, kind in kinds.items() if not kind.sends] == ["batch"]
+    assert LLMOptions("batch", "m", batch_layout="anthropic", extra='{"a": 1}').ledger_name == 'anthropic:m {"a":1}'
 
 
 @pytest.mark.parametrize("backend", ["openai", "anthropic"])

@@ -1,0 +1,309 @@
+"""The programs `tripletune ledger` and `tripletune batch`, which look after the calls of language models."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from tripletune.models.data.records import read_jsonl
+from tripletune.models.files import new_file
+from tripletune.models.llm.backends.batch import import_replies, reset, waiting
+from tripletune.models.llm.ledger import (
+    ADD_USE,
+    FAILED,
+    OK,
+    PENDING,
+    PUT,
+    Ledger,
+    call_of_json,
+    canonical,
+    make_call,
+    open_file,
+    row_of,
+    sampling_of,
+    trouble,
+)
+from tripletune.models.local.generation import Completion
+from tripletune.models.program import run_program
+
+_NUMBERS = ("prompt_tokens", "completion_tokens", "retries")
+_TEXTS = ("model", "text", "finish_reason", "status", "detail", "time")
+_MOST_TROUBLES = 20
+# A call counts for the role that made it first; later uses of its reply cost nothing and are counted beside.
+_STATS = """
+SELECT calls.model, coalesce(first.role, ''), sum(calls.status = 'ok'), sum(calls.status = 'failed'),
+    sum(calls.status = 'pending'), sum(calls.prompt_tokens), sum(calls.completion_tokens), sum(calls.retries),
+    sum(calls.seconds)
+FROM calls LEFT JOIN uses AS first
+    ON first.id = (SELECT min(uses.id) FROM uses WHERE uses.call_id = calls.id)
+GROUP BY 1, 2 ORDER BY 1, 2
+"""
+_USE_COUNTS = "SELECT model, role, count(*) FROM uses JOIN calls ON calls.id = call_id GROUP BY 1, 2"
+_STAT_NAMES = (
+    "model", "role", "calls", "failed", "pending", "prompt_tokens", "completion_tokens", "retries", "seconds", "uses"
+)  # fmt: skip
+_EXPORT = """
+SELECT key, model, sampling, messages, text, prompt_tokens, completion_tokens, seconds, retries, finish_reason,
+    status, detail, time,
+    (SELECT json_group_array(json_array(role, question_id))
+        FROM (SELECT role, question_id FROM uses WHERE call_id = calls.id ORDER BY id)) AS uses
+FROM calls
+WHERE status <> 'pending' AND (:model IS NULL OR model = :model)
+    AND (:role IS NULL OR EXISTS (SELECT 1 FROM uses WHERE call_id = calls.id AND role = :role))
+ORDER BY id
+"""
+
+
+def statistics(path: Path) -> list[dict[str, Any]]:
+    """Calls, tokens, retries and seconds of a ledger by model and role."""
+    with closing(open_file(path, create=False)) as connection:
+        rows = {(row[0], row[1]): [*row, 0] for row in connection.execute(_STATS)}
+        for model, role, uses in connection.execute(_USE_COUNTS):
+            empty = [model, role, 0, 0, 0, 0, 0, 0, 0.0, 0]
+            rows.setdefault((model, role), empty)[-1] = uses
+    return [dict(zip(_STAT_NAMES, row, strict=True)) for _, row in sorted(rows.items())]
+
+
+def exported(path: Path, role: str | None = None, model: str | None = None) -> Iterator[dict[str, Any]]:
+    """The calls of a ledger in the order in which they were stored; those that wait for a batch are left out.
+
+    Args:
+        path: The ledger.
+        role: Only calls that this role used.
+        model: Only calls of this model.
+
+    Yields:
+        Objects that `import_calls` reads.
+    """
+    with closing(open_file(path, create=False)) as connection:
+        connection.row_factory = sqlite3.Row
+        for row in connection.execute(_EXPORT, {"role": role, "model": model}):
+            parsed = {name: json.loads(row[name]) for name in ("sampling", "messages", "uses")}
+            yield {**row, **parsed}
+
+
+def import_calls(path: Path, source: Path) -> tuple[int, int]:
+    """Put exported calls into a ledger. What it holds already stays; a second import changes nothing.
+
+    Args:
+        path: The ledger; made when it is not there.
+        source: JSON lines of `exported`.
+
+    Returns:
+        How many calls were new, and how many the ledger had.
+
+    Raises:
+        ValueError: a line can't be used; then nothing was imported.
+    """
+    # Read twice, so that a bad line leaves no ledger behind and memory does not grow with the file.
+    total = sum(bool(_row(values, where)) for where, values in read_jsonl(source))
+    new = 0
+    with Ledger(path) as ledger, ledger.transaction() as connection:
+        for where, values in read_jsonl(source):
+            row = _row(values, where)
+            known = connection.execute("SELECT status, detail FROM calls WHERE key = ?", row[:1]).fetchone()
+            # A failure that is there already is written again by PUT, without being news.
+            new += connection.execute(PUT, row).rowcount > 0 and known != row[10:12]
+            connection.executemany(ADD_USE, [(row[0], *use) for use in values["uses"]])
+    return new, total - new
+
+
+def troubles(path: Path) -> Iterator[str]:
+    """What is wrong with a ledger: SQLite's own check, and every key computed again."""
+    with closing(open_file(path, create=False)) as connection:
+        for (line,) in connection.execute("PRAGMA integrity_check"):
+            if line != "ok":
+                yield f"SQLite: {line}"
+        for key, model, sampling, messages in connection.execute("SELECT key, model, sampling, messages FROM calls"):
+            if call_of_json(model, sampling, messages).key != key:
+                yield f"call {key}: its key is not that of its model, sampling and messages"
+        query = "SELECT count(*) FROM uses WHERE call_id NOT IN (SELECT id FROM calls)"
+        orphans = connection.execute(query).fetchone()[0]
+        if orphans:
+            yield f"{orphans} uses belong to no call"
+
+
+def _row(values: Mapping[str, Any], where: str) -> tuple[Any, ...]:
+    """The parameters of `PUT` for an exported call."""
+    try:
+        for names, kind in ((_TEXTS, str), (_NUMBERS, int), (("seconds",), (int, float)), (("messages", "uses"), list)):
+            for name in names:
+                if not isinstance(values.get(name), kind):  # type: ignore[arg-type]
+                    raise ValueError(f"{name!r} is missing or of the wrong type")
+        if any(not 0 <= values[name] < 2**63 for name in (*_NUMBERS, "seconds")):
+            raise ValueError("a number is negative or too large")
+        if values["status"] not in (OK, FAILED):
+            raise ValueError(f"status {values['status']!r} is not one of {OK}, {FAILED}")
+        for use in values["uses"]:
+            if not (isinstance(use, list) and len(use) == 2 and all(isinstance(part, str) for part in use)):
+                raise ValueError("a use is not a pair of role and question id")
+        call = make_call(values["model"], sampling_of(canonical(values.get("sampling"))), values["messages"])
+        if values.get("key") != call.key:
+            raise ValueError("its key is not that of its model, sampling and messages")
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    numbers = {name: values[name] for name in ("text", *_NUMBERS, "seconds", "finish_reason")}
+    return (*row_of(call, Completion(**numbers), values["status"], values["detail"])[:-1], values["time"])
+
+
+def _stats(arguments: argparse.Namespace) -> int:
+    """Show calls, tokens, retries and seconds by model and role."""
+    rows = statistics(arguments.ledger)
+    if arguments.json:
+        sys.stdout.write(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
+        return 0
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=str(arguments.ledger))
+    for name in _STAT_NAMES:
+        table.add_column(name.replace("_", " "), justify="left" if name in ("model", "role") else "right")
+    total = {name: sum(row[name] for row in rows) for name in _STAT_NAMES[2:]}
+    for row in [*rows, {"model": "all", "role": "", **total}]:
+        cells = (f"{v:,.1f}" if isinstance(v, float) else f"{v:,}" if isinstance(v, int) else v for v in row.values())
+        table.add_row(*map(escape, cells), end_section=row is rows[-1] if rows else False)
+    (Console() if sys.stdout.isatty() else Console(width=140)).print(table)
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    """Write the calls as JSON lines."""
+    calls = exported(arguments.ledger, arguments.role, arguments.model)
+    lines = (json.dumps(call, ensure_ascii=False) + "\n" for call in calls)
+    if arguments.output is None:
+        sys.stdout.writelines(lines)
+    else:
+        with new_file(arguments.output, [arguments.ledger]) as scratch, scratch.open("w", encoding="utf-8") as file:
+            file.writelines(lines)
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    """Check the file and every key; the exit code is 1 when something is wrong."""
+    found = 0
+    for found, what in enumerate(troubles(arguments.ledger), 1):
+        if found <= _MOST_TROUBLES:
+            sys.stdout.write(f"{what}\n")
+    if found > _MOST_TROUBLES:
+        sys.stdout.write(f"... and {found - _MOST_TROUBLES} more\n")
+    with closing(open_file(arguments.ledger, create=False)) as connection:
+        by_status = dict(connection.execute("SELECT status, count(*) FROM calls GROUP BY status").fetchall())
+    counts = ", ".join(f"{by_status.get(status, 0):,} {status}" for status in (OK, FAILED, PENDING))
+    verdict = f"{found} problems" if found else "in order"
+    sys.stdout.write(f"{arguments.ledger}: {verdict}; calls: {counts}\n")
+    return 1 if found else 0
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    """Read exported calls into the ledger; what is there stays."""
+    new, known = import_calls(arguments.ledger, arguments.input)
+    sys.stdout.write(f"{arguments.ledger}: {new:,} calls are new, {known:,} were there\n")
+    return 0
+
+
+def _batch_status(arguments: argparse.Namespace) -> int:
+    """Show the calls that wait, by request file."""
+    with _existing(arguments.ledger) as ledger:
+        rows = waiting(ledger)
+    lines = [f"{row.file}: {row.calls:,} calls of {row.model} wait" for row in rows]
+    sys.stdout.write("\n".join(lines or [f"{arguments.ledger}: no call waits"]) + "\n")
+    return 0
+
+
+def _batch_import(arguments: argparse.Namespace) -> int:
+    """Put a provider's reply or error file into the ledger."""
+    with _existing(arguments.ledger) as ledger:
+        counts = import_replies(ledger, arguments.replies)
+    if counts is None:
+        sys.stdout.write(f"{arguments.replies} was imported before: nothing to do\n")
+        return 0
+    sys.stdout.write(f"{arguments.replies}: {counts['stored']:,} replies stored, {counts['known']:,} were known\n")
+    for name, what in (
+        ("again", "calls failed for now; the next run writes them to a new request file"),
+        ("refused", "calls were refused; they count as failed until `reset --refused`"),
+        ("unknown", "replies belong to no call of this ledger"),
+    ):
+        if counts[name]:
+            sys.stdout.write(f"{counts[name]:,} {what}\n")
+    return 0
+
+
+def _batch_reset(arguments: argparse.Namespace) -> int:
+    """Let calls be written again: those of a request file that was lost, or those that were refused."""
+    with _existing(arguments.ledger) as ledger:
+        calls = reset(ledger, arguments.file)
+    if arguments.file is not None and not calls:
+        raise ValueError(f"no call waits in {arguments.file}; `status` shows the files as the ledger names them")
+    sys.stdout.write(f"{calls:,} calls will be in the request file of the next run\n")
+    return 0
+
+
+def _existing(path: Path) -> Ledger:
+    if not path.exists():
+        raise FileNotFoundError(f"no such ledger: {path}")
+    return Ledger(path)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tripletune", description="Look after calls of language models.")
+    programs = parser.add_subparsers(required=True, metavar="PROGRAM")
+
+    def add(commands: Any, name: str, function: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        command: argparse.ArgumentParser = commands.add_parser(
+            name, help=function.__doc__, description=function.__doc__
+        )
+        command.set_defaults(run=function)
+        return command
+
+    ledger = programs.add_parser("ledger", help="look after a ledger").add_subparsers(required=True, metavar="COMMAND")
+    commands = {name: add(ledger, name, function) for name, function in _LEDGER.items()}
+    for command in commands.values():
+        command.add_argument("ledger", type=Path, help="the SQLite file")
+    commands["stats"].add_argument("--json", action="store_true", help="JSON instead of a table")
+    commands["export"].add_argument("--role", help="only calls that this role used")
+    commands["export"].add_argument("--model", help='only calls of this model, for example "openai:gpt-4o-mini"')
+    commands["export"].add_argument("--output", type=Path, metavar="FILE", help="JSON lines (default: standard output)")
+    commands["import"].add_argument("input", type=Path, help="JSON lines of export")
+
+    batch = programs.add_parser("batch", help="calls that wait").add_subparsers(required=True, metavar="COMMAND")
+    commands = {name: add(batch, name, function) for name, function in _BATCH.items()}
+    for command in commands.values():
+        command.add_argument("--ledger", type=Path, required=True, help="the SQLite file")
+    commands["import"].add_argument("--replies", type=Path, required=True, help="the provider's file, JSON lines")
+    which = commands["reset"].add_mutually_exclusive_group(required=True)
+    which.add_argument("--file", help="the request file, as status names it")
+    which.add_argument("--refused", action="store_true", help="the calls that were refused")
+    return parser
+
+
+_LEDGER = {"stats": _stats, "export": _export, "verify": _verify, "import": _import}
+_BATCH = {"status": _batch_status, "import": _batch_import, "reset": _batch_reset}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line, from the word "ledger" or "batch" on."""
+    arguments = _parser().parse_args(argv)
+
+    def run() -> int:
+        try:
+            return int(arguments.run(arguments))
+        except BrokenPipeError:
+            # The reader of a pipe, `head` for one, has seen enough.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except sqlite3.Error as error:
+            raise trouble(arguments.ledger, error) from None
+
+    return run_program(run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

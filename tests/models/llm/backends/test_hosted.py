@@ -1,0 +1,518 @@
+from __future__ import annotations
+
+import asyncio
+import base64
+import email.utils
+import logging
+import math
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("openai")
+pytest.importorskip("anthropic")
+
+from tests.models.llm.server import Faults, MockServer, Reply
+from tripletune.models.llm.backends import anthropic as anthropic_module
+from tripletune.models.llm.backends._hosted import count, import_sdk, retry_after, sampling_fields, split_login
+from tripletune.models.llm.backends.anthropic import AnthropicBackend
+from tripletune.models.llm.backends.openai import OpenAIBackend
+from tripletune.models.llm.client import CallError, Sampling, SetupError, TransientError, ledger_name, redact
+
+KEY = "sk-test-0123456789"
+CHAT: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one two three"}]
+LONG = "Follow these rules. " * 200
+KINDS: Any = [OpenAIBackend, AnthropicBackend]
+both = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_the_machine(monkeypatch):
+    for provider in ("OPENAI", "ANTHROPIC"):
+        for name in ("API_KEY", "BASE_URL", "AUTH_TOKEN"):
+            monkeypatch.delenv(f"{provider}_{name}", raising=False)
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def url_of(kind, server):
+    return server.url if kind is OpenAIBackend else server.root
+
+
+def ask_all(kind, server, chats, sampling=None, **options):
+    """Calls over a backend of its own."""
+    backend = kind("m", **{"url": url_of(kind, server), "api_key": KEY, "timeout": 5.0, **options})
+
+    async def go():
+        try:
+            return [await backend.complete(chat, sampling or Sampling()) for chat in chats]
+        finally:
+            await backend.close()
+
+    return asyncio.run(go())
+
+
+def ask(kind, server, sampling=None, **options):
+    return ask_all(kind, server, [CHAT], sampling, **options)[0]
+
+
+def answering(reply: Reply) -> MockServer:
+    return MockServer(reply=lambda body: reply)
+
+
+# Requests and replies.
+
+
+def test_a_chat_completion():
+    sampling = Sampling(temperature=0.5, top_p=0.9, max_tokens=9, stop=("END", "\n\n"), seed=7)
+    with MockServer(reply=lambda body: "four five END six") as server:
+        reply = ask(OpenAIBackend, server, sampling, extra={"top_k": 3})
+        assert (reply.text, reply.finish_reason, reply.prompt_tokens, reply.completion_tokens) == (
+            *("four five ", "stop"),
+            *(5, 2),
+        )
+        assert reply.seconds > 0
+        assert server.bodies[0] == {
+            **{"model": "m", "messages": CHAT, "temperature": 0.5, "top_p": 0.9, "max_tokens": 9},
+            **{"stop": ["END", "\n\n"], "seed": 7, "top_k": 3},
+        }
+        assert server.authorizations == {f"Bearer {KEY}"}
+        ask(OpenAIBackend, server)
+        assert set(server.bodies[1]) == {"model", "messages", "temperature", "top_p", "max_tokens"}
+
+
+def test_a_reply_is_held_to_a_schema():
+    with MockServer() as server:
+        ask(OpenAIBackend, server, Sampling(schema='{"type": "object"}'))
+        sent = server.bodies[0]["response_format"]
+    assert sent == {
+        "type": "json_schema",
+        "json_schema": {"name": "reply", "strict": True, "schema": {"type": "object"}},
+    }
+
+
+def test_a_message():
+    with MockServer(reply=lambda body: "four five END six") as server:
+        reply = ask(AnthropicBackend, server, Sampling(max_tokens=9, stop=("END",), seed=7))
+        assert (reply.text, reply.finish_reason) == ("four five ", "stop")
+        assert (reply.prompt_tokens, reply.completion_tokens) == (5, 2)
+        assert server.bodies[0] == {
+            "model": "m",
+            "system": "Be brief.",
+            "messages": [{"role": "user", "content": "one two three"}],
+            "max_tokens": 9,
+            "stop_sequences": ["END"],
+        }
+        assert server.authorizations == {f"Bearer {KEY}"}
+
+
+@both
+def test_a_reply_that_is_cut_off(kind):
+    with MockServer(reply=lambda body: "a b c d") as server:
+        reply = ask(kind, server, Sampling(max_tokens=2))
+        assert (reply.text, reply.finish_reason, reply.completion_tokens) == ("a b", "length", 2)
+
+
+OTHERS = [("end_turn", "stop"), ("model_context_window_exceeded", "length"), ("refusal", "refusal")]
+
+
+@pytest.mark.parametrize(("reason", "expected"), OTHERS)
+def test_how_a_message_ended(reason, expected):
+    with answering(Reply("x", reason)) as server:
+        assert ask(AnthropicBackend, server).finish_reason == expected
+
+
+def test_only_text_is_the_message():
+    raw = (
+        '{"content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a"}, '
+        '{"type": "text", "text": "b"}], "stop_reason": null}'
+    )
+    with answering(Reply(raw=raw)) as server:
+        reply = ask(AnthropicBackend, server)
+        assert (reply.text, reply.finish_reason, reply.prompt_tokens) == ("ab", "stop", 0)
+
+
+@pytest.mark.parametrize(
+    ("message", "finish", "expected"),
+    [
+        ('{"content": null}', '"stop"', ("", "stop")),
+        ('{"content": "x"}', "null", ("x", "stop")),
+        ('{"content": null, "refusal": "I won\'t"}', '"stop"', ("", "refusal")),
+        ('{"content": "x"}', '"content_filter"', ("x", "content_filter")),
+        ('{"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}', '"stop"', ("ab", "stop")),
+    ],
+)
+def test_shapes_of_a_chat_completion(message, finish, expected):
+    raw = f'{{"choices": [{{"message": {message}, "finish_reason": {finish}}}], "usage": null}}'
+    with answering(Reply(raw=raw)) as server:
+        reply = ask(OpenAIBackend, server)
+        assert (reply.text, reply.finish_reason) == expected
+        assert (reply.prompt_tokens, reply.completion_tokens) == (0, 0)
+
+
+def test_a_long_system_prompt_is_cached_from_its_second_call_on(monkeypatch):
+    chats = [[{"role": "system", "content": LONG}, {"role": "user", "content": f"question {n}"}] for n in range(3)]
+    with MockServer() as server:
+        replies = ask_all(AnthropicBackend, server, chats)
+        block = {"type": "text", "text": LONG, "cache_control": {"type": "ephemeral"}}
+        assert [body["system"] for body in server.bodies] == [LONG, [block], [block]]
+        # Written to or read from the cache: they are tokens of the prompt all the same.
+        assert [reply.prompt_tokens for reply in replies] == [602] * 3
+        ask_all(AnthropicBackend, server, chats, cache_system=False)
+        ask_all(AnthropicBackend, server, [CHAT] * 3)
+        assert all(isinstance(body["system"], str) for body in list(server.bodies)[3:])
+    monkeypatch.setattr(anthropic_module, "_REMEMBERED", 3)
+    backend = AnthropicBackend("m", "http://h", KEY)
+    found = [backend._is_cached(f"{n} {LONG}") for n in (0, 1, 2, 0, 3, 0, 1)]
+    assert found == [False, False, False, True, False, True, False]
+
+
+def test_messages_take_a_temperature_on_request_alone():
+    with MockServer() as server:
+        ask(AnthropicBackend, server, Sampling(temperature=0.5), send_temperature=True)
+        assert (server.bodies[0]["temperature"], "top_p" in server.bodies[0]) == (0.5, False)
+        ask(AnthropicBackend, server, Sampling(top_p=0.5), send_temperature=True)
+        assert server.bodies[1]["top_p"] == 0.5
+    old = AnthropicBackend("m", "http://h", KEY, send_temperature=True)
+    assert old.headers["anthropic-version"] == "2023-06-01"
+    assert not AnthropicBackend("m", "http://h", KEY).headers
+
+
+@both
+def test_a_model_that_takes_no_temperature(kind):
+    with MockServer() as server:
+        ask(kind, server, send_temperature=False)
+        assert not {"temperature", "top_p"} & set(server.bodies[0])
+        with pytest.raises(SetupError, match="send_temperature=True"):
+            ask(kind, server, Sampling(temperature=0.7), send_temperature=False)
+
+
+def test_a_message_needs_a_user_turn():
+    with pytest.raises(CallError, match="no user turn"):
+        AnthropicBackend("m", "http://127.0.0.1:9", KEY).body(CHAT[:1], Sampling())
+
+
+def test_the_name_of_the_token_field():
+    with MockServer() as server:
+        ask(OpenAIBackend, server, token_field="max_completion_tokens")
+        assert "max_tokens" not in server.bodies[0]
+        assert server.bodies[0]["max_completion_tokens"] == 512
+    assert OpenAIBackend("m", api_key=KEY).token_field == "max_completion_tokens"
+    assert OpenAIBackend("m", "https://x.openai.azure.com/v1", KEY).token_field == "max_completion_tokens"
+    assert OpenAIBackend("m", "https://notopenai.com/v1").token_field == "max_tokens"
+
+
+# What goes wrong.
+
+
+@both
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("rate_limit", "slow down"),
+        ("server_error", "the mock failed"),
+        ("hang", "no reply within 1 seconds"),
+        ("cut_off", "no JSON object"),
+        ("broken_off", "no connection"),
+        ("drop", "no connection"),
+    ],
+)
+def test_faults_are_transient(kind, fault, words):
+    with MockServer(faults=Faults(**{fault: 1.0}, at_most=1, retry_after=0.25)) as server:
+        with pytest.raises(TransientError, match=words) as caught:
+            ask(kind, server, timeout=1.0 if fault == "hang" else 30.0)
+        assert caught.value.retry_after == (0.25 if fault == "rate_limit" else None)
+        # One attempt, the SDK does not try again by itself; the next one is answered.
+        assert sum(server.requests.values()) == 1
+        assert ask(kind, server).text == "one two three"
+
+
+@both
+@pytest.mark.parametrize(
+    ("reply", "words", "seconds"),
+    [
+        (Reply(status=408), "408", None),
+        (Reply(status=409), "409", None),
+        (Reply(status=503, headers={"retry-after-ms": "1500"}), "503", 1.5),
+        (Reply(status=529), "529", None),
+        (Reply(status=400, headers={"x-should-retry": "true"}), "400", None),
+        (Reply(raw="<html>Bad gateway</html>"), "no JSON object: <html>", None),
+        (Reply(raw="[]"), "no JSON object", None),
+        (Reply(raw="null"), "no JSON object", None),
+        (Reply(raw="{}"), "without a reply", None),
+        (Reply(raw='{"choices": []}'), "without a reply", None),
+        (Reply(raw='{"choices": null, "error": {"message": "upstream died"}}'), "upstream died", None),
+        (Reply(raw='{"choices": [{"message": null}]}'), "without a reply", None),
+    ],
+)
+def test_what_is_worth_another_attempt(kind, reply, words, seconds):
+    with answering(reply) as server, pytest.raises(TransientError, match=words) as caught:
+        ask(kind, server)
+    assert caught.value.retry_after == seconds
+
+
+@both
+@pytest.mark.parametrize(
+    ("reply", "advice", "of_every_call"),
+    [
+        (Reply(status=401, message="bad key"), "check the key", True),
+        (Reply(status=402, message="pay"), "no credit left", True),
+        (Reply(status=403, message="no"), "may not use this model", True),
+        (Reply(status=403, message="your input was flagged"), "may not use", False),
+        (Reply(status=404, message="no such model"), "check the model's name", True),
+        (Reply(status=400, message="odd"), "the request was refused", False),
+        (Reply(status=422, message="odd"), "the request was refused", False),
+        (Reply(status=400, message="'max_tokens' is not supported here"), "token_field", True),
+        (Reply(status=400, message="'temperature' does not support 0"), "send_temperature=False", True),
+        (Reply(status=400, message="the maximum context length is 10, lower max_tokens"), "shorten", False),
+        (Reply(status=400, message="input and max_tokens exceed the context limit"), "lower it", False),
+        (Reply(status=400, message="prompt is too long: 3 tokens"), "shorten the prompt", False),
+        (Reply(status=400, message="Your credit balance is too low"), "no credit left", True),
+        (Reply(status=429, raw='{"error": {"message": "pay", "code": "insufficient_quota"}}'), "no credit", True),
+        (Reply(status=413, message="request_too_large"), "shorten the prompt", False),
+        (Reply(status=500, headers={"x-should-retry": "false"}), "the request was refused", False),
+    ],
+)
+def test_what_no_attempt_will_better(kind, reply, advice, of_every_call):
+    with answering(reply) as server, pytest.raises(CallError, match=advice) as caught:
+        ask(kind, server)
+    assert isinstance(caught.value, SetupError) is of_every_call
+
+
+@both
+def test_no_server_there_and_something_that_speaks_no_http(kind):
+    with MockServer() as server:
+        pass
+    with pytest.raises(TransientError, match=f"no connection to 127.0.0.1:{server.port}"):
+        ask(kind, server)
+
+    async def go() -> None:
+        async def nonsense(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(10)
+            writer.write(b"220 mail.example ESMTP\r\n\r\n")
+            writer.close()
+
+        server = await asyncio.start_server(nonsense, "127.0.0.1", 0)
+        backend = kind("m", url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", timeout=5)
+        async with server:
+            with pytest.raises(TransientError, match="no connection"):
+                await backend.complete(CHAT, Sampling())
+        await backend.close()
+
+    asyncio.run(go())
+
+
+# Keys and addresses.
+
+
+@both
+def test_keys_and_addresses_from_the_environment(kind, monkeypatch):
+    with pytest.raises(ValueError, match=f"set {kind.key_variable}"):
+        kind("m")
+    monkeypatch.setenv(kind.key_variable, KEY)
+    assert kind("m", extra={"b": 1, "a": {"x": "é"}}).model == f'{kind.kind}:m {{"a":{{"x":"é"}},"b":1}}'
+    with MockServer() as server:
+        # The key of the environment is not sent to another server.
+        ask(kind, server, api_key=None)
+        assert server.authorizations == {"Bearer none"}
+        monkeypatch.setenv(kind.url_variable, url_of(kind, server))
+        ask(kind, server, url=None, api_key=None)
+        assert f"Bearer {KEY}" in server.authorizations
+
+
+@both
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"model": ""}, "model: it must be"),
+        ({"timeout": 0}, "timeout 0"),
+        ({"timeout": float("nan")}, "timeout nan"),
+        ({"url": "localhost"}, "must look like"),
+        ({"url": "http://a:b@h/v1", "api_key": KEY}, "one of them"),
+    ],
+)
+def test_options_that_make_no_sense(kind, options, words):
+    with pytest.raises(ValueError, match=words):
+        kind(**{"model": "m", "url": "http://h/v1", **options})
+    with pytest.raises(ValueError, match="is not one of"):
+        OpenAIBackend("m", token_field="tokens")
+
+
+@both
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(status=401, message=f"Incorrect API key provided: {KEY}. Header: Bearer {KEY}"),
+        Reply(status=500, message=f"you sent {KEY}"),
+        Reply(raw=f"<p>{KEY}</p>"),
+        Reply(raw=f'{{"error": "{KEY}"}}'),
+    ],
+)
+def test_a_key_is_shown_nowhere(kind, reply, caplog):
+    caplog.set_level(logging.DEBUG)
+    with answering(reply) as server:
+        with pytest.raises((CallError, TransientError)) as caught:
+            ask(kind, server)
+        assert server.authorizations == {f"Bearer {KEY}"}
+    shown = "".join(traceback.format_exception(caught.value)) + repr(caught.value) + caplog.text
+    assert "0123456789" not in shown
+    assert "***" in shown
+    backend = kind("m", server.url, KEY)
+    assert "0123456789" not in repr(backend) + backend.model
+
+
+@both
+def test_a_password_in_the_url_is_sent_and_shown_nowhere(kind, caplog):
+    caplog.set_level(logging.DEBUG)
+    with answering(Reply(status=403, message="ann:hunter2 may not")) as server:
+        url = url_of(kind, server).replace("//", "//ann:hunter2@")
+        with pytest.raises(CallError) as caught:
+            ask(kind, server, url=url, api_key=None)
+        assert server.authorizations == {"Basic YW5uOmh1bnRlcjI="}
+    shown = "".join(traceback.format_exception(caught.value)) + caplog.text + repr(kind("m", url))
+    assert "hunter2" not in shown
+    assert "YW5uOmh1bnRlcjI=" not in shown
+
+
+def test_a_login_in_a_url_becomes_a_header():
+    url, host, headers, secrets = split_login("https://ann:p%40ss@host.example:8443/v1?x=1#end")
+    assert (url, host) == ("https://host.example:8443/v1?x=1", "host.example:8443")
+    assert base64.b64decode(headers["Authorization"].removeprefix("Basic ")) == b"ann:p@ss"
+    assert "p@ss" in secrets
+    assert split_login("http://[::1]:80/v1")[0] == "http://[::1]:80/v1"
+    for text in ("", "localhost:8000", "ftp://host/x", "http://", "http://u:secret@h:port/v1", "http://["):
+        with pytest.raises(ValueError, match="must look like") as error:
+            split_login(text)
+        assert "secret" not in str(error.value)
+
+
+@given(st.text(), st.text(alphabet=st.characters(categories=["L", "N"]), min_size=5))
+def test_a_secret_is_never_left(before, secret):
+    assert secret not in redact(f"{before}{secret}, {secret}.", [secret, ""]).replace("***", " ")
+
+
+def test_what_looks_like_a_key_is_hidden():
+    for text in ("Incorrect API key: sk-proj-abc_12*3", "Authorization: Bearer abc.def", "http://ann:word@host/v1"):
+        shown = redact(text)
+        assert "***" in shown
+        assert not any(part in shown for part in ("proj", "abc", "word"))
+    text = "the model's max_tokens: 12 (see https://host/v1/x), ask-me-anything"
+    assert redact(text, [""]) == text
+
+
+# Small parts.
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, None),
+        ({"retry-after": "7"}, 7.0),
+        ({"retry-after": "0"}, 0.0),
+        ({"retry-after-ms": "250", "retry-after": "7"}, 0.25),
+        ({"retry-after-ms": "soon", "retry-after": "7"}, 7.0),
+        ({"retry-after": "-3"}, None),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": "tomorrow"}, None),
+        ({"retry-after": email.utils.formatdate(1030, usegmt=True)}, 30.0),
+        ({"retry-after": email.utils.formatdate(900, usegmt=True)}, 0.0),
+    ],
+)
+def test_retry_after(headers, seconds, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    assert retry_after(headers) == seconds
+
+
+@given(st.dictionaries(st.sampled_from(["retry-after", "retry-after-ms"]), st.text()))
+def test_retry_after_takes_anything(headers):
+    found = retry_after(headers)
+    assert found is None or (math.isfinite(found) and found >= 0)
+
+
+def test_names_fields_and_counts():
+    assert ledger_name("openai", "m", None) == ledger_name("openai", "m", {}) == "openai:m"
+    assert sampling_fields(Sampling(0.7, 0.9), True) == {"temperature": 0.7, "top_p": 0.9}
+    assert sampling_fields(Sampling(0.0), False) == sampling_fields(Sampling(1.0), False) == {}
+    with pytest.raises(SetupError):
+        sampling_fields(Sampling(1.0, 0.9), False)
+    values = {"a": 3, "b": 4, "c": None, "d": "x", "e": -1, "f": True, "g": 2**70}
+    assert (count(values, *"abcdefgh"), count("x", "a")) == (7, 0)
+    with pytest.raises(ValueError, match=r"pip install 'tripletune\[teachers\]'"):
+        import_sdk("no_such_package_at_all")
+
+
+# Event loops.
+
+
+@both
+def test_many_calls_at_once(kind):
+    with MockServer(delay=0.1) as server:
+        backend = kind("m", url_of(kind, server), timeout=20)
+
+        async def go():
+            chats = [[{"role": "user", "content": f"call {n}"}] for n in range(128)]
+            replies = await asyncio.gather(*(backend.complete(chat, Sampling()) for chat in chats))
+            await backend.close()
+            return replies
+
+        assert [reply.text for reply in asyncio.run(go())] == [f"call {n}" for n in range(128)]
+        assert server.most_at_once > 64
+        assert set(server.answered.values()) == {1}
+
+
+def test_a_cancelled_call_leaves_the_backend_usable():
+    with MockServer(faults=Faults(hang=1.0, at_most=1)) as server:
+        backend = OpenAIBackend("m", server.url, timeout=20)
+
+        async def go():
+            task = asyncio.create_task(backend.complete(CHAT, Sampling()))
+            while not server.at_once:
+                await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            try:
+                return await backend.complete(CHAT, Sampling())
+            finally:
+                await backend.close()
+
+        assert asyncio.run(go()).text == "one two three"
+
+
+@both
+def test_a_backend_outlives_its_event_loop(kind):
+    with MockServer() as server:
+        backend = kind("m", url_of(kind, server), timeout=5)
+
+        async def go() -> str:
+            text = (await backend.complete(CHAT, Sampling())).text
+            await backend.close()
+            await backend.close()
+            return text
+
+        assert [asyncio.run(go()), asyncio.run(go())] == ["one two three"] * 2
+
+
+def test_the_mocks_faults_do_not_depend_on_the_order_of_requests(tmp_path: Path):
+    chats = [[{"role": "user", "content": f"q{n}"}] for n in range(30)]
+    faults = Faults(rate_limit=0.3, server_error=0.2, drop=0.1, cut_off=0.1, seed=5, at_most=1)
+
+    def outcomes(order):
+        with MockServer(faults=faults) as server:
+            found = {}
+            for chat in order:
+                try:
+                    found[chat[0]["content"]] = ask_all(OpenAIBackend, server, [chat])[0].text
+                except TransientError as error:
+                    found[chat[0]["content"]] = str(error).replace(str(server.port), "")
+            assert sum(server.faulty.values()) + sum(server.answered.values()) == 30
+            return found
+
+    assert outcomes(chats) == outcomes(chats[::-1])
+    with pytest.raises(ValueError, match="above 1"):
+        Faults(drop=0.6, hang=0.6)
