@@ -162,7 +162,7 @@ def model_spec(spec: str, untrained: bool) -> str:
 
 
 def open_generator(spec: str, options: Any) -> LocalGenerator:
-    """A Graph-LLM for `untrained`, `batch_size` and `dtype` of the options."""
+    """A Graph-LLM for `untrained`, `batch_size` and `dtype` of the options, and for `ledger` where they have it."""
     if not options.untrained:
         check_model_folder(spec)
     from tripletune.models.local.generator import load_generator
@@ -171,7 +171,8 @@ def open_generator(spec: str, options: Any) -> LocalGenerator:
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
-    return load_generator(spec, batch_size=options.batch_size, dtype=options.dtype)
+    ledger = getattr(options, "ledger", None)
+    return load_generator(spec, batch_size=options.batch_size, dtype=options.dtype, ledger=ledger)
 
 
 def triples_settings(source: str, extractor: str | None = None) -> Any:

@@ -84,6 +84,9 @@ class QuestionOptions(SuiteOptions):
     planner_model: str | None = setting(None, "plan with this model and answer with --model")
     batch_size: int = setting(16, "inputs per forward pass", at_least=1)
     dtype: str = setting("float32", "float32, bfloat16, float16 or auto")
+    ledger: str | None = setting(
+        None, "SQLite file that keeps all calls (default: OUTPUT/ledger.sqlite for a teacher, none for --model)"
+    )
     integrator: str | None = setting(None, "cirag: this local model instead of the teacher in the integration phase")
     oracle: str | None = setting(None, "DIR/SPLIT: a teacher that knows the facts of a world made by `build world`")
 
@@ -94,7 +97,7 @@ _GROUPS: dict[str, tuple[str, ...]] = {
     "the run": ("limit", "concurrency", "overwrite", "retry_errors"),
     "retrieval": ("corpus", "gold", "triples", "extractor", "retriever", "encoder", "index"),
     "the loop": (*_LOOP, "no_planning", "no_retrieval"),
-    "models": ("untrained", "planner_model", "batch_size", "dtype", "integrator", "oracle"),
+    "models": ("untrained", "planner_model", "batch_size", "dtype", "ledger", "integrator", "oracle"),
 }
 
 
@@ -150,7 +153,7 @@ class QuestionSuite(Suite):
         if not args.teacher_model and not options.oracle:
             return cls(options)
         args.teacher_model = args.teacher_model or f"oracle {options.oracle}"
-        args.teacher_ledger = args.teacher_ledger or str(Path(options.output) / "ledger.sqlite")
+        args.teacher_ledger = args.teacher_ledger or options.ledger or str(Path(options.output) / "ledger.sqlite")
         return cls(options, from_arguments(LLMOptions, args, "teacher"))
 
     def items(self) -> Iterator[Question]:

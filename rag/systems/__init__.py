@@ -54,9 +54,12 @@ class Tools:
     question_id: str = ""
 
     async def close(self) -> None:
-        """Close the LLM clients: what they have received is written."""
-        for client in {id(one): one for one in (self.llm, self.integrator) if one is not None}.values():
-            await client.close()
+        """Close models and LLM clients: what they have received is written."""
+        clients = {id(one): one for one in (self.llm, self.integrator, self.planner, self.answerer)}
+        for client in clients.values():
+            close = getattr(client, "close", None)
+            if close is not None:
+                await close()
 
 
 @dataclass(frozen=True, slots=True)

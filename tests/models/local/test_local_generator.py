@@ -1,5 +1,6 @@
 import asyncio
 import functools
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -197,3 +198,30 @@ def test_a_loaded_adapter_replies_as_it_did_in_training(
     processor.save_pretrained(tmp_path)
     found = load_generator(tmp_path).generate_many(inputs, 8)
     assert [essence(reply) for reply in found] == [essence(reply) for reply in expected]
+
+
+def test_calls_are_kept_in_a_ledger(
+    tiny_llama: Path, records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = [record.input for record in records[:5]]
+
+    def replies() -> list[Completion]:
+        generator = load_generator(tiny_llama, ledger=tmp_path / "ledger.sqlite")
+
+        async def calls() -> list[Completion]:
+            found = await asyncio.gather(*(generator.generate(sample, 5) for sample in inputs))
+            await generator.close()
+            return found
+
+        return asyncio.run(calls())
+
+    first = replies()
+    assert not any(reply.cached for reply in first)
+    # A second run needs no model.
+    monkeypatch.setattr(LocalGenerator, "decode", None)
+    second = replies()
+    assert all(reply.cached for reply in second)
+    assert [essence(reply) for reply in second] == [essence(reply) for reply in first]
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as ledger:
+        roles = {role for (role,) in ledger.execute("SELECT DISTINCT role FROM uses")}
+    assert roles == {f"ras.{sample.task}" for sample in inputs}
