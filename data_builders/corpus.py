@@ -29,7 +29,7 @@ from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.progress import progress
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question
 from tripletune.data_builders.readers import get_reader
-from tripletune.data_builders.readers._rows import Row, read_rows
+from tripletune.data_builders.readers._rows import Row, source_rows
 from tripletune.models.files import file_digest, new_folder, read_json, write_json
 from tripletune.models.options import add_arguments, from_arguments, require, setting
 from tripletune.models.program import run_program
@@ -159,7 +159,7 @@ def _usable(reader: str, location: str, drops: Counter[str]) -> Iterator[tuple[R
     """Rows with their questions: answerable, with supporting passages, each id once."""
     questions = get_reader(reader)(location)
     with SeenTable() as seen:
-        for (where, row), item in zip(read_rows(location), questions, strict=True):
+        for (where, row), item in zip(source_rows(location), questions, strict=True):
             if not isinstance(item, Question):
                 drops[str(item.reason)] += 1
             elif item.id not in (row.get("_id"), row.get("id")):

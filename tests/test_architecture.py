@@ -20,7 +20,7 @@ KNOWN_CIRCLES = (
     {"models.llm.ledger", "models.llm.ledger_cli"},
     {"models.llm.backends.batch", "models.llm.backends.batch_cli", "models.llm.backends.batch_replies"},
 )  # fmt: skip
-KNOWN_FOLDERS = {"train", "data_builders/readers"}
+KNOWN_FOLDERS = {"train"}
 KNOWN_NAMES = {
     "ask",
     "build",

@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tripletune.data_builders.readers._rows import Row, read_rows
+from tripletune.data_builders.readers._rows import Row, source_rows
 from tripletune.models.data.records import Action, Record, Step, Task, normalize_answer
 from tripletune.models.data.triples import Triple, parse_triples
 from tripletune.models.prompts.rendering import parse_plan
@@ -93,7 +93,7 @@ def read_released(
     """
     rejected = Rejected() if rejected is None else rejected
     issues = Counter() if issues is None else issues
-    for number, (where, row) in enumerate(read_rows(location), 1):
+    for number, (where, row) in enumerate(source_rows(location), 1):
         try:
             yield released_record(row, number, issues, source)
         except MalformedRow as error:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.models.data.passages import Passage
-from tripletune.models.data.records import read_jsonl, whole_characters
+from tripletune.models.data.records import read_rows, shown, whole_characters
 
 _CHUNK = 1 << 18
 # One question with its context takes some ten kilobytes; a value this long is a broken file, not a row.
@@ -25,7 +25,7 @@ _HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 Row = dict[str, Any]
 
 
-def read_rows(location: str) -> Iterator[tuple[str, Row]]:
+def source_rows(location: str) -> Iterator[tuple[str, Row]]:
     """Stream `(where, row)` pairs; `where` is file and line, or file and row number where there are no lines.
 
     Raises:
@@ -34,12 +34,10 @@ def read_rows(location: str) -> Iterator[tuple[str, Row]]:
     """
     path = Path(location)
     if path.is_file():
-        if path.suffix == ".parquet":
-            yield from _parquet_rows(path)
-        elif first_character(path) == "[":
-            yield from _array_rows(path)
-        else:
-            yield from read_jsonl(path)
+        is_array = path.suffix != ".parquet" and first_character(path) == "["
+        yield from _array_rows(path) if is_array else read_rows(path)
+    elif path.exists() and not path.is_dir():
+        raise FileNotFoundError(f"{location} is a pipe or device; write it into a file: files are read more than once")
     elif path.is_dir() or (location.count("/") == 1 and not location.startswith((".", "/", "~")) and not path.suffix):
         yield from _dataset_rows(location)
     else:
@@ -74,7 +72,9 @@ def gold_answers(row: Row, where: str) -> tuple[str, ...]:
         ValueError: there is no answer, as in the hidden test files.
     """
     answer = row.get("answer")
-    if not isinstance(answer, str) or not answer.strip():
+    if answer is not None and not isinstance(answer, str):
+        raise ValueError(f"{where}: 'answer' must be text; it is {shown(answer)}")
+    if not answer or not answer.strip():
         raise ValueError(
             f"{where}: the row has no gold answer; test files are published without answers and cannot give training "
             "records, use the train or development file"
@@ -117,19 +117,17 @@ def context_passages(value: object, where: str) -> tuple[tuple[Passage, ...], tu
     Raises:
         ValueError: the value has neither layout.
     """
-    value = _decoded(value)
-    if isinstance(value, dict):
-        value = list(zip(value.get("title") or (), value.get("sentences") or ()))
+    value = _zipped(_decoded(value), "title", "sentences")
     problem = f"{where}: 'context' must be a list of [title, [sentences]] or {{'title': [], 'sentences': [[]]}}"
     if not isinstance(value, (list, tuple)):
         raise ValueError(f"{problem}; it is {type(value).__name__}")
     passages, lengths = [], []
     for entry in value:
         if not isinstance(entry, (list, tuple)) or len(entry) != 2 or not isinstance(entry[0], str):
-            raise ValueError(f"{problem}; one entry is {_short(entry)}")
+            raise ValueError(f"{problem}; one entry is {shown(entry)}")
         title, sentences = entry
         if not isinstance(sentences, (list, tuple)) or not all(isinstance(sentence, str) for sentence in sentences):
-            raise ValueError(f"{problem}; the sentences of {title!r} are {_short(sentences)}")
+            raise ValueError(f"{problem}; the sentences of {title!r} are {shown(sentences)}")
         passages.append(Passage(title, " ".join(sentence.strip() for sentence in sentences if sentence.strip())))
         lengths.append(len(sentences))
     return tuple(passages), tuple(lengths)
@@ -141,11 +139,9 @@ def supporting_facts(value: object, where: str) -> list[tuple[str, int]]:
     Raises:
         ValueError: the value has neither layout.
     """
-    value = _decoded(value)
+    value = _zipped(_decoded(value), "title", "sent_id")
     if value is None:
         return []
-    if isinstance(value, dict):
-        value = list(zip(value.get("title") or (), value.get("sent_id") or ()))
     problem = f"{where}: 'supporting_facts' must be a list of [title, sentence index]"
     if not isinstance(value, (list, tuple)):
         raise ValueError(f"{problem}; it is {type(value).__name__}")
@@ -153,7 +149,7 @@ def supporting_facts(value: object, where: str) -> list[tuple[str, int]]:
     for entry in value:
         well_formed = isinstance(entry, (list, tuple)) and len(entry) == 2
         if not well_formed or not isinstance(entry[0], str) or not isinstance(entry[1], int):
-            raise ValueError(f"{problem}; one entry is {_short(entry)}")
+            raise ValueError(f"{problem}; one entry is {shown(entry)}")
         facts.append((entry[0], entry[1]))
     return facts
 
@@ -194,23 +190,12 @@ def _decoded(value: object) -> object:
     return value
 
 
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    number = 0
-    try:
-        for batch in pq.ParquetFile(path).iter_batches(batch_size=256):
-            for row in batch.to_pylist():
-                number += 1
-                yield f"{path}:row {number}", row
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"{path}: not a readable Parquet file ({error})") from None
+def _zipped(value: object, *names: str) -> object:
+    """A dictionary of columns as a list of rows; anything else as it is."""
+    if not isinstance(value, dict):
+        return value
+    columns = [value.get(name) or () for name in names]
+    return list(zip(*columns)) if all(isinstance(column, (list, tuple)) for column in columns) else value
 
 
 def _dataset_rows(location: str) -> Iterator[tuple[str, Row]]:
@@ -218,7 +203,10 @@ def _dataset_rows(location: str) -> Iterator[tuple[str, Row]]:
 
     name, _, split = location.partition("#")
     name, _, configuration = name.partition("@")
-    stream = datasets.load_dataset(name, configuration or None, split=split or "train", streaming=True)
+    try:
+        stream = datasets.load_dataset(name, configuration or None, split=split or "train", streaming=True)
+    except RuntimeError as error:
+        raise ValueError(f"{location}: not a data set of files ({error}); name the files themselves") from None
     for number, row in enumerate(stream, 1):
         yield f"{location}:row {number}", row
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tripletune.data_builders.hotpotqa_subq.questions import Dropped, Question
-from tripletune.data_builders.readers._rows import read_rows
+from tripletune.data_builders.readers._rows import source_rows
 from tripletune.data_builders.readers._self_rag import NO_ANSWER, is_self_rag, self_rag_question
 from tripletune.data_builders.readers.multiple_choice import choice_question
 
@@ -25,7 +25,7 @@ def read_questions(
     is the caller's to decide.
     """
     issues = Counter() if issues is None else issues
-    for where, row in read_rows(location):
+    for where, row in source_rows(location):
         if not is_self_rag(row):
             issues[NOT_TRAIN] += str(row.get("split") or "train") != "train"
             yield choice_question(row, where, source)

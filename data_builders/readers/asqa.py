@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tripletune.data_builders.hotpotqa_subq.questions import Dropped, Question
-from tripletune.data_builders.readers._rows import Row, first_character, read_rows, required_text
+from tripletune.data_builders.readers._rows import Row, first_character, required_text, source_rows
 from tripletune.data_builders.readers._self_rag import NO_ANSWER, is_self_rag, self_rag_question
 from tripletune.models.data.passages import Passage
 
@@ -44,7 +44,7 @@ def read_questions(
 def _rows(location: str) -> Iterator[tuple[str, Row]]:
     rows = _official_rows(Path(location))
     if rows is None:
-        yield from read_rows(location)
+        yield from source_rows(location)
         return
     for identity, row in rows.items():
         where = f"{location}: question {identity}"

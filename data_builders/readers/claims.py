@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tripletune.data_builders.hotpotqa_subq.questions import Dropped, Question
-from tripletune.data_builders.readers._rows import read_rows, required_text
+from tripletune.data_builders.readers._rows import required_text, source_rows
 
 NOT_BINARY = "claims labelled neither true nor false, which the task leaves out"
 # The hub stores the labels of health_fact as class numbers in this order; -1 marks rows without a label.
@@ -22,7 +22,7 @@ def read_questions(
 ) -> Iterator[Question | Dropped]:
     """Stream the claims labelled true or false; see `data_builders.readers.Reader` for arguments and errors."""
     issues = Counter() if issues is None else issues
-    for where, row in read_rows(location):
+    for where, row in source_rows(location):
         claim = required_text(row, ("claim", "question"), where)
         identity = str(row.get("claim_id") or row.get("id") or "")
         if not identity:

@@ -11,14 +11,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from tripletune.data_builders.readers._pair_rows import PairRow, pair_rows
 from tripletune.data_builders.readers._rows import Row
+from tripletune.data_builders.text_to_triples.rows import PairRow, pair_rows
 
 _PLACEHOLDER = re.compile(r"<ENT_(\d+)>")
 
 
 def read_pairs(location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
-    """Stream the rows; see `data_builders.readers._pair_rows.PairReader`."""
+    """Stream the rows; see `data_builders.text_to_triples.rows.PairReader`."""
     return pair_rows(location, drops, issues, ("graph", "triples", "triplet"), _with_entities)
 
 

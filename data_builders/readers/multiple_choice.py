@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tripletune.data_builders.hotpotqa_subq.questions import Dropped, Question
-from tripletune.data_builders.readers._rows import Row, read_rows, required_text
+from tripletune.data_builders.readers._rows import Row, required_text, source_rows
 
 _LETTERS = "ABCDEFGHIJ"
 
@@ -19,7 +19,7 @@ def read_questions(
     location: str, issues: Counter[str] | None = None, source: str = "arc"
 ) -> Iterator[Question | Dropped]:
     """Stream the questions; see `data_builders.readers.Reader` for arguments and errors."""
-    for where, row in read_rows(location):
+    for where, row in source_rows(location):
         yield choice_question(row, where, source)
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tripletune.data_builders.hotpotqa_subq.questions import Dropped, DropReason, Hop, Question
-from tripletune.data_builders.readers._rows import Row, gold_answers, read_rows, required_text
+from tripletune.data_builders.readers._rows import Row, gold_answers, required_text, source_rows
 from tripletune.models.data.passages import Passage
 
 
@@ -19,7 +19,7 @@ def read_questions(
     location: str, issues: Counter[str] | None = None, source: str = "musique"
 ) -> Iterator[Question | Dropped]:
     """Stream the questions of a MuSiQue file; see `data_builders.readers.Reader` for arguments and errors."""
-    for where, row in read_rows(location):
+    for where, row in source_rows(location):
         identity = required_text(row, ("id", "_id"), where)
         if row.get("answerable") is False:
             yield Dropped(identity, DropReason.UNANSWERABLE, where)

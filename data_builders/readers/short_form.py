@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tripletune.data_builders.hotpotqa_subq.questions import Dropped, Question
-from tripletune.data_builders.readers._rows import Row, read_rows, required_text
+from tripletune.data_builders.readers._rows import Row, required_text, source_rows
 
 
 def read_questions(
@@ -22,7 +22,7 @@ def read_questions(
 
     A row without an id is named by its question, so the name does not depend on its place in the file.
     """
-    for where, row in read_rows(location):
+    for where, row in source_rows(location):
         question = required_text(row, ("question",), where)
         given = next((row[key] for key in ("id", "question_id") if row.get(key) not in (None, "")), None)
         identity = str(given) if given is not None else hashlib.blake2b(question.encode(), digest_size=8).hexdigest()

@@ -16,8 +16,8 @@ from tripletune.data_builders.readers._rows import (
     Row,
     context_passages,
     gold_answers,
-    read_rows,
     required_text,
+    source_rows,
     supporting_facts,
     supporting_passages,
 )
@@ -33,7 +33,7 @@ def read_questions(
     """Stream the questions of a 2WikiMultiHopQA file; see `data_builders.readers.Reader` for arguments and errors."""
     issues = Counter() if issues is None else issues
     before = issues[OUT_OF_RANGE]
-    for where, row in read_rows(location):
+    for where, row in source_rows(location):
         identity = required_text(row, ("_id", "id"), where)
         question = required_text(row, ("question",), where)
         answers = gold_answers(row, where)

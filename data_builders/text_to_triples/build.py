@@ -26,8 +26,8 @@ from tripletune.data_builders.datasets.kinds.pairs import KIND as PAIRS
 from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import FolderOptions, new_dataset, split_name_problems
 from tripletune.data_builders.hotpotqa_subq.options import Source
-from tripletune.data_builders.readers._pair_rows import PairDrop
 from tripletune.data_builders.text_to_triples.cleaning import Cleaning, clean_row, clean_text, text_key, triples_key
+from tripletune.data_builders.text_to_triples.rows import PairDrop
 from tripletune.data_builders.text_to_triples.sources import check_source, read_source, read_texts
 from tripletune.models.data.pairs import ExtractionPair, entity_triple
 from tripletune.models.files import file_digest

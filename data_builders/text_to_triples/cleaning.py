@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from tripletune.data_builders.readers._pair_rows import MALFORMED_TRIPLES, PairRow
+from tripletune.data_builders.text_to_triples.rows import MALFORMED_TRIPLES, PairRow
 from tripletune.models.data.pairs import entity_triple, is_only_a_name, predicate_words
 from tripletune.models.data.records import whole_characters
 from tripletune.models.data.triples import Triple

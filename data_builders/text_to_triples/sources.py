@@ -17,14 +17,14 @@ from tripletune.data_builders import readers
 from tripletune.data_builders.datasets.lookup import JsonlIndex
 from tripletune.data_builders.hotpotqa_subq.options import Source
 from tripletune.data_builders.hotpotqa_subq.questions import Dropped
-from tripletune.data_builders.readers._pair_rows import (
+from tripletune.data_builders.readers._rows import PassageFinder
+from tripletune.data_builders.text_to_triples.rows import (
     MALFORMED_TRIPLES,
     PairDrop,
     PairReader,
     PairRow,
     published_triples,
 )
-from tripletune.data_builders.readers._rows import PassageFinder
 
 QUESTIONS_DROPPED = "questions that the reader leaves out"
 

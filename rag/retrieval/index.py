@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,7 @@ class PassageStore:
 
 
 def _write_offsets(corpus: Path, folder: Path) -> None:
-    passages = sum(1 for _ in read_corpus(corpus))
+    passages = _count_checked(corpus)
     offsets = np.empty(passages, dtype=np.int64)
     found = position = 0
     with corpus.open("rb") as lines:
@@ -146,3 +147,21 @@ def _write_offsets(corpus: Path, folder: Path) -> None:
             "write one JSON object per line, ended by a line feed"
         )
     np.save(folder / _OFFSETS, offsets, allow_pickle=False)
+
+
+def _count_checked(corpus: Path) -> int:
+    """The number of passages; one id for several passages is refused, which a loop would take for one."""
+    ids, contents = array("q"), array("q")
+    for passage in read_corpus(corpus):
+        ids.append(hash(passage.id))
+        contents.append(hash(passage.content))
+    order = np.argsort(ids, kind="stable")
+    keys, texts = np.asarray(ids)[order], np.asarray(contents)[order]
+    twice = np.flatnonzero((keys[1:] == keys[:-1]) & (texts[1:] != texts[:-1]))
+    if twice.size:
+        first, second = sorted(int(order[place]) for place in (twice[0], twice[0] + 1))
+        raise ValueError(
+            f"{corpus}: {twice.size} passages have the id of another passage, the first on its lines {first + 1} and "
+            f'{second + 1} (blank lines aside): give each its own "id", or leave the ids out'
+        )
+    return len(ids)

@@ -1,4 +1,5 @@
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -148,6 +149,9 @@ def test_musique_unanswerable_and_foreign_paragraph_are_dropped(tmp_path):
         ("two_wiki", {"evidences": [["Dune", "author"]]}, "a triple must be"),
         ("two_wiki", {"evidences": None}, "'evidences' must be a list"),
         ("musique", {"paragraphs": [{"title": "Dune"}]}, "paragraph 0 has no 'paragraph_text'"),
+        ("hotpotqa", {"answer": 42}, "'answer' must be text; it is 42"),
+        ("hotpotqa", {"context": {"title": 1, "sentences": 2}}, "'context' must be a list"),
+        ("hotpotqa", {"supporting_facts": {"title": 1, "sent_id": 2}}, "'supporting_facts' must be a list"),
     ],
 )
 def test_bad_row_is_named_by_file_and_line(tmp_path, reader, change, message):
@@ -169,7 +173,7 @@ def test_json_array_is_streamed_whatever_the_window(tmp_path_factory, rows, inde
     path.write_text(json.dumps(rows, indent=indent, ensure_ascii=ascii_only), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_rows, "_CHUNK", 7)
-        assert [row for _, row in _rows.read_rows(str(path))] == rows
+        assert [row for _, row in _rows.source_rows(str(path))] == rows
 
 
 @pytest.mark.parametrize(
@@ -186,14 +190,29 @@ def test_broken_json_array_is_named_by_line(tmp_path, text, line, message):
     path = tmp_path / "a.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=message) as caught:
-        list(_rows.read_rows(str(path)))
+        list(_rows.source_rows(str(path)))
     assert str(caught.value).startswith(f"{path}:{line}: ")
 
 
 def test_half_characters_of_a_json_array_become_unknown_ones(tmp_path):
     path = tmp_path / "a.json"
     path.write_text('[{"a": "\\ud83d x"}, {"a": "\\ud83d\\ude00"}]')
-    assert [row for _, row in _rows.read_rows(str(path))] == [{"a": "\ufffd x"}, {"a": "😀"}]
+    assert [row for _, row in _rows.source_rows(str(path))] == [{"a": "\ufffd x"}, {"a": "😀"}]
+
+
+def test_what_is_no_file_of_rows_is_said(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 damaged PAR1")
+    script = tmp_path / "scripts"
+    script.mkdir()
+    (script / "scripts.py").write_text("raise SystemExit")
+    for name, error, message in (
+        ("pipe", FileNotFoundError, "is a pipe or device; write it into a file"),
+        ("a.parquet", ValueError, "a.parquet: not a readable Parquet file"),
+        ("scripts", ValueError, "scripts: not a data set of files"),
+    ):
+        with pytest.raises(error, match=message):
+            list(_rows.source_rows(str(tmp_path / name)))
 
 
 def test_missing_file_and_unknown_reader(tmp_path):

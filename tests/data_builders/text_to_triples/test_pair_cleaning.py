@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tripletune.data_builders.readers._pair_rows import MALFORMED_TRIPLES, PairRow
 from tripletune.data_builders.text_to_triples.cleaning import (
     CASE_CHANGED,
     ONLY_A_NAME,
@@ -18,6 +17,7 @@ from tripletune.data_builders.text_to_triples.cleaning import (
     text_key,
     triples_key,
 )
+from tripletune.data_builders.text_to_triples.rows import MALFORMED_TRIPLES, PairRow
 from tripletune.models.data.triples import Triple
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tripletune.data_builders.hotpotqa_subq.options import Source
-from tripletune.data_builders.readers._pair_rows import BAD_TITLES, MALFORMED_TRIPLES, PairDrop, published_triples
+from tripletune.data_builders.text_to_triples.rows import BAD_TITLES, MALFORMED_TRIPLES, PairDrop, published_triples
 from tripletune.data_builders.text_to_triples.sources import (
     QUESTIONS_DROPPED,
     check_source,

@@ -121,6 +121,11 @@ def test_failed_build_leaves_no_index(tmp_path):
         ("", "corpus is empty"),
         ("{\n", "corpus.jsonl:1: not valid JSON"),
         ('{"title": "x"}\n', 'needs a non-empty "text"'),
+        # Defect 9: such a corpus was taken silently, and the loop saw one passage. A copy of a passage is no trouble.
+        (
+            "".join(f'{{"text": "{text}", "id": "{name}"}}\n' for text, name in ("ax", "bs", "bs", "cx")),
+            "1 passages have the id of another passage, the first on its lines 1 and 4",
+        ),
     ],
 )
 def test_bad_corpus_is_named(tmp_path, text, message):

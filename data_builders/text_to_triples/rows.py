@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from tripletune.data_builders.readers._rows import Row, read_rows
+from tripletune.data_builders.readers._rows import Row, source_rows
 from tripletune.models.data.triples import Triple, parse_triples, plain_markers
 
 MALFORMED_TRIPLES = "malformed triples, left out"
@@ -92,7 +92,7 @@ def pair_rows(
         keys: Names that the column of triples may have.
         text_of: Makes the text of a row and its raw text; None for a row without one.
     """
-    for where, row in read_rows(location):
+    for where, row in source_rows(location):
         key = next((key for key in keys if key in row), None)
         if key is None or "text" not in row:
             raise ValueError(
