@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.models.data.passages import Passage
-from tripletune.models.data.records import read_rows, shown, whole_characters
+from tripletune.models.data.records import shown, stored_rows, whole_characters
 
 _CHUNK = 1 << 18
 # One question with its context takes some ten kilobytes; a value this long is a broken file, not a row.
@@ -35,7 +35,7 @@ def source_rows(location: str) -> Iterator[tuple[str, Row]]:
     path = Path(location)
     if path.is_file():
         is_array = path.suffix != ".parquet" and first_character(path) == "["
-        yield from _array_rows(path) if is_array else read_rows(path)
+        yield from _array_rows(path) if is_array else stored_rows(path)
     elif path.exists() and not path.is_dir():
         raise FileNotFoundError(f"{location} is a pipe or device; write it into a file: files are read more than once")
     elif path.is_dir() or (location.count("/") == 1 and not location.startswith((".", "/", "~")) and not path.suffix):
