@@ -71,7 +71,7 @@ def load_task(name: str) -> Task:
     return load_config(Task, path, {"name": path.stem})
 
 
-def read_questions(
+def task_questions(
     task: Task, data: str, limit: int | None = None, notes: Counter[str] | None = None
 ) -> Iterator[Question]:
     """Stream the questions of a benchmark file.

@@ -23,11 +23,8 @@ KNOWN_CIRCLES = (
 KNOWN_FOLDERS = {"train"}
 KNOWN_NAMES = {
     "ask",
-    "build",
-    "end_tokens",
     "from_arguments",
     "read_pairs",
-    "read_questions",
     "read_replies",
     "read_reply",
     "troubles",

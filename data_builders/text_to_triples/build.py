@@ -90,7 +90,7 @@ class Tally:
     excluded_texts: int = 0
 
 
-def build(
+def _build(
     sources: Sequence[Source], options: PairOptions, folder: FolderOptions, excluded: Sequence[Source] = ()
 ) -> dict[str, Any]:
     """Build a text-to-triples data set.
@@ -315,7 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def program() -> None:
         sources, excluded = ([Source.parse(text) for text in texts] for texts in (parsed.source, parsed.exclude))
         folder = from_arguments(FolderOptions, parsed)
-        numbers = build(sources, from_arguments(PairOptions, parsed), folder, excluded)
+        numbers = _build(sources, from_arguments(PairOptions, parsed), folder, excluded)
         logger.info("%s: %s", folder.output, _listed(numbers["splits"]))
         for name, counts in numbers["sources"].items():
             logger.info("  %s: %s", name, _listed(counts))

@@ -27,7 +27,7 @@ from tripletune.eval.systems import (
     open_tools,
     triples_settings,
 )
-from tripletune.eval.task import load_task, read_questions, task_names, write_context_corpus
+from tripletune.eval.task import load_task, task_names, task_questions, write_context_corpus
 from tripletune.models.files import file_digest
 from tripletune.models.llm.options import LLMOptions
 from tripletune.models.options import add_arguments, from_arguments, setting
@@ -159,7 +159,7 @@ class QuestionSuite(Suite):
     def items(self) -> Iterator[Question]:
         """Stream the questions."""
         self._notes.clear()
-        return read_questions(self.task, self.options.data, self.options.limit, self._notes)
+        return task_questions(self.task, self.options.data, self.options.limit, self._notes)
 
     def settings(self) -> dict[str, Any]:
         """All that a result depends on; batch size and concurrency are not among it."""

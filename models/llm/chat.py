@@ -113,7 +113,7 @@ class ChatEncoder:
         return True
 
 
-def end_tokens(tokenizer: Any, generation_config: Any = None) -> list[int]:
+def eos_token_ids(tokenizer: Any, generation_config: Any = None) -> list[int]:
     """Every token that ends a reply: chat models often have one more than their tokenizer says."""
     found = getattr(generation_config, "eos_token_id", None)
     tokens = found if isinstance(found, list) else [found]

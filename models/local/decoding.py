@@ -169,8 +169,8 @@ def choose(logits: torch.Tensor, requests: Sequence[Request], constraint: Constr
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """Every token that ends a reply of a model; see `models.llm.chat.end_tokens`."""
-    return chat.end_tokens(tokenizer, model.generation_config)
+    """Every token that ends a reply of a model; see `models.llm.chat.eos_token_ids`."""
+    return chat.eos_token_ids(tokenizer, model.generation_config)
 
 
 def context_length(model: Any) -> int | None:

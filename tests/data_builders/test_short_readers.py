@@ -8,7 +8,7 @@ import pytest
 
 from tripletune.data_builders.readers import get_reader
 from tripletune.data_builders.readers.claims import NOT_BINARY
-from tripletune.eval.task import load_task, read_questions
+from tripletune.eval.task import load_task, task_questions
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
@@ -89,4 +89,4 @@ def test_real_files(task, file, count):
     path = DATA / file
     if not path.is_file():
         pytest.skip(f"{path} is not there")
-    assert sum(1 for _ in read_questions(load_task(task), str(path))) == count
+    assert sum(1 for _ in task_questions(load_task(task), str(path))) == count

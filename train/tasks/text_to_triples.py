@@ -35,7 +35,7 @@ from tripletune.models.data.pairs import (
     render_target,
 )
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.chat import ChatEncoder, end_tokens
+from tripletune.models.llm.chat import ChatEncoder, eos_token_ids
 from tripletune.models.llm.client import Message
 from tripletune.models.options import other_default, setting
 from tripletune.train.config import DataSection, RunConfig, TrainSection, missing_files
@@ -223,7 +223,7 @@ class PairEncoder:
         self._end = int(tokenizer.eos_token_id)
         if instruction is not None:
             self._chat = ChatEncoder(tokenizer, model or str(tokenizer.name_or_path))
-            self._end = self._end_of_turn(end_tokens(tokenizer, generation_config))
+            self._end = self._end_of_turn(eos_token_ids(tokenizer, generation_config))
 
     def prompts(self, sources: Sequence[str]) -> list[list[int]]:
         """What the model reads of texts that are short enough.
