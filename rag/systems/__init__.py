@@ -172,37 +172,24 @@ def make_options(system: System, flags: Mapping[str, Any], settings: Sequence[st
     return system.options(**{**given, **values})
 
 
-def need_retriever(tools: Tools, system: str) -> Retriever:
-    """The retriever of `tools`.
+_NEEDS = {
+    "planner": "works with a Graph-LLM, and none was given: name a model",
+    "answerer": "works with a Graph-LLM, and none was given: name a model",
+    "retriever": "retrieves passages, and no retriever was given: name a corpus",
+    "llm": "prompts a language model, and none was given: name a teacher",
+}
+
+
+def need(tools: Tools, name: str, system: str) -> Any:
+    """A tool that a system can't do without.
 
     Raises:
-        ValueError: there is none.
+        ValueError: it is not there.
     """
-    if tools.retriever is None:
-        raise ValueError(f"system {system!r} retrieves passages, and no retriever was given: name a corpus")
-    return tools.retriever
-
-
-def need_models(tools: Tools, system: str) -> tuple[Generator, Generator]:
-    """Planner and answerer of `tools`.
-
-    Raises:
-        ValueError: one of them is missing.
-    """
-    if tools.planner is None or tools.answerer is None:
-        raise ValueError(f"system {system!r} works with a Graph-LLM, and none was given: name a model")
-    return tools.planner, tools.answerer
-
-
-def need_llm(tools: Tools, system: str) -> LLMClient:
-    """The LLM client of `tools`.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if tools.llm is None:
-        raise ValueError(f"system {system!r} prompts a language model, and none was given: name a teacher")
-    return tools.llm
+    tool = getattr(tools, name)
+    if tool is None:
+        raise ValueError(f"system {system!r} {_NEEDS[name]}")
+    return tool
 
 
 # Prompts and calls of systems that prompt a language model ----------------------------------------------------------

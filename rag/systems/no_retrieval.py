@@ -6,7 +6,7 @@ import time
 
 from tripletune.models.data.records import ModelInput
 from tripletune.models.local.generation import Generator
-from tripletune.rag.systems import LoopOptions, System, Tools, need_models
+from tripletune.rag.systems import LoopOptions, System, Tools, need
 from tripletune.rag.trace import Trace
 
 
@@ -29,7 +29,7 @@ async def no_retrieval(question: str, answerer: Generator, options: LoopOptions 
 
 
 async def _run(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:
-    return await no_retrieval(question, need_models(tools, "no_retrieval")[1], options)
+    return await no_retrieval(question, need(tools, "answerer", "no_retrieval"), options)
 
 
 SYSTEM = System(

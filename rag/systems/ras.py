@@ -18,7 +18,7 @@ from tripletune.models.data.triples import Triple
 from tripletune.models.local.generation import Generator
 from tripletune.models.prompts.rendering import Plan, parse_plan
 from tripletune.rag.retrieval.retrievers import Retrieved, Retriever
-from tripletune.rag.systems import LoopOptions, System, Tools, need_models, need_retriever
+from tripletune.rag.systems import LoopOptions, System, Tools, need
 from tripletune.rag.trace import StopReason, Trace
 from tripletune.rag.triples.store import TripleSource
 
@@ -140,8 +140,8 @@ def _structure(
 
 
 async def _run(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:
-    retriever = need_retriever(tools, "ras") if _retrieves(options) else None
-    planner, answerer = need_models(tools, "ras")
+    retriever = need(tools, "retriever", "ras") if _retrieves(options) else None
+    planner, answerer = need(tools, "planner", "ras"), need(tools, "answerer", "ras")
     return await ras(question, planner, answerer, retriever, tools.store, options, search)
 
 

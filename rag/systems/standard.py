@@ -7,7 +7,7 @@ import time
 from tripletune.models.data.records import ModelInput, Step
 from tripletune.models.local.generation import Generator
 from tripletune.rag.retrieval.retrievers import Retriever
-from tripletune.rag.systems import LoopOptions, System, Tools, need_models, need_retriever
+from tripletune.rag.systems import LoopOptions, System, Tools, need
 from tripletune.rag.trace import Trace
 
 
@@ -38,7 +38,7 @@ async def standard(
 
 
 async def _run(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:
-    answerer, retriever = need_models(tools, "standard")[1], need_retriever(tools, "standard")
+    answerer, retriever = need(tools, "answerer", "standard"), need(tools, "retriever", "standard")
     return await standard(question, answerer, retriever, options, search)
 
 

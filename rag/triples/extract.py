@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -110,8 +110,7 @@ class CorpusExtraction:
     Args:
         extractor: The model.
         store: Where its triples are kept.
-        piece_limit: Longest text that the extractor gets, title included.
-        length: Measures a text: characters, or tokens of a model.
+        piece_limit: Longest text that the extractor gets in characters, title included.
         window: Pieces that are sorted by length together.
 
     Attributes:
@@ -121,7 +120,6 @@ class CorpusExtraction:
     extractor: TextExtractor
     store: TripleStore
     piece_limit: int = PIECE_LIMIT
-    length: Callable[[str], int] = len
     window: int = _WINDOW
     counts: ExtractionCounts = field(default_factory=ExtractionCounts)
 
@@ -198,7 +196,7 @@ class CorpusExtraction:
         elif not passage.text.strip():
             self.counts.empty += 1
         else:
-            texts = source_pieces(passage.title, passage.text, self.piece_limit, self.length)
+            texts = source_pieces(passage.title, passage.text, self.piece_limit)
             job = _Job(key, passage.title[:100], [None] * len(texts))
             self._under_way.add(key)
             self.counts.split += len(texts) > 1
@@ -291,19 +289,18 @@ class CorpusExtraction:
             )
 
 
-def source_pieces(title: str, text: str, limit: int = PIECE_LIMIT, length: Callable[[str], int] = len) -> list[str]:
+def source_pieces(title: str, text: str, limit: int = PIECE_LIMIT) -> list[str]:
     """What an extractor reads of a passage: one text, or several where it is too long, each behind the title.
 
     Args:
         title: The passage's title, or nothing; one that takes more than half of a piece is cut.
         text: The passage's text.
-        limit: Longest piece, title included.
-        length: Measures a text: characters, or tokens of a model.
+        limit: Longest piece in characters, title included.
     """
     # A title must leave room for the text, however long it is; a colon and a space stand between them.
-    title = next(iter(split_passage(title, max(limit // 2 - 2, 1), length)), "")
-    room = max(limit - length(title) - 2, 1)
-    return [render_source(title, piece) for piece in split_passage(text, room, length)]
+    title = next(iter(split_passage(title, max(limit // 2 - 2, 1))), "")
+    room = max(limit - len(title) - 2, 1)
+    return [render_source(title, piece) for piece in split_passage(text, room)]
 
 
 def read_passages(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -26,15 +26,14 @@ PIECE_LIMIT = 1600
 _WORD = re.compile(r"\w+")
 
 
-def split_passage(text: str, limit: int = PIECE_LIMIT, length: Callable[[str], int] = len) -> list[str]:
+def split_passage(text: str, limit: int = PIECE_LIMIT) -> list[str]:
     """Cut a text into pieces of whole sentences, as few as filling them one after the other gives.
 
     A sentence that is longer than a piece is cut between words, a word that is longer anywhere.
 
     Args:
         text: The text; white space is folded.
-        limit: Longest piece.
-        length: Measures a text: characters, or the tokens of a model.
+        limit: Longest piece, in characters.
 
     Returns:
         The pieces in order; together they hold every character of the text but white space.
@@ -45,20 +44,20 @@ def split_passage(text: str, limit: int = PIECE_LIMIT, length: Callable[[str], i
     if limit < 1:
         raise ValueError(f"piece limit {limit}: it must be at least 1")
     text = " ".join(whole_characters(text).split())
-    if length(text) <= limit:
+    if len(text) <= limit:
         return [text] if text else []
     from sentencex import segment
 
     sentences = (sentence.strip() for sentence in segment("en", text))
-    return list(_packed(_parts(filter(None, sentences), limit, length), limit, length))
+    return list(_packed(_parts(filter(None, sentences), limit), limit))
 
 
-def _packed(parts: Iterator[str], limit: int, length: Callable[[str], int]) -> Iterator[str]:
+def _packed(parts: Iterator[str], limit: int) -> Iterator[str]:
     """Join parts by spaces as long as they fit."""
     waiting: list[str] = []
     filled = 0
     for part in parts:
-        size = length(part)
+        size = len(part)
         if waiting and filled + 1 + size > limit:
             yield " ".join(waiting)
             waiting, filled = [], 0
@@ -68,23 +67,23 @@ def _packed(parts: Iterator[str], limit: int, length: Callable[[str], int]) -> I
         yield " ".join(waiting)
 
 
-def _parts(sentences: Iterator[str], limit: int, length: Callable[[str], int]) -> Iterator[str]:
+def _parts(sentences: Iterator[str], limit: int) -> Iterator[str]:
     for sentence in sentences:
-        if length(sentence) <= limit:
+        if len(sentence) <= limit:
             yield sentence
         else:
-            words = (part for word in sentence.split() for part in _halves(word, limit, length))
+            words = (part for word in sentence.split() for part in _halves(word, limit))
             # Filled here already, so that the words of one sentence are not measured again and again.
-            yield from _packed(words, limit, length)
+            yield from _packed(words, limit)
 
 
-def _halves(word: str, limit: int, length: Callable[[str], int]) -> Iterator[str]:
-    if length(word) <= limit or len(word) == 1:
+def _halves(word: str, limit: int) -> Iterator[str]:
+    if len(word) <= limit or len(word) == 1:
         yield word
     else:
         middle = len(word) // 2
-        yield from _halves(word[:middle], limit, length)
-        yield from _halves(word[middle:], limit, length)
+        yield from _halves(word[:middle], limit)
+        yield from _halves(word[middle:], limit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import Message
 from tripletune.rag.retrieval.rerank import Reranker, top, verbalise
 from tripletune.rag.retrieval.retrievers import Retrieved, Retriever
-from tripletune.rag.systems import PromptSet, QuestionClient, System, Tools, load_prompts, need_llm, need_retriever
+from tripletune.rag.systems import PromptSet, QuestionClient, System, Tools, load_prompts, need
 from tripletune.rag.systems.cirag.extraction import Extracted, Extractor, LLMExtractor, StoredExtractor
 from tripletune.rag.systems.cirag.generation import Generated, Pools, generate
 from tripletune.rag.systems.cirag.integration import Decision, Round, integrate, shorten
@@ -225,7 +225,7 @@ def _prompts(folder: str | None) -> PromptSet:
 
 async def _run(question: str, search: str, tools: Tools, options: CiragOptions) -> Trace:
     trace = Trace(question)
-    client = need_llm(tools, "cirag")
+    client = need(tools, "llm", "cirag")
     llm, integrator = (
         QuestionClient(one, trace, tools.question_id, tools.sampling) for one in (client, tools.integrator or client)
     )
@@ -234,7 +234,7 @@ async def _run(question: str, search: str, tools: Tools, options: CiragOptions) 
         question,
         llm,
         integrator,
-        need_retriever(tools, "cirag"),
+        need(tools, "retriever", "cirag"),
         _open_extractor(options, prompts, tools),
         tools.reranker,
         prompts,

@@ -45,6 +45,15 @@ def test_many_at_once_are_as_one_by_one(generator: LocalGenerator, records: list
     ]
 
 
+def test_replies_are_those_of_generate(
+    generator: LocalGenerator, records: list[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = [record.input for record in records]
+    found = generator.generate_many(inputs, 8)
+    monkeypatch.setattr("tripletune.models.local.continuous_batch.fits", lambda model: False)
+    assert [essence(reply) for reply in generator.generate_many(inputs, 8)] == [essence(reply) for reply in found]
+
+
 def test_calls_of_many_tasks_meet_in_batches(
     generator: LocalGenerator, records: list[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:

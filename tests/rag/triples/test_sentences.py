@@ -21,14 +21,6 @@ def test_no_character_is_lost_and_no_piece_is_too_long(text, limit):
     assert all(piece and len(piece) <= limit for piece in pieces)
 
 
-@settings(deadline=None)
-@given(st.lists(st.text(alphabet="abc", min_size=1, max_size=8), min_size=1, max_size=30), st.integers(1, 12))
-def test_any_measure_is_kept_to(words, limit):
-    text = " ".join(words)
-    for piece in split_passage(text, limit, lambda text: len(text.split())):
-        assert len(piece.split()) <= limit
-
-
 def test_a_short_text_is_left_whole():
     assert split_passage(" One.  Two. ") == ["One. Two."]
     assert split_passage(" \n ") == []
