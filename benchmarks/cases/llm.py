@@ -6,19 +6,20 @@ import asyncio
 import gc
 import json
 import math
-import random
-import re
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fixed_server import fixed_server
 from benchmarks.harness import Options, PeakMemory, Result, Way, in_fresh_process, take_turns
+from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.models.llm.backends.openai import OpenAIBackend
-from tripletune.models.llm.client import CallError, Message, Sampling
+from tripletune.models.llm.client import Message, Sampling
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Limits
 from tripletune.models.local.generation import Completion
@@ -43,7 +44,7 @@ class ClientOptions(Options):
 class BuildSubqOptions(Options):
     """Options of `build_subq`."""
 
-    questions: int = setting(20_000, "questions of the larger build; a quarter is built first", at_least=4)
+    questions: int = setting(20_000, "questions of the larger build; a quarter is built first", at_least=8)
 
 
 def llm_client(options: ClientOptions) -> Result:
@@ -55,7 +56,7 @@ def llm_client(options: ClientOptions) -> Result:
     """
     ideal = math.ceil(options.calls / options.in_flight) * options.delay
     own: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory() as scratch, fixed_server(options.delay) as url:
+    with tempfile.TemporaryDirectory() as scratch, _fixed_server(options.delay) as url:
         folder = Path(scratch)
         # A ledger of its own for each pass.
         ledgers = (folder / f"{number}.sqlite" for number in range(10**6))
@@ -204,148 +205,105 @@ async def _cached_pass(options: ClientOptions, path: Path) -> float:
 
 # The builder ----------------------------------------------------------------------------------------------------------
 
-_PASSAGES, _WORDS = 10, 45
-_VOCABULARY = [
-    f"{start}{middle}{end}"
-    for start in ("ka", "lo", "mi", "ne", "ru", "sa", "te", "vo")
-    for middle in ("b", "d", "ll", "m", "nt", "r", "st")
-    for end in ("a", "en", "ir", "on", "us")
-]
-_DOCUMENT = re.compile(r"^Document: (Book|Author) (\d+)$", re.MULTILINE)
-
 
 def build_subq(options: BuildSubqOptions) -> Result:
-    """The whole HotpotQA-SUBQ builder with every reply stored: questions per second, and peak memory at two sizes.
+    """The whole HotpotQA-SUBQ builder on recorded replies: questions per second, and peak memory at two sizes.
 
-    Synthetic questions of ten passages go through reader, teacher, checks, labelling, shards, statistics and card.
-    `annotations` takes recorded replies from a file; `ledger` asks the teacher through a full ledger, behind which a
-    model that refuses every call proves that nothing is sent. Each build runs in a process of its own.
+    Questions of a fictional world go through reader, teacher, checks, labelling, shards, statistics and card. Each
+    size runs in a process of its own.
     """
     rows = []
     for size in (options.questions // 4, options.questions):
         with tempfile.TemporaryDirectory() as folder:
-            _write_questions(Path(folder), size, options.seed)
-            for path in ("annotations", "ledger"):
-                if path == "ledger":
-                    in_fresh_process(_build, folder, "fill", size)
-                rows.append(in_fresh_process(_build, folder, path, size))
-    notes = []
-    for first, last in zip(rows[:2], rows[2:]):
-        grown, more = last["peak_bytes"] - first["peak_bytes"], last["input_bytes"] - first["input_bytes"]
-        notes.append(f"{first['name']}: peak memory grows by {grown / 1e6:+.1f} MB, the input by {more / 1e6:+.1f} MB")
+            write_world(WorldOptions(options.seed, size, 0, 0), f"{folder}/world")
+            rows.append(in_fresh_process(_build, folder, size))
+    grown, more = (rows[1][name] - rows[0][name] for name in ("peak_bytes", "input_bytes"))
     return Result(
-        "builds of HotpotQA-SUBQ from stored replies",
+        "builds of HotpotQA-SUBQ from recorded replies",
         {
-            "replies from": ("name", "{}"),
-            "questions": ("questions", "{:,}"),
+            "questions": ("name", "{}"),
             "records": ("records", "{:,}"),
             "seconds": ("seconds", "{:.1f}"),
             "questions/s": ("questions_per_second", "{:,.0f}"),
-            "calls/s": ("calls_per_second", "{:,.0f}"),
             "peak GB": ("peak_bytes", "GB"),
         },
         rows,
-        notes,
+        [f"peak memory changes by {grown / 1e6:+.1f} MB, the input by {more / 1e6:+.1f} MB"],
     )
 
 
-def _build(folder: str, path: str, size: int) -> dict[str, Any]:
+def _build(folder: str, size: int) -> dict[str, Any]:
     from tripletune.data_builders.hotpotqa_subq.build import build
     from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
 
-    questions, replies = f"{folder}/questions.jsonl", f"{folder}/replies.jsonl"
-    recorded = path == "annotations"
-    source = Source.parse(f"hotpotqa:{questions}:{replies}" if recorded else f"hotpotqa:{questions}")
-
-    def open_client() -> LedgerClient:
-        return LedgerClient(_Teacher(refuse=path != "fill"), Ledger(Path(folder) / "ledger.sqlite"))
-
+    questions, replies = f"{folder}/world/train.jsonl", f"{folder}/world/train.teacher.jsonl"
     with PeakMemory() as memory:
         start = time.perf_counter()
-        numbers = build([source], BuildOptions(output=f"{folder}/{path}"), None if recorded else open_client)
+        numbers = build([Source.parse(f"hotpotqa:{questions}:{replies}")], BuildOptions(output=f"{folder}/records"))
         seconds = time.perf_counter() - start
-    labelled = numbers["tasks"]["answering"]["records"]
-    if labelled != size:
-        raise ValueError(f"{labelled:,} of {size:,} questions gave records; all should have")
     return {
-        "name": path,
-        "questions": size,
+        "name": f"{size:,}",
         "records": numbers["records"],
         "seconds": seconds,
         "questions_per_second": size / seconds,
-        # Filter, and a sub-query and triples for each of two documents.
-        "calls_per_second": None if recorded else 5 * size / seconds,
         "peak_bytes": memory.peak,
         "resting_bytes": memory.resting,
         "input_bytes": Path(questions).stat().st_size + Path(replies).stat().st_size,
     }
 
 
-def _write_questions(folder: Path, count: int, seed: int) -> None:
-    chance = random.Random(seed)
-    with (folder / "questions.jsonl").open("w") as questions, (folder / "replies.jsonl").open("w") as replies:
-        for number in range(count):
-            questions.write(json.dumps(_question(number, chance)) + "\n")
-            titles = {kind: f"{kind} {number}" for kind in ("Book", "Author")}
-            reply = {
-                "_id": f"bench{number}",
-                "helpful": list(titles.values()),
-                "subqueries": [{"title": title, "question": _subquery(kind, number)} for kind, title in titles.items()],
-                "triples": {title: _facts(kind, number) for kind, title in titles.items()},
-            }
-            replies.write(json.dumps(reply) + "\n")
+# A server that costs next to nothing ----------------------------------------------------------------------------------
 
 
-def _question(number: int, chance: random.Random) -> dict[str, Any]:
-    def words() -> str:
-        return " ".join(chance.choices(_VOCABULARY, k=_WORDS))
+@contextmanager
+def _fixed_server(delay: float, text: str = "yes") -> Iterator[str]:
+    """Base URL of a server that gives every chat the same reply after `delay` seconds; a process of its own.
 
-    book, author = f"Book {number}", f"Author {number}"
-    context = [
-        [book, [f"{book} is a novel by {author}.", f" {words()}."]],
-        [author, [f"{author} was born in Town {number}.", f" {words()}."]],
-        *([f"Other {number} {other}", [f"{words()}."]] for other in range(_PASSAGES - 2)),
-    ]
-    chance.shuffle(context)
-    return {
-        "_id": f"bench{number}",
-        "question": f"Where was the author of {book} born?",
-        "answer": f"Town {number}",
-        "type": "bridge",
-        "supporting_facts": [[book, 0], [author, 0]],
-        "context": context,
-    }
+    The mock server of the tests reads, hashes and counts every request, which takes more processor time than the
+    client that is measured. This one finds the end of a request and sends bytes that were made beforehand.
+    """
+    command = [sys.executable, "-m", __name__, str(delay), text]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            if process.stdout is None or not (port := process.stdout.readline().strip()):
+                raise RuntimeError("the server did not start")
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            process.kill()
 
 
-def _facts(kind: str, number: int) -> list[list[str]]:
-    name = f"{kind} {number}"
-    link = ["written by", f"Author {number}"] if kind == "Book" else ["born in", f"Town {number}"]
-    return [[name, *link], *([name, f"property {n}", f"{_VOCABULARY[(number + n) % 280]}"] for n in range(9))]
+class _Connection(asyncio.Protocol):
+    def __init__(self, delay: float, response: bytes) -> None:
+        self._delay, self._response, self._data = delay, response, b""
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        while (end := self._data.find(b"\r\n\r\n")) >= 0:
+            head = self._data[:end].lower()
+            size = int(head.partition(b"content-length:")[2].split(b"\r\n", 1)[0] or 0)
+            if len(self._data) < end + 4 + size:
+                return
+            self._data = self._data[end + 4 + size :]
+            asyncio.get_running_loop().call_later(self._delay, self._transport.write, self._response)
 
 
-def _subquery(kind: str, number: int) -> str:
-    return f"Who wrote Book {number}?" if kind == "Book" else f"Where was Author {number} born?"
+async def _serve(delay: float, text: str) -> None:
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    body = json.dumps(
+        {
+            "id": "chatcmpl-fixed", "object": "chat.completion", "created": 1, "model": "fixed", "choices": [choice],
+            "usage": {"prompt_tokens": 200, "completion_tokens": 12, "total_tokens": 212},
+        }
+    )  # fmt: skip
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    connect = lambda: _Connection(delay, f"{head}{body}".encode())  # noqa: E731
+    server = await asyncio.get_running_loop().create_server(connect, "127.0.0.1", 0, backlog=1024)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await asyncio.to_thread(sys.stdin.read)  # which ends when the process that started this one does
 
 
-class _Teacher:
-    """A backend that answers the builder's three prompts on these questions at once, or refuses all."""
-
-    model = "synthetic"
-
-    def __init__(self, refuse: bool) -> None:
-        self._refuse = refuse
-
-    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        if self._refuse:
-            raise CallError("the ledger has no reply for a call; it should be full")
-        prompt = messages[-1]["content"]
-        documents = _DOCUMENT.findall(prompt)
-        if len(documents) != 1:
-            return Completion(json.dumps({"documents": [1, 2], "answerable": True}))
-        ((kind, number),) = documents
-        if prompt.startswith("Main question: "):
-            return Completion(json.dumps({"question": _subquery(kind, int(number))}))
-        return Completion(json.dumps({"triples": _facts(kind, int(number))}))
-
-    async def close(self) -> None:
-        return
+if __name__ == "__main__":
+    asyncio.run(_serve(float(sys.argv[1]), sys.argv[2]))

@@ -13,11 +13,11 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from benchmarks.harness import ENCODER, MODEL, Options, Result, Way, quiet, take_turns
 from tripletune.data_builders.world.build import WorldOptions, write_world
-from tripletune.models.options import setting
+from tripletune.models.options import set_values, setting
 from tripletune.rag.systems import LoopOptions, Tools, load_system
 from tripletune.rag.systems.cirag.options import CiragOptions
 
@@ -41,9 +41,9 @@ class RasOptions(LoopsOptions):
     model: str | None = setting(None, "trained Graph-LLM: run, checkpoint or export (without: an untrained one)")
     base: str = setting(MODEL, "language model of the untrained one")
     encoder: str = setting(ENCODER, "its sentence encoder")
-    max_rounds: int = setting(5, "most rounds of retrieval", at_least=1)
-    max_plan_tokens: int = setting(24, "longest plan", at_least=1)
-    max_answer_tokens: int = setting(16, "longest answer", at_least=1)
+    set: list[str] = setting(
+        ["max_plan_tokens=24", "max_answer_tokens=16"], "options of the loop, NAME=VALUE, separated by commas"
+    )
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,10 @@ class CiragLoopOptions(LoopsOptions):
     batch_size: int = setting(64, "most calls in a forward pass", at_least=1)
     model: str = setting(MODEL, "language model with a chat template")
     integrator: str | None = setting(None, "a distilled student for the integration phase (without: the model)")
-    prompts: str | None = setting(None, "folder of one's own prompts, such as those that a student was trained with")
-    extraction: Literal["store", "two_step", "joint"] = setting(
-        "store", "triples extracted before, or by the model in the loop"
-    )
-    max_rounds: int = setting(2, "most rounds, L (the paper has 4)", at_least=1)
-    top_k: int = setting(5, "passages per round, K (the paper has 10)", at_least=1)
-    candidates: int = setting(15, "triples per round, N (the paper has 30)", at_least=1)
-    max_extraction_tokens: int = setting(96, "longest list of entities or triples", at_least=1)
-    max_integration_tokens: int = setting(96, "longest decision", at_least=1)
-    max_generation_tokens: int = setting(48, "longest answer", at_least=1)
+    set: list[str] = setting(
+        ["max_rounds=2", "top_k=5", "candidates=15", "max_extraction_tokens=96", "max_integration_tokens=96",
+         "max_generation_tokens=48"], "options of the loop, NAME=VALUE, separated by commas",
+    )  # fmt: skip
 
 
 def loop(options: RasOptions) -> Result:
@@ -86,18 +80,13 @@ def loop(options: RasOptions) -> Result:
             options.base, encoder=options.encoder, dtype=dtype, graph_hidden_width=384, projector_width=768
         )
     model = model.to("cuda") if torch.cuda.is_available() else model
-    loop_options = LoopOptions(
-        max_rounds=options.max_rounds,
-        max_plan_tokens=options.max_plan_tokens,
-        max_answer_tokens=options.max_answer_tokens,
-    )
 
     def tools(retriever: Any, store: Any) -> Tools:
         # A generator of its own for each pass, so that no way finds the strings that the other has embedded.
         generator = LocalGenerator(model, processor, options.batch_size)
         return Tools(generator, generator, retriever, store)
 
-    result = _compare("ras", options, loop_options, tools, WorldOptions())
+    result = _compare("ras", options, _settings(LoopOptions, options.set), tools, WorldOptions())
     if options.model is None:
         result.notes.append("the model is untrained: its answers mean nothing, only their cost does")
     return result
@@ -112,27 +101,23 @@ def cirag_loop(options: CiragLoopOptions) -> Result:
     from tripletune.models.llm.backends.hf import HFBackend
     from tripletune.models.llm.ledger_client import LedgerClient
 
-    loop_options = CiragOptions(
-        max_rounds=options.max_rounds,
-        top_k=options.top_k,
-        candidates=options.candidates,
-        # The order of the store stands in for the reranker, which is no model call.
-        rerank=False,
-        extraction=options.extraction,
-        repairs=0,
-        prompts=options.prompts,
-        max_extraction_tokens=options.max_extraction_tokens,
-        max_integration_tokens=options.max_integration_tokens,
-        max_generation_tokens=options.max_generation_tokens,
-    )
+    # Triples extracted before, in the order of their store instead of the reranker's, which is no model call.
+    loop_options = _settings(CiragOptions, ["rerank=no", "repairs=0", "extraction=store", *options.set])
     llm = LedgerClient(HFBackend(options.model, options.batch_size, options.dtype))
     student = options.integrator and LedgerClient(HFBackend(options.integrator, options.batch_size, options.dtype))
 
     def tools(retriever: Any, store: Any) -> Tools:
-        first = _First(store, max(1, options.candidates // options.top_k))
+        first = _First(store, max(1, loop_options.candidates // loop_options.top_k))
         return Tools(llm=llm, integrator=student or None, retriever=retriever, store=first)
 
     return _compare("cirag", options, loop_options, tools, WorldOptions(one_hop=0))
+
+
+def _settings(kind: Any, settings: Sequence[str]) -> Any:
+    values, problems = set_values(kind, settings, "the loop")
+    if problems:
+        raise ValueError("; ".join(problems))
+    return kind(**values)
 
 
 class _First:

@@ -120,6 +120,7 @@ def training_step(options: StepOptions) -> Result:
         same = _pass_settings(scratch, options.seed, options.batch_size) | {
             "model.base": options.model, "model.encoder": options.encoder, "model.attention": "eager",
             "data.train": str(scratch / "records"), "data.max_train_records": records,
+            "data.prompt_order": "instruction_first", "train.shared_prefixes": False, "train.torch_compile": False,
         }  # fmt: skip
         shared = {"train.shared_prefixes": True, "data.prompt_order": "history_first"}
         variants: dict[str, dict[str, Any]] = {
@@ -130,7 +131,7 @@ def training_step(options: StepOptions) -> Result:
             "sdpa attention": {"model.attention": "sdpa"},
         }
         if _native_bf16():
-            variants["float32"] = {"model.dtype": "float32", "train.bf16": "no"}
+            variants["float32"] = {"model.dtype": "float32", "train.bf16": "false"}
         if options.compile:
             variants["compiled layers"] = {"train.torch_compile": True}
             variants["compiled, shared prefixes"] = {**shared, "train.torch_compile": True}
@@ -295,7 +296,7 @@ def _pass_settings(scratch: Path, seed: int, batch_size: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _task(name: str, config: str, overrides: dict[str, Any]) -> Any:
+def _task(name: str, config: str | Path, overrides: dict[str, Any]) -> Any:
     """A training task with its model loaded and its rows made."""
     from tripletune.train.run import make_rows
 
