@@ -35,7 +35,7 @@ lint: setup
 	$(BIN)/mypy
 
 bench: setup
-	$(BIN)/python benchmarks/training_step.py
+	$(BIN)/python -m benchmarks training_step
 	$(BIN)/python -m benchmarks loop
 
 clean:

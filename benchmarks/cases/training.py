@@ -85,7 +85,7 @@ class ExtractorOptions(Options):
     data: str | None = setting(None, "text-to-triples pairs (without: those of a fictional world)")
     config: str = setting(str(_CONFIGS / "smollm2_135m_t2t_cpu.yaml"), "recipe of our side")
     pairs: int = setting(64, "pairs of a pass", at_least=1)
-    max_tokens: int = setting(640, "longest pair, template included", at_least=32)
+    max_tokens: int = setting(640, "longest pair, instruction included", at_least=32)
     batch_size: int = setting(8, "pairs in a batch of ours, as in TRL's", at_least=1)
     pack_tokens: int = setting(1024, "tokens of a pack", at_least=32)
     lora_rank: int = setting(16, "of the adapter on all linear layers", at_least=1)
@@ -453,11 +453,10 @@ def _trajectories(options: LayoutOptions, scratch: Path) -> str:
 
 def _pairs(options: ExtractorOptions, scratch: Path) -> Path:
     """The pairs of a pass. Both sides get texts whole: what one of them would cut is left out."""
-    from tripletune.models.data.pairs import ExtractionPair, load_instruction, read_pairs
+    from tripletune.models.data.pairs import NO_FACTS, ExtractionPair, load_instruction, read_pairs
     from tripletune.models.data.records import read_jsonl
     from tripletune.models.data.triples import triples_from_json
     from tripletune.models.loading import load_tokenizer
-    from tripletune.train.tasks.text_to_triples import PairEncoder, RowLimits
 
     def of_world() -> Iterator[ExtractionPair]:
         write_world(WorldOptions(options.seed, max(60, 2 * options.pairs), 0, 0), scratch / "world")
@@ -467,10 +466,12 @@ def _pairs(options: ExtractorOptions, scratch: Path) -> Path:
 
     given = options.data
     source = read_pairs(given, "train" if Path(given).is_dir() else None) if given else of_world()
-    encoder = PairEncoder(
-        load_tokenizer(options.model), load_instruction(), RowLimits(10_000, 10_000), model=options.model
-    )
-    short = (pair for pair in source if next(encoder.rows([pair], Counter()))["length"] <= options.max_tokens)
+    tokenizer, instruction = load_tokenizer(options.model), load_instruction()
+
+    def length(pair: ExtractionPair) -> int:
+        return len(tokenizer(f"{instruction}\n{pair.source_text}\n{pair.target or NO_FACTS}")["input_ids"])
+
+    short = (pair for pair in source if length(pair) <= options.max_tokens)
     found = list(islice(short, options.pairs))
     if len(found) < options.pairs:
         raise ValueError(f"there are only {len(found)} pairs of at most {options.max_tokens} tokens; lower --pairs")
@@ -495,8 +496,6 @@ def _stream(folder: str, count: int, model: str) -> dict[str, Any]:
     from transformers import AutoConfig
 
     from tripletune.models.loading import load_tokenizer
-    from tripletune.train.batches import TextCollator
-    from tripletune.train.sampling import EpochSampler
 
     kind = load_from("tripletune.train.tasks", "text_to_triples", "training task").TASK
     pairs = {"model.base": model, "data.train": f"{folder}/pairs.jsonl", "data.max_train_records": count}
@@ -509,8 +508,8 @@ def _stream(folder: str, count: int, model: str) -> dict[str, Any]:
         rows = task.rows(task.sources[0], Path(folder) / "cache")
         seconds = time.perf_counter() - start
     start = time.perf_counter()
-    collate = TextCollator(task.processor.pad_token_id)
-    for numbers in batches(EpochSampler(rows.with_format("numpy")["length"][:], 8, 1), 8):
+    collate = task.collator()
+    for numbers in batches(task.sampler(rows, 8, 8), 8):
         collate(rows.__getitems__(numbers))
     read = time.perf_counter() - start
     return {

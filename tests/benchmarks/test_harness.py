@@ -40,7 +40,7 @@ _sum.__module__ = "tests.benchmarks.test_harness"
     [
         ["llm_client", "--calls", "40", "--in-flight", "8", "--delay", "0.01", "--local-calls", "40",
          "--cached-calls", "40", "--repeats", "2"],
-        ["build_subq", "--questions", "8"],
+        ["build_subq", "--questions", "40"],
         ["stored_extraction", "--passages", "40"],
     ],
     ids=lambda words: words[0],
