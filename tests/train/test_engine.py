@@ -415,7 +415,7 @@ def test_losses_and_gradients_are_those_of_the_model_as_written(make_graph_llm: 
         return loss.item(), grads
 
     expected = [step(length) for length in (8, 16)]
-    # What inductor makes of the same graphs is measured by benchmarks/training_step.py --compile.
+    # What inductor makes of the same graphs is measured by `python -m benchmarks training_step --compile`.
     compile_layers(base.language_model, "aot_eager")
     with as_written():
         before = step(8)
