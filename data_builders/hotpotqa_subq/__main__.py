@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from dataclasses import fields
 from functools import partial
 
 from tripletune.data_builders.datasets.rows import token_counter
@@ -25,12 +26,12 @@ _PRICE = re.compile(r"\d+(\.\d+)?,\d+(\.\d+)?")
 ANNOTATIONS = "annotations"
 _GROUPS = {
     "labels": ("first_subquery", "distractors", "triple_file"),
-    "teacher LLM (how it is called: --teacher-... below)": (
+    "what the teacher is asked": (
         "prompts", "show_documents", "triples_from", "json_schema", "on_call_error", "concurrency",
         "shard"),
     "direct-answer test": ("direct_answer_model", "direct_answers", "batch_size", "max_new_tokens"),
     "which questions": ("limit", "asqa_count", "arc_easy_count", "validation_fraction", "split_name", "seed"),
-    "files": ("format", "shard_size", "tokenizer"),
+    "files": ("overwrite", "format", "shard_size", "tokenizer"),
 }  # fmt: skip
 # What only a teacher LLM takes notice of, besides `--teacher-...`.
 _LLM_ALONE = ("prompts", "show_documents", "triples_from", "json_schema", "on_call_error", "dry_run", "price")
@@ -142,16 +143,18 @@ def _parser() -> argparse.ArgumentParser:
         help="a benchmark file (.json, .jsonl, .parquet, or a hub id owner/name[@configuration][#split]) with its "
         "reader (hotpotqa, musique, two_wiki, ...) and annotations: recorded teacher replies, or a triple file for "
         "musique; without any, the teacher LLM labels it; repeat it for several")  # fmt: skip
-    add_arguments(parser, BuildOptions, only=("output", "overwrite"))
+    add_arguments(parser, BuildOptions, only=("output",))
     add("--teacher", choices=(ANNOTATIONS, *backend_names()), default=ANNOTATIONS,
         help="who labels: recorded replies and gold annotations, or an LLM behind one of the backends, which labels "
         "the sources without annotations (default: annotations)")  # fmt: skip
+    add_arguments(parser, LLMOptions, "teacher", only=("model",))
     add("--dry-run", action="store_true", help="send nothing; show calls and tokens at most")
-    add("--price", metavar="IN,OUT", help="dollars per million tokens of prompts and replies, for --dry-run")
     for title, names in _GROUPS.items():
         add_arguments(parser.add_argument_group(title), BuildOptions, only=names)
-    # `--teacher openai` says the backend.
-    add_arguments(parser.add_argument_group("teacher model"), LLMOptions, "teacher", backend=None)
+    group = parser.add_argument_group("how the teacher is called")
+    group.add_argument("--price", metavar="IN,OUT", help="dollars per million tokens read and written, for --dry-run")
+    rest = [item.name for item in fields(LLMOptions) if item.name not in ("backend", "model")]
+    add_arguments(group, LLMOptions, "teacher", only=rest)
     return parser
 
 

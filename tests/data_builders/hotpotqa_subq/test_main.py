@@ -311,7 +311,7 @@ def test_parts_of_the_mix_are_cut_to_their_count_and_give_answers_alone(files, b
         (["--shard", "3/3"], "shard: '3/3' must be i/n"),
         (["--prompts", "gone"], "no such folder of prompts: gone"),
         (["--triples-from", "gone.jsonl"], "no such file: gone.jsonl"),
-        (["--teacher-concurrency", "0"], "concurrency 0"),
+        (["--teacher-concurrency", "0"], "concurrency: 0 must be"),
         (["--asqa-count", "0"], "asqa_count: 0 must be at least 1"),
         (["--dry-run", "--price", "1"], "--price 1: write dollars per million tokens as IN,OUT"),
         (["--direct-answer-model", "m", "--direct-answers", "f"], "name the model or a file of its answers, not both"),
@@ -340,10 +340,14 @@ def test_bad_options_are_one_line_and_exit_code_2(files, backend, capsys, more, 
         (["hotpotqa:q:t", "--show-documents", "all", "--triples-from", "f"], "--show-documents, --triples-from: with"),
         (["two_wiki:q.json", "--shard", "0/2"], "--shard 0/2 shares out calls of a model, and no --teacher is named"),
         (["two_wiki:q.json", "--dry-run"], "--dry-run: without effect"),
+        (["hotpotqa:q", "--teacher", "openai", "--teacher-model", "m"], "OPENAI_API_KEY"),
+        (["hotpotqa:q", "--teacher", "openai", "--teacher-model", "m", "--teacher-temperature", "nan"], "temperature"),
     ],
 )
-def test_teachers_that_cannot_be(tmp_path, capsys, given, message):
+def test_teachers_that_cannot_be(tmp_path, capsys, monkeypatch, given, message):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     assert message in ends_with(2, capsys, ["--source", *given, "--output", str(tmp_path / "out")])
+    assert not list(tmp_path.iterdir())
 
 
 def test_dry_run_sends_nothing(files, backend, capsys):
