@@ -103,7 +103,7 @@ def _add_report(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     command.add_argument("--output", required=True, metavar="DIR", help="the report; an older one there is replaced")
     command.add_argument("--no-plots", action="store_true", help="tables alone")
-    command.set_defaults(run=_called("cli", "report"))
+    command.set_defaults(run=_called("build", "write_report"))
 
 
 def _add_curve(command: argparse.ArgumentParser) -> None:

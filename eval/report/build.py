@@ -1,14 +1,62 @@
-"""Puts the figures of several results folders together: one JSON value, from which the page and the plots are made."""
+"""`tripletune eval report`: reads results folders, and writes page, figures and plots as one folder, in one step."""
 
 from __future__ import annotations
 
+import argparse
+import json
+import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from tripletune.eval.report.figures import figures_of
-from tripletune.eval.report.read import Other, Run
+from tripletune.eval.report.page import page_of
+from tripletune.eval.report.read import Other, Run, read_folder
 from tripletune.eval.report.variants import Group, differences, group_runs, sweeps_of
 from tripletune.eval.statistics import paired_difference
+from tripletune.models.files import check_folder, new_folder
+
+logger = logging.getLogger(__name__)
+PAGE, FIGURES = "report.md", "report.json"
+_MADE = (PAGE, FIGURES, "*.png")
+
+
+def write_report(args: argparse.Namespace, console: Console) -> None:
+    """Write page, figures and plots; the same results give the same bytes.
+
+    Args:
+        args: `folders` (results folders, or NAME=FOLDER), `output` and `no_plots`.
+        console: Told what was written.
+
+    Raises:
+        FileNotFoundError: a folder is not there.
+        ValueError: a folder holds no results, or is named twice; or plots are wanted and matplotlib is missing.
+        FileExistsError: the output folder holds something else than a report.
+    """
+    check_folder(args.output, _MADE, overwrite=True)
+    found = [read_folder(spec) for spec in args.folders]
+    places = [Path(one.folder).resolve() for one in found]
+    twice = next((one.folder for one, place in zip(found, places) if places.count(place) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice} is named twice: name every folder once")
+    report = build_report(found)
+    told: list[dict[str, str]] = []
+    files: dict[str, bytes] = {}
+    if not args.no_plots:
+        from tripletune.eval.report.plots import draw_plots
+
+        told, files = draw_plots(report)
+    with new_folder(args.output, _MADE, overwrite=True, sources=places) as scratch:
+        for name, png in files.items():
+            (scratch / name).write_bytes(png)
+        (scratch / PAGE).write_text(page_of(report, told), encoding="utf-8")
+        text = json.dumps(report, ensure_ascii=False, indent=1) + "\n"
+        (scratch / FIGURES).write_text(text, encoding="utf-8")
+    for sentence in report["missing"]:
+        logger.warning("%s", sentence.replace("`", ""))
+    console.print(f"{Path(args.output) / PAGE}: {len(found)} results, {len(files)} plots", markup=False)
 
 
 def build_report(found: Sequence[Run | Other]) -> dict[str, Any]:
@@ -36,7 +84,7 @@ def build_report(found: Sequence[Run | Other]) -> dict[str, Any]:
     ]
     missing = [sentence for group in groups for run in group["runs"] for sentence in _missing(run)]
     missing += [
-        f"`{one['name']}` was stopped before its end: it has {one['results']:,} results and no metrics yet. "
+        f"{_span(str(one['name']))} was stopped before its end: it has {one['results']:,} results and no metrics yet. "
         "Give its command again to go on."
         for one in others
         if one["metrics"] is None
@@ -86,15 +134,18 @@ def _paired(first: Run, second: Run, metrics: Sequence[str]) -> dict[str, Any] |
     """Differences to the first by metric, over the questions that both have; None for the first itself."""
     if first is second:
         return None
-    scores = {row.id: row.scores for row in second.rows}
-    both = [row for row in first.rows if row.id in scores]
-    if not both:
+    if first.rows.empty or second.rows.empty:
+        return None
+    both = first.rows.merge(second.rows, on="id", suffixes=("_first", "_second"))
+    if both.empty:
         return None
     return {
-        name: paired_difference([row.scores[name] for row in both], [scores[row.id][name] for row in both]).to_json()
-        for name in metrics
-        if all(name in scores[row.id] for row in both)
+        name: paired_difference(list(both[f"{name}_first"]), list(both[f"{name}_second"])).to_json() for name in metrics
     }
+
+
+def _span(name: str) -> str:
+    return f"`{name.replace('`', chr(39))}`"
 
 
 def _command(about: Mapping[str, Any]) -> list[str] | None:
@@ -102,7 +153,7 @@ def _command(about: Mapping[str, Any]) -> list[str] | None:
 
 
 def _missing(run: Mapping[str, Any]) -> list[str]:
-    name, figures = f"`{run['name']}`", run["figures"]
+    name, figures = _span(run["name"]), run["figures"]
     found = []
     if not run["finished"]:
         of = f" of {run['expected']:,}" if run["expected"] else ""

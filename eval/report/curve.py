@@ -118,7 +118,7 @@ def draw_curve(curve: Curve) -> bytes:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise ValueError(f"a learning curve needs {error.name}: pip install 'tripletune[plots]'") from None
-    from tripletune.eval.report.style import COLOURS, MARKERS, new_figure, png_of
+    from tripletune.eval.report.plots import COLOURS, MARKERS, new_figure, png_of
 
     panels = curve.panels
     with new_figure(_HEIGHT, 1 + len(panels)) as (figure, axes):

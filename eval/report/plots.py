@@ -1,17 +1,48 @@
-"""The plots of a report, drawn from its figures: scores, ablations, sweeps, granularities, recall, cost and latency."""
+"""The plots of a report, drawn from its figures: scores, ablations, sweeps, granularities, recall, cost and latency.
+
+One look for all, with colours that colour-blind readers can tell apart, and PNG files without dates. matplotlib is
+imported when the first plot is drawn, and without a display.
+"""
 
 from __future__ import annotations
 
+import io
+import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tripletune.eval.report.figures import COSTS, LEVELS
-from tripletune.eval.report.pages import ablation_name, option_title
-from tripletune.eval.report.style import COLOURS, MARKERS, bars, error_sizes, new_figure, png_of, wrapped
+from tripletune.eval.report.page import Runs, ablation_name, option_title
 
-Runs = Sequence[Mapping[str, Any]]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, told apart by colour-blind readers too.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+# A second sign beside the colour, for prints in grey.
+MARKERS = ("o", "s", "^", "D", "v", "P")
+WIDTH = 7.0
+_LOOK: Any = {
+    "font.family": ["DejaVu Sans"],
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 5,
+}
 # What a plotting function gives: section, end of the file's name, caption, PNG.
 Plot = tuple[str, str, str, bytes]
 # Inches for a row.
@@ -19,7 +50,7 @@ _BAR = 0.42
 _FOUND = "supporting passages found, %"
 
 
-def draw(report: Mapping[str, Any]) -> tuple[list[dict[str, str]], dict[str, bytes]]:
+def draw_plots(report: Mapping[str, Any]) -> tuple[list[dict[str, str]], dict[str, bytes]]:
     """Draw all plots of a report.
 
     Returns:
@@ -46,7 +77,8 @@ def _plots(group: Mapping[str, Any]) -> Iterator[Plot]:
     runs = [run for run in group["runs"] if run["figures"]]
     if not runs:
         return
-    yield from _scores(runs, group["metrics"])
+    names = [run["name"] for run in runs]
+    yield "scores", "scores", "scores, with 95 % intervals", _score_plot(runs, names, group["metrics"])
     if group["ablations"]:
         shown = [group["runs"][place] for place in group["ablations"]["order"] if group["runs"][place]["figures"]]
         names = [ablation_name(run) for run in shown]
@@ -64,45 +96,32 @@ def _plots(group: Mapping[str, Any]) -> Iterator[Plot]:
     yield from _latency(runs, group["metrics"][0])
 
 
-def _scores(runs: Runs, metrics: Sequence[str]) -> Iterator[Plot]:
-    png = _score_plot(runs, [run["name"] for run in runs], metrics)
-    yield "scores", "scores", "scores, with 95 % intervals", png
-
-
 def _score_plot(runs: Runs, names: Sequence[str], metrics: Sequence[str]) -> bytes:
     with new_figure(0.9 + (_BAR + 0.1 * (len(metrics) - 1)) * len(runs)) as (figure, (axes,)):
         for number, metric in enumerate(metrics):
             shift = 0.2 * (number - (len(metrics) - 1) / 2)
-            means, sizes = error_sizes([run["figures"]["scores"][metric] for run in runs])
-            axes.errorbar(means, [place + shift for place in range(len(runs))], xerr=sizes, capsize=2.5,
-                          label=metric, **_sign(number))  # fmt: skip
+            places = [place + shift for place in range(len(runs))]
+            _points(axes, places, [run["figures"]["scores"][metric] for run in runs], metric, number, across=True)
         _name_rows(axes, names)
-        axes.set_xlabel("score x 100")
-        axes.set_xlim(_limits(axes.get_xlim()))
-        _legend(axes)
-        return png_of(figure)
+        return _finished(figure, axes, x="score x 100")
 
 
 def _sweep(runs: Runs, sweep: Mapping[str, Any], metrics: Sequence[str], ending: str) -> Plot | None:
     pairs = [(value, run) for value, run in zip(sweep["values"], runs) if run["figures"]]
     if len(pairs) < 2:
         return None
+    title, values = option_title(sweep["option"]), [value for value, _ in pairs]
     with new_figure(3.2) as (figure, (axes,)):
-        values = [value for value, _ in pairs]
         step = min(b - a for a, b in pairwise(values))
         for number, metric in enumerate(metrics):
-            means, sizes = error_sizes([run["figures"]["scores"][metric] for _, run in pairs])
             # Side by side, so that the intervals can be told apart.
             places = [value + 0.06 * step * (number - (len(metrics) - 1) / 2) for value in values]
-            axes.errorbar(places, means, yerr=sizes, marker=MARKERS[number], color=COLOURS[number], capsize=2.5,
-                          label=metric)  # fmt: skip
+            scores = [run["figures"]["scores"][metric] for _, run in pairs]
+            _points(axes, places, scores, metric, number, linestyle="-")
         axes.set_xticks(values, [f"{value:g}" for value in values])
-        axes.set_xlabel(option_title(sweep["option"]))
-        axes.set_ylabel("score x 100")
-        axes.set_ylim(_limits(axes.get_ylim()))
-        _legend(axes)
-        caption = f"scores by {option_title(sweep['option'])}, with 95 % intervals"
-        return "sweeps", f"sweep-{sweep['option'].replace('_', '-')}{ending}", caption, png_of(figure)
+        axes.set_xlabel(title)
+        name = f"sweep-{sweep['option'].replace('_', '-')}{ending}"
+        return "sweeps", name, f"scores by {title}, with 95 % intervals", _finished(figure, axes, y="score x 100")
 
 
 def _granularity(runs: Runs) -> Iterator[Plot]:
@@ -124,7 +143,7 @@ def _calls(runs: Runs) -> Iterator[Plot]:
             continue
         roles = dict.fromkeys(role for run in told for role in run["figures"]["roles"])
         parts = {role: [run["figures"]["roles"].get(role, {}).get(key, 0.0) for run in told] for role in roles}
-        title = f"{key.replace('_', ' ')} a question"
+        title = f"{key.replace('_', ' ')} per question"
         png = _bar_plot(told, parts, title, 1 if key == "calls" else 0)
         yield "cost", key.replace("_", "-"), f"{title}, by role", png
 
@@ -132,7 +151,7 @@ def _calls(runs: Runs) -> Iterator[Plot]:
 def _bar_plot(runs: Runs, parts: Mapping[str, Sequence[float]], label: str, digits: int = 0) -> bytes:
     legend_lines = -(-len(parts) // 3)
     with new_figure(0.8 + _BAR * len(runs) + 0.2 * legend_lines) as (figure, (axes,)):
-        bars(axes, [run["name"] for run in runs], parts, label, digits)
+        _bars(axes, [run["name"] for run in runs], parts, label, digits)
         figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=min(len(parts), 3))
         return png_of(figure)
 
@@ -150,34 +169,23 @@ def _recall_lines(runs: Runs, rounds: int) -> bytes:
     with new_figure(3.2) as (figure, (axes,)):
         for number, run in enumerate(runs):
             found = run["figures"]["recall"]["by_round"]
-            means, sizes = error_sizes(list(found.values()))
-            shift = 0.04 * (number - (len(runs) - 1) / 2)
-            axes.errorbar([int(key) + shift for key in found], means, yerr=sizes, capsize=2.5, label=run["name"],
-                          marker=MARKERS[number], color=COLOURS[number])  # fmt: skip
+            places = [int(key) + 0.04 * (number - (len(runs) - 1) / 2) for key in found]
+            _points(axes, places, list(found.values()), run["name"], number, linestyle="-")
         axes.set_xticks(range(1, rounds + 1))
         axes.set_xlim(0.6, rounds + 0.4)
         axes.set_xlabel("rounds")
-        axes.set_ylabel(_FOUND)
-        axes.set_ylim(_limits(axes.get_ylim()))
-        _legend(axes)
-        return png_of(figure)
+        return _finished(figure, axes, y=_FOUND)
 
 
 def _recall_rows(runs: Runs, rounds: int) -> bytes:
-    """A row a run, a sign a round: for more runs than lines can be told apart."""
+    """A row per run, a sign per round: for more runs than lines can be told apart."""
     with new_figure(0.9 + _BAR * len(runs)) as (figure, (axes,)):
         for number in range(1, rounds + 1):
-            places = [place for place, run in enumerate(runs) if str(number) in run["figures"]["recall"]["by_round"]]
-            values = [runs[place]["figures"]["recall"]["by_round"][str(number)] for place in places]
-            means, sizes = error_sizes(values)
-            shift = 0.12 * (number - (rounds + 1) / 2)
-            axes.errorbar(means, [place + shift for place in places], xerr=sizes, capsize=2.5,
-                          label=f"after round {number}", **_sign(number - 1))  # fmt: skip
+            shares = [run["figures"]["recall"]["by_round"].get(str(number)) for run in runs]
+            places = [place + 0.12 * (number - (rounds + 1) / 2) for place, share in enumerate(shares) if share]
+            _points(axes, places, [one for one in shares if one], f"after round {number}", number - 1, across=True)
         _name_rows(axes, [run["name"] for run in runs])
-        axes.set_xlabel(_FOUND)
-        axes.set_xlim(_limits(axes.get_xlim()))
-        _legend(axes)
-        return png_of(figure)
+        return _finished(figure, axes, x=_FOUND)
 
 
 def _latency(runs: Runs, metric: str) -> Iterator[Plot]:
@@ -188,32 +196,121 @@ def _latency(runs: Runs, metric: str) -> Iterator[Plot]:
         for number, run in enumerate(runs):
             x, across = error_sizes([run["figures"]["latency"]["mean"]], 1)
             y, up = error_sizes([run["figures"]["scores"][metric]])
-            axes.errorbar(x, y, xerr=across, yerr=up, capsize=2.5, label=run["name"], **_sign(number))
-        axes.set_xlabel("seconds a question, as measured")
-        axes.set_ylabel(f"{metric} x 100")
+            axes.errorbar(x, y, xerr=across, yerr=up, capsize=2.5, label=run["name"], linestyle="none", **_sign(number))
+        axes.set_xlabel("seconds per question, as measured")
         axes.set_xlim(left=0)
-        axes.set_ylim(_limits(axes.get_ylim()))
-        _legend(axes)
-        yield "latency", "latency", f"{metric} against seconds a question, with 95 % intervals", png_of(figure)
+        png = _finished(figure, axes, y=f"{metric} x 100")
+        yield "latency", "latency", f"{metric} against seconds per question, with 95 % intervals", png
+
+
+def _points(
+    axes: Axes,
+    places: Sequence[float],
+    values: Sequence[Mapping[str, Any]],
+    label: str,
+    number: int,
+    across: bool = False,
+    linestyle: str = "none",
+) -> None:
+    """Means with their intervals, at places on the other axis."""
+    means, sizes = error_sizes(values)
+    at: Any = {"x": means, "y": places, "xerr": sizes} if across else {"x": places, "y": means, "yerr": sizes}
+    axes.errorbar(**at, capsize=2.5, label=label, linestyle=linestyle, **_sign(number))
 
 
 def _sign(number: int) -> dict[str, Any]:
     """Colour and marker of a point; the pairs come again after all 36 of them."""
     turn, colour = divmod(number, len(COLOURS))
-    return {"color": COLOURS[colour], "marker": MARKERS[(colour + turn) % len(MARKERS)], "linestyle": "none"}
+    return {"color": COLOURS[colour], "marker": MARKERS[(colour + turn) % len(MARKERS)]}
 
 
-def _name_rows(axes: Any, names: Sequence[str]) -> None:
-    axes.set_yticks(range(len(names)), [wrapped(name) for name in names])
+def _name_rows(axes: Axes, names: Sequence[str]) -> None:
+    axes.set_yticks(range(len(names)), [_wrapped(name) for name in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
 
 
-def _limits(found: tuple[float, float]) -> tuple[float, float]:
-    """Limits of an axis of percentages: at least ten points, and nothing beyond 0 and 100 but room for a marker."""
-    high = min(102.0, max(found[1], found[0] + 10))
-    return max(-2.0, min(found[0], high - 10)), high
+def _finished(figure: Figure, axes: Axes, x: str = "", y: str = "") -> bytes:
+    """The figure with its axis of percentages named: at least ten points, and nothing far beyond 0 and 100."""
+    low, high = axes.get_xlim() if x else axes.get_ylim()
+    high = min(102.0, max(high, low + 10))
+    limits = (max(-2.0, min(low, high - 10)), high)
+    if x:
+        axes.set_xlabel(x)
+        axes.set_xlim(limits)
+    else:
+        axes.set_ylabel(y)
+        axes.set_ylim(limits)
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), labelspacing=0.7)
+    return png_of(figure)
 
 
-def _legend(axes: Any) -> None:
-    place: Callable[..., Any] = axes.legend
-    place(loc="center left", bbox_to_anchor=(1.01, 0.5), labelspacing=0.7)
+def _bars(axes: Axes, names: Sequence[str], parts: Mapping[str, Sequence[float]], label: str, digits: int) -> None:
+    """Stacked horizontal bars, one per name from the top down, with the size of every part that has room for it."""
+    starts = [0.0] * len(names)
+    whole = max((sum(sizes[n] for sizes in parts.values()) for n in range(len(names))), default=0.0) or 1.0
+    for number, (part, sizes) in enumerate(parts.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        # More parts than colours: the second time round they are hatched.
+        hatch = "///" if number >= len(COLOURS) else None
+        axes.barh(range(len(names)), sizes, left=starts, height=0.62, color=colour, label=part, hatch=hatch,
+                  edgecolor="white", linewidth=0.6)  # fmt: skip
+        for place, size in enumerate(sizes):
+            if size >= 0.07 * whole:
+                ink = "white" if number % len(COLOURS) in (0, 1, 2) else "black"
+                axes.text(starts[place] + size / 2, place, f"{size:.{digits}f}", ha="center", va="center",
+                          fontsize=8, color=ink)  # fmt: skip
+        starts = [start + size for start, size in zip(starts, sizes)]
+    axes.set_yticks(range(len(names)), [_wrapped(name) for name in names])
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(label)
+
+
+def _wrapped(name: str, width: int = 26) -> str:
+    """A name on lines that leave room for the plot."""
+    return "\n".join(textwrap.wrap(name, width)) or name
+
+
+@contextmanager
+def new_figure(height: float, columns: int = 1, **options: Any) -> Iterator[tuple[Figure, list[Axes]]]:
+    """A figure in the common look, with its axes side by side.
+
+    Args:
+        height: In inches.
+        columns: How many axes.
+        **options: Of `Figure.subplots`.
+
+    Raises:
+        ValueError: matplotlib is missing.
+    """
+    try:
+        import matplotlib
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ValueError(
+            f"plots need {error.name}: pip install 'tripletune[plots]', or leave them out with --no-plots"
+        ) from None
+    # It tells of every font list it makes.
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
+    with matplotlib.rc_context(_LOOK):
+        figure = Figure(figsize=(WIDTH, height), dpi=140, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(1, columns, squeeze=False, **options)
+        yield figure, list(axes[0])
+
+
+def png_of(figure: Figure) -> bytes:
+    """A figure as PNG; the same figure gives the same bytes."""
+    target = io.BytesIO()
+    figure.savefig(target, format="png", metadata={"Software": None})
+    return target.getvalue()
+
+
+def error_sizes(values: Sequence[Mapping[str, Any]], times: float = 100) -> tuple[list[float], list[list[float]]]:
+    """Means, and how far their intervals reach below and above them, as `errorbar` takes them."""
+    means = [times * value["mean"] for value in values]
+    # Rounding may put a bound on the wrong side of its mean by a hair.
+    below = [max(0.0, times * (value["mean"] - value["low"])) for value in values]
+    above = [max(0.0, times * (value["high"] - value["mean"])) for value in values]
+    return means, [below, above]

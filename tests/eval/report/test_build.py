@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 
+import pandas as pd
 import pytest
 
 from tripletune.data_builders.world.build import WorldOptions, write_world
@@ -193,7 +194,7 @@ def test_other_evaluations_are_shown_as_they_stand(tmp_path):
         (lambda folder: None, "no such folder"),
         (lambda folder: folder.mkdir(), "holds no results of `tripletune eval`"),
         (lambda folder: (folder / "run").mkdir(parents=True) or (folder / "run/settings.json").touch(), "name those"),
-        (lambda folder: folder.mkdir() or (folder / "metrics.json").write_text("{"), "metrics.json: not valid JSON"),
+        (lambda folder: folder.mkdir() or (folder / "metrics.json").write_text("{"), "metrics.json:1: not valid JSON"),
         (lambda folder: folder.mkdir() or (folder / "metrics.json").write_text("[]"), "expected a JSON object"),
         (lambda folder: folder.mkdir() or (folder / "metrics.json").write_text('{"system": "x"}'), "has lost its"),
     ],
@@ -225,10 +226,42 @@ def test_damaged_rows_name_their_line(home, tmp_path, capsys):
         assert message in shown
 
 
+def test_text_from_data_is_no_markup(home, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(home / "full", folder)
+    rows = rows_of(folder)
+    for number, row in enumerate(rows):
+        row["type"] = "<script>alert(1)</script>\n# Heading" if number % 2 else "a | b \x1b[31m"
+        row["trace"]["stop_reason"] = "`stop`\n\n## Also"
+        row["trace"]["tallies"]["<img src=x>\n# tally"] = 1
+    (folder / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["report", f"`<b>name\n# H={folder}", "--no-plots", "--output", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert not [line for line in page.splitlines() if line.startswith("#") and ("H" in line.split() or "Also" in line)]
+    assert not any(mark in page for mark in ("<script", "<img", "<b>", "\x1b", "\n# "))
+    tables = [line for line in page.splitlines() if line.startswith("|")]
+    assert any("a \\| b" in line for line in tables)
+
+
+def test_a_comparison_is_not_written_over_what_it_reads(home, capsys):
+    before = (home / "full" / "metrics.json").read_bytes()
+    folders = [str(home / "full"), str(home / "one_round")]
+    assert main(["compare", *folders, "--output", f"{home}/full/metrics.json"]) == 2
+    assert "is, holds or lies in what is read" in capsys.readouterr().err
+    assert (home / "full" / "metrics.json").read_bytes() == before
+
+
+def test_the_users_own_folder_beside_a_report_stays(home, tmp_path):
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "precious").write_text("mine")
+    assert main(["report", str(home / "full"), "--no-plots", "--output", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out.partial" / "precious").read_text() == "mine"
+
+
 def test_a_folder_of_other_files_is_not_replaced(home, tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("mine")
     assert main(["report", str(home / "full"), "--output", str(tmp_path)]) == 2
-    assert "holds other files (notes.txt)" in capsys.readouterr().err
+    assert "holds files that this program did not make (notes.txt)" in capsys.readouterr().err
     assert main(["report", str(home / "full"), f"again={home}/full", "--output", str(tmp_path / "out")]) == 2
     assert "is named twice" in capsys.readouterr().err
 
@@ -236,12 +269,12 @@ def test_a_folder_of_other_files_is_not_replaced(home, tmp_path, capsys):
 # Names and sweeps, on settings alone.
 
 
-def run_of(folder="f", rows=(), task="hotpotqa", data="d", name="", **settings):
+def run_of(folder="f", task="hotpotqa", data="d", name="", **settings):
     options = {"max_rounds": 4, "candidates": 30, "rerank": True, "granularities": ["triples", "sentences", "passages"]}
     options |= settings.pop("options", {})
     whole = {"system": "cirag", "task": {"name": task, "metrics": ["f1", "exact_match"]}, "data": data,
              "encoder": "e", "options": options} | settings  # fmt: skip
-    return Run(folder, name, whole, {}, tuple(rows), True, False, {})
+    return Run(folder, name, whole, {}, pd.DataFrame(), True, False, {})
 
 
 def student(spec, weights="w"):
