@@ -126,7 +126,8 @@ class HostedBackend:
         """The body of a request."""
         raise NotImplementedError
 
-    def read(self, found: Mapping[str, Any]) -> Completion | None:
+    @staticmethod
+    def read(found: Mapping[str, Any]) -> Completion | None:
         """The reply in the body of a response; None when there is none."""
         raise NotImplementedError
 

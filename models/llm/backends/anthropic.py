@@ -33,24 +33,36 @@ _REASONS = {
 }
 
 
+def read_message(found: Mapping[str, Any]) -> Completion | None:
+    """The reply in the body of a message; None when there is none."""
+    blocks, usage = found.get("content"), found.get("usage")
+    if not isinstance(blocks, list):
+        return None
+    texts = [str(b.get("text") or "") for b in blocks if isinstance(b, dict) and b.get("type") == "text"]
+    reason = str(found.get("stop_reason") or "end_turn")
+    return Completion(
+        text="".join(texts),
+        # `input_tokens` leaves out what was written to or read from the cache.
+        prompt_tokens=count(usage, "input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"),
+        completion_tokens=count(usage, "output_tokens"),
+        finish_reason=_REASONS.get(reason, reason),
+    )
+
+
 class AnthropicBackend(HostedBackend):
     """Messages through Anthropic's SDK; see `HostedBackend`. The seed is not sent: the provider takes none.
 
     Args:
-        model: As in `HostedBackend`.
-        url: As in `HostedBackend`; without /v1.
-        api_key: As in `HostedBackend`.
-        timeout: As in `HostedBackend`.
+        model: As in `HostedBackend`, and so are url (without /v1), api_key, timeout and extra.
         cache_system: Whether a long system prompt that comes again is marked for the provider's cache.
         send_temperature: Whether temperature and top_p (if below 1) are sent, over the API version that takes them.
             The newest API version and models refuse both, so by default they draw with their own settings, also
             where the loops and builders ask for greedy replies.
-        extra: As in `HostedBackend`, for example {"thinking": {"type": "disabled"}}.
     """
 
     kind, client_class = "anthropic", "AsyncAnthropic"
     default_url, url_variable, key_variable = "https://api.anthropic.com", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"
-    hosts = ("anthropic.com",)
+    hosts, read = ("anthropic.com",), staticmethod(read_message)
 
     def __init__(
         self,
@@ -73,10 +85,6 @@ class AnthropicBackend(HostedBackend):
     def body(self, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
         """The body of a call; see `messages_body`."""
         return messages_body(self.name, messages, sampling, self.send_temperature, self.extra, self._is_cached)
-
-    def read(self, found: Mapping[str, Any]) -> Completion | None:
-        """The reply in a response; see `read_message`."""
-        return read_message(found)
 
     def create(self, client: Any, body: dict[str, Any]) -> Awaitable[Any]:
         """`client.messages.create`; fields that its newest version has no names for go with the rest."""
@@ -138,22 +146,6 @@ def messages_body(
     if sampling.stop:
         body["stop_sequences"] = list(sampling.stop)
     return {**body, **extra}
-
-
-def read_message(found: Mapping[str, Any]) -> Completion | None:
-    """The reply in the body of a message; None when there is none."""
-    blocks, usage = found.get("content"), found.get("usage")
-    if not isinstance(blocks, list):
-        return None
-    texts = [str(b.get("text") or "") for b in blocks if isinstance(b, dict) and b.get("type") == "text"]
-    reason = str(found.get("stop_reason") or "end_turn")
-    return Completion(
-        text="".join(texts),
-        # `input_tokens` leaves out what was written to or read from the cache.
-        prompt_tokens=count(usage, "input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"),
-        completion_tokens=count(usage, "output_tokens"),
-        finish_reason=_REASONS.get(reason, reason),
-    )
 
 
 def _open(options: LLMOptions, key: str | None, _: object) -> AnthropicBackend:

@@ -16,25 +16,39 @@ logger = logging.getLogger(__name__)
 TOKEN_FIELDS = ("auto", "max_tokens", "max_completion_tokens")
 
 
+def read_chat(found: Mapping[str, Any]) -> Completion | None:
+    """The reply in the body of a chat completion; None when there is none."""
+    try:
+        choice = found["choices"][0]
+        text, refusal = choice["message"].get("content"), choice["message"].get("refusal")
+    except (KeyError, IndexError, TypeError, AttributeError):
+        return None
+    if isinstance(text, list):  # parts, as some servers send
+        text = "".join(str(part.get("text") or "") for part in text if isinstance(part, dict))
+    usage = found.get("usage")
+    return Completion(
+        text=text if isinstance(text, str) else "",
+        prompt_tokens=count(usage, "prompt_tokens"),
+        completion_tokens=count(usage, "completion_tokens"),
+        finish_reason="refusal" if refusal and not text else str(choice.get("finish_reason") or "stop"),
+    )
+
+
 class OpenAIBackend(HostedBackend):
     """Chat completions through OpenAI's SDK; see `HostedBackend`.
 
     Args:
-        model: As in `HostedBackend`.
-        url: As in `HostedBackend`.
-        api_key: As in `HostedBackend`.
-        timeout: As in `HostedBackend`.
+        model: As in `HostedBackend`, and so are url, api_key, timeout and extra.
         token_field: How the longest reply is asked for. Hosted reasoning models refuse `max_tokens`, many other
             servers don't know `max_completion_tokens`. "auto" sends the second to openai.com and azure.com and the
             first elsewhere.
         send_temperature: Whether temperature and top_p are sent. Reasoning models refuse them: set it to false, and
             they draw with their own settings, also where the loops and builders ask for greedy replies.
-        extra: As in `HostedBackend`, for example {"reasoning_effort": "low"}.
     """
 
     kind, client_class = "openai", "AsyncOpenAI"
     default_url, url_variable, key_variable = "https://api.openai.com/v1", "OPENAI_BASE_URL", "OPENAI_API_KEY"
-    hosts = ("openai.com", "azure.com")
+    hosts, read = ("openai.com", "azure.com"), staticmethod(read_chat)
 
     def __init__(
         self,
@@ -58,10 +72,6 @@ class OpenAIBackend(HostedBackend):
     def body(self, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
         """The body of a chat completion; see `chat_body`."""
         return chat_body(self.name, messages, sampling, self.token_field, self.send_temperature, self.extra)
-
-    def read(self, found: Mapping[str, Any]) -> Completion | None:
-        """The reply in a response; see `read_chat`."""
-        return read_chat(found)
 
     def create(self, client: Any, body: dict[str, Any]) -> Awaitable[Any]:
         """`client.chat.completions.create`; fields that a server adds to OpenAI's go with the rest."""
@@ -105,24 +115,6 @@ def chat_body(
         schema = {"name": "reply", "strict": True, "schema": json.loads(sampling.schema)}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
     return {**body, **extra}
-
-
-def read_chat(found: Mapping[str, Any]) -> Completion | None:
-    """The reply in the body of a chat completion; None when there is none."""
-    try:
-        choice = found["choices"][0]
-        text, refusal = choice["message"].get("content"), choice["message"].get("refusal")
-    except (KeyError, IndexError, TypeError, AttributeError):
-        return None
-    if isinstance(text, list):  # parts, as some servers send
-        text = "".join(str(part.get("text") or "") for part in text if isinstance(part, dict))
-    usage = found.get("usage")
-    return Completion(
-        text=text if isinstance(text, str) else "",
-        prompt_tokens=count(usage, "prompt_tokens"),
-        completion_tokens=count(usage, "completion_tokens"),
-        finish_reason="refusal" if refusal and not text else str(choice.get("finish_reason") or "stop"),
-    )
 
 
 def _open(options: LLMOptions, key: str | None, _: object) -> OpenAIBackend:

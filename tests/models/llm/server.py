@@ -1,16 +1,7 @@
 """A mock of the hosted model APIs on loopback, for tests and benchmarks: replies, delays, faults and a record.
 
-It speaks OpenAI's chat completions (`/v1/chat/completions`) and Anthropic's messages (`/v1/messages`).
-
-In a thread:
-
-    with MockServer(reply=lambda body: "yes", delay=0.1, faults=Faults(rate_limit=0.2)) as server:
-        OpenAIBackend("any-model", url=server.url, api_key=None, timeout=5)
-        server.answered  # Counter: body key -> how often it was answered without a fault
-
-As a process of its own (it prints its port on the first line; `server_process` starts and ends one):
-
-    python tests/models/llm/server.py --port 0 --delay 0.1 --log log.jsonl --reply module:function --rate-limit 0.2
+It speaks OpenAI's chat completions (`/v1/chat/completions`) and Anthropic's messages (`/v1/messages`). `MockServer`
+runs in a thread, `server_process` in a process of its own.
 
 A reply function gets the request's JSON body and gives back a text or a `Reply`. Which fault meets a request depends
 on the seed, the request's body and its attempt number alone, never on the order in which requests arrive.
@@ -18,13 +9,11 @@ on the seed, the request's body and its attempt number alone, never on the order
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import hashlib
 import importlib
 import json
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -32,7 +21,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -118,13 +107,6 @@ def count(text: str) -> int:
     return len(text.split())
 
 
-def import_reply(spec: str) -> Callable[[Body], str | Reply]:
-    """Import `package.module:function`."""
-    module, _, name = spec.partition(":")
-    found: Callable[[Body], str | Reply] = getattr(importlib.import_module(module), name)
-    return found
-
-
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The events of a log file, in order; a half-written last line is left out."""
     events = []
@@ -132,11 +114,6 @@ def read_log(path: Path) -> list[dict[str, Any]]:
         if line.endswith("\n"):
             events.append(json.loads(line))
     return events
-
-
-def answered_in(path: Path) -> Counter[str]:
-    """How often each request body was answered without a fault, from a log file."""
-    return Counter(event["key"] for event in read_log(path) if event["event"] == "answered")
 
 
 class MockServer:
@@ -157,12 +134,8 @@ class MockServer:
         delay: float = 0.0,
         faults: Faults | None = None,
         log: Path | str | None = None,
-        port: int = 0,
-        usage: bool = True,
     ) -> None:
-        self.reply, self.delay, self.port, self.usage = reply, delay, port, usage
-        self.faults = faults or Faults()
-        self.log_path = Path(log) if log else None
+        self.reply, self.delay, self.port, self.faults = reply, delay, 0, faults or Faults()
         self.answered: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()
         self.faulty: Counter[str] = Counter()
@@ -170,7 +143,7 @@ class MockServer:
         self.authorizations: set[str] = set()
         self.bodies: deque[Body] = deque(maxlen=1000)
         self._cached: set[str] = set()
-        self._log = self.log_path.open("a", encoding="utf-8") if self.log_path else None
+        self._log = Path(log).open("a", encoding="utf-8") if log else None  # noqa: SIM115
 
     @property
     def root(self) -> str:
@@ -279,7 +252,6 @@ class MockServer:
         if fault == "cut_off":
             data = data[: len(data) // 2]
         if request.transport is None or request.transport.is_closing():
-            self._note("gone", key, attempt=attempt)
             return web.Response()
         response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": str(len(data))})
         await response.prepare(request)
@@ -312,17 +284,8 @@ class MockServer:
             "message": {"role": "assistant", "content": text},
             "finish_reason": reply.finish_reason or ("length" if reason == "length" else "stop"),
         }
-        found: Body = {
-            "id": f"chatcmpl-{body_key(body)}",
-            "object": "chat.completion",
-            "created": 1,
-            "model": body.get("model", ""),
-            "choices": [choice],
-        }
-        if self.usage:
-            read, written = sum(map(count, texts(body))), count(text)
-            found["usage"] = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-        return found
+        usage = {"prompt_tokens": sum(map(count, texts(body))), "completion_tokens": count(text)}
+        return {"object": "chat.completion", "model": body.get("model", ""), "choices": [choice], "usage": usage}
 
     def _messages(self, body: Body, reply: Reply) -> Body:
         text, reason = self._finish(body, reply, body.get("stop_sequences") or [], body["max_tokens"])
@@ -338,13 +301,10 @@ class MockServer:
             self._cached.add(texts(body)[0])
         usage["input_tokens"] = prompt - fixed
         return {
-            "id": f"msg_{body_key(body)}",
             "type": "message",
             "role": "assistant",
-            "model": body.get("model", ""),
             "content": [{"type": "text", "text": text}] if text else [],
             "stop_reason": reply.finish_reason or names[reason],
-            "stop_sequence": None,
             "usage": usage,
         }
 
@@ -370,11 +330,8 @@ def server_process(
     *, reply: str | None = None, delay: float = 0.0, faults: Faults | None = None, log: Path | None = None
 ) -> Iterator[str]:
     """Run the server as a process of its own; gives its base URL (with /v1). It ends with the block or with us."""
-    command = [sys.executable, __file__, "--until-stdin-closes", "--delay", str(delay)]
-    for name, value in asdict(faults or Faults()).items():
-        command += [f"--{name.replace('_', '-')}", str(value)]
-    command += ["--reply", reply] if reply else []
-    command += ["--log", str(log)] if log else []
+    options = {"reply": reply, "delay": delay, "faults": asdict(faults or Faults()), "log": str(log) if log else None}
+    command = [sys.executable, __file__, json.dumps(options)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             if process.stdout is None or not (port := process.stdout.readline().strip()):
@@ -384,33 +341,18 @@ def server_process(
             process.kill()
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--delay", type=float, default=0.0, help="seconds before each reply")
-    parser.add_argument("--reply", default=None, help="package.module:function")
-    parser.add_argument("--log", type=Path, default=None, help="JSONL file of requests and answers")
-    parser.add_argument("--until-stdin-closes", action="store_true", help="end when the parent does")
-    for item in fields(Faults):
-        parser.add_argument(f"--{item.name.replace('_', '-')}", type=type(item.default), default=item.default)
-    options = parser.parse_args(arguments)
+def main() -> None:
+    """Serve with the options of `server_process` until standard input closes; the first line printed is the port."""
+    options = json.loads(sys.argv[1])
     sys.path.insert(0, str(Path.cwd()))
-    faults = Faults(**{item.name: getattr(options, item.name) for item in fields(Faults)})
-    reply = import_reply(options.reply) if options.reply else echo
-    server = MockServer(reply, options.delay, faults, options.log, options.port)
+    module, _, name = (options["reply"] or "tests.models.llm.server:echo").partition(":")
+    reply = getattr(importlib.import_module(module), name)
+    server = MockServer(reply, options["delay"], Faults(**options["faults"]), options["log"])
 
     async def serve() -> None:
-        loop, stop = asyncio.get_running_loop(), asyncio.Event()
         runner = await server.start()
-        for name in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(name, stop.set)
-        if options.until_stdin_closes:
-            waiter = threading.Thread(
-                target=lambda: (sys.stdin.read(), loop.call_soon_threadsafe(stop.set)), daemon=True
-            )
-            waiter.start()
         print(server.port, flush=True)
-        await stop.wait()
+        await asyncio.to_thread(sys.stdin.read)
         await runner.cleanup()
 
     asyncio.run(serve())
