@@ -32,8 +32,8 @@ import os, signal, sys
 from tripletune.models.llm.ledger import Ledger
 from tripletune.recipes.cirag_trajectories import run
 noted, original = [], Ledger.wait_for
-async def wait_for(self, call):
-    await original(self, call)
+def wait_for(self, call):
+    original(self, call)
     noted.append(call)
     if len(noted) == int(sys.argv[1]):
         os.kill(os.getpid(), signal.SIGKILL)
