@@ -197,7 +197,7 @@ def test_other_draws_do_not_go_into_the_same_folder(
         (["--retriever", "dense"], "encoder is not set"),
         (["--options", "candidate=3"], "did you mean candidates?"),
         (["--options", "extraction=store"], "extraction=store and a file of triples (--triples) go together"),
-        (["--teacher.backend", "bach"], "backend 'bach' is not one of"),
+        (["--teacher.backend", "bach"], "backend: 'bach' is not one of"),
         (["--teacher.model", ""], "teacher: model is not set"),
         (["--keep.min_score", "f1"], "write it as METRIC=VALUE"),
         (["--keep.limit", "0"], "limit: 0 must be at least 1"),
