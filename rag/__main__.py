@@ -64,7 +64,7 @@ class _Part:
     limit: int | None = setting(None, "only the first passages", at_least=1)
 
 
-def ask(args: argparse.Namespace) -> None:
+def _ask(args: argparse.Namespace) -> None:
     """Answer the question and show every step on the way."""
     reading, options = from_arguments(_Reading, args), from_arguments(LoopOptions, args)
     if not args.question.strip():
@@ -196,7 +196,7 @@ def _add_ask(commands: Any) -> None:
     parser.add_argument("--model", required=True, help="run, checkpoint, export or merged folder")
     add_arguments(parser, _Reading)
     add_arguments(parser.add_argument_group("the loop"), LoopOptions)
-    parser.set_defaults(run=ask, level=logging.WARNING)
+    parser.set_defaults(run=_ask, level=logging.WARNING)
 
 
 def _add_extract(commands: Any) -> None:

@@ -115,7 +115,7 @@ def import_calls(path: Path, source: Path) -> tuple[int, int]:
     return new, total - new
 
 
-def troubles(path: Path) -> Iterator[str]:
+def ledger_troubles(path: Path) -> Iterator[str]:
     """What is wrong with a ledger: SQLite's own check, and every key computed again."""
     with closing(open_file(path, create=False)) as connection:
         for (line,) in connection.execute("PRAGMA integrity_check"):
@@ -189,7 +189,7 @@ def _export(arguments: argparse.Namespace) -> int:
 def _verify(arguments: argparse.Namespace) -> int:
     """Check the file and every key; the exit code is 1 when something is wrong."""
     found = 0
-    for found, what in enumerate(troubles(arguments.ledger), 1):
+    for found, what in enumerate(ledger_troubles(arguments.ledger), 1):
         if found <= _MOST_TROUBLES:
             sys.stdout.write(f"{what}\n")
     if found > _MOST_TROUBLES:

@@ -255,7 +255,7 @@ def import_replies(ledger: Ledger, path: str | Path) -> Counter[str] | None:
         counts: Counter[str] = Counter()
         for where, line in read_jsonl(path):
             try:
-                reply = read_reply(line)
+                reply = batch_reply(line)
             except ValueError as error:
                 raise ValueError(f"{where}: {error}. Nothing was imported") from None
             counts[_store(connection, reply, ledger.path)] += 1
@@ -270,7 +270,7 @@ def import_replies(ledger: Ledger, path: str | Path) -> Counter[str] | None:
     return counts
 
 
-def read_reply(line: Mapping[str, Any]) -> BatchReply:
+def batch_reply(line: Mapping[str, Any]) -> BatchReply:
     """Read one line of either layout.
 
     Raises:

@@ -24,7 +24,7 @@ from tripletune.models.llm.ledger import (
     make_call,
     sampling_of,
 )
-from tripletune.models.llm.programs import exported, main, statistics, troubles
+from tripletune.models.llm.programs import exported, ledger_troubles, main, statistics
 from tripletune.models.local.generation import Completion
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -212,7 +212,7 @@ def test_what_a_caller_has_seen_outlives_kill_9(path):
     process.wait()
     with Ledger(path) as ledger:
         assert all(ledger.get(call(str(n)).key).text == str(n) for n in seen)
-    assert list(troubles(path)) == []
+    assert list(ledger_troubles(path)) == []
 
 
 def _write_many(path: str, name: str, start) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tripletune.models.llm.backends.batch import BatchBackend, import_replies, read_reply, waiting
+from tripletune.models.llm.backends.batch import BatchBackend, batch_reply, import_replies, waiting
 from tripletune.models.llm.client import CallError, Message, RepliesPending, Sampling
 from tripletune.models.llm.ledger import Ledger, make_call
 from tripletune.models.llm.ledger_client import LedgerClient
@@ -401,7 +401,7 @@ def test_replies_of_another_ledger_are_refused(tmp_path, capsys):
     ],
 )
 def test_what_went_wrong_is_read(line, reason, is_refused):
-    reply = read_reply({"custom_id": "k", **line})
+    reply = batch_reply({"custom_id": "k", **line})
     assert reply == ("k", None, reason, is_refused)
 
 
@@ -417,7 +417,7 @@ def test_a_count_that_no_ledger_holds_is_none(tmp_path, capsys):
 def test_a_refusal_is_a_reply():
     message = {"content": None, "refusal": "no"}
     body = {"choices": [{"message": message, "finish_reason": "stop"}]}
-    found = read_reply({"custom_id": "k", "response": {"status_code": 200, "body": body}})
+    found = batch_reply({"custom_id": "k", "response": {"status_code": 200, "body": body}})
     assert (found.completion.text, found.completion.finish_reason) == ("", "refusal")
 
 
@@ -441,7 +441,7 @@ json_values = st.recursive(
 @example({"type": ""}, "result")
 def test_any_line_is_a_reply_or_refused(value, name):
     try:
-        found: Any = read_reply({"custom_id": "k", name: value})
+        found: Any = batch_reply({"custom_id": "k", name: value})
     except ValueError as error:
         found = str(error)
     assert "not a reply of a batch" in found if isinstance(found, str) else found.completion or found.reason
