@@ -339,7 +339,7 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...]) -> dict[str, Any
         stops[trace["stop_reason"] or "error"] += 1
         actions.update(action["action"] or "malformed" for action in trace["actions"])
         tallies.update(trace["tallies"])
-        sums.update({"errors": bool(row["error"]), "malformed_plans": trace["malformed"]})
+        sums.update({"errors": int(bool(row["error"])), "malformed_plans": trace["malformed"]})
         sums.update({"unexpected_plans": trace["unexpected"], "rounds": len(steps)})
         sums.update({"passages": sum(len(step["passages"]) for step in steps)})
         sums.update({"passages_without_triples": sum(step["passages_without_triples"] for step in steps)})

@@ -122,6 +122,8 @@ def test_metrics_count_what_happened(tmp_path):
     assert metrics["questions"] == metrics["metrics"]["exact_match"]["n"] == 70
     counts = metrics["counts"]
     assert counts["malformed_plans"] == 24
+    assert counts["errors"] == 0
+    assert not isinstance(counts["errors"], bool)
     assert counts["stop_reasons"] == {"malformed": 23, "repeated_subquery": 1, "sufficient": 46}, (
         "question 6 has no graph"
     )
