@@ -9,13 +9,13 @@ and is known by the module's name, so a new benchmark is one new file. Modules a
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections import Counter
 from collections.abc import Iterator
-from typing import Protocol, cast
+from typing import Protocol
 
 from tripletune.data_builders.hotpotqa_subq.questions import Dropped, Question
+from tripletune.models.options import not_one_of
+from tripletune.models.registry import load_from, names_in
 
 
 class Reader(Protocol):
@@ -41,8 +41,12 @@ class Reader(Protocol):
 
 def reader_names() -> list[str]:
     """Names of the question readers, sorted."""
-    modules = (module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
-    return sorted(name for name in modules if hasattr(_module(name), "read_questions"))
+    return names_with("read_questions")
+
+
+def names_with(function: str) -> list[str]:
+    """Names of the readers that have this function, sorted."""
+    return [name for name in names_in(__name__) if hasattr(load_from(__name__, name, "reader"), function)]
 
 
 def get_reader(name: str) -> Reader:
@@ -51,12 +55,8 @@ def get_reader(name: str) -> Reader:
     Raises:
         ValueError: there is none; the message lists those there are.
     """
-    known = {module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")}
-    function = getattr(_module(name), "read_questions", None) if name in known else None
-    if function is None:
-        raise ValueError(f"there is no question reader {name!r}; the readers are {', '.join(reader_names())}")
-    return cast(Reader, function)
-
-
-def _module(name: str) -> object:
-    return importlib.import_module(f"{__name__}.{name}")
+    known = reader_names()
+    if name not in known:
+        raise ValueError(not_one_of("question reader", name, known))
+    reader: Reader = load_from(__name__, name, "reader").read_questions
+    return reader

@@ -10,7 +10,6 @@ exclude. Rows that are left out and whatever normalisation changed are counted i
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import heapq
 import logging
@@ -31,8 +30,7 @@ from tripletune.data_builders.text_to_triples.rows import PairDrop
 from tripletune.data_builders.text_to_triples.sources import check_source, read_source, read_texts
 from tripletune.models.data.pairs import ExtractionPair, entity_triple
 from tripletune.models.files import file_digest
-from tripletune.models.options import add_arguments, from_arguments, require, setting
-from tripletune.models.program import run_program
+from tripletune.models.options import require, setting
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +88,7 @@ class Tally:
     excluded_texts: int = 0
 
 
-def _build(
+def build_pairs(
     sources: Sequence[Source], options: PairOptions, folder: FolderOptions, excluded: Sequence[Source] = ()
 ) -> dict[str, Any]:
     """Build a text-to-triples data set.
@@ -125,8 +123,8 @@ def _build(
         for pair, side in split.split(pairs) if name is None else ((pair, name) for pair in pairs):
             dataset.write(pair, side)
         if not dataset.statistics.records:
-            listed = "; ".join(f"{name}: {_listed(drops)}" for name, drops in tally.drops.items() if drops)
-            raise ValueError(f"not a single pair could be made ({listed or 'the files hold no rows'})")
+            told = "; ".join(f"{name}: {listed(drops)}" for name, drops in tally.drops.items() if drops)
+            raise ValueError(f"not a single pair could be made ({told or 'the files hold no rows'})")
         return dataset.finish(_facts(sources, excluded, options, folder, tally, split))
 
 
@@ -217,7 +215,8 @@ def _facts(
     )
 
 
-def _listed(counts: Counter[str] | dict[str, int]) -> str:
+def listed(counts: Counter[str] | dict[str, int]) -> str:
+    """Counts as "name number, ..."."""
     return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
 
 
@@ -293,31 +292,3 @@ def _from_border(heap: list[tuple[int, int, ExtractionPair]], border: int) -> It
     """Take all pairs with the largest hash out of the heap, so that no text is divided."""
     while heap and -heap[0][0] >= border:
         yield heapq.heappop(heap)[2], "train"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; bad input ends it with one line and exit code 2."""
-    parser = argparse.ArgumentParser(
-        prog="tripletune build pairs",
-        description="Build text-to-triples pairs from published data, a teacher's triples or the fictional world.",
-    )
-    group = parser.add_argument_group("what to read")
-    group.add_argument("--source", action="append", required=True, metavar="[NAME=]READER:FILE[:REPLIES]",
-        help="pairs to read: triples, wikiofgraph or genwiki with a file (.jsonl, .json, .parquet) or a hub id "
-        "owner/name[@configuration][#split]; or a reader of questions (hotpotqa, ...) with its file and a teacher's "
-        "recorded replies; repeat it for several; of a text that occurs again the first row counts")  # fmt: skip
-    group.add_argument("--exclude", action="append", default=[], metavar="[NAME=]READER:FILE[:REPLIES]",
-        help="leave out the texts of this source, for example those of a test set; repeat it for several")  # fmt: skip
-    add_arguments(parser.add_argument_group("how pairs are made and split"), PairOptions)
-    add_arguments(parser.add_argument_group("where and how they are written"), FolderOptions)
-    parsed = parser.parse_args(arguments)
-
-    def program() -> None:
-        sources, excluded = ([Source.parse(text) for text in texts] for texts in (parsed.source, parsed.exclude))
-        folder = from_arguments(FolderOptions, parsed)
-        numbers = _build(sources, from_arguments(PairOptions, parsed), folder, excluded)
-        logger.info("%s: %s", folder.output, _listed(numbers["splits"]))
-        for name, counts in numbers["sources"].items():
-            logger.info("  %s: %s", name, _listed(counts))
-
-    return run_program(program)

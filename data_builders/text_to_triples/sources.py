@@ -7,11 +7,9 @@ is one of questions (`hotpotqa`, ...), and every passage that the teacher read g
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 from tripletune.data_builders import readers
 from tripletune.data_builders.datasets.lookup import JsonlIndex
@@ -25,14 +23,9 @@ from tripletune.data_builders.text_to_triples.rows import (
     PairRow,
     published_triples,
 )
+from tripletune.models.registry import load_from
 
 QUESTIONS_DROPPED = "questions that the reader leaves out"
-
-
-def pair_reader_names() -> list[str]:
-    """Names of the readers of pairs, sorted."""
-    modules = (module.name for module in pkgutil.iter_modules(readers.__path__) if not module.name.startswith("_"))
-    return sorted(name for name in modules if hasattr(_module(name), "read_pairs"))
 
 
 def check_source(source: Source) -> None:
@@ -78,15 +71,17 @@ def _usable(rows: Iterator[PairRow], drops: Counter[str]) -> Iterator[PairRow]:
 
 
 def _pair_reader(source: Source) -> PairReader:
-    if source.reader not in pair_reader_names():
-        known = ", ".join(pair_reader_names())
+    names = readers.names_with("read_pairs")
+    if source.reader not in names:
+        known = ", ".join(names)
         if source.reader in readers.reader_names():
             raise ValueError(
                 f"source {source.name!r}: {source.reader} reads questions; add the file of a teacher's recorded "
                 f"replies, {source.reader}:FILE:REPLIES, or take a reader of pairs ({known})"
             )
         raise ValueError(f"source {source.name!r}: there is no reader {source.reader!r}; the readers are {known}")
-    return cast(PairReader, _module(source.reader).read_pairs)  # type: ignore[attr-defined]
+    reader: PairReader = load_from(readers.__name__, source.reader, "reader").read_pairs
+    return reader
 
 
 def _recorded_rows(source: Source, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
@@ -124,7 +119,3 @@ def _keys(where: str, row: dict[str, Any]) -> list[str]:
             f"{', '.join(row) or 'nothing'}"
         )
     return [identity]
-
-
-def _module(name: str) -> object:
-    return importlib.import_module(f"{readers.__name__}.{name}")

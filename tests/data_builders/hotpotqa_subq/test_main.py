@@ -319,7 +319,7 @@ def test_parts_of_the_mix_are_cut_to_their_count_and_give_answers_alone(files, b
             ["--validation-fraction", "1", "--shard-size", "0"],
             "shard_size: 0 must be at least 1; validation_fraction: 1.0",
         ),
-        (["--source", "nope:f:t"], "there is no question reader 'nope'"),
+        (["--source", "nope:f:t"], "question reader: 'nope' is not one of"),
         (["--source", "hotpotqa:gone.jsonl:gone.teacher.jsonl", "--source", "a=hotpotqa:q"], "two sources are called"),
         (["--source", "a=hotpotqa:gone.jsonl:gone.teacher.jsonl"], "no such file: gone.teacher.jsonl"),
     ],

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from tripletune.data_builders.hotpotqa_subq.options import Source
+from tripletune.data_builders.readers import names_with
 from tripletune.data_builders.text_to_triples.rows import BAD_TITLES, MALFORMED_TRIPLES, PairDrop, published_triples
 from tripletune.data_builders.text_to_triples.sources import (
     QUESTIONS_DROPPED,
     check_source,
-    pair_reader_names,
     read_source,
 )
 
@@ -157,12 +157,12 @@ def test_questions_the_reader_leaves_out_are_counted(tmp_path):
 
 
 def test_unusable_sources_are_named(tmp_path):
-    assert {"genwiki", "triples", "wikiofgraph"} <= set(pair_reader_names())
+    assert {"genwiki", "triples", "wikiofgraph"} <= set(names_with("read_pairs"))
     with pytest.raises(ValueError, match=r"there is no reader 'nope'; the readers are .*wikiofgraph"):
         check_source(Source.parse("nope:file.jsonl"))
     with pytest.raises(ValueError, match=r"hotpotqa reads questions; add the file of a teacher's recorded replies"):
         check_source(Source.parse("hotpotqa:file.jsonl"))
-    with pytest.raises(ValueError, match="no question reader 'triples'"):
+    with pytest.raises(ValueError, match="question reader: 'triples' is not one of"):
         check_source(Source.parse("triples:file.jsonl:replies.jsonl"))
     with pytest.raises(FileNotFoundError):
         read(f"triples:{tmp_path / 'gone.jsonl'}")

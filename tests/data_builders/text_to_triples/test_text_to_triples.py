@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from tripletune.data_builders.text_to_triples.build import PairOptions, main
+from tripletune.data_builders.text_to_triples.__main__ import main
+from tripletune.data_builders.text_to_triples.build import PairOptions
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.models.data.pairs import read_pairs
 from tripletune.models.data.triples import Triple
