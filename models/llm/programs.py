@@ -94,7 +94,7 @@ def import_calls(path: Path, source: Path) -> tuple[int, int]:
 
     Args:
         path: The ledger; made when it is not there.
-        source: JSON lines of `exported`.
+        source: JSON lines of `exported`, or another ledger.
 
     Returns:
         How many calls were new, and how many the ledger had.
@@ -103,16 +103,24 @@ def import_calls(path: Path, source: Path) -> tuple[int, int]:
         ValueError: a line can't be used; then nothing was imported.
     """
     # Read twice, so that a bad line leaves no ledger behind and memory does not grow with the file.
-    total = sum(bool(_row(values, where)) for where, values in read_jsonl(source))
+    total = sum(bool(_row(values, where)) for where, values in _calls(source))
     new = 0
     with Ledger(path) as ledger, ledger.transaction() as connection:
-        for where, values in read_jsonl(source):
+        for where, values in _calls(source):
             row = _row(values, where)
             known = connection.execute("SELECT status, detail FROM calls WHERE key = ?", row[:1]).fetchone()
             # A failure that is there already is written again by PUT, without being news.
             new += connection.execute(PUT, row).rowcount > 0 and known != row[10:12]
             connection.executemany(ADD_USE, [(row[0], *use) for use in values["uses"]])
     return new, total - new
+
+
+def _calls(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    if source.is_file():
+        with source.open("rb") as file:
+            if file.read(16) == b"SQLite format 3\0":
+                return ((str(source), values) for values in exported(source))
+    return read_jsonl(source)
 
 
 def ledger_troubles(path: Path) -> Iterator[str]:
@@ -203,9 +211,10 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _import(arguments: argparse.Namespace) -> int:
-    """Read exported calls into the ledger; what is there stays."""
-    new, known = import_calls(arguments.ledger, arguments.input)
-    sys.stdout.write(f"{arguments.ledger}: {new:,} calls are new, {known:,} were there\n")
+    """Bring exported calls or other ledgers into the ledger; what is there stays."""
+    for source in arguments.input:
+        new, known = import_calls(arguments.ledger, source)
+        sys.stdout.write(f"{arguments.ledger}: {new:,} calls are new, {known:,} were there ({source})\n")
     return 0
 
 
@@ -271,7 +280,7 @@ def _parser() -> argparse.ArgumentParser:
     commands["export"].add_argument("--role", help="only calls that this role used")
     commands["export"].add_argument("--model", help='only calls of this model, for example "openai:gpt-4o-mini"')
     commands["export"].add_argument("--output", type=Path, metavar="FILE", help="JSON lines (default: standard output)")
-    commands["import"].add_argument("input", type=Path, help="JSON lines of export")
+    commands["import"].add_argument("input", type=Path, nargs="+", help="JSON lines of export, or ledgers")
 
     batch = programs.add_parser("batch", help="calls that wait").add_subparsers(required=True, metavar="COMMAND")
     commands = {name: add(batch, name, function) for name, function in _BATCH.items()}
