@@ -23,7 +23,7 @@ from tripletune.data_builders.hotpotqa_subq.evidence import (
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
 from tripletune.data_builders.readers._rows import PassageFinder, Row, title_key
 from tripletune.models.data.passages import Passage
-from tripletune.models.data.records import read_jsonl
+from tripletune.models.data.records import read_jsonl, shown, text_fields
 from tripletune.models.data.triples import Triple, triples_from_json
 from tripletune.models.llm.replies import triple_of
 
@@ -186,11 +186,10 @@ class TripleFile:
         self.issues: Counter[str] = Counter() if issues is None else issues
 
         def keys(where: str, row: Row) -> list[str]:
-            title, text = row.get("title"), row.get("text")
-            if not isinstance(title, str) or not isinstance(text, str) or not isinstance(row.get("triples"), list):
-                raise ValueError(
-                    f"{where}: a line of a triple file needs title, text and triples; it has {', '.join(row)}"
-                )
+            texts = text_fields(row, where, "line of a triple file", ("title", "text"))
+            title, text = texts["title"], texts["text"]
+            if not isinstance(row.get("triples"), list):
+                raise ValueError(f"{where}: triples must be a list, found {shown(row.get('triples'))}")
             self.issues[MALFORMED_TRIPLES] += len(row["triples"]) - len(_good_triples(row["triples"]))
             return [f"content {_folded(title)} {_folded(text)}", f"title {title_key(title)}"]
 
