@@ -17,7 +17,7 @@ from tripletune.data_builders.text_to_triples.rows import PairRow, pair_rows
 _PLACEHOLDER = re.compile(r"<ENT_(\d+)>")
 
 
-def read_pairs(location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
+def read_pair_rows(location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
     """Stream the rows; see `data_builders.text_to_triples.rows.PairReader`."""
     return pair_rows(location, drops, issues, ("graph", "triples", "triplet"), _with_entities)
 

@@ -16,6 +16,6 @@ from tripletune.data_builders.text_to_triples.rows import PairRow, pair_rows
 HUB_ID = "andreaKIM/WikiOFGraph"
 
 
-def read_pairs(location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
+def read_pair_rows(location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
     """Stream the rows; see `data_builders.text_to_triples.rows.PairReader`."""
     return pair_rows(location, drops, issues, ("triplet", "triples"))

@@ -59,7 +59,7 @@ class PairRow:
 
 
 class PairReader(Protocol):
-    """The `read_pairs` function of a reader module."""
+    """The `read_pair_rows` function of a reader module."""
 
     def __call__(self, location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
         """Stream the rows of a file.

@@ -71,7 +71,7 @@ def _usable(rows: Iterator[PairRow], drops: Counter[str]) -> Iterator[PairRow]:
 
 
 def _pair_reader(source: Source) -> PairReader:
-    names = readers.names_with("read_pairs")
+    names = readers.names_with("read_pair_rows")
     if source.reader not in names:
         known = ", ".join(names)
         if source.reader in readers.reader_names():
@@ -80,7 +80,7 @@ def _pair_reader(source: Source) -> PairReader:
                 f"replies, {source.reader}:FILE:REPLIES, or take a reader of pairs ({known})"
             )
         raise ValueError(f"source {source.name!r}: there is no reader {source.reader!r}; the readers are {known}")
-    reader: PairReader = load_from(readers.__name__, source.reader, "reader").read_pairs
+    reader: PairReader = load_from(readers.__name__, source.reader, "reader").read_pair_rows
     return reader
 
 
