@@ -157,7 +157,7 @@ def test_questions_the_reader_leaves_out_are_counted(tmp_path):
 
 
 def test_unusable_sources_are_named(tmp_path):
-    assert {"genwiki", "triples", "wikiofgraph"} <= set(names_with("read_pairs"))
+    assert {"genwiki", "triples", "wikiofgraph"} <= set(names_with("read_pair_rows"))
     with pytest.raises(ValueError, match=r"there is no reader 'nope'; the readers are .*wikiofgraph"):
         check_source(Source.parse("nope:file.jsonl"))
     with pytest.raises(ValueError, match=r"hotpotqa reads questions; add the file of a teacher's recorded replies"):
