@@ -15,27 +15,173 @@ request files. Exit code 3: calls wait for the replies of a batch.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-import os
 import shlex
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tripletune.models.options import ConfigError, parse_command_line, to_yaml
-from tripletune.train.collect_config import CollectConfig
+from tripletune.data_builders.corpus import CorpusOptions
+from tripletune.data_builders.trajectories import TrajectoryOptions
+from tripletune.eval.suites.questions import QuestionOptions
+from tripletune.eval.task import load_task
+from tripletune.models.files import write_text
+from tripletune.models.llm.options import LLMOptions
+from tripletune.models.options import parse_command_line, setting, to_arguments, to_yaml
+from tripletune.models.program import run_program
+from tripletune.rag.retrieval.retrievers import RetrieverKind
+from tripletune.rag.systems import load_system, make_options
 
 TRAJECTORIES = "trajectories"
+SYSTEM = "cirag"
+
+if TYPE_CHECKING:
+    TeacherSection = Any
+else:
+    # The options that are `--teacher-...` elsewhere, as a section.
+    TeacherSection = dataclasses.make_dataclass(
+        "TeacherSection",
+        [(one.name, one.type, setting(one.default, one.metadata["help"])) for one in dataclasses.fields(LLMOptions)],
+    )
+
+
+@dataclass
+class KeepSection:
+    """Which trajectories are kept; the paper names no filter."""
+
+    min_score: list[str] = setting([], "least scores of the answer, such as exact_match=1 or f1=0.8")
+    no_repairs: bool = setting(False, "leave out chats with a reply that was repaired or recovered from")
+    no_repeated_query: bool = setting(False, "leave out questions that ended by a repeated query")
+    ended_by_choice: bool = setting(False, "leave out questions that ended by a limit or a malformed reply")
+    min_recall: float | None = setting(None, "least share of the supporting passages retrieved")
+    limit: int | None = setting(3000, "most trajectories, in the order of files")
+    validation_fraction: float = setting(0.0, "share of the questions for validation")
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionFile:
+    """One training set of a collection.
+
+    Attributes:
+        task: How its questions are read and scored, by name.
+        file: The benchmark's training file.
+        folder: Where its questions, corpus, gold links and results go.
+    """
+
+    task: str
+    file: str
+    folder: Path
+
+
+@dataclass
+class CollectConfig:
+    """A whole collection."""
+
+    output_dir: str = setting("runs/cirag_trajectories", "folder of corpora, results, ledger and trajectories")
+    files: list[str] = setting([], "training files, each as TASK:FILE")
+    questions: int = setting(1000, "questions to draw from each file; 0 takes all", at_least=0)
+    seed: int = setting(0, "seed of the draws, and of the split into training and validation")
+    retriever: RetrieverKind = setting("dense", "bm25, dense or hybrid")
+    encoder: str | None = setting("BAAI/bge-small-en-v1.5", "sentence encoder of dense retrieval and of reranking")
+    triples: str | None = setting(None, "triples extracted before, for the loop's option extraction=store")
+    options: list[str] = setting([], "options of the loop as NAME=VALUE, such as candidates=50")
+    concurrency: int = setting(64, "questions under way at once; with a batch it is always one", at_least=1)
+    teacher: TeacherSection = field(default_factory=TeacherSection)
+    keep: KeepSection = field(default_factory=KeepSection)
+
+    def check(self) -> list[str]:
+        """Problems that can be seen without loading anything."""
+        problems = [] if self.files else ["files: name at least one training file, as TASK:FILE"]
+        for source in self.sources():
+            try:
+                load_task(source.task)
+            except ValueError as error:
+                problems.append(f"files: {error}; write TASK:FILE")
+            if not Path(source.file).is_file():
+                problems.append(f"files: there is no file {source.file or '(nothing stands after the colon)'}")
+        # What the programs behind it would say, told of the names that are used here.
+        behind: dict[str, Callable[[], Any]] = {
+            "options": self.check_options, "teacher": self.llm, "keep": self.trajectories,
+        }  # fmt: skip
+        for name, check in behind.items():
+            try:
+                check()
+            except ValueError as error:
+                problems.append(f"{name}: {error}")
+        return problems
+
+    def sources(self) -> list[QuestionFile]:
+        """The training sets, each with a folder of its own."""
+        found: list[QuestionFile] = []
+        for text in self.files:
+            task, _, file = text.partition(":")
+            stem = Path(task).stem or "task"
+            number = sum(one.folder.name.rpartition("-")[0] == stem or one.folder.name == stem for one in found)
+            found.append(QuestionFile(task, file, Path(self.output_dir) / (f"{stem}-{number + 1}" if number else stem)))
+        return found
+
+    def check_options(self) -> None:
+        """Raise `ValueError` when the loop does not take its options, or an embedder is missing."""
+        options = make_options(load_system(SYSTEM), {}, self.options)
+        if (options.extraction == "store") != bool(self.triples):
+            raise ValueError("extraction=store and a file of triples (--triples) go together: name both or none")
+        if self.encoder is None and (options.rerank or self.retriever != "bm25"):
+            raise ValueError(
+                "encoder is not set: dense retrieval and reranking need one (bm25 with rerank=no does not)"
+            )
+
+    def llm(self) -> LLMOptions:
+        """How the teacher is called; its ledger is that of the collection unless it is named."""
+        return LLMOptions(**{**dataclasses.asdict(self.teacher), "ledger": self.ledger})
+
+    @property
+    def ledger(self) -> str:
+        """The ledger of all calls."""
+        return self.teacher.ledger or str(Path(self.output_dir) / "ledger.sqlite")
+
+    def corpus(self, source: QuestionFile) -> CorpusOptions:
+        """How a training set's questions are drawn."""
+        return CorpusOptions(
+            load_task(source.task).reader, train=source.file, train_count=self.questions, seed=self.seed
+        )
+
+    def evaluation(self, source: QuestionFile) -> QuestionOptions:
+        """How the loop runs over a training set: the options of `tripletune eval run`."""
+        folder = source.folder
+        return QuestionOptions(
+            system=SYSTEM,
+            task=source.task,
+            data=f"{folder}/train.jsonl",
+            output=f"{folder}/run",
+            corpus=f"{folder}/train.corpus.jsonl",
+            gold=f"{folder}/train.gold.jsonl",
+            index=f"{folder}/index",
+            retriever=self.retriever,
+            encoder=self.encoder,
+            triples=self.triples,
+            set=list(self.options),
+            concurrency=self.concurrency,
+        )
+
+    def command(self, source: QuestionFile) -> list[str]:
+        """The words of the same run on a command line."""
+        words = to_arguments(self.evaluation(source)) + to_arguments(self.llm(), "teacher")
+        return ["tripletune", "eval", "run", *words]
+
+    def trajectories(self) -> TrajectoryOptions:
+        """What is made of the results."""
+        keep = dataclasses.asdict(self.keep)
+        return TrajectoryOptions(**{**keep, "min_score": tuple(self.keep.min_score), "seed": self.seed})
 
 
 def main(config: CollectConfig, dry_run: bool = False) -> None:
     """Corpora, loops, trajectories."""
-    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO, force=True)
-    for name in ("anthropic", "bm25s", "faiss", "httpcore", "httpx", "openai", "sentence_transformers", "urllib3"):
-        logging.getLogger(name).setLevel(logging.WARNING)
     if dry_run:
-        print(to_yaml(config))
-        for source in config.sources():
-            print(shlex.join(config.command(source)))
+        lines = [to_yaml(config), *(shlex.join(config.command(source)) for source in config.sources())]
+        sys.stdout.write("\n".join(lines) + "\n")
         return
 
     from tripletune.data_builders.corpus import ensure_corpus
@@ -49,7 +195,7 @@ def main(config: CollectConfig, dry_run: bool = False) -> None:
     sources = config.sources()
     for source in sources:
         ensure_corpus(config.corpus(source), source.folder)
-    save_config(config, folder)
+    write_text(folder / "config.yaml", to_yaml(config))
 
     # One client for all, so that a model is loaded once and a round's calls are in one request file.
     teacher = config.llm()
@@ -65,34 +211,11 @@ def main(config: CollectConfig, dry_run: bool = False) -> None:
     logging.info("%s: %s trajectories", output.output, statistics["splits"])
 
 
-def save_config(config: CollectConfig, folder: Path) -> None:
-    """Write the resolved configuration into the run folder, in one step."""
-    scratch = folder / "config.yaml.tmp"
-    scratch.write_text(to_yaml(config), encoding="utf-8")
-    os.replace(scratch, folder / "config.yaml")
-
-
 def run(argv: list[str] | None = None) -> int:
-    """The command line; bad input gives one clear message and exit code 2."""
-    from tripletune.eval.harness import QuestionsPending
-    from tripletune.models.llm.client import CallError
-
-    try:
-        main(*parse_command_line(CollectConfig, __doc__ or "", argv))
-    except (ConfigError, OSError, ValueError) as error:
-        logging.debug("details", exc_info=True)
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except CallError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except QuestionsPending as pending:
-        print(pending, file=sys.stderr)
-        return 3
-    except KeyboardInterrupt:
-        print("stopped; run the same command again to go on", file=sys.stderr)
-        return 130
-    return 0
+    """The command line. Returns 0; 1 when a server does not answer, 2 for bad input, 3 when calls wait for a batch."""
+    return run_program(
+        lambda: main(*parse_command_line(CollectConfig, __doc__ or "", argv)), form="%(asctime)s %(message)s"
+    )
 
 
 if __name__ == "__main__":

@@ -16,8 +16,7 @@ from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.models.data.trajectories import read_trajectories
 from tripletune.models.llm.programs import main as calls
 from tripletune.models.options import ConfigError, load_config, to_yaml
-from tripletune.recipes.cirag_trajectories import run
-from tripletune.train.collect_config import CollectConfig
+from tripletune.recipes.cirag_trajectories import CollectConfig, run
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"

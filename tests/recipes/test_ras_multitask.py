@@ -170,9 +170,22 @@ def test_kills_leave_no_trace(make_config: Config, tmp_path: Path, in_process: C
 
 
 @pytest.mark.slow
-def test_two_processes_are_as_one(make_config: Config, tmp_path: Path, in_process: Callable[[list[str]], str]) -> None:
+def test_two_processes_are_as_one(
+    make_config: Config,
+    tmp_path: Path,
+    in_process: Callable[[list[str]], str],
+    records: list[Record],
+    write_records: Any,
+) -> None:
+    data = str(write_records(records[5:10], "validation", tmp_path / "five"))
     quiet = {"model.graph_dropout": 0.0, "model.lora_dropout": 0.0, "train.max_steps": 10}
-    quiet |= {"train.save_steps": 4, "train.save_total_limit": None}
+    # Three evaluation batches of short and long labels for two processes.
+    quiet |= {
+        "train.save_steps": 4,
+        "train.save_total_limit": None,
+        "train.eval_batch_size": 2,
+        "data.validation": data,
+    }
     one = make_config({**quiet, "output_dir": str(tmp_path / "one")})
     assert in_process(command_line(one, tmp_path)) == ""
     two = make_config({**quiet, "output_dir": str(tmp_path / "two"), "train.batch_size": 1})
@@ -182,11 +195,12 @@ def test_two_processes_are_as_one(make_config: Config, tmp_path: Path, in_proces
     assert done.returncode == 0, done.stderr
     assert "2 process(es)" in done.stderr
 
-    def log(name: str) -> list[float]:
-        lines = (tmp_path / name / "losses.jsonl").read_text().splitlines()
+    def log(name: str, file: str = "losses.jsonl") -> list[float]:
+        lines = (tmp_path / name / file).read_text().splitlines()
         return [json.loads(line)["loss"] for line in lines]
 
     assert log("two") == pytest.approx(log("one"), rel=1e-4)
+    assert log("two", "evaluations.jsonl") == pytest.approx(log("one", "evaluations.jsonl"), rel=1e-3)
     # And from the middle of the second epoch on.
     for path in (tmp_path / "two").glob("checkpoint-*"):
         if path.name != "checkpoint-4":
