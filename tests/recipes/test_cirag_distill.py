@@ -6,146 +6,30 @@ Training a decoder needs TRL; what comes before it is tested without.
 from __future__ import annotations
 
 import json
-import logging
-import os
-import runpy
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
-from tripletune.models.data.passages import Passage
-from tripletune.models.data.trajectories import Trajectory
-from tripletune.models.data.triples import Triple
-from tripletune.models.options import load_config, problems, to_yaml
-from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
-from tripletune.rag.triples.sentences import Fact
+from tests.recipes.command_lines import command_line, lines
+from tripletune.models.options import load_config, problems
 from tripletune.train.tasks.cirag_distill import StudentConfig
 from tripletune.train.tasks.cirag_on_policy import OnPolicyConfig
 
-ROOT = Path(__file__).resolve().parents[2]
-RECIPE = ROOT / "recipes" / "cirag_distill.py"
-PASSAGE = Passage("Kelm", "Kelm is a town.")
+RECIPE = "cirag_distill"
 Config = Callable[..., StudentConfig]
 Call = Callable[[list[str]], str]
 STEPS = {"train.max_steps": 6, "train.save_steps": 2, "train.eval_steps": 3}
 
-# Runs the recipe and kills this process, as `kill -9` does, after a step.
-KILLER = """
-import os, runpy, signal, sys
-step = int(sys.argv[1])
-sys.argv = sys.argv[2:]
-from tripletune.train.engine import LossLog
-original = LossLog.on_step_end
-def on_step_end(self, args, state, control, **kwargs):
-    original(self, args, state, control, **kwargs)
-    if state.global_step == step:
-        os.kill(os.getpid(), signal.SIGKILL)
-LossLog.on_step_end = on_step_end
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
-
-def facts(name: str, count: int = 2) -> tuple[Fact, ...]:
-    return tuple(Fact(Triple(name, "saw", f"Kelm {n}"), PASSAGE, "") for n in range(count))
-
-
-def trajectory(number: int, teacher: str = "oracle") -> Trajectory:
-    """Two rounds with short turns."""
-    name = f"Ada {number}"
-    first = Decision("One.", facts(name)[:1], f"Who is {name}?")
-    turns = (
-        *messages_of("Go.", f"Whom did {name} see?", facts(f"Bo {number}"), [Round(facts(name), first)]),
-        {"role": "assistant", "content": write_decision(Decision("All.", facts(f"Bo {number}")[:1], ""))},
-    )
-    flags = tuple(turn["role"] == "assistant" for turn in turns)
-    return Trajectory(f"q{number}:0", f"q{number}", "cirag.integrate", teacher, turns, flags)  # type: ignore[arg-type]
-
-
-def write(folder: Path, split: str, rows: list[Trajectory]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    text = "".join(json.dumps(row.to_json(), ensure_ascii=False) + "\n" for row in rows)
-    (folder / f"{split}-00000.jsonl").write_text(text, encoding="utf-8")
-    return folder
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    """Eight questions to train on, two of them validation's by mistake, and two to validate with."""
-    folder = write(tmp_path / "data", "train", [trajectory(n) for n in range(8)])
-    return write(folder, "validation", [trajectory(n) for n in (0, 1, 8)])
-
-
-@pytest.fixture
-def make_distill_config(tmp_path: Path, tiny_llama: Path, data: Path) -> Config:
-    """A run on a tiny model that takes a second."""
-
-    def make(overrides: dict[str, Any] | None = None) -> StudentConfig:
-        values = {
-            "output_dir": str(tmp_path / "run"),
-            "model.base": str(tiny_llama),
-            "model.dtype": "float32",
-            "model.lora_rank": 4,
-            "model.lora_dropout": 0.1,
-            "data.train": [str(data)],
-            "data.max_tokens": 1024,
-            "data.max_prompt_tokens": 900,
-            "train.batch_size": 2,
-            "train.learning_rate": 0.01,
-            "train.bf16": "false",
-            "train.logging_steps": 1,
-            "train.eval_generate_records": 2,
-            "train.eval_max_new_tokens": 4,
-            **(overrides or {}),
-        }
-        return load_config(StudentConfig, None, values)
-
-    return make
-
-
-def command_line(config: StudentConfig, tmp_path: Path) -> list[str]:
-    path = tmp_path / f"{Path(config.output_dir).name}.yaml"
-    path.write_text(to_yaml(config))
-    return [str(RECIPE), "--config", str(path)]
-
-
-@pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Call]:
-    """Runs the recipe's command line in this process and returns its error message ("" for success)."""
-    handlers, level = logging.root.handlers[:], logging.root.level
-
-    def call(argv: list[str]) -> str:
-        monkeypatch.setattr(sys, "argv", argv)
-        code = 0
-        try:
-            runpy.run_path(argv[0], run_name="__main__")
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        if code == 0:
-            return ""
-        errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-        assert (code, len(errors)) == (2, 1)
-        return errors[0]
-
-    yield call
-    logging.root.handlers[:], logging.root.level = handlers, level
-
-
-def lines(config: StudentConfig, name: str) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (Path(config.output_dir) / name).read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
-
-
-def test_a_run_and_its_student(make_distill_config: Config, tmp_path: Path, in_process: Call) -> None:
-    pytest.importorskip("trl", reason="TRL is not installed")
-    other = write(tmp_path / "other", "train", [trajectory(n, "gpt") for n in (20, 21)])
-    config = make_distill_config({**STEPS, "model.lora_dropout": 0.0})
+def test_a_run_and_its_student(
+    make_student_config: Config, make_trajectory: Any, write_trajectories: Any, tmp_path: Path, run_recipe: Call
+) -> None:
+    other = write_trajectories([make_trajectory(n, "gpt") for n in (20, 21)], "train", tmp_path / "other")
+    config = make_student_config({**STEPS, "model.lora_dropout": 0.0})
     config.data.train.append(str(other))
-    assert in_process(command_line(config, tmp_path)) == ""
+    assert run_recipe(command_line(RECIPE, config)) == ""
     found = lines(config, "losses.jsonl")
     assert [line["step"] for line in found] == list(range(1, 7))
     assert found[-1]["loss"] < found[0]["loss"]
@@ -175,36 +59,11 @@ def test_a_run_and_its_student(make_distill_config: Config, tmp_path: Path, in_p
     assert "trajectories of `gpt` | 2" in (exported / "README.md").read_text()
 
 
-@pytest.mark.slow
-def test_a_kill_leaves_no_trace(make_distill_config: Config, tmp_path: Path, in_process: Call) -> None:
-    pytest.importorskip("trl", reason="TRL is not installed")
-    whole = make_distill_config({**STEPS, "output_dir": str(tmp_path / "whole")})
-    assert in_process(command_line(whole, tmp_path)) == ""
-    killed = make_distill_config({**STEPS, "output_dir": str(tmp_path / "killed")})
-    arguments = command_line(killed, tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-c", KILLER, "3", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == -9, done.stderr
-    assert [line["step"] for line in lines(killed, "losses.jsonl")] == [1, 2, 3]
-    assert in_process(arguments) == ""
-    for name in ("losses.jsonl", "evaluations.jsonl"):
-        assert lines(killed, name) == lines(whole, name)
-    one, other = (load_file(tmp_path / name / "final" / "adapter_model.safetensors") for name in ("whole", "killed"))
-    assert all(one[name].equal(other[name]) for name in one | other)
-
-
 def test_a_dry_run_trains_nothing(
-    make_distill_config: Config, tmp_path: Path, in_process: Call, capsys: pytest.CaptureFixture[str]
+    make_student_config: Config, tmp_path: Path, run_recipe: Call, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = make_distill_config()
-    assert in_process([*command_line(config, tmp_path), "--dry-run", "--train.epochs", "5"]) == ""
+    config = make_student_config()
+    assert run_recipe([*command_line(RECIPE, config), "--dry-run", "--train.epochs", "5"]) == ""
     shown = capsys.readouterr().out
     assert "epochs: 5.0" in shown
     # Six trajectories: two questions are validation's.
@@ -216,10 +75,10 @@ def test_a_dry_run_trains_nothing(
 
 
 def test_a_dry_run_says_which_rounds_are_too_long(
-    make_distill_config: Config, tmp_path: Path, in_process: Call, capsys: pytest.CaptureFixture[str]
+    make_student_config: Config, tmp_path: Path, run_recipe: Call, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = make_distill_config({"data.max_tokens": 400, "data.max_prompt_tokens": 390})
-    assert in_process([*command_line(config, tmp_path), "--dry-run"]) == ""
+    config = make_student_config({"data.max_tokens": 400, "data.max_prompt_tokens": 390})
+    assert run_recipe([*command_line(RECIPE, config), "--dry-run"]) == ""
     assert "6 of 12 rounds do not fit into data.max_tokens and are left out" in capsys.readouterr().err
 
 
@@ -241,7 +100,8 @@ def no_trajectory(config: StudentConfig) -> None:
 
 
 def held_out(config: StudentConfig) -> None:
-    write(Path(config.data.train[0]), "validation", [trajectory(n) for n in range(9)])
+    folder = Path(config.data.train[0])
+    (folder / "validation-00000.jsonl").write_text((folder / "train-00000.jsonl").read_text())
 
 
 def no_room(config: StudentConfig) -> None:
@@ -293,13 +153,13 @@ def wrong_targets(config: StudentConfig) -> None:
 def test_bad_input_is_one_clear_message(
     damage: Callable[[StudentConfig], None],
     message: str,
-    make_distill_config: Config,
+    make_student_config: Config,
     tmp_path: Path,
-    in_process: Call,
+    run_recipe: Call,
 ) -> None:
-    config = make_distill_config()
+    config = make_student_config()
     damage(config)
-    said = in_process(command_line(config, tmp_path))
+    said = run_recipe(command_line(RECIPE, config))
     assert message in said
     assert not (Path(config.output_dir) / "final").exists()
 

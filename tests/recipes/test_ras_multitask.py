@@ -1,23 +1,18 @@
 """The recipe as people run it: golden losses, real kills, and one clear message for every bad input."""
 
 import json
-import os
-import runpy
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
+from tests.recipes.command_lines import ROOT, command_line, lines, run
 from tripletune.models.data.records import Record
-from tripletune.models.options import to_yaml
 
-ROOT = Path(__file__).resolve().parents[2]
-RECIPE = ROOT / "recipes" / "ras_multitask.py"
+RECIPE = "ras_multitask"
 Config = Callable[..., Any]
 # Three optimiser steps an epoch: ten steps are three epochs and a bit. All kinds of dropout are on.
 STEPS = {"train.max_steps": 10, "train.save_steps": 4, "train.eval_steps": 3, "data.max_validation_records": 2}
@@ -51,63 +46,13 @@ runpy.run_path(recipe, run_name="__main__")
 """
 
 
-def command_line(config: Any, tmp_path: Path) -> list[str]:
-    path = tmp_path / f"{Path(config.output_dir).name}.yaml"
-    path.write_text(to_yaml(config))
-    return [str(RECIPE), "--config", str(path)]
-
-
-def run(arguments: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )
-
-
-def losses(config: Any) -> list[dict[str, Any]]:
-    """The loss log without the time."""
-    lines = [json.loads(line) for line in (Path(config.output_dir) / "losses.jsonl").read_text().splitlines()]
-    return [{key: line[key] for key in ("step", "loss", "tokens")} for line in lines]
-
-
-@pytest.fixture
-def in_process(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Callable[[list[str]], str]]:
-    """Runs the recipe's command line in this process and returns its error message ("" for success)."""
-    import logging
-
-    handlers, level = logging.root.handlers[:], logging.root.level
-
-    def call(argv: list[str]) -> str:
-        monkeypatch.setattr(sys, "argv", argv)
-        code = 0
-        try:
-            runpy.run_path(argv[0], run_name="__main__")
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        if code == 0:
-            return ""
-        errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-        assert (code, len(errors)) == (2, 1)
-        return errors[0]
-
-    yield call
-    logging.root.handlers[:], logging.root.level = handlers, level
-
-
 def test_a_run_and_its_result(
-    make_config: Config, tmp_path: Path, records: list[Record], in_process: Callable[[list[str]], str]
+    make_config: Config, tmp_path: Path, records: list[Record], run_recipe: Callable[[list[str]], str]
 ) -> None:
     config = make_config({**STEPS, "train.max_steps": 6, "model.graph_dropout": 0.0, "model.lora_dropout": 0.0})
-    done = run(command_line(config, tmp_path))
+    done = run(command_line(RECIPE, config))
     assert done.returncode == 0, done.stderr
-    found = losses(config)
+    found = lines(config)
     assert [line["step"] for line in found] == list(range(1, 7))
     assert found[-1]["loss"] < found[0]["loss"]
     folder = Path(config.output_dir) / "final"
@@ -130,21 +75,21 @@ def test_a_run_and_its_result(
             "output_dir": str(tmp_path / "again"),
         }
     )
-    assert in_process(command_line(again, tmp_path)) == ""
-    assert losses(again) == found
+    assert run_recipe(command_line(RECIPE, again)) == ""
+    assert lines(again) == found
 
 
 @pytest.mark.slow
-def test_kills_leave_no_trace(make_config: Config, tmp_path: Path, in_process: Callable[[list[str]], str]) -> None:
+def test_kills_leave_no_trace(make_config: Config, tmp_path: Path, run_recipe: Callable[[list[str]], str]) -> None:
     whole = make_config({**STEPS, "output_dir": str(tmp_path / "whole")})
-    assert in_process(command_line(whole, tmp_path)) == ""
+    assert run_recipe(command_line(RECIPE, whole)) == ""
 
     killed = make_config({**STEPS, "output_dir": str(tmp_path / "killed")})
-    arguments, folder = command_line(killed, tmp_path), tmp_path / "killed"
+    arguments, folder = command_line(RECIPE, killed), tmp_path / "killed"
     # In the middle of the third epoch, three steps behind a checkpoint that stands in the middle of the second.
     done = run(["-c", KILLER, "step", "7", *arguments])
     assert done.returncode == -9, done.stderr
-    assert [line["step"] for line in losses(killed)] == list(range(1, 8))
+    assert [line["step"] for line in lines(killed)] == list(range(1, 8))
     assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-4"]
     # While the next checkpoint is being written: all of it is there but the end of its last file.
     done = run(["-c", KILLER, "save", "8", *arguments])
@@ -159,21 +104,21 @@ def test_kills_leave_no_trace(make_config: Config, tmp_path: Path, in_process: C
     assert done.returncode == 0, done.stderr
     assert "checkpoint-8 was not written to its end" in done.stderr
     assert "going on from" in done.stderr
-    assert losses(killed) == losses(whole)
-    assert len(losses(killed)) == 10
+    assert lines(killed) == lines(whole)
+    assert len(lines(killed)) == 10
     one, other = (load_file(tmp_path / name / "final" / "adapter_model.safetensors") for name in ("whole", "killed"))
     assert one.keys() == other.keys()
     assert all(one[name].equal(other[name]) for name in one)
     # And once more: there is nothing left to do, and nothing changes.
-    assert in_process(arguments) == ""
-    assert losses(killed) == losses(whole)
+    assert run_recipe(arguments) == ""
+    assert lines(killed) == lines(whole)
 
 
 @pytest.mark.slow
 def test_two_processes_are_as_one(
     make_config: Config,
     tmp_path: Path,
-    in_process: Callable[[list[str]], str],
+    run_recipe: Callable[[list[str]], str],
     records: list[Record],
     write_records: Any,
 ) -> None:
@@ -187,9 +132,9 @@ def test_two_processes_are_as_one(
         "data.validation": data,
     }
     one = make_config({**quiet, "output_dir": str(tmp_path / "one")})
-    assert in_process(command_line(one, tmp_path)) == ""
+    assert run_recipe(command_line(RECIPE, one)) == ""
     two = make_config({**quiet, "output_dir": str(tmp_path / "two"), "train.batch_size": 1})
-    arguments = command_line(two, tmp_path)
+    arguments = command_line(RECIPE, two)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     done = run([*launch, *arguments])
     assert done.returncode == 0, done.stderr
@@ -212,28 +157,28 @@ def test_two_processes_are_as_one(
 
 
 def test_a_run_goes_on_with_its_own_settings_or_starts_anew(
-    make_config: Config, tmp_path: Path, in_process: Callable[[list[str]], str]
+    make_config: Config, tmp_path: Path, run_recipe: Callable[[list[str]], str]
 ) -> None:
     config = make_config({"train.max_steps": 4, "train.save_steps": 2})
-    arguments = command_line(config, tmp_path)
-    assert in_process(arguments) == ""
-    first = losses(config)
-    said = in_process([*arguments, "--train.learning_rate", "0.02", "--train.max_steps", "3"])
+    arguments = command_line(RECIPE, config)
+    assert run_recipe(arguments) == ""
+    first = lines(config)
+    said = run_recipe([*arguments, "--train.learning_rate", "0.02", "--train.max_steps", "3"])
     assert "train.max_steps was 4 and is 3; train.learning_rate was 0.01 and is 0.02" in said
-    assert losses(config) == first
+    assert lines(config) == first
     shorter = ["--resume", "false", "--train.max_steps", "3", "--train.save_steps", "1"]
-    assert in_process([*arguments, *shorter]) == ""
+    assert run_recipe([*arguments, *shorter]) == ""
     # Of the two checkpoints that are kept none is of the earlier run.
     found = sorted(path.name for path in Path(config.output_dir).glob("checkpoint-*"))
     assert found == ["checkpoint-2", "checkpoint-3"]
-    assert [line["step"] for line in losses(config)] == [1, 2, 3]
+    assert [line["step"] for line in lines(config)] == [1, 2, 3]
 
 
 def test_a_dry_run_trains_nothing(
-    make_config: Config, tmp_path: Path, in_process: Callable[[list[str]], str], capsys: pytest.CaptureFixture[str]
+    make_config: Config, tmp_path: Path, run_recipe: Callable[[list[str]], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = make_config()
-    assert in_process([*command_line(config, tmp_path), "--dry-run", "--train.epochs", "5"]) == ""
+    assert run_recipe([*command_line(RECIPE, config), "--dry-run", "--train.epochs", "5"]) == ""
     shown = capsys.readouterr().out
     assert "epochs: 5.0" in shown
     assert "15 optimiser steps of 4 records" in shown
@@ -312,11 +257,11 @@ def test_bad_input_is_one_clear_message(
     make_config: Config,
     records: list[Record],
     tmp_path: Path,
-    in_process: Callable[[list[str]], str],
+    run_recipe: Callable[[list[str]], str],
 ) -> None:
     config = make_config()
     damage(config, records)
-    said = in_process(command_line(config, tmp_path))
+    said = run_recipe(command_line(RECIPE, config))
     assert said.startswith("error: ")
     assert message in said
     assert said.count("error: ") == 1
@@ -332,7 +277,7 @@ def test_bad_input_is_one_clear_message(
     ],
 )
 def test_a_bad_command_line_ends_at_once(arguments: list[str], message: str) -> None:
-    done = run([str(RECIPE), *arguments])
+    done = run([str(ROOT / "recipes" / f"{RECIPE}.py"), *arguments])
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.startswith("error: ")
@@ -343,7 +288,7 @@ def test_a_bad_command_line_ends_at_once(arguments: list[str], message: str) -> 
 def test_bad_input_shows_no_traceback(make_config: Config, tmp_path: Path) -> None:
     config = make_config()
     break_data(config, [])
-    done = run(command_line(config, tmp_path))
+    done = run(command_line(RECIPE, config))
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert done.stderr.count("not valid JSON") == 1
@@ -355,7 +300,7 @@ def test_tracking_offline_writes_no_key(make_config: Config, tmp_path: Path) -> 
     key = "f00dfeed" * 5
     config = make_config({"report_to": ["wandb", "tensorboard"], "train.max_steps": 2, "run_name": "named"})
     done = run(
-        command_line(config, tmp_path),
+        command_line(RECIPE, config),
         WANDB_MODE="offline",
         WANDB_API_KEY=key,
         WANDB_DIR=str(tmp_path),

@@ -1,41 +1,21 @@
 """The text-to-triples recipe as people run it: a whole run, a real kill, and one clear message for every bad input."""
 
 import json
-import logging
-import os
-import runpy
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
-from tripletune.models.options import load_config, to_yaml
+from tests.recipes.command_lines import ROOT, command_line, lines, run
+from tripletune.models.options import load_config
 from tripletune.train.tasks.text_to_triples import PairConfig
 
-ROOT = Path(__file__).resolve().parents[2]
-RECIPE = ROOT / "recipes" / "text_to_triples.py"
+RECIPE = "text_to_triples"
 Config = Callable[..., Any]
 Call = Callable[[list[str]], str]
 STEPS = {"train.max_steps": 8, "train.save_steps": 3, "train.eval_steps": 2}
-
-# Runs the recipe and kills this process, as `kill -9` does, after a step.
-KILLER = """
-import os, runpy, signal, sys
-step = int(sys.argv[1])
-sys.argv = sys.argv[2:]
-from tripletune.train.engine import LossLog
-original = LossLog.on_step_end
-def on_step_end(self, args, state, control, **kwargs):
-    original(self, args, state, control, **kwargs)
-    if state.global_step == step:
-        os.kill(os.getpid(), signal.SIGKILL)
-LossLog.on_step_end = on_step_end
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
 @pytest.fixture(params=["decoder", "encoder-decoder"])
@@ -43,55 +23,9 @@ def seq2seq(request: pytest.FixtureRequest) -> bool:
     return bool(request.param == "encoder-decoder")
 
 
-def command_line(config: Any, tmp_path: Path) -> list[str]:
-    path = tmp_path / f"{Path(config.output_dir).name}.yaml"
-    path.write_text(to_yaml(config))
-    return [str(RECIPE), "--config", str(path)]
-
-
-def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        cwd=ROOT,
-        env=environment,
-    )
-
-
-@pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Call]:
-    """Runs the recipe's command line in this process and returns its error message ("" for success)."""
-    handlers, level = logging.root.handlers[:], logging.root.level
-
-    def call(argv: list[str]) -> str:
-        monkeypatch.setattr(sys, "argv", argv)
-        code = 0
-        try:
-            runpy.run_path(argv[0], run_name="__main__")
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        if code == 0:
-            return ""
-        errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-        assert (code, len(errors)) == (2, 1)
-        return errors[0]
-
-    yield call
-    logging.root.handlers[:], logging.root.level = handlers, level
-
-
-def lines(config: Any, name: str) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (Path(config.output_dir) / name).read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
-
-
-def test_a_run_and_its_result(make_extraction_config: Config, tmp_path: Path, seq2seq: bool, in_process: Call) -> None:
+def test_a_run_and_its_result(make_extraction_config: Config, tmp_path: Path, seq2seq: bool, run_recipe: Call) -> None:
     config = make_extraction_config({**STEPS, "model.lora_dropout": 0.0}, seq2seq)
-    assert in_process(command_line(config, tmp_path)) == ""
+    assert run_recipe(command_line(RECIPE, config)) == ""
     found = lines(config, "losses.jsonl")
     assert [line["step"] for line in found] == list(range(1, 9))
     assert found[-1]["loss"] < found[0]["loss"]
@@ -115,49 +49,27 @@ def test_a_run_and_its_result(make_extraction_config: Config, tmp_path: Path, se
 
 
 def test_without_validation_pairs_nothing_is_evaluated(
-    make_extraction_config: Config, tmp_path: Path, seq2seq: bool, in_process: Call
+    make_extraction_config: Config, tmp_path: Path, seq2seq: bool, run_recipe: Call
 ) -> None:
     config = make_extraction_config({"train.max_steps": 2, "train.eval_steps": 1}, seq2seq)
     for shard in Path(config.data.train).glob("validation*"):
         shard.unlink()
-    assert in_process(command_line(config, tmp_path)) == ""
+    assert run_recipe(command_line(RECIPE, config)) == ""
     folder = Path(config.output_dir)
     assert json.loads((folder / "final" / "training.json").read_text())["evaluation"] == {}
     assert not (folder / "evaluations.jsonl").exists()
 
 
 @pytest.mark.slow
-def test_a_kill_leaves_no_trace(
-    make_extraction_config: Config, tmp_path: Path, seq2seq: bool, in_process: Call
-) -> None:
-    whole = make_extraction_config({**STEPS, "output_dir": str(tmp_path / "whole")}, seq2seq)
-    assert in_process(command_line(whole, tmp_path)) == ""
-    killed = make_extraction_config({**STEPS, "output_dir": str(tmp_path / "killed")}, seq2seq)
-    arguments = command_line(killed, tmp_path)
-    done = run(["-c", KILLER, "5", *arguments])
-    assert done.returncode == -9, done.stderr
-    assert [line["step"] for line in lines(killed, "losses.jsonl")] == [1, 2, 3, 4, 5]
-    assert in_process(arguments) == ""
-    for name in ("losses.jsonl", "evaluations.jsonl"):
-        assert lines(killed, name) == lines(whole, name)
-    one, other = (load_file(tmp_path / name / "final" / "adapter_model.safetensors") for name in ("whole", "killed"))
-    assert one.keys() == other.keys()
-    assert all(one[name].equal(other[name]) for name in one)
-    # And once more: there is nothing left to do, and nothing changes.
-    assert in_process(arguments) == ""
-    assert lines(killed, "losses.jsonl") == lines(whole, "losses.jsonl")
-
-
-@pytest.mark.slow
 def test_two_processes_are_as_one(
-    make_extraction_config: Config, tmp_path: Path, seq2seq: bool, in_process: Call
+    make_extraction_config: Config, tmp_path: Path, seq2seq: bool, run_recipe: Call
 ) -> None:
     quiet = {"model.lora_dropout": 0.0, "train.max_steps": 4}
     one = make_extraction_config({**quiet, "output_dir": str(tmp_path / "one")}, seq2seq)
-    assert in_process(command_line(one, tmp_path)) == ""
+    assert run_recipe(command_line(RECIPE, one)) == ""
     two = make_extraction_config({**quiet, "output_dir": str(tmp_path / "two"), "train.batch_size": 1}, seq2seq)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = run([*launch, *command_line(two, tmp_path)])
+    done = run([*launch, *command_line(RECIPE, two)])
     assert done.returncode == 0, done.stderr
     assert "2 process(es)" in done.stderr
     losses = [[line["loss"] for line in lines(config, "losses.jsonl")] for config in (one, two)]
@@ -172,7 +84,7 @@ def test_tracking_offline(make_extraction_config: Config, tmp_path: Path, monkey
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
     config = make_extraction_config({"report_to": ["wandb"], "train.max_steps": 2, "run_name": "named"})
-    done = run(command_line(config, tmp_path))
+    done = run(command_line(RECIPE, config))
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.rglob("*.wandb"))
 
@@ -182,11 +94,11 @@ def test_a_dry_run_trains_nothing(
     make_extraction_config: Config,
     tmp_path: Path,
     seq2seq: bool,
-    in_process: Call,
+    run_recipe: Call,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = make_extraction_config({}, seq2seq)
-    assert in_process([*command_line(config, tmp_path), "--dry-run", "--train.epochs", "5"]) == ""
+    assert run_recipe([*command_line(RECIPE, config), "--dry-run", "--train.epochs", "5"]) == ""
     shown = capsys.readouterr().out
     assert "epochs: 5.0" in shown
     assert "15 optimiser steps of 4 rows" in shown
@@ -199,10 +111,10 @@ def test_a_dry_run_trains_nothing(
 
 
 def test_without_trl_packing_is_refused_in_a_sentence(
-    make_extraction_config: Config, tmp_path: Path, in_process: Call, monkeypatch: pytest.MonkeyPatch
+    make_extraction_config: Config, tmp_path: Path, run_recipe: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "trl", None)
-    said = in_process(command_line(make_extraction_config({"train.packing": True}), tmp_path))
+    said = run_recipe(command_line(RECIPE, make_extraction_config({"train.packing": True})))
     assert "pip install trl" in said
 
 
@@ -271,17 +183,17 @@ def packed_encoder_decoder(config: Any) -> None:
     ids=lambda value: value.__name__ if callable(value) else "",
 )
 def test_bad_input_is_one_clear_message(
-    damage: Callable[[Any], None], message: str, make_extraction_config: Config, tmp_path: Path, in_process: Call
+    damage: Callable[[Any], None], message: str, make_extraction_config: Config, tmp_path: Path, run_recipe: Call
 ) -> None:
     config = make_extraction_config({}, seq2seq=True)
     damage(config)
-    said = in_process(command_line(config, tmp_path))
+    said = run_recipe(command_line(RECIPE, config))
     assert message in said
     assert said.count("error: ") == 1
     assert not (Path(config.output_dir) / "final").exists()
 
 
-def test_all_problems_of_a_configuration_come_at_once(tmp_path: Path, in_process: Call) -> None:
+def test_all_problems_of_a_configuration_come_at_once(tmp_path: Path, run_recipe: Call) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(
         "model: {lora_rank: 0, dtype: float8, lora_targets: []}\n"
@@ -289,7 +201,7 @@ def test_all_problems_of_a_configuration_come_at_once(tmp_path: Path, in_process
         "train: {epochs: 0, packing: true, pack_tokens: 8, warmup_ratio: 2, eval_generate_records: -1}\n"
         "report_to: [wandbb]\n"
     )
-    done = run([str(RECIPE), "--config", str(path)])
+    done = run([str(ROOT / "recipes" / f"{RECIPE}.py"), "--config", str(path)])
     assert (done.returncode, done.stdout) == (2, "")
     assert "10 problem(s)" in done.stderr
     for said in ("did you mean wandb?", "model.lora_rank: 0", "data.prompt: there is no file", "train.pack_tokens: 8"):
@@ -298,11 +210,11 @@ def test_all_problems_of_a_configuration_come_at_once(tmp_path: Path, in_process
 
 
 def test_a_folder_of_another_run_is_not_gone_on_with(
-    make_extraction_config: Config, tmp_path: Path, in_process: Call
+    make_extraction_config: Config, tmp_path: Path, run_recipe: Call
 ) -> None:
     config = make_extraction_config({"train.save_steps": 2, "train.max_steps": 2}, seq2seq=True)
-    assert in_process(command_line(config, tmp_path)) == ""
-    said = in_process([*command_line(config, tmp_path), "--train.learning_rate", "0.5", "--train.max_steps", "4"])
+    assert run_recipe(command_line(RECIPE, config)) == ""
+    said = run_recipe([*command_line(RECIPE, config), "--train.learning_rate", "0.5", "--train.max_steps", "4"])
     assert "train.learning_rate was 0.01 and is 0.5" in said
 
 

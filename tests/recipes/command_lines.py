@@ -1,0 +1,38 @@
+"""Recipes as people run them: command lines, real kills, and what a run wrote."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tripletune.models.options import to_yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def command_line(recipe: str, config: Any) -> list[str]:
+    """The words behind `python` that run a recipe with a configuration."""
+    path = Path(config.output_dir).with_suffix(".yaml")
+    path.write_text(to_yaml(config))
+    return [str(ROOT / "recipes" / f"{recipe}.py"), "--config", str(path)]
+
+
+def run(arguments: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in another process."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )
+
+
+def lines(config: Any, name: str = "losses.jsonl") -> list[dict[str, Any]]:
+    """The lines of a log, without the time."""
+    rows = [json.loads(line) for line in (Path(config.output_dir) / name).read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
