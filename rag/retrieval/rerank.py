@@ -11,7 +11,7 @@ from tripletune.models.data.triples import Triple
 from tripletune.rag.retrieval.retrievers import load_embedder
 
 T = TypeVar("T")
-# Texts to vectors of length one, a row a text.
+# Texts to vectors of length one, one row per text.
 Embed = Callable[[list[str]], np.ndarray]
 
 

@@ -74,7 +74,7 @@ class Attempt:
         granularity: The level.
         reply: The reply as it came.
         answer: The answer in it.
-        faults: What was wrong with the reply, a name each time.
+        faults: what was wrong with the reply, by name.
     """
 
     granularity: str

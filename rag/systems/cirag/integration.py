@@ -75,7 +75,7 @@ class Decision:
         thought: The reasoning trace r_t.
         core: The core triples with their provenance, all of them among the round's candidates.
         query: The next query a_{t+1}; empty for `<no question>`; None when the reply does not say.
-        faults: What was wrong with the reply, a name each time.
+        faults: what was wrong with the reply, by name.
         reply: The reply as it came.
     """
 
