@@ -170,10 +170,14 @@ def observe(loaded: Loaded, cases: Sequence[Case] | None = None) -> dict[str, An
     Raises:
         ValueError: a case does not have the expected layout.
     """
-    from tripletune.models.local.decoding import end_tokens
+    from tripletune.models.llm.chat import eos_token_ids
 
     tokenizer = loaded.tokenizer
-    ends = end_tokens(loaded.model, tokenizer) if loaded.processor is None else [tokenizer.eos_token_id]
+    ends = (
+        eos_token_ids(tokenizer, loaded.model.generation_config)
+        if loaded.processor is None
+        else [tokenizer.eos_token_id]
+    )
     observed = []
     for case in loaded.cases() if cases is None else cases:
         ids, extra = loaded.prompt(case)

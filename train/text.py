@@ -174,13 +174,14 @@ def generate_replies(
     """
     from accelerate.utils import gather_object
 
+    from tripletune.models.llm.chat import eos_token_ids
     from tripletune.models.local.continuous_batch import make_decoder
-    from tripletune.models.local.decoding import Request, decode, end_tokens
+    from tripletune.models.local.decoding import Request, decode
 
     was_training = model.training
     model.eval()
     try:
-        ends = end_tokens(model, tokenizer)
+        ends = eos_token_ids(tokenizer, model.generation_config)
         decoder = make_decoder(model, ends, tokenizer.pad_token_id, rows=train.eval_batch_size)
         mine = range(process_index, len(prompts), num_processes)
         requests = {n: Request(list(prompts[n]), train.eval_max_new_tokens, criterion=criterion) for n in mine}

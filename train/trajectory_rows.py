@@ -58,7 +58,7 @@ class TrajectoryEncoder:
 
     Args:
         tokenizer: The student's, with its chat template.
-        ends: Tokens that end a reply of the student; see `models.local.decoding.end_tokens`.
+        ends: Tokens that end a reply of the student; see `models.llm.chat.eos_token_ids`.
         options: How.
         model: The student's name, for messages.
 

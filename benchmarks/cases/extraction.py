@@ -156,9 +156,9 @@ def _plain_reply(options: ExtractionOptions) -> Callable[[str], str]:
     import torch
 
     from tripletune.models.data.pairs import load_instruction
-    from tripletune.models.llm.chat import ChatEncoder
+    from tripletune.models.llm.chat import ChatEncoder, eos_token_ids
     from tripletune.models.loading import load_causal_lm, parse_dtype
-    from tripletune.models.local.decoding import Request, end_tokens
+    from tripletune.models.local.decoding import Request
     from tripletune.models.local.grammar import Repetition
     from tripletune.models.run_folders import PROMPT_FILE
     from tripletune.rag.triples.extractor import ExtractionPrompt
@@ -168,7 +168,7 @@ def _plain_reply(options: ExtractionOptions) -> Callable[[str], str]:
     own = Path(resolve(options.model)) / PROMPT_FILE
     prompt = ExtractionPrompt(load_instruction(own if own.is_file() else None))
     chat = ChatEncoder(tokenizer, options.model)
-    ends, repetition = end_tokens(model, tokenizer), Repetition(tokenizer)
+    ends, repetition = eos_token_ids(tokenizer, model.generation_config), Repetition(tokenizer)
 
     def reply(text: str) -> str:
         ids = chat.encode(prompt.chat(text))

@@ -18,8 +18,6 @@ from typing import Any, Protocol
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from tripletune.models.llm import chat
-
 ROWS = 32
 # Token budget of a batch: rows times the tokens of the longest, which is what its keys and values take.
 CELLS = 16_384
@@ -166,11 +164,6 @@ def choose(logits: torch.Tensor, requests: Sequence[Request], constraint: Constr
         if request.draw is not None and not request.done:
             logits[row] = request.draw(logits[row])
     return logits
-
-
-def end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """Every token that ends a reply of a model; see `models.llm.chat.eos_token_ids`."""
-    return chat.eos_token_ids(tokenizer, model.generation_config)
 
 
 def context_length(model: Any) -> int | None:

@@ -1,7 +1,7 @@
 """Holds a model to the format of triples while it writes, and ends replies that only repeat themselves.
 
-The grammar needs xgrammar (the extra `grammar`). It accepts what `models.data.triples.format_triples` writes, nothing at
-all, and the word for "no facts". It can't keep a reply that is cut off at its limit from ending within a triple.
+The grammar needs xgrammar (the extra `grammar`). It accepts what `models.data.triples.format_triples` writes, nothing
+at all, and the word for "no facts". It can't keep a reply that is cut off at its limit from ending within a triple.
 """
 
 from __future__ import annotations

@@ -16,9 +16,8 @@ import torch
 from tripletune.models.data.passages import Passage
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.chat import ChatEncoder
+from tripletune.models.llm.chat import ChatEncoder, eos_token_ids
 from tripletune.models.loading import load_causal_lm
-from tripletune.models.local.decoding import end_tokens
 from tripletune.rag.systems.cirag.integration import (
     Decision,
     Round,
@@ -115,7 +114,7 @@ def student(request: pytest.FixtureRequest, tokenizer: Any) -> tuple[Any, list[i
     )
     tokenizer.chat_template = template
     model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=[tokenizer.convert_tokens_to_ids(end)]))
-    return tokenizer, end_tokens(model, tokenizer), end
+    return tokenizer, eos_token_ids(tokenizer, model.generation_config), end
 
 
 def learned_texts(tokenizer: Any, row: dict[str, Any]) -> list[str]:
@@ -171,7 +170,7 @@ def test_everything_adds_the_observations(student: tuple[Any, list[int], str], r
 def test_both_layouts_have_the_same_loss(tiny_llama: Path) -> None:
     model, tokenizer = load_causal_lm(tiny_llama, torch.float32)
     one = trajectory(rounds=2, count=2, prompt="Go.")
-    ends = end_tokens(model, tokenizer)
+    ends = eos_token_ids(tokenizer, model.generation_config)
     sums = []
     for rounds in ("together", "separate"):
         total, count = torch.zeros(()), 0

@@ -156,11 +156,11 @@ class StudentTask(TextTask):
     @cached_property
     def encoder(self) -> TrajectoryEncoder:
         """Makes the student's rows and prompts."""
-        from tripletune.models.local.decoding import end_tokens
+        from tripletune.models.llm.chat import eos_token_ids
 
         data = self.config.data
         options = RowOptions(data.rounds, data.learn, data.max_tokens, data.prompt_limit)
-        ends = end_tokens(self.model, self.processor)
+        ends = eos_token_ids(self.processor, self.model.generation_config)
         return TrajectoryEncoder(self.processor, ends, options, self.config.model.base)
 
     def tokenised(self, source: Examples, cache: Path) -> Any:

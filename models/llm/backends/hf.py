@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from tripletune.models.llm.chat import ChatEncoder
+from tripletune.models.llm.chat import ChatEncoder, eos_token_ids
 from tripletune.models.llm.client import CallError, Message, Sampling, SetupError, ledger_name
 from tripletune.models.llm.options import BackendKind, LLMOptions
 from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights, parse_dtype
 from tripletune.models.local.continuous_batch import make_decoder
-from tripletune.models.local.decoding import CELLS, Decoder, Draw, Request, context_length, end_tokens
+from tripletune.models.local.decoding import CELLS, Decoder, Draw, Request, context_length
 from tripletune.models.local.generation import Completion
 from tripletune.models.local.grammar import Repetition, TripleGrammar
 from tripletune.models.local.service import DecodingService
@@ -134,7 +134,7 @@ class HFBackend:
     def _decoder(self) -> Decoder:
         if self._lm is None:
             lm: Any = load_weights(self._spec, self._dtype)
-            self._ends = end_tokens(lm, self._tokenizer)
+            self._ends = eos_token_ids(self._tokenizer, lm.generation_config)
             self._context = context_length(lm)
             self._repetition = Repetition(self._tokenizer).found if self._ends_repetition else None
             self._lm = lm.to("cuda") if torch.cuda.is_available() else lm

@@ -2,8 +2,8 @@
 
 A call depends on the passage alone, so the ledger answers it for every other question that retrieves the passage: what
 the paper calls extraction cached offline. `StoredExtractor` reads triples that were extracted before: from a file, or
-by a trained text-to-triples model (`rag.triples.extract`). JSON is read strictly; a reply that can't be read is sent back
-once, then the passage goes on with nothing, as one does whose call is refused, and all of it is counted.
+by a trained text-to-triples model (`rag.triples.extract`). JSON is read strictly; a reply that cannot be read is sent
+back once, then the passage goes on with nothing, as one does whose call is refused, and all of it is counted.
 """
 
 from __future__ import annotations

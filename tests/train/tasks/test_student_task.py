@@ -13,8 +13,8 @@ import torch
 from tripletune.models.data.passages import Passage
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
+from tripletune.models.llm.chat import eos_token_ids
 from tripletune.models.loading import load_causal_lm
-from tripletune.models.local.decoding import end_tokens
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
 from tripletune.rag.triples.sentences import Fact
 from tripletune.train.run import make_rows
@@ -130,7 +130,9 @@ def test_rows_prompts_and_counts(folders: tuple[Path, Path], tiny_llama: Path, t
 
 def test_scores_while_training(folders: tuple[Path, Path], tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = load_causal_lm(tiny_llama, torch.float32)
-    encoder = TrajectoryEncoder(tokenizer, end_tokens(model, tokenizer), RowOptions(max_prompt_tokens=900))
+    encoder = TrajectoryEncoder(
+        tokenizer, eos_token_ids(tokenizer, model.generation_config), RowOptions(max_prompt_tokens=900)
+    )
     cases = choose_cases(task_of(train=[str(folders[1])]).sources[1] or [], 5)
     assert [case.id for case in cases] == [
         case.id for case in choose_cases(reversed([trajectory(n, "b") for n in range(90, 100)]), 5)
