@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tripletune.eval.report.figures import figures_of
+from tripletune.eval.report.read import figures_of
 from tripletune.eval.report.page import page_of
 from tripletune.eval.report.read import Other, Run, read_folder
 from tripletune.eval.report.variants import Group, differences, group_runs, sweeps_of

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tripletune.eval.metrics import find_metrics
-from tripletune.eval.report.figures import COSTS, LEVELS
+from tripletune.eval.report.read import COSTS, LEVELS
 from tripletune.models.program import printable
 
 Runs = Sequence[Mapping[str, Any]]

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from tripletune.eval.report.figures import COSTS, LEVELS
+from tripletune.eval.report.read import COSTS, LEVELS
 from tripletune.eval.report.page import Runs, ablation_name, option_title
 
 if TYPE_CHECKING:

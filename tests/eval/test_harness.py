@@ -6,6 +6,7 @@ import json
 import pytest
 
 from tripletune.data_builders.hotpotqa_subq.questions import Question
+from tripletune.eval.__main__ import main
 from tripletune.eval.harness import run_suites
 from tripletune.eval.metrics import find_metrics
 from tripletune.eval.results import ResultLog
@@ -265,3 +266,47 @@ def test_failed_metric_fails_the_run(tmp_path):
     broken = [Question("q0", "What is 0?", ("",), (), (), "", "toy")]
     with pytest.raises(ValueError, match="needs one that is not blank"):
         run(tmp_path, questions=broken)
+
+
+SUITE = '''
+"""Whether a number is even."""
+from dataclasses import dataclass
+from tripletune.eval.harness import Failure, Suite
+from tripletune.eval.statistics import bootstrap_mean
+
+@dataclass
+class Number:
+    id: str
+
+class Even(Suite):
+    unit = "number"
+    def items(self):
+        return map(Number, open(self.options.data).read().split())
+    def settings(self):
+        return {}
+    async def ask(self, batch):
+        return [int(one.id) % 2 == 0 for one in batch]
+    def score(self, item, reply):
+        failed = isinstance(reply, Failure)
+        return {"id": item.id, "error": reply.error if failed else "", "scores": {"even": float(reply is True)}}
+    def summarise(self, log):
+        return {"even": bootstrap_mean([row["scores"]["even"] for row in log.rows()]).to_json()}
+    def show(self, metrics, console):
+        console.print(f"even: {metrics['even']['mean']}")
+
+SUITE = Even
+'''
+
+
+def test_a_new_suite_is_one_file(tmp_path, monkeypatch, capsys):
+    from tripletune.eval import suites
+
+    (tmp_path / "suites").mkdir()
+    (tmp_path / "suites" / "even.py").write_text(SUITE)
+    (tmp_path / "numbers").write_text("1 2 x 4")
+    monkeypatch.setattr(suites, "__path__", [*suites.__path__, str(tmp_path / "suites")])
+    call = ["even", "--data", str(tmp_path / "numbers"), "--output", str(tmp_path / "out")]
+    assert main(call) == 0
+    assert "even: 0.5" in capsys.readouterr().out
+    assert [bool(row["error"]) for row in rows(tmp_path / "out")] == [False, False, True, False]
+    assert main([*call, "--limit", "0"]) == 2
