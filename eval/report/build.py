@@ -11,9 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
-from tripletune.eval.report.read import figures_of
 from tripletune.eval.report.page import page_of
-from tripletune.eval.report.read import Other, Run, read_folder
+from tripletune.eval.report.read import Other, Run, figures_of, read_folder
 from tripletune.eval.report.variants import Group, differences, group_runs, sweeps_of
 from tripletune.eval.statistics import paired_difference
 from tripletune.models.files import check_folder, new_folder

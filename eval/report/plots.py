@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from tripletune.eval.report.read import COSTS, LEVELS
 from tripletune.eval.report.page import Runs, ablation_name, option_title
+from tripletune.eval.report.read import COSTS, LEVELS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,8 +11,7 @@ import pytest
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.__main__ import main
 from tripletune.eval.report.build import build_report
-from tripletune.eval.report.read import figures_of
-from tripletune.eval.report.read import Other, Run, read_folder
+from tripletune.eval.report.read import Other, Run, figures_of, read_folder
 from tripletune.eval.report.variants import ABLATIONS, ablations_of, group_runs, sweeps_of
 from tripletune.eval.statistics import bootstrap_mean, paired_difference
 from tripletune.models.data.passages import read_corpus
