@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.harness import Options, Result, save, show
 from tripletune.models.options import add_arguments, from_arguments, nearest
-from tripletune.models.program import run_program
-from tripletune.models.registry import names_in
+from tripletune.models.program import names_in, run_program
 
 Case = Callable[[typing.Any], Result]
 

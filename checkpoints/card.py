@@ -172,7 +172,7 @@ def render_card(provenance: Provenance, kind: Kind, name: str, about: dict[str, 
     Returns:
         Markdown with a YAML head as on the Hugging Face hub.
     """
-    from tripletune.models.llm.chat import DATE
+    from tripletune.models.local.chat import DATE
 
     names = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.ChainableUndefined)
     names.filters["code"] = _code

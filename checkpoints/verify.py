@@ -81,7 +81,7 @@ class Loaded:
         if self.processor is not None:
             return self._graph_prompt(model_input(case))
         if "messages" in case:
-            from tripletune.models.llm.chat import ChatEncoder
+            from tripletune.models.local.chat import ChatEncoder
 
             return ChatEncoder(self.tokenizer, str(self.folder)).encode(case["messages"]), {}
         return list(self.tokenizer(case["text"])["input_ids"]) if "text" in case else case["prompt_ids"], {}
@@ -170,7 +170,7 @@ def observe(loaded: Loaded, cases: Sequence[Case] | None = None) -> dict[str, An
     Raises:
         ValueError: a case does not have the expected layout.
     """
-    from tripletune.models.llm.chat import eos_token_ids
+    from tripletune.models.local.chat import eos_token_ids
 
     tokenizer = loaded.tokenizer
     ends = (

@@ -9,8 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tripletune.models.program import run_program
-from tripletune.models.registry import load_from, names_in
+from tripletune.models.program import load_from, names_in, run_program
 
 SUITES = "tripletune.eval.suites"
 # Commands whose name is not that of their suite's module.

@@ -1,14 +1,20 @@
-"""What every program does around its work: logging, exit codes, and one line for an error."""
+"""What every program does around its work: logging, exit codes, one line for an error, and things found by
+their place: a module in the folder of backends, readers, systems or tasks is one more of them.
+"""
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
+import pkgutil
 import re
 import sys
 from collections.abc import Callable
+from types import ModuleType
 
 from tripletune.models.files import is_full
+from tripletune.models.options import nearest
 
 # Third parties that log each HTTP request and index build.
 NOISY = ("anthropic", "bm25s", "faiss", "httpcore", "httpcore2", "httpx", "httpx2", "openai", "sentence_transformers",
@@ -84,3 +90,26 @@ def _say(line: str, code: int) -> int:
 class _Printable(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
+
+
+def names_in(package: str) -> list[str]:
+    """Names of the modules in a package whose name has no underscore in front; nothing but the package is imported."""
+    found = pkgutil.iter_modules(importlib.import_module(package).__path__)
+    return sorted(module.name for module in found if not module.name.startswith("_"))
+
+
+def load_from(package: str, name: str, kind: str) -> ModuleType:
+    """The module of that name in a package.
+
+    Args:
+        package: Import name of the package.
+        name: The module's name in it.
+        kind: What it is, for the message: "benchmark reader".
+
+    Raises:
+        ValueError: there is none; the message names the nearest and all others.
+    """
+    known = names_in(package)
+    if name not in known:
+        raise ValueError(f"{kind} {name!r} is not one of {', '.join(known)}{nearest(name, known)}")
+    return importlib.import_module(f"{package}.{name}")

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from tripletune.models.data.records import Step
-from tripletune.models.local.generation import Completion
-from tripletune.models.prompts.rendering import Plan
+from tripletune.models.llm.client import Completion
+from tripletune.models.rendering import Plan
 from tripletune.rag.retrieval.retrievers import Retrieved
 
 StopReason = Literal[

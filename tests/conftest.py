@@ -420,7 +420,7 @@ def make_extraction_config(
 @pytest.fixture(scope="session")
 def make_trajectory() -> Callable[..., Any]:
     """A CIRAG trajectory of two rounds with short turns: `make_trajectory(number, teacher="oracle")`."""
-    from tripletune.models.data.passages import Passage
+    from tripletune.models.data.records import Passage
     from tripletune.models.data.trajectories import Trajectory
     from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
     from tripletune.rag.triples.sentences import Fact
@@ -497,7 +497,7 @@ def make_task(
     """A thing to train on tiny models: `make_task("text_to_triples", {...}, seq2seq=True)`; nothing is loaded yet."""
 
     def make(name: str, overrides: dict[str, Any] | None = None, **options: Any) -> Any:
-        from tripletune.models.registry import load_from
+        from tripletune.models.program import load_from
 
         kind = load_from("tripletune.train.tasks", name, "training task").TASK
         if name == "ras":

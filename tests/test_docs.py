@@ -23,8 +23,7 @@ from tripletune.data_builders.hotpotqa_subq.annotations import RecordedTeacher
 from tripletune.data_builders.hotpotqa_subq.labelling import label_question
 from tripletune.data_builders.hotpotqa_subq.questions import Question
 from tripletune.eval.task import load_task
-from tripletune.models.data.passages import Passage
-from tripletune.models.data.records import Record
+from tripletune.models.data.records import Passage, Record
 from tripletune.train.tasks.ras import GraphConfig
 
 SECTIONS = [item for item in fields(GraphConfig) if is_dataclass(getattr(GraphConfig(), item.name))]

@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
+from tripletune.models.data.records import IGNORED
 from tripletune.models.files import new_folder, read_json, write_json
-from tripletune.models.graph_llm.branches import PADDING
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
 from tripletune.models.graph_llm.graphs import GraphRows, batch_graphs
 from tripletune.models.graph_llm.processor import pad_batch
-from tripletune.models.label_loss import IGNORED
+from tripletune.models.training import PADDING
 from tripletune.train.shared_prefixes import SharedSequence, share_prefixes
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from tripletune.models.label_loss import IGNORED
+from tripletune.models.data.records import IGNORED
 from tripletune.models.options import to_yaml
 from tripletune.train.batches import rows_meta
 from tripletune.train.engine import use_bf16

@@ -27,8 +27,8 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback, Trai
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_callback import PrinterCallback
 
+from tripletune.models.data.records import IGNORED
 from tripletune.models.files import new_file
-from tripletune.models.label_loss import IGNORED
 from tripletune.models.loading import best_dtype
 from tripletune.train.resume import forget_checkpoints, only_run_in, save_run_settings, set_result_aside
 

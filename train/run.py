@@ -10,8 +10,7 @@ from typing import Any
 
 from tripletune.models.files import write_json
 from tripletune.models.options import parse_command_line
-from tripletune.models.program import run_program
-from tripletune.models.registry import load_from, names_in
+from tripletune.models.program import load_from, names_in, run_program
 from tripletune.models.run_folders import FINAL, seconds_until
 from tripletune.train.task import TrainingTask
 

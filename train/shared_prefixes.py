@@ -1,6 +1,6 @@
 """Records of one question become one sequence, in which their common beginning stands once.
 
-`QuestionSampler` puts them into one batch, `share_prefixes` makes the sequence, and `models/graph_llm/branches.py` the
+`QuestionSampler` puts them into one batch, `share_prefixes` makes the sequence, and `models/training.py` the
 mask with which each record sees its own tokens alone. The loss is that of the separate records (but for dropout, which
 tokens in common then have in common too); what is saved is the time for these tokens.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tripletune.models.graph_llm.branches import TRUNK
+from tripletune.models.training import TRUNK
 from tripletune.train.sampling import EpochSampler
 
 
@@ -25,8 +25,8 @@ class SharedSequence:
     Attributes:
         tokens: The trunk (a whole record), then what the other records have of their own.
         positions: Position of each token within its record.
-        branches: As in `models.graph_llm.branches.branch_mask`.
-        shared: As in `models.graph_llm.branches.branch_mask`.
+        branches: As in `models.training.branch_mask`.
+        shared: As in `models.training.branch_mask`.
         records: Numbers of the records, in their order in `tokens`.
         labels: Where each of them has its first label token.
     """

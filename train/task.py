@@ -17,8 +17,6 @@ from tripletune.models.data.records import record_files
 from tripletune.models.files import file_digest
 from tripletune.train.config import RunConfig
 
-# A label where nothing is learned; `models.label_loss` has it too, beside torch.
-IGNORED = -100
 # Scores of a model, by name. It is given the model without what is put around it to train on several devices, the
 # index of this process and how many there are.
 Scorer = Callable[[Any, int, int], dict[str, float]]

@@ -47,7 +47,7 @@ class TextTask(TrainingTask):
         """
         from transformers import set_seed
 
-        from tripletune.models.label_loss import learn_labels_only
+        from tripletune.models.training import learn_labels_only
 
         set_seed(self.config.seed)
         section = self.config.model
@@ -142,7 +142,8 @@ def target_loss(
         labels: (B, T), -100 where nothing is learned.
         num_items_in_batch: Label tokens of the whole optimiser step.
     """
-    from tripletune.models.label_loss import IGNORED, label_loss
+    from tripletune.models.data.records import IGNORED
+    from tripletune.models.training import label_loss
 
     keep = labels != IGNORED
     return label_loss(outputs.logits[keep], labels[keep], None, num_items_in_batch)
@@ -167,14 +168,14 @@ def generate_replies(
         process_index: Index of this process.
         num_processes: How many there are.
         criterion: Stopping criterion on a `models.local.decoding.Request`, such as
-            `models.local.grammar.Repetition.found`.
+            `models.local.chat.Repetition.found`.
 
     Returns:
         The replies in the order of the prompts, without special tokens, on every process.
     """
     from accelerate.utils import gather_object
 
-    from tripletune.models.llm.chat import eos_token_ids
+    from tripletune.models.local.chat import eos_token_ids
     from tripletune.models.local.continuous_batch import make_decoder
     from tripletune.models.local.decoding import Request, decode
 

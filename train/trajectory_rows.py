@@ -1,7 +1,7 @@
 """Trajectories become token ids with labels at the teacher's decisions alone (CIRAG, section 3.5, eq. 8).
 
 What the student reads is what the loop would give it: the same chat template, tokenised by the same code
-(`models/llm/chat.py:ChatEncoder`), shortened by the same function (`rag/systems/cirag/integration.py:shorten`). No
+(`models/local/chat.py:ChatEncoder`), shortened by the same function (`rag/systems/cirag/integration.py:shorten`). No
 template needs generation tags. Where a turn begins and ends is found by rendering the chat up to it; the tokens of the
 shorter chat must be the first tokens of the longer one. A template for which they are not is refused: its mask would be
 wrong.
@@ -16,11 +16,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tripletune.models.data.records import IGNORED
 from tripletune.models.data.trajectories import Trajectory
-from tripletune.models.llm.chat import ChatEncoder
 from tripletune.models.llm.client import CallError, Message
+from tripletune.models.local.chat import ChatEncoder
 from tripletune.rag.systems.cirag.integration import shorten
-from tripletune.train.task import IGNORED
 
 Rounds = Literal["together", "separate"]
 Learn = Literal["decisions", "everything"]
@@ -58,7 +58,7 @@ class TrajectoryEncoder:
 
     Args:
         tokenizer: The student's, with its chat template.
-        ends: Tokens that end a reply of the student; see `models.llm.chat.eos_token_ids`.
+        ends: Tokens that end a reply of the student; see `models.local.chat.eos_token_ids`.
         options: How.
         model: The student's name, for messages.
 

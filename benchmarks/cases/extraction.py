@@ -16,12 +16,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.harness import MODEL, Options, PeakMemory, Result, Way, batches, in_fresh_process, quiet, resident
-from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
+from tripletune.models.llm.client import Completion
 from tripletune.models.loading import resolve
-from tripletune.models.local.generation import Completion
 from tripletune.models.options import load_config, setting
-from tripletune.models.registry import load_from
+from tripletune.models.program import load_from
 from tripletune.rag.triples.extract import CorpusExtraction, ExtractionCounts, read_passages, source_pieces
 from tripletune.rag.triples.store import TripleStore, passage_key
 
@@ -156,10 +156,9 @@ def _plain_reply(options: ExtractionOptions) -> Callable[[str], str]:
     import torch
 
     from tripletune.models.data.pairs import load_instruction
-    from tripletune.models.llm.chat import ChatEncoder, eos_token_ids
     from tripletune.models.loading import load_causal_lm, parse_dtype
+    from tripletune.models.local.chat import ChatEncoder, Repetition, eos_token_ids
     from tripletune.models.local.decoding import Request
-    from tripletune.models.local.grammar import Repetition
     from tripletune.models.run_folders import PROMPT_FILE
     from tripletune.rag.triples.extractor import ExtractionPrompt
 

@@ -139,7 +139,7 @@ def _record(options: FunctionsOptions, scratch: Path) -> list[str]:
 def _call(scratch: Path) -> list[str]:
     from tripletune.data_builders.hotpotqa_subq.questions import Question
     from tripletune.data_builders.hotpotqa_subq.teacher import LLMTeacher
-    from tripletune.models.data.passages import Passage
+    from tripletune.models.data.records import Passage
     from tripletune.models.llm.backends.openai import OpenAIBackend
     from tripletune.models.llm.ledger import Ledger
     from tripletune.models.llm.ledger_client import LedgerClient

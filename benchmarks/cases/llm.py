@@ -19,10 +19,9 @@ from typing import Any
 from benchmarks.harness import Options, PeakMemory, Result, Way, in_fresh_process, take_turns
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.models.llm.backends.openai import OpenAIBackend
-from tripletune.models.llm.client import Message, Sampling
+from tripletune.models.llm.client import Completion, Message, Sampling
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Limits
-from tripletune.models.local.generation import Completion
 from tripletune.models.options import setting
 
 _CALLS_PER_QUESTION = 5

@@ -32,7 +32,7 @@ from benchmarks.harness import (
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.models.loading import best_dtype, resolve
 from tripletune.models.options import load_config, setting
-from tripletune.models.registry import load_from
+from tripletune.models.program import load_from
 
 _CONFIGS = Path(__file__).resolve().parents[2] / "recipes" / "configs"
 _TABLE = {
@@ -298,7 +298,7 @@ def _way(name: str, trainer: Any, full_logits: bool = False) -> Way:
 
 def _rows(ways: Sequence[Way], tasks: Sequence[Any]) -> list[dict[str, Any]]:
     """Rows of the table: tokens that are computed, and padding, of one pass."""
-    from tripletune.models.graph_llm.branches import PADDING
+    from tripletune.models.training import PADDING
 
     found = []
     for way, task in zip(ways, tasks, strict=True):

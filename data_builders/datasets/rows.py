@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from tripletune.models.data.triples import Triple
-from tripletune.models.registry import load_from, names_in
+from tripletune.models.program import load_from, names_in
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -22,8 +22,7 @@ from tripletune.data_builders.hotpotqa_subq.evidence import (
 )
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
 from tripletune.data_builders.readers._rows import PassageFinder, Row, title_key
-from tripletune.models.data.passages import Passage
-from tripletune.models.data.records import read_jsonl, shown, text_fields
+from tripletune.models.data.records import Passage, read_jsonl, shown, text_fields
 from tripletune.models.data.triples import Triple, triples_from_json
 from tripletune.models.llm.replies import triple_of
 

@@ -39,8 +39,7 @@ from tripletune.data_builders.hotpotqa_subq.checks import (
 from tripletune.data_builders.hotpotqa_subq.labelling import FirstSubquery
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
 from tripletune.data_builders.readers._rows import Row
-from tripletune.models.data.passages import Passage
-from tripletune.models.data.records import normalize_answer
+from tripletune.models.data.records import Passage, normalize_answer
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import LLMClient, Message, Sampling
 from tripletune.models.llm.replies import UnusableReply, ask

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from tripletune.data_builders.hotpotqa_subq.questions import Dropped, Question
 from tripletune.models.options import not_one_of
-from tripletune.models.registry import load_from, names_in
+from tripletune.models.program import load_from, names_in
 
 
 class Reader(Protocol):

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.data.passages import Passage
-from tripletune.models.data.records import shown, stored_rows, whole_characters
+from tripletune.models.data.records import Passage, shown, stored_rows, whole_characters
 
 _CHUNK = 1 << 18
 # One question with its context takes some ten kilobytes; a value this long is a broken file, not a row.

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from tripletune.data_builders.hotpotqa_subq.questions import Question
 from tripletune.data_builders.readers._rows import Row, required_text
-from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import Passage
 
 NO_ANSWER = "rows without an answer, passed over"
 _INPUT = re.compile(r"## Input:\s*")

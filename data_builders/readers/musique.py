@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from tripletune.data_builders.hotpotqa_subq.questions import Dropped, DropReason, Hop, Question
 from tripletune.data_builders.readers._rows import Row, gold_answers, required_text, source_rows
-from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import Passage
 
 
 def read_questions(

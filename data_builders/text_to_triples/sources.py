@@ -23,7 +23,7 @@ from tripletune.data_builders.text_to_triples.rows import (
     PairRow,
     published_triples,
 )
-from tripletune.models.registry import load_from
+from tripletune.models.program import load_from
 
 QUESTIONS_DROPPED = "questions that the reader leaves out"
 

@@ -20,12 +20,10 @@ from pathlib import Path
 from tripletune.data_builders.world.build import MANIFEST, World, WorldOptions, generate_world
 from tripletune.data_builders.world.facts import RELATION_OF
 from tripletune.data_builders.world.questions import WorldQuestion
-from tripletune.models.data.passages import Passage
-from tripletune.models.data.records import normalize_answer
+from tripletune.models.data.records import Passage, normalize_answer
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import read_json
-from tripletune.models.llm.client import CallError, Message, Sampling
-from tripletune.models.local.generation import Completion
+from tripletune.models.llm.client import CallError, Completion, Message, Sampling
 from tripletune.rag.systems.cirag.generation import REFUSAL
 from tripletune.rag.systems.cirag.integration import CANDIDATES, CORE, MAIN_QUESTION, QUESTION, Decision, write_decision
 from tripletune.rag.triples.sentences import Fact

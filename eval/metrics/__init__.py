@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tripletune.models.registry import names_in
+from tripletune.models.program import names_in
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,14 +23,12 @@ from tripletune.eval.harness import SCORES_NOTE, Failure, Suite, SuiteOptions, i
 from tripletune.eval.metrics.answers import f1
 from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import RESAMPLES, bootstrap_mean
-from tripletune.models.data.passages import Passage
-from tripletune.models.data.records import record_files
+from tripletune.models.data.records import Passage, record_files
 from tripletune.models.data.trajectories import Trajectory, read_trajectories
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import file_digest, weights_fingerprint
-from tripletune.models.llm.client import Message, Sampling
+from tripletune.models.llm.client import Completion, Message, Sampling
 from tripletune.models.loading import resolve
-from tripletune.models.local.generation import Completion
 from tripletune.models.options import setting
 from tripletune.rag.systems.cirag.integration import (
     INTEGRATE_ROLE,

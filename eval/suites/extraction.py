@@ -34,9 +34,9 @@ from tripletune.eval.triples import (
 from tripletune.models.data.pairs import ExtractionPair, read_pairs, read_replies, read_reply
 from tripletune.models.data.records import record_files
 from tripletune.models.files import file_digest, write_text
+from tripletune.models.llm.client import Completion
 from tripletune.models.llm.options import LLMOptions, backend_names
 from tripletune.models.loading import PYPI
-from tripletune.models.local.generation import Completion
 from tripletune.models.options import add_arguments, from_arguments, setting
 from tripletune.rag.triples.extract import source_pieces
 from tripletune.rag.triples.extractor import TextExtractor, add_local_arguments, choose_shots, open_extractor

@@ -26,13 +26,12 @@ from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import RESAMPLES, bootstrap_mean
 from tripletune.eval.suites.questions import TRIPLES_HELP
 from tripletune.eval.systems import model_spec, open_generator, triples_settings
-from tripletune.models.data.passages import Passage
-from tripletune.models.data.records import Action, Record, Step, read_records, record_files
+from tripletune.models.data.records import Action, Passage, Record, Step, read_records, record_files
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import file_digest, weights_fingerprint
-from tripletune.models.local.generation import Completion
+from tripletune.models.llm.client import Completion
 from tripletune.models.options import setting
-from tripletune.models.prompts.rendering import parse_plan
+from tripletune.models.rendering import parse_plan
 from tripletune.rag.systems import Evidence, LoopOptions
 from tripletune.rag.triples.store import TripleSource, open_triples
 

@@ -5,11 +5,12 @@ One JSON object a line, the same keys in every row so that Arrow reads any shard
     {"id", "question_id", "task", "question", "steps": [{"query", "triples": [[s, p, o]], "text"}],
      "action", "subquery", "answers", "source"}
 
-`models.prompts.rendering` turns it into text, for training and for inference alike.
+`models.rendering` turns it into text, for training and for inference alike.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import string
@@ -22,6 +23,8 @@ from typing import Any, Literal, cast
 from tripletune.models.data.triples import Triple, triples_from_json
 
 Task = Literal["planning", "answering"]
+# A label where nothing is learned.
+IGNORED = -100
 TASKS: tuple[Task, ...] = ("planning", "answering")
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
 _GZIP = b"\x1f\x8b"
@@ -326,3 +329,44 @@ def read_records(path: str | Path, split: str | None = None) -> Iterator[Record]
     """Stream the records of a file or of one split of a folder; see `stored_rows`."""
     for where, row in stored_rows(path, split):
         yield Record.from_json(row, where)
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A unit of retrieval. `id` is stable: it depends on title and text alone unless the corpus names one."""
+
+    title: str
+    text: str
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            object.__setattr__(self, "id", passage_id(self.title, self.text))
+
+    @property
+    def content(self) -> str:
+        """Title and text as one string, the form that is indexed and shown to readers."""
+        return f"{self.title}\n{self.text}" if self.title else self.text
+
+
+def passage_id(title: str, text: str) -> str:
+    """Sixteen hexadecimal digits that name a passage by its content."""
+    return hashlib.blake2b(f"{title}\n{text}".encode(), digest_size=8).hexdigest()
+
+
+def read_corpus(path: str | Path) -> Iterator[Passage]:
+    """Stream a JSON-lines corpus.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line lacks a text, or the file holds no passage at all.
+    """
+    empty = True
+    for where, row in read_jsonl(path):
+        text = row.get("text")
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f'{where}: a passage needs a non-empty "text"; the line has {", ".join(row) or "nothing"}')
+        empty = False
+        yield Passage(str(row.get("title") or ""), text, str(row.get("id") or ""))
+    if empty:
+        raise ValueError(f'{path}: the corpus is empty; it needs at least one line {{"title": …, "text": …}}')

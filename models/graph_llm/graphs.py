@@ -1,9 +1,10 @@
-"""Triples as graphs: one sub-graph a step and their union, the question graph G_Q (RAS, section 3.2, eq. 5-6).
+"""Triples as graphs: one sub-graph a step and their union, the question graph G_Q (RAS, section 3.2, eq. 5-6), and the
+encoders that read them: Graph Transformer (paper), GAT and GCN, with edge features (sections 3.1, D.2 and table 8).
 
 Nodes are the distinct subject and object strings; every triple gives an edge and a reverse edge whose text is
 `inverse_` + predicate, so information flows both ways. `SampleGraph` is the PyG form of all sub-graphs of one sample.
 
-Shapes: N nodes and E edges of a sample (or batch), D text-embedding width, S sub-graphs, B samples.
+Shapes: N nodes and E edges of a sample (or batch), D text-embedding width, H hidden width, S sub-graphs, B samples.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from torch import nn
 from torch_geometric.data import Batch, Data
+from torch_geometric.nn import GATv2Conv, GCNConv, TransformerConv
+from torch_geometric.utils import scatter
 
 from tripletune.models.data.records import Step
 from tripletune.models.data.triples import Triple
 
 INVERSE = "inverse_"
+ARCHITECTURES = ("graph_transformer", "gat", "gcn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +144,94 @@ def batch_graphs(samples: Sequence[GraphRows], vectors: Any, dimension: int) -> 
             )
         )
     return Batch.from_data_list(data)
+
+
+class _EdgeAwareGCN(nn.Module):
+    """GCN whose messages also carry the edge feature: the mean of incoming edge features is added before the step.
+
+    `GCNConv` itself takes scalar edge weights only.
+    """
+
+    def __init__(self, in_width: int, out_width: int, edge_width: int) -> None:
+        super().__init__()
+        self.conv = GCNConv(in_width, out_width)
+        self.edge = nn.Linear(edge_width, in_width)
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor, edge_attr: torch.Tensor) -> torch.Tensor:
+        incoming = scatter(self.edge(edge_attr), edge_index[1], dim=0, dim_size=x.shape[0], reduce="mean")
+        return self.conv(x + incoming, edge_index)
+
+
+class GraphEncoder(nn.Module):
+    """Encodes every sub-graph of a batch at once and pools it to one vector a sample.
+
+    Layers alternate convolution and, after all but the last, LayerNorm, ReLU and dropout. Pooling is the mean over
+    the nodes of a sub-graph, then the mean over the sub-graphs of a sample; a sample without nodes gives the zero
+    vector (section D.2 and the authors' code for the empty case).
+
+    Args:
+        architecture: "graph_transformer", "gat" or "gcn".
+        in_width: D.
+        hidden_width: H; heads are concatenated, so it must be divisible by them.
+        num_layers: Convolutions.
+        num_heads: Attention heads (not used by "gcn").
+        dropout: Dropout between layers.
+
+    Raises:
+        ValueError: unknown architecture, or H is not a multiple of the heads.
+    """
+
+    def __init__(
+        self,
+        architecture: str,
+        in_width: int,
+        hidden_width: int = 1024,
+        num_layers: int = 3,
+        num_heads: int = 8,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        if architecture not in ARCHITECTURES:
+            raise ValueError(f"graph architecture {architecture!r} is not one of {', '.join(ARCHITECTURES)}")
+        if hidden_width % num_heads:
+            raise ValueError(f"graph hidden width {hidden_width} is not a multiple of its {num_heads} heads")
+        self.hidden_width = hidden_width
+        self.convolutions = nn.ModuleList()
+        self.norms = nn.ModuleList()
+        for layer in range(num_layers):
+            width = in_width if layer == 0 else hidden_width
+            self.convolutions.append(_convolution(architecture, width, hidden_width, num_heads, in_width))
+            if layer < num_layers - 1:
+                self.norms.append(nn.LayerNorm(hidden_width))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, graphs: Batch) -> torch.Tensor:
+        """Encode a PyG batch of `SampleGraph`.
+
+        Returns:
+            (B, H) one vector a sample.
+        """
+        num_samples = graphs.num_graphs
+        weight = self.convolutions[0].parameters().__next__()
+        x = graphs.x.to(weight.dtype)
+        edge_attr = graphs.edge_attr.to(weight.dtype)
+        if x.shape[0] == 0:
+            # The parameters still take part, so that distributed training finds a gradient for each of them.
+            return x.new_zeros(num_samples, self.hidden_width) + 0.0 * sum(p.sum() for p in self.parameters())
+        for layer, convolution in enumerate(self.convolutions):
+            x = convolution(x, graphs.edge_index, edge_attr)
+            if layer < len(self.norms):
+                x = self.dropout(torch.relu(self.norms[layer](x)))
+        # `subgraph_of` numbers run on through the batch, and no numbered sub-graph is empty.
+        pooled = scatter(x, graphs.subgraph_of, dim=0, reduce="mean")
+        sample_of = scatter(graphs.batch, graphs.subgraph_of, dim=0, reduce="max")
+        return scatter(pooled, sample_of, dim=0, dim_size=num_samples, reduce="mean")
+
+
+def _convolution(architecture: str, in_width: int, hidden_width: int, heads: int, edge_width: int) -> nn.Module:
+    if architecture == "graph_transformer":
+        return TransformerConv(in_width, hidden_width // heads, heads=heads, edge_dim=edge_width)
+    if architecture == "gat":
+        # Self-loops take the mean of a node's edge features (PyG's default fill).
+        return GATv2Conv(in_width, hidden_width // heads, heads=heads, edge_dim=edge_width)
+    return _EdgeAwareGCN(in_width, hidden_width, edge_width)

@@ -18,9 +18,9 @@ from torch_geometric.data import Batch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from tripletune.models.graph_llm.branches import branch_mask
-from tripletune.models.graph_llm.encoder import GraphEncoder
-from tripletune.models.label_loss import IGNORED, label_loss, scaled_logits
+from tripletune.models.data.records import IGNORED
+from tripletune.models.graph_llm.graphs import GraphEncoder
+from tripletune.models.training import branch_mask, label_loss, scaled_logits
 
 
 class GraphLLMConfig(PretrainedConfig):

@@ -24,8 +24,8 @@ from transformers import PreTrainedTokenizerBase
 
 from tripletune.models.data.records import TASKS, ModelInput, Record, Step
 from tripletune.models.graph_llm.graphs import TextGraph, question_graph, step_graphs
-from tripletune.models.llm.chat import DATE
-from tripletune.models.prompts.rendering import Instructions, render, render_parts
+from tripletune.models.local.chat import DATE
+from tripletune.models.rendering import Instructions, render, render_parts
 
 GRAPH_TOKEN = "<|graph|>"
 PROMPT_FORMATS = ("auto", "chat", "plain", "llama2")

@@ -1,4 +1,5 @@
-"""The two seams of an LLM call: `Backend` talks to one model, `LLMClient` is what loops and builders call.
+"""The seams of a call to a model: `Backend` talks to one model, `LLMClient` is what loops and builders call, `Generator`
+what loops call that give graphs; each replies with a `Completion`.
 
 Between them stands `models.llm.ledger_client`: cache, limits, retries. A loop or a builder never sees a backend.
 """
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol, TypedDict
 
-from tripletune.models.local.generation import Completion
+from tripletune.models.data.records import ModelInput
 
 _KEY_SHAPE = re.compile(r"\bsk-[A-Za-z0-9_*.-]{4,}|(?<=[Bb]earer )[^\s\"']+|(?<=//)[^\s/@]+(?=@)")
 
@@ -153,3 +154,44 @@ def redact(text: str, secrets: Sequence[str] = ()) -> str:
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, "***")
     return _KEY_SHAPE.sub("***", text)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A model's reply and what it cost.
+
+    Attributes:
+        text: The reply without end-of-sequence text.
+        prompt_tokens: Tokens read, the graph token included.
+        completion_tokens: Tokens written.
+        seconds: Wall-clock seconds of the batch the call was part of, divided by the calls in it.
+        truncated_triples: Triples left out so that the prompt fits.
+        finish_reason: "stop" when the model ended its reply, "length" when it was cut off.
+        retries: Attempts that failed before this one.
+        cached: Whether it came from the ledger, so that nothing was paid for it now.
+        truncated_words: Words of raw text left out so that the prompt fits.
+    """
+
+    text: str
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+    truncated_triples: int = 0
+    finish_reason: str = "stop"
+    retries: int = 0
+    cached: bool = False
+    truncated_words: int = 0
+
+
+class Generator(Protocol):
+    """Anything that plans and answers: the Graph-LLM here, an API later, a script in tests."""
+
+    async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
+        """Reply to one input, greedily.
+
+        Args:
+            sample: Task, question and history; rendered by the implementation with `models.rendering.render`.
+            max_new_tokens: Longest reply, in tokens.
+            evidence: "triples" or "text"; `None` keeps the model's own setting.
+        """
+        ...

@@ -26,6 +26,7 @@ from tripletune.models.data.records import whole_characters
 from tripletune.models.llm.client import (
     Backend,
     CallError,
+    Completion,
     Message,
     RepliesPending,
     Sampling,
@@ -34,7 +35,6 @@ from tripletune.models.llm.client import (
     redact,
 )
 from tripletune.models.llm.ledger import Call, Ledger, LedgerError, make_call
-from tripletune.models.local.generation import Completion
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

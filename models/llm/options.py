@@ -18,7 +18,7 @@ from tripletune.models.llm.client import Backend, Sampling, ledger_name
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Limits, Retry
 from tripletune.models.options import not_one_of, require, setting
-from tripletune.models.registry import load_from, names_in
+from tripletune.models.program import load_from, names_in
 
 _BACKENDS = "tripletune.models.llm.backends"
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")

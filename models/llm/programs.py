@@ -15,6 +15,7 @@ from typing import Any
 from tripletune.models.data.records import read_jsonl
 from tripletune.models.files import new_file
 from tripletune.models.llm.backends.batch import import_replies, reset, waiting
+from tripletune.models.llm.client import Completion
 from tripletune.models.llm.ledger import (
     ADD_USE,
     FAILED,
@@ -30,7 +31,6 @@ from tripletune.models.llm.ledger import (
     sampling_of,
     trouble,
 )
-from tripletune.models.local.generation import Completion
 from tripletune.models.program import run_program
 
 _NUMBERS = ("prompt_tokens", "completion_tokens", "retries")

@@ -21,7 +21,7 @@ from tripletune.models.data.triples import Triple, parse_triples, plain_markers
 from tripletune.models.llm.client import LLMClient, Message, Sampling
 
 T = TypeVar("T")
-PROMPTS = Path(__file__).parent / "prompts"
+PROMPTS = Path(__file__).parents[1] / "prompts"
 REPAIR_ROLE = ".repair"
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n`]*\n(.*?)(?:^[ \t]*\1|\Z)", re.MULTILINE | re.DOTALL)
 _KINDS: dict[type[Any], tuple[str, str, str]] = {dict: ("object", "{", "}"), list: ("array", "[", "]")}
@@ -315,7 +315,7 @@ def _no_constant(name: str) -> NoReturn:
 
 def repair_digest() -> dict[str, str]:
     """SHA-256 of the prompt of a repair turn, by its file, for cards of what was made with it."""
-    return {"models/llm/prompts/repair.md": hashlib.sha256(_repair_prompt().encode()).hexdigest()}
+    return {"models/prompts/repair.md": hashlib.sha256(_repair_prompt().encode()).hexdigest()}
 
 
 @lru_cache(maxsize=1)

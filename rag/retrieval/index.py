@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tripletune.models.data.passages import Passage, read_corpus
-from tripletune.models.data.records import json_value
+from tripletune.models.data.records import Passage, json_value, read_corpus
 from tripletune.models.files import LOCK, file_digest, lock_folder, new_folder, read_json, write_json
 
 logger = logging.getLogger(__name__)
@@ -100,7 +99,7 @@ class PassageStore:
         """Open a corpus, writing its offsets into `index_dir/passages` when they are not there yet.
 
         Args:
-            corpus: A JSON-lines corpus, see `models.data.passages.read_corpus`.
+            corpus: A JSON-lines corpus, see `models.data.records.read_corpus`.
             index_dir: The folder that holds all indexes of this corpus.
 
         Raises:

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
-from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import Passage
 from tripletune.models.files import weights_fingerprint
 from tripletune.models.loading import load_encoder, resolve
 from tripletune.rag.retrieval.index import PassageStore, prepare

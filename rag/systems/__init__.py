@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tripletune.models.files import read_text
-from tripletune.models.llm.client import LLMClient, Message, Sampling
-from tripletune.models.local.generation import Completion, Generator
+from tripletune.models.llm.client import Completion, Generator, LLMClient, Message, Sampling
 from tripletune.models.options import nearest, require, set_values, setting
-from tripletune.models.registry import load_from, names_in
+from tripletune.models.program import load_from, names_in
 from tripletune.rag.retrieval.rerank import Reranker
 from tripletune.rag.retrieval.retrievers import Retriever
 from tripletune.rag.trace import Trace

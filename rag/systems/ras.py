@@ -15,8 +15,8 @@ import time
 
 from tripletune.models.data.records import Action, ModelInput, Step, normalize_answer
 from tripletune.models.data.triples import Triple
-from tripletune.models.local.generation import Generator
-from tripletune.models.prompts.rendering import Plan, parse_plan
+from tripletune.models.llm.client import Generator
+from tripletune.models.rendering import Plan, parse_plan
 from tripletune.rag.retrieval.retrievers import Retrieved, Retriever
 from tripletune.rag.systems import LoopOptions, System, Tools, need
 from tripletune.rag.trace import StopReason, Trace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from tripletune.models.data.records import ModelInput, Step
-from tripletune.models.local.generation import Generator
+from tripletune.models.llm.client import Generator
 from tripletune.rag.retrieval.retrievers import Retriever
 from tripletune.rag.systems import LoopOptions, System, Tools, need
 from tripletune.rag.trace import Trace

@@ -18,8 +18,7 @@ from itertools import islice
 from pathlib import Path
 
 from tripletune.models.data.pairs import ExtractionReply, entity_triple, is_only_a_name, read_reply, render_source
-from tripletune.models.data.passages import Passage
-from tripletune.models.data.records import read_jsonl
+from tripletune.models.data.records import Passage, read_jsonl
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import new_file
 from tripletune.models.llm.client import CallError, RepliesPending, SetupError

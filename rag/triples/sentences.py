@@ -17,8 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tripletune.models.data.passages import Passage
-from tripletune.models.data.records import whole_characters
+from tripletune.models.data.records import Passage, whole_characters
 from tripletune.models.data.triples import Triple
 
 # RAS reads 512 tokens (section D.1); English has some four characters per token, tables and names fewer.

@@ -22,8 +22,7 @@ from typing import Protocol
 
 from tenacity import Retrying, retry_if_exception_message, stop_after_delay, wait_random
 
-from tripletune.models.data.passages import Passage, passage_id
-from tripletune.models.data.records import read_jsonl, whole_characters
+from tripletune.models.data.records import Passage, passage_id, read_jsonl, whole_characters
 from tripletune.models.data.triples import Triple, triples_from_json
 from tripletune.models.files import file_digest, lock_folder
 

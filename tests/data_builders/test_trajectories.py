@@ -10,13 +10,12 @@ from tripletune.data_builders.ledger_chats import RoleCalls
 from tripletune.data_builders.trajectories import main
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.__main__ import main as evaluate
-from tripletune.models.data.passages import Passage
-from tripletune.models.data.records import read_jsonl
+from tripletune.models.data.records import Passage, read_jsonl
 from tripletune.models.data.trajectories import read_trajectories
 from tripletune.models.data.triples import Triple
+from tripletune.models.llm.client import Completion
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
-from tripletune.models.local.generation import Completion
 from tripletune.rag.retrieval.retrievers import Retrieved
 from tripletune.rag.systems import Tools
 from tripletune.rag.systems.cirag import SYSTEM

@@ -152,7 +152,7 @@ def test_gold_links_of_other_questions_are_refused_and_missing_ones_told(world, 
 
 
 def test_gold_links_give_the_recall_of_supporting_passages(world, tmp_path):
-    from tripletune.models.data.passages import read_corpus
+    from tripletune.models.data.records import read_corpus
 
     ids = {passage.title: passage.id for passage in read_corpus(f"{world}/test.corpus.jsonl")}
     with (tmp_path / "gold.jsonl").open("w") as file:

@@ -12,10 +12,9 @@ from tripletune.eval.metrics import find_metrics
 from tripletune.eval.results import ResultLog
 from tripletune.eval.suites.questions import QuestionOptions, QuestionSuite
 from tripletune.eval.task import Task
-from tripletune.models.data.passages import Passage
-from tripletune.models.data.records import Action
+from tripletune.models.data.records import Action, Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.local.generation import Completion
+from tripletune.models.llm.client import Completion
 from tripletune.rag.retrieval.retrievers import Retrieved
 from tripletune.rag.systems import LoopOptions, Tools, load_system
 

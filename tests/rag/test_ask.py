@@ -2,10 +2,9 @@ import json
 
 import pytest
 
-from tripletune.models.data.passages import Passage
-from tripletune.models.data.records import Step
-from tripletune.models.local.generation import Completion
-from tripletune.models.prompts.rendering import parse_plan
+from tripletune.models.data.records import Passage, Step
+from tripletune.models.llm.client import Completion
+from tripletune.models.rendering import parse_plan
 from tripletune.rag import __main__ as rag_main
 from tripletune.rag.retrieval.retrievers import Retrieved
 from tripletune.rag.trace import Trace

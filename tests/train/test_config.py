@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tripletune.models.options import ConfigError, load_config, parse_command_line, problems, to_yaml
-from tripletune.models.registry import load_from, names_in
+from tripletune.models.program import load_from, names_in
 from tripletune.train.run import TASKS
 from tripletune.train.tasks.ras import GraphConfig
 

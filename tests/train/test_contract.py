@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
-from tripletune.models.registry import names_in
+from tripletune.models.program import names_in
 from tripletune.train.engine import EngineMixin
 from tripletune.train.resume import newest_checkpoint
 from tripletune.train.run import TASKS, main, train

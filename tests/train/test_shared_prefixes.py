@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tripletune.models.data.records import Record
-from tripletune.models.graph_llm.branches import TRUNK
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
+from tripletune.models.training import TRUNK
 from tripletune.train.batches import RecordCollator
 from tripletune.train.shared_prefixes import share_prefixes
 from tripletune.train.tasks.ras import encode_row

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import IGNORED, Passage
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.chat import ChatEncoder, eos_token_ids
 from tripletune.models.loading import load_causal_lm
+from tripletune.models.local.chat import ChatEncoder, eos_token_ids
 from tripletune.rag.systems.cirag.integration import (
     Decision,
     Round,
@@ -28,7 +28,7 @@ from tripletune.rag.systems.cirag.integration import (
     write_decision,
 )
 from tripletune.rag.triples.sentences import Fact
-from tripletune.train.trajectory_rows import IGNORED, RowOptions, TrajectoryEncoder
+from tripletune.train.trajectory_rows import RowOptions, TrajectoryEncoder
 
 # Template, the token that ends a turn, and whether the model's generation configuration has to name it.
 TEMPLATES = {

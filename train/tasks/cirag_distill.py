@@ -156,7 +156,7 @@ class StudentTask(TextTask):
     @cached_property
     def encoder(self) -> TrajectoryEncoder:
         """Makes the student's rows and prompts."""
-        from tripletune.models.llm.chat import eos_token_ids
+        from tripletune.models.local.chat import eos_token_ids
 
         data = self.config.data
         options = RowOptions(data.rounds, data.learn, data.max_tokens, data.prompt_limit)

@@ -180,10 +180,10 @@ class GraphTask(TrainingTask):
         """The base model with fresh graph modules and adapter, and its processor."""
         from transformers import set_seed
 
-        from tripletune.models.graph_llm.branches import check_branches
         from tripletune.models.graph_llm.loading import add_adapter, build_graph_llm
         from tripletune.models.loading import parse_dtype
-        from tripletune.models.prompts.rendering import Instructions
+        from tripletune.models.rendering import Instructions
+        from tripletune.models.training import check_branches
 
         set_seed(self.config.seed)
         model, data = self.config.model, self.config.data

@@ -1,6 +1,6 @@
 """Text to triples, the f_t2t of RAS (sections 3.2 and D.1): a decoder or an encoder-decoder writes the facts of a text.
 
-Decoders read the chat that extraction uses (`models.data.pairs.extraction_chat`, `models.llm.chat.ChatEncoder`) and
+Decoders read the chat that extraction uses (`models.data.pairs.extraction_chat`, `models.local.chat.ChatEncoder`) and
 learn the reply and the token that ends it. A text without facts has the reply `NONE`, because a server takes an empty
 reply for a failure; `read_reply` knows the word. Encoder-decoders read the text alone, as in the paper, and learn an
 empty target for it.
@@ -34,12 +34,13 @@ from tripletune.models.data.pairs import (
     read_pairs,
     render_target,
 )
+from tripletune.models.data.records import IGNORED
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.chat import ChatEncoder, eos_token_ids
 from tripletune.models.llm.client import Message
+from tripletune.models.local.chat import ChatEncoder, eos_token_ids
 from tripletune.models.options import other_default, setting
 from tripletune.train.config import DataSection, RunConfig, TrainSection, missing_files
-from tripletune.train.task import IGNORED, Examples, Scorer
+from tripletune.train.task import Examples, Scorer
 from tripletune.train.text import TextTask, TextTrainSection, generate_replies
 
 # Beside the weights: the instruction of a decoder, and what the model was made for.
@@ -163,7 +164,7 @@ def score_pairs(
     """Scores of a model's triples, such as `rougeL`, `normalised/micro/f1` and `malformed_output` (RAS, figure 15)."""
     from tripletune.eval.statistics import flatten_means
     from tripletune.eval.triples import Prediction, score_extractions
-    from tripletune.models.local.grammar import Repetition
+    from tripletune.models.local.chat import Repetition
 
     # A cut text has not all its facts any more, but the model was trained on cut ones, and use cuts it too.
     sources = encoder.cut_sources([pair.source_text for pair in pairs], Counter())

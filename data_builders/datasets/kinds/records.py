@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tripletune.data_builders.datasets.rows import RowKind, Statistics, Table
 from tripletune.models.data.records import TASKS, Action, Record, normalize_answer
-from tripletune.models.prompts.rendering import Instructions, render
+from tripletune.models.rendering import Instructions, render
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

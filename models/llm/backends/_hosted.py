@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from tripletune.models.llm.client import (
     CallError,
+    Completion,
     Message,
     Sampling,
     SetupError,
@@ -24,7 +25,6 @@ from tripletune.models.llm.client import (
     ledger_name,
     redact,
 )
-from tripletune.models.local.generation import Completion
 
 # 425: the server asks for the same request later. 5xx (Anthropic's 529 too) are always worth another attempt.
 TRANSIENT = frozenset({408, 409, 425, 429})

@@ -33,10 +33,9 @@ from tripletune.models.files import new_file
 from tripletune.models.llm.backends._hosted import ACCESS, TRANSIENT
 from tripletune.models.llm.backends.anthropic import messages_body, read_message
 from tripletune.models.llm.backends.openai import chat_body, read_chat
-from tripletune.models.llm.client import CallError, Message, RepliesPending, Sampling, ledger_name, redact
+from tripletune.models.llm.client import CallError, Completion, Message, RepliesPending, Sampling, ledger_name, redact
 from tripletune.models.llm.ledger import FAILED, OK, PENDING, PUT, Call, Ledger, make_call, now, row_of, sampling_of
 from tripletune.models.llm.options import BackendKind, LLMOptions
-from tripletune.models.local.generation import Completion
 
 REFUSED = "refused in a batch: "
 # Requests and bytes that a provider takes in one file: 200 and 256 MB, counted as the smaller kind of megabyte.

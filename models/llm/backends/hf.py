@@ -16,14 +16,12 @@ from typing import Any
 
 import torch
 
-from tripletune.models.llm.chat import ChatEncoder, eos_token_ids
-from tripletune.models.llm.client import CallError, Message, Sampling, SetupError, ledger_name
+from tripletune.models.llm.client import CallError, Completion, Message, Sampling, SetupError, ledger_name
 from tripletune.models.llm.options import BackendKind, LLMOptions
 from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights, parse_dtype
+from tripletune.models.local.chat import ChatEncoder, Repetition, TripleGrammar, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder
 from tripletune.models.local.decoding import CELLS, Decoder, Draw, Request, context_length
-from tripletune.models.local.generation import Completion
-from tripletune.models.local.grammar import Repetition, TripleGrammar
 from tripletune.models.local.service import DecodingService
 
 

@@ -8,9 +8,8 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 from tripletune.models.llm.backends._hosted import HostedBackend, count, sampling_fields
-from tripletune.models.llm.client import Message, Sampling
+from tripletune.models.llm.client import Completion, Message, Sampling
 from tripletune.models.llm.options import BackendKind, LLMOptions
-from tripletune.models.local.generation import Completion
 
 logger = logging.getLogger(__name__)
 TOKEN_FIELDS = ("auto", "max_tokens", "max_completion_tokens")

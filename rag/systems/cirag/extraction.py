@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import CallError, Message, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted

@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from tripletune.models.data.passages import Passage
-from tripletune.models.data.records import normalize_answer
+from tripletune.models.data.records import Passage, normalize_answer
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import Message
 from tripletune.rag.retrieval.rerank import Reranker, top, verbalise

@@ -14,7 +14,7 @@ from tripletune.data_builders.datasets.rows import get_kind
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.records import Action, Record, Step
 from tripletune.models.data.triples import Triple
-from tripletune.models.prompts.rendering import Instructions, render
+from tripletune.models.rendering import Instructions, render
 
 
 def record(identity: str, question_id: str, question: str) -> Record:

@@ -11,7 +11,7 @@ from tripletune.data_builders.datasets.rows import SAMPLES, Histogram, get_kind,
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.records import Action, Record, Step
 from tripletune.models.data.triples import Triple
-from tripletune.models.prompts.rendering import Instructions, render
+from tripletune.models.rendering import Instructions, render
 
 FACTS = BuildFacts("T", "S.", teachers={"x": "me"}, questions={"x": 2})
 

@@ -15,7 +15,7 @@ from tripletune.data_builders.hotpotqa_subq.annotations import (
     open_teacher,
 )
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Hop, Question, UnlabelledQuestion
-from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 
 

@@ -13,8 +13,7 @@ from tripletune.data_builders.hotpotqa_subq.labelling import LabelOptions, gives
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
 from tripletune.data_builders.world.build import WorldOptions, generate_world
-from tripletune.models.data.passages import Passage
-from tripletune.models.data.records import read_records
+from tripletune.models.data.records import Passage, read_records
 from tripletune.models.data.triples import Triple
 
 QUESTION = Question(

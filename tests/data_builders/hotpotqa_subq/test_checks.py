@@ -19,7 +19,7 @@ from tripletune.data_builders.hotpotqa_subq.checks import (
     read_triples,
 )
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question
-from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.replies import REPAIRED, UnusableReply
 

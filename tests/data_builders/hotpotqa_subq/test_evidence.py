@@ -9,7 +9,7 @@ from tripletune.data_builders.hotpotqa_subq.evidence import (
     tidy_question,
 )
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
-from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 
 

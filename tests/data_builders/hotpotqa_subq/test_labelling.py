@@ -7,7 +7,7 @@ from tripletune.data_builders.hotpotqa_subq.annotations import TripleFile
 from tripletune.data_builders.hotpotqa_subq.labelling import LabelOptions, label_question
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions
 from tripletune.data_builders.hotpotqa_subq.questions import Question
-from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 
 PASSAGES = (Passage("Gold", "g"), Passage("Also gold", "a"), *(Passage(f"Other {n}", f"o{n}") for n in range(4)))

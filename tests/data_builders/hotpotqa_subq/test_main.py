@@ -15,11 +15,10 @@ from tripletune.data_builders.world.build import WorldOptions, generate_world
 from tripletune.models.data.records import read_records
 from tripletune.models.llm import options
 from tripletune.models.llm.backends.batch import import_replies
-from tripletune.models.llm.client import CallError, SetupError, TransientError
+from tripletune.models.llm.client import CallError, Completion, SetupError, TransientError
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
 from tripletune.models.llm.programs import import_calls
-from tripletune.models.local.generation import Completion
 
 
 @pytest.fixture
@@ -100,7 +99,7 @@ def test_a_teacher_labels_a_source_without_annotations(files, backend):
         "subq.triples": 24,
     }
     prompts = [f"data_builders/prompts/subq_{name}.md" for name in ("filter", "query", "triples")]
-    assert list(build["prompts"]) == [*prompts, "models/llm/prompts/repair.md"]
+    assert list(build["prompts"]) == [*prompts, "models/prompts/repair.md"]
     # All of it again, from the ledger: nothing is sent.
     sent = len(backend.asked)
     assert run(arguments(files, files / "out", "--overwrite")) == 0

@@ -15,9 +15,9 @@ from tripletune.data_builders.hotpotqa_subq import __main__ as command_line
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions
 from tripletune.data_builders.hotpotqa_subq.output import EXAMPLES, LONGEST_REPLY, SubqOutput
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
+from tripletune.models.llm.client import Completion
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
-from tripletune.models.local.generation import Completion
 
 QUESTIONS = 12
 RAMBLE = "Dune, a novel | by\nFrank ``` Herbert. " * 20

@@ -20,10 +20,9 @@ from tripletune.data_builders.hotpotqa_subq.teacher import (
     load_subq_prompts,
     prompt_digests,
 )
-from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import CallError, RepliesPending, Sampling
-from tripletune.models.local.generation import Completion
+from tripletune.models.llm.client import CallError, Completion, RepliesPending, Sampling
 
 QUESTION = Question(
     id="q1",

@@ -12,8 +12,7 @@ from tripletune.data_builders.world.__main__ import main
 from tripletune.data_builders.world.build import World, WorldOptions, generate_world, write_world
 from tripletune.data_builders.world.facts import SPLITS
 from tripletune.data_builders.world.questions import KINDS
-from tripletune.models.data.passages import read_corpus
-from tripletune.models.data.records import Action
+from tripletune.models.data.records import Action, read_corpus
 from tripletune.models.data.triples import format_triples, parse_triples, triples_from_json
 from tripletune.models.files import file_digest, new_folder
 

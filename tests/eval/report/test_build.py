@@ -14,7 +14,7 @@ from tripletune.eval.report.build import build_report
 from tripletune.eval.report.read import Other, Run, figures_of, read_folder
 from tripletune.eval.report.variants import ABLATIONS, ablations_of, group_runs, sweeps_of
 from tripletune.eval.statistics import bootstrap_mean, paired_difference
-from tripletune.models.data.passages import read_corpus
+from tripletune.models.data.records import read_corpus
 
 VARIANTS = {
     "full": [],

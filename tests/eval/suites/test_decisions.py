@@ -9,11 +9,10 @@ import pytest
 
 from tripletune.eval.__main__ import main
 from tripletune.eval.suites.decisions import DecisionSuite, decision_cases, means, score_reply, summarise_decisions
-from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import Passage
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import CallError, Message, Sampling
-from tripletune.models.local.generation import Completion
+from tripletune.models.llm.client import CallError, Completion, Message, Sampling
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
 from tripletune.rag.triples.sentences import Fact
 

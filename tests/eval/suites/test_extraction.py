@@ -25,8 +25,7 @@ from tripletune.eval.suites.extraction import (
 from tripletune.eval.triples import Prediction, score_rows, summarise_extractions
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import CallError, RepliesPending, SetupError
-from tripletune.models.local.generation import Completion
+from tripletune.models.llm.client import CallError, Completion, RepliesPending, SetupError
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -387,7 +386,7 @@ import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 import tripletune.rag.triples.extractor as options
 from tripletune.eval.__main__ import main
-from tripletune.models.local.generation import Completion
+from tripletune.models.llm.client import Completion
 
 class Client:
     model, asked = "scripted", 0

@@ -11,10 +11,9 @@ from tripletune.eval.statistics import flatten_means
 from tripletune.eval.suites import records as module
 from tripletune.eval.suites.records import RecordOptions, RecordSuite, score_predictions, with_triples
 from tripletune.eval.systems import triples_settings
-from tripletune.models.data.passages import Passage
-from tripletune.models.data.records import Action, Record, Step
+from tripletune.models.data.records import Action, Passage, Record, Step
 from tripletune.models.data.triples import Triple
-from tripletune.models.local.generation import Completion
+from tripletune.models.llm.client import Completion
 from tripletune.rag.triples.store import Extraction, StoredTriples, TripleStore, passage_key
 
 STEP = Step("Q1?", (Triple("a", "b", "c"),), "text")

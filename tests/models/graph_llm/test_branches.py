@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from tripletune.models.graph_llm.branches import PADDING, TRUNK, branch_mask, check_branches
+from tripletune.models.training import PADDING, TRUNK, branch_mask, check_branches
 
 
 @settings(deadline=None)

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from tripletune.models.graph_llm import encoder as graph_encoder
-from tripletune.models.graph_llm.encoder import ARCHITECTURES, GraphEncoder
-from tripletune.models.graph_llm.graphs import GraphRows, batch_graphs
+from tripletune.models.graph_llm.graphs import ARCHITECTURES, GraphEncoder, GraphRows, batch_graphs
 
 TABLE = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 

@@ -11,7 +11,7 @@ import torch
 from tripletune.models.data.records import Action, ModelInput, Record, Step
 from tripletune.models.data.triples import Triple
 from tripletune.models.graph_llm.processor import GRAPH_TOKEN, GraphLLMProcessor, pad_batch
-from tripletune.models.prompts.rendering import render
+from tripletune.models.rendering import render
 
 CHATML = "<|im_start|>system\n<|graph|>{plan}<|im_end|>\n<|im_start|>user\n{body}<|im_end|>\n<|im_start|>assistant\n"
 OLD = tuple(Triple(f"old {n}", "is", f"thing {n}") for n in range(6))

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tripletune.models.llm.client import Sampling
+from tripletune.models.llm.client import Completion, Sampling
 from tripletune.models.llm.ledger import (
     APPLICATION_ID,
     SCHEMA_VERSION,
@@ -25,7 +25,6 @@ from tripletune.models.llm.ledger import (
     sampling_of,
 )
 from tripletune.models.llm.programs import exported, ledger_troubles, main, statistics
-from tripletune.models.local.generation import Completion
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = "openai:m"
@@ -192,7 +191,7 @@ def test_a_closed_ledger_says_so_and_an_unused_one_leaves_no_file(path):
 
 WRITER = """
 import sys
-from tripletune.models.local.generation import Completion
+from tripletune.models.llm.client import Completion
 from tripletune.models.llm.client import Sampling
 from tripletune.models.llm.ledger import Ledger, make_call
 

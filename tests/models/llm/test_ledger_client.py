@@ -13,10 +13,17 @@ import pytest
 
 from tests.models.llm.virtual_time import now
 from tests.models.llm.virtual_time import run as run_virtually
-from tripletune.models.llm.client import CallError, Message, RepliesPending, Sampling, SetupError, TransientError
+from tripletune.models.llm.client import (
+    CallError,
+    Completion,
+    Message,
+    RepliesPending,
+    Sampling,
+    SetupError,
+    TransientError,
+)
 from tripletune.models.llm.ledger import Ledger, LedgerError
 from tripletune.models.llm.ledger_client import LedgerClient, Limits, RetriesExhausted, Retry, estimate_tokens
-from tripletune.models.local.generation import Completion
 
 QUICK = Retry(first_wait=0, longest_wait=0)
 

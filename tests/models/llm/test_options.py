@@ -108,7 +108,7 @@ def test_a_ledger_that_cannot_be_opened_is_told(tmp_path):
 BACKEND = '''
 """A backend in one file."""
 from tripletune.models.llm.options import BackendKind
-from tripletune.models.local.generation import Completion
+from tripletune.models.llm.client import Completion
 
 class Shout:
     model = "shout:m"

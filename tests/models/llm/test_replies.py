@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tripletune.models.llm.client import Message
+from tripletune.models.llm.client import Completion, Message
 from tripletune.models.llm.replies import REPAIRED, UnusableReply, ask, find_json, find_triples, repair_turns
-from tripletune.models.local.generation import Completion
 
 QUESTION: list[Message] = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "A number?"}]
 

@@ -4,8 +4,8 @@ import pytest
 
 from tripletune.models.data.pairs import read_reply
 from tripletune.models.data.triples import Triple, format_triples
+from tripletune.models.local.chat import Repetition
 from tripletune.models.local.decoding import Request
-from tripletune.models.local.grammar import Repetition
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def llama(tiny_llama):
 @pytest.fixture
 def grammar(tokenizer):
     pytest.importorskip("xgrammar", reason="the extra `grammar` is not installed")
-    from tripletune.models.local.grammar import TripleGrammar
+    from tripletune.models.local.chat import TripleGrammar
 
     return TripleGrammar(tokenizer, len(tokenizer), {2})
 
@@ -89,7 +89,7 @@ def test_generate_is_held_to_it_too(grammar, llama, tokenizer):
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):
-    from tripletune.models.local.grammar import import_xgrammar
+    from tripletune.models.local.chat import import_xgrammar
 
     monkeypatch.setitem(sys.modules, "xgrammar", None)
     with pytest.raises(ValueError, match=r"pip install 'tripletune\[grammar\]'"):

@@ -10,8 +10,8 @@ import torch
 
 from tripletune.models.data.records import ModelInput, Record
 from tripletune.models.graph_llm.loading import add_adapter
+from tripletune.models.llm.client import Completion
 from tripletune.models.local.decoding import Request
-from tripletune.models.local.generation import Completion
 from tripletune.models.local.generator import LocalGenerator, load_generator
 
 Make = Callable[..., Any]

@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 
-from tripletune.models.data.passages import Passage
-from tripletune.models.data.records import ModelInput, Step
-from tripletune.models.local.generation import Completion
+from tripletune.models.data.records import ModelInput, Passage, Step
+from tripletune.models.llm.client import Completion
 from tripletune.rag.retrieval.retrievers import Retrieved
 from tripletune.rag.systems import LoopOptions, Tools, load_system
 from tripletune.rag.systems.no_retrieval import no_retrieval

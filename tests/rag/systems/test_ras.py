@@ -5,10 +5,9 @@ import json
 
 import pytest
 
-from tripletune.models.data.passages import Passage
-from tripletune.models.data.records import ModelInput
+from tripletune.models.data.records import ModelInput, Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.local.generation import Completion
+from tripletune.models.llm.client import Completion
 from tripletune.rag.retrieval.retrievers import Retrieved
 from tripletune.rag.systems import LoopOptions, Tools, load_system
 from tripletune.rag.systems.ras import SYSTEM, ras

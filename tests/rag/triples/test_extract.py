@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import CallError, RepliesPending, Sampling, SetupError
+from tripletune.models.llm.client import CallError, Completion, RepliesPending, Sampling, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
-from tripletune.models.local.generation import Completion
 from tripletune.rag.triples.extract import CorpusExtraction, source_pieces
 from tripletune.rag.triples.extractor import ExtractionPrompt, TextExtractor
 from tripletune.rag.triples.store import TripleStore, passage_key
@@ -286,7 +285,7 @@ def test_a_half_character_in_a_reply_costs_no_neighbour(store):
 
 KILLED = """
 import asyncio, os, signal, sys
-from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import Passage
 from tripletune.rag.triples.extract import CorpusExtraction
 from tripletune.rag.triples.store import TripleStore
 

@@ -4,11 +4,10 @@ import sqlite3
 import pytest
 
 import tripletune.rag.triples.extractor as extractor_options
-from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import RepliesPending
+from tripletune.models.llm.client import Completion, RepliesPending
 from tripletune.models.llm.ledger_client import RetriesExhausted
-from tripletune.models.local.generation import Completion
 from tripletune.rag.__main__ import main, parse_shard
 from tripletune.rag.triples.store import TripleStore, open_triples
 

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 
-from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import Passage
 from tripletune.models.llm.client import CallError, SetupError
 from tripletune.rag.__main__ import main
 from tripletune.rag.triples.extract import CorpusExtraction

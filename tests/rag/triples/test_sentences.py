@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.rag.triples.sentences import PIECE_LIMIT, provenance, source_sentence, split_passage, split_sentences
 

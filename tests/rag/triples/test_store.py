@@ -5,7 +5,7 @@ import sqlite3
 
 import pytest
 
-from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.rag.triples.store import (
     Extraction,

@@ -16,7 +16,7 @@ from tripletune.models.data.pairs import (
     render_target,
 )
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.chat import ChatEncoder
+from tripletune.models.local.chat import ChatEncoder
 from tripletune.train.tasks.text_to_triples import PairEncoder, RowLimits
 
 INSTRUCTION = load_instruction()

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import Passage
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.chat import eos_token_ids
 from tripletune.models.loading import load_causal_lm
+from tripletune.models.local.chat import eos_token_ids
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
 from tripletune.rag.triples.sentences import Fact
 from tripletune.train.run import make_rows

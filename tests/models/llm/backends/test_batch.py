@@ -14,11 +14,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tripletune.models.llm.backends.batch import BatchBackend, batch_reply, import_replies, waiting
-from tripletune.models.llm.client import CallError, Message, RepliesPending, Sampling
+from tripletune.models.llm.client import CallError, Completion, Message, RepliesPending, Sampling
 from tripletune.models.llm.ledger import Ledger, make_call
 from tripletune.models.llm.ledger_client import LedgerClient
 from tripletune.models.llm.programs import main
-from tripletune.models.local.generation import Completion
 
 ROOT = Path(__file__).resolve().parents[4]
 SYSTEM: Message = {"role": "system", "content": "Be brief."}

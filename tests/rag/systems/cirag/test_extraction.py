@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import CallError, Sampling, SetupError
+from tripletune.models.llm.client import CallError, Completion, Sampling, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.llm.replies import UnusableReply
-from tripletune.models.local.generation import Completion
 from tripletune.rag.systems import QuestionClient, load_prompts
 from tripletune.rag.systems.cirag.extraction import (
     LLMExtractor,

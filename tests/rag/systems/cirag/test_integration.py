@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import Message
-from tripletune.models.local.generation import Completion
+from tripletune.models.llm.client import Completion, Message
 from tripletune.rag.systems import QuestionClient, load_prompts
 from tripletune.rag.systems.cirag.integration import (
     NO_QUESTION,

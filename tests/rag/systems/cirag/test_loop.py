@@ -4,10 +4,9 @@ import asyncio
 
 import pytest
 
-from tripletune.models.data.passages import Passage
+from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import CallError, RepliesPending
-from tripletune.models.local.generation import Completion
+from tripletune.models.llm.client import CallError, Completion, RepliesPending
 from tripletune.rag.__main__ import main as ask
 from tripletune.rag.retrieval.retrievers import Retrieved
 from tripletune.rag.systems import Tools, load_system

@@ -6,7 +6,7 @@ import pytest
 from tripletune.models.data.records import Action, ModelInput, Record, Step
 from tripletune.models.data.triples import Triple
 from tripletune.models.graph_llm import processor as graph_processor
-from tripletune.models.prompts.rendering import Instructions, Plan, parse_plan, render
+from tripletune.models.rendering import Instructions, Plan, parse_plan, render
 
 STEPS = (
     Step("Who wrote it?", (Triple("a", "b", "c"), Triple("d", "e", "f")), "raw  text\nhere"),

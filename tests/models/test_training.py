@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tripletune.models.label_loss import learn_labels_only
+from tripletune.models.training import learn_labels_only
 
 
 @pytest.mark.parametrize("family", ["llama", "smollm2", "qwen3", "gemma2", "gemma3", "granite", "gpt2", "cohere"])

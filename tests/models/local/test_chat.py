@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from tripletune.models.llm.chat import ChatEncoder, join_system
 from tripletune.models.llm.client import CallError, Message
+from tripletune.models.local.chat import ChatEncoder, join_system
 
 CHAT: list[Message] = [{"role": "system", "content": "Plan."}, {"role": "user", "content": "Who?"}]
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from tripletune.models.data.records import Action, ModelInput, one_line
 from tripletune.models.data.triples import format_triples
 
-PROMPTS = Path(__file__).parent
+PROMPTS = Path(__file__).parent / "prompts"
 _ACTION = re.compile(r"\s*\[(SUBQ|SUFFICIENT|NO_RETRIEVAL)\]")
 
 

@@ -1,1 +1,0 @@
-"""What a model is told: instructions as files, and the renderer of records."""
