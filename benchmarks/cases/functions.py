@@ -140,12 +140,11 @@ def _call(scratch: Path) -> list[str]:
     from tripletune.data_builders.hotpotqa_subq.questions import Question
     from tripletune.data_builders.hotpotqa_subq.teacher import LLMTeacher
     from tripletune.models.data.records import Passage
-    from tripletune.models.llm.backends.openai import OpenAIBackend
-    from tripletune.models.llm.ledger import Ledger
-    from tripletune.models.llm.ledger_client import LedgerClient
+    from tripletune.models.llm.options import LLMOptions, open_client
 
     async def ask(url: str) -> list[str]:
-        async with LedgerClient(OpenAIBackend("fixed", url), Ledger(scratch / "calls.sqlite")) as client:
+        options = LLMOptions(model="fixed", url=url, ledger=str(scratch / "calls.sqlite"))
+        async with open_client(options) as client:
             teacher = LLMTeacher(client)
             # The first call imports what the second one needs.
             for name in ("Ada", "Ben"):

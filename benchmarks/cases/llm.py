@@ -22,6 +22,7 @@ from tripletune.models.llm.backends.openai import OpenAIBackend
 from tripletune.models.llm.client import Completion, Message, Sampling
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Limits
+from tripletune.models.llm.options import LLMOptions
 from tripletune.models.options import setting
 
 _CALLS_PER_QUESTION = 5
@@ -149,7 +150,10 @@ async def _bare_pass(options: ClientOptions, url: str) -> tuple[float, float]:
 
 
 async def _client_pass(options: ClientOptions, url: str, ledger: Path | None) -> tuple[float, float]:
-    backend, limits = OpenAIBackend("mock", url, timeout=60.0), Limits(concurrency=options.in_flight)
+    backend, limits = (
+        OpenAIBackend(LLMOptions(model="mock", url=url)),
+        Limits(concurrency=options.in_flight, timeout=60.0),
+    )
     async with LedgerClient(backend, Ledger(ledger) if ledger else None, limits) as client:
 
         async def chat(number: int) -> None:

@@ -1,5 +1,6 @@
-"""The seams of a call to a model: `Backend` talks to one model, `LLMClient` is what loops and builders call, `Generator`
-what loops call that give graphs; each replies with a `Completion`.
+"""The seams of a call to a model, which a `Completion` answers.
+
+`Backend` talks to one model, `LLMClient` is what loops and builders call, `Generator` what loops with graphs call.
 
 Between them stands `models.llm.ledger_client`: cache, limits, retries. A loop or a builder never sees a backend.
 """

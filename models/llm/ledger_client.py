@@ -61,9 +61,6 @@ class Retry:
         patience: A server that asks for a longer wait than this, in seconds, is not tried again (a day's quota).
         empty_attempts: Most attempts on a call whose reply is empty; then the empty reply is kept. One that is empty
             because it was cut off at its limit or refused is kept at once: another attempt pays for the same again.
-
-    Raises:
-        ValueError: a value makes no sense.
     """
 
     attempts: int = 8
@@ -71,12 +68,6 @@ class Retry:
     longest_wait: float = 60.0
     patience: float = 600.0
     empty_attempts: int = 4
-
-    def __post_init__(self) -> None:
-        if self.attempts < 1 or self.empty_attempts < 1:
-            raise ValueError(f"attempts {self.attempts}, empty_attempts {self.empty_attempts}: both must be at least 1")
-        if min(self.first_wait, self.longest_wait, self.patience) < 0:
-            raise ValueError("first_wait, longest_wait and patience must be 0 seconds or more")
 
 
 class Limits:
@@ -87,9 +78,6 @@ class Limits:
         requests_per_minute: Most attempts sent per minute; retries count.
         tokens_per_minute: Most tokens per minute, prompts and replies together.
         timeout: Seconds after which an attempt is given up.
-
-    Raises:
-        ValueError: a limit is not above 0.
     """
 
     def __init__(
@@ -99,9 +87,6 @@ class Limits:
         tokens_per_minute: float | None = None,
         timeout: float | None = None,
     ) -> None:
-        for value in (concurrency, requests_per_minute, tokens_per_minute, timeout):
-            if value is not None and not value > 0:
-                raise ValueError(f"limit {value}: it must be above 0; leave it out for no limit")
         self.timeout = timeout
         self._slots = asyncio.Semaphore(concurrency) if concurrency is not None else nullcontext()
         self._requests = _bucket(requests_per_minute)
@@ -192,9 +177,6 @@ class LedgerClient:
         self._flights: dict[str, _Flight] = {}
         # The failure that ends the run: nothing is sent after it.
         self._ended: Exception | None = None
-
-    def __repr__(self) -> str:
-        return f"LedgerClient(model={self.model!r}, ledger={str(self.ledger.path) if self.ledger else None!r})"
 
     async def __aenter__(self) -> LedgerClient:
         return self

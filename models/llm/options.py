@@ -21,6 +21,7 @@ from tripletune.models.options import not_one_of, require, setting
 from tripletune.models.program import load_from, names_in
 
 _BACKENDS = "tripletune.models.llm.backends"
+URL_FORM = "must look like http://host:port/v1, without user, password or query"
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 
@@ -73,8 +74,8 @@ class LLMOptions:
         if self.api_key_env is not None and not _VARIABLE.fullmatch(self.api_key_env):
             # Not quoted: it may be the key.
             found.append("api_key_env must be the NAME of an environment variable, in capitals, not the key itself")
-        if self.url is not None and not _is_plain(self.url):
-            found.append("url must look like http://host:port/v1, without user, password or query")
+        if self.url is not None and not is_plain_url(self.url):
+            found.append(f"url {URL_FORM}")
         try:
             self.extra_fields  # noqa: B018
         except ValueError as error:
@@ -196,11 +197,11 @@ def _key(options: LLMOptions, kind: BackendKind, environment: Mapping[str, str])
     return key or None
 
 
-def _is_plain(url: str) -> bool:
+def is_plain_url(url: str) -> bool:
+    """Whether a base URL is one of http and holds nothing to hide; see `URL_FORM`."""
     try:
         parts = urllib.parse.urlsplit(url)
-        return (
-            parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc and not parts.query
-        )
+        plain = bool(parts.hostname) and "@" not in parts.netloc and not parts.query and parts.port != 0
     except ValueError:
         return False
+    return plain and parts.scheme in ("http", "https")

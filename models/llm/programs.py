@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -304,10 +303,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     def run() -> int:
         try:
             return int(arguments.run(arguments))
-        except BrokenPipeError:
-            # The reader of a pipe, `head` for one, has seen enough.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
         except sqlite3.Error as error:
             raise trouble(arguments.ledger, error) from None
 

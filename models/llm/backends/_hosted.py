@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import base64
 import email.utils
 import importlib
 import json
@@ -22,9 +20,9 @@ from tripletune.models.llm.client import (
     Sampling,
     SetupError,
     TransientError,
-    ledger_name,
     redact,
 )
+from tripletune.models.llm.options import URL_FORM, LLMOptions, is_plain_url
 
 # 425: the server asks for the same request later. 5xx (Anthropic's 529 too) are always worth another attempt.
 TRANSIENT = frozenset({408, 409, 425, 429})
@@ -37,8 +35,8 @@ _MODERATED = ("moderation", "flagged")
 _NO_CREDIT = ("insufficient_quota", "billing_hard_limit_reached", "credit balance is too low")
 _PAY = "the account has no credit left: add some, then start again; what was answered is not asked again"
 _SHORTEN = "the prompt and max_tokens don't fit the model: shorten the prompt or lower max_tokens"
-_OWN_SETTINGS = "this model draws with its own settings: set the backend's send_temperature=False"
-_TOKEN_FIELD = "lower it, or set the backend's token_field to the name that the server asks for"
+_OWN_SETTINGS = "this model draws with its own settings: set send_temperature to no"
+_TOKEN_FIELD = "lower it, or set token_field to the name that the server asks for"
 # What to do about a word in the message of a malformed request, or about a status code; the first counts. vLLM names
 # max_tokens where the context is too short, so that stands first.
 _HINTS: Mapping[int | str, str] = {
@@ -62,22 +60,15 @@ class HostedBackend:
     """A model behind a provider's SDK; one attempt a call.
 
     Args:
-        model: The name that the server knows the model by.
-        url: The server's base URL; None: what the environment says, else the provider's own. `user:password@` in it is
-            sent as a header and shown nowhere.
-        api_key: The key; None: that of the environment, but only without `url`, so that a provider's key is not sent to
-            other servers by accident. Servers that want none get a placeholder.
-        timeout: Seconds for one attempt.
-        send_temperature: Whether temperature and top_p are sent.
-        extra: More fields of the request body. They change replies, so they are part of the ledger's name; keys don't
-            belong here.
+        options: What it is opened with. Without a url the environment says where, else it is the provider's own.
+        api_key: The key. Servers that want none get a placeholder.
 
     Attributes:
         model: "<kind>:<model>" and the extra fields. Not the host: a model that moves to another port is the same
             model, and what it answered is not asked again.
 
     Raises:
-        ValueError: an option makes no sense, the key is missing, or the SDK is not installed.
+        ValueError: the key is missing, the environment's url makes no sense, or the SDK is not installed.
     """
 
     kind: ClassVar[str]
@@ -86,41 +77,26 @@ class HostedBackend:
     url_variable: ClassVar[str]
     key_variable: ClassVar[str]
     hosts: ClassVar[tuple[str, ...]]
-    headers: Mapping[str, str]
+    # Whether temperature and top_p are sent where the options say "auto".
+    sends_temperature: ClassVar[bool]
+    headers: Mapping[str, str] = {}
 
-    def __init__(
-        self,
-        model: str,
-        url: str | None = None,
-        api_key: str | None = None,
-        timeout: float = 120.0,
-        send_temperature: bool = True,
-        extra: Mapping[str, Any] | None = None,
-    ) -> None:
-        if not model:
-            raise ValueError("model: it must be the name that the server knows the model by")
-        if not 0 < timeout < math.inf:
-            raise ValueError(f"timeout {timeout}: it must be a number of seconds above 0")
+    def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
         self.sdk = import_sdk(self.kind)
-        if url is None:
-            url = os.environ.get(self.url_variable) or self.default_url
-            api_key = api_key or os.environ.get(self.key_variable)
-        self._url, self.host, self.headers, secrets = split_login(url)
-        name = self.host.split(":")[0]
+        self._url = options.url or os.environ.get(self.url_variable) or self.default_url
+        if not is_plain_url(self._url):
+            raise ValueError(f"{self.url_variable} {URL_FORM}")
+        parts = urllib.parse.urlsplit(self._url)
+        self.host, name = parts.netloc, str(parts.hostname)
         self.official = any(name == host or name.endswith(f".{host}") for host in self.hosts)
         if self.official and not api_key:
-            raise ValueError(f"{name} wants a key: set {self.key_variable}, or api_key if you set url yourself")
-        if api_key and self.headers:
-            raise ValueError("url has a user and password and there is a key too: a server takes one of them")
+            raise ValueError(f"{name} wants a key: set {self.key_variable}, or api_key_env if you set url yourself")
         # In functions, so that no print of this object shows a key.
-        self._key, self._redact = lambda: api_key or "none", lambda text: redact(text, [api_key or "", *secrets])
-        self.model, self.name = ledger_name(self.kind, model, extra), model
-        self.timeout, self.send_temperature, self.extra = timeout, send_temperature, dict(extra or {})
+        self._key, self._redact = lambda: api_key or "none", lambda text: redact(text, [api_key or ""])
+        self.model, self.name, self.extra = options.ledger_name, options.model, options.extra_fields or {}
+        wish = options.send_temperature
+        self.send_temperature = self.sends_temperature if wish == "auto" else wish == "yes"
         self._client: Any = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.model!r}, host={self.host!r})"
 
     def body(self, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
         """The body of a request."""
@@ -140,10 +116,7 @@ class HostedBackend:
         body = self.body(messages, sampling)
         start = time.perf_counter()
         try:
-            async with asyncio.timeout(self.timeout):
-                response = (await self.create(self._open(), body)).http_response
-        except TimeoutError:
-            raise TransientError(f"{self.host} gave no reply within {self.timeout:g} seconds") from None
+            response = (await self.create(self._open(), body)).http_response
         except self.sdk.APIError as error:
             # Without the cause: what an SDK puts into its own exceptions, request headers for one, ends here.
             raise self._translate(error) from None
@@ -169,12 +142,10 @@ class HostedBackend:
             await client.close()
 
     def _open(self) -> Any:
-        loop = asyncio.get_running_loop()
-        if self._client is None or self._loop is not loop:
-            self._loop = loop
-            # Retries are the ledger client's.
+        if self._client is None:
+            # Retries and the time limit are the ledger client's.
             self._client = getattr(self.sdk, self.client_class)(
-                api_key=self._key(), base_url=self._url, timeout=self.timeout, max_retries=0,
+                api_key=self._key(), base_url=self._url, timeout=None, max_retries=0,
                 default_headers=dict(self.headers) or None,
             )  # fmt: skip
         return self._client
@@ -220,30 +191,6 @@ def import_sdk(name: str) -> Any:
         ) from None
 
 
-def split_login(url: str) -> tuple[str, str, dict[str, str], tuple[str, ...]]:
-    """A base URL, its host and port, the header that a user and password in it become, and what must not be shown.
-
-    Raises:
-        ValueError: it is not an http(s) URL.
-    """
-    try:
-        parts = urllib.parse.urlsplit(url.strip())
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host = None
-    if not host or parts.scheme not in ("http", "https"):
-        # The URL itself may hold a password, so it is not quoted.
-        raise ValueError("url: it must look like http://127.0.0.1:8000/v1 or https://host/v1")
-    host = f"[{host}]" if ":" in host else host
-    place = f"{host}:{port}" if port else host
-    clean = urllib.parse.urlunsplit((parts.scheme, place, parts.path, parts.query, ""))
-    if parts.username is None and parts.password is None:
-        return clean, place, {}, ()
-    user, password = (urllib.parse.unquote(text or "") for text in (parts.username, parts.password))
-    token = base64.b64encode(f"{user}:{password}".encode()).decode()
-    return clean, place, {"Authorization": f"Basic {token}"}, (password or user, token)
-
-
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds that a response asks to wait: `retry-after-ms`, or `retry-after` in seconds or as a date; None: none."""
     for name, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
@@ -276,8 +223,8 @@ def sampling_fields(sampling: Sampling, send: bool) -> dict[str, float]:
     if sampling.temperature in (0, 1) and sampling.top_p == 1:
         return {}
     raise SetupError(
-        f"temperature {sampling.temperature} and top_p {sampling.top_p} can't be had: send_temperature is false, so "
-        "that none is sent. Set send_temperature=True if this model takes them, else ask for temperature 1 and top_p 1"
+        f"temperature {sampling.temperature} and top_p {sampling.top_p} can't be had: send_temperature says that "
+        "none is sent. Set it to yes if this model takes them, else ask for temperature 1 and top_p 1"
     )
 
 

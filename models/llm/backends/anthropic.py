@@ -51,33 +51,19 @@ def read_message(found: Mapping[str, Any]) -> Completion | None:
 class AnthropicBackend(HostedBackend):
     """Messages through Anthropic's SDK; see `HostedBackend`. The seed is not sent: the provider takes none.
 
-    Args:
-        model: As in `HostedBackend`, and so are url (without /v1), api_key, timeout and extra.
-        cache_system: Whether a long system prompt that comes again is marked for the provider's cache.
-        send_temperature: Whether temperature and top_p (if below 1) are sent, over the API version that takes them.
-            The newest API version and models refuse both, so by default they draw with their own settings, also
-            where the loops and builders ask for greedy replies.
+    The newest API version and models refuse temperature and top_p, so by default they draw with their own settings,
+    also where the loops and builders ask for greedy replies; on request both go over the version that takes them.
     """
 
     kind, client_class = "anthropic", "AsyncAnthropic"
     default_url, url_variable, key_variable = "https://api.anthropic.com", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"
-    hosts, read = ("anthropic.com",), staticmethod(read_message)
+    hosts, read, sends_temperature = ("anthropic.com",), staticmethod(read_message), False
 
-    def __init__(
-        self,
-        model: str,
-        url: str | None = None,
-        api_key: str | None = None,
-        timeout: float = 120.0,
-        cache_system: bool = True,
-        send_temperature: bool = False,
-        extra: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(model, url, api_key, timeout, send_temperature, extra)
-        self.cache_system = cache_system
+    def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
+        super().__init__(options, api_key)
         self._seen: dict[bytes, None] = {}
-        if send_temperature:
-            self.headers = {**self.headers, "anthropic-version": _SAMPLING_VERSION}
+        if self.send_temperature:
+            self.headers = {"anthropic-version": _SAMPLING_VERSION}
         else:
             logger.info("%s: temperature is not sent; replies are drawn with the provider's settings", self.model)
 
@@ -94,7 +80,7 @@ class AnthropicBackend(HostedBackend):
     def _is_cached(self, system: str) -> bool:
         """Whether a system prompt is long and came before; the last ones are remembered."""
         data = system.encode()
-        if not self.cache_system or len(data) < _SMALLEST_CACHED:
+        if len(data) < _SMALLEST_CACHED:
             return False
         digest = hashlib.sha256(data).digest()
         known = digest in self._seen
@@ -119,8 +105,8 @@ def messages_body(
         model: The provider's name of the model.
         messages: The chat; several system texts are joined by a blank line.
         sampling: How the reply is drawn; its seed is not sent.
-        send_temperature: As in `AnthropicBackend`.
-        extra: As in `AnthropicBackend`.
+        send_temperature: Whether temperature and top_p (if below 1) are sent.
+        extra: More fields of the body.
         is_cached: Whether a system prompt is marked for the provider's cache.
 
     Raises:
@@ -147,11 +133,4 @@ def messages_body(
     return {**body, **extra}
 
 
-def _open(options: LLMOptions, key: str | None, _: object) -> AnthropicBackend:
-    send = options.send_temperature == "yes"
-    return AnthropicBackend(
-        options.model, options.url, key, options.timeout, send_temperature=send, extra=options.extra_fields
-    )
-
-
-BACKEND = BackendKind(_open, key_variable=AnthropicBackend.key_variable)
+BACKEND = BackendKind(AnthropicBackend, key_variable=AnthropicBackend.key_variable)

@@ -33,7 +33,7 @@ from tripletune.models.files import new_file
 from tripletune.models.llm.backends._hosted import ACCESS, TRANSIENT
 from tripletune.models.llm.backends.anthropic import messages_body, read_message
 from tripletune.models.llm.backends.openai import chat_body, read_chat
-from tripletune.models.llm.client import CallError, Completion, Message, RepliesPending, Sampling, ledger_name, redact
+from tripletune.models.llm.client import CallError, Completion, Message, RepliesPending, Sampling, redact
 from tripletune.models.llm.ledger import FAILED, OK, PENDING, PUT, Call, Ledger, make_call, now, row_of, sampling_of
 from tripletune.models.llm.options import BackendKind, LLMOptions
 
@@ -48,45 +48,26 @@ class BatchBackend:
     """A `Backend` that answers nothing itself: it collects calls and writes them to request files.
 
     Args:
-        model: The provider's name of the model.
-        layout: "openai" or "anthropic".
-        folder: Where request files go.
+        options: What it is opened with; "auto" means what `OpenAIBackend` and `AnthropicBackend` do for the provider.
         ledger: The ledger of the client it works under.
-        token_field: As in `OpenAIBackend`; "auto" is `max_completion_tokens`.
-        send_temperature: As in `OpenAIBackend` and `AnthropicBackend`; `None` is what they do by default.
-        extra: As in both of them.
         room: Requests and bytes that fit in one file; `None` is the provider's limit.
 
     Attributes:
         model: The name that `OpenAIBackend` and `AnthropicBackend` have, so that replies serve both ways of calling.
 
     Raises:
-        ValueError: an option makes no sense.
+        ValueError: there is no ledger.
     """
 
-    def __init__(
-        self,
-        model: str,
-        layout: str,
-        folder: str | Path,
-        ledger: Ledger,
-        token_field: str = "auto",
-        send_temperature: bool | None = None,
-        extra: Mapping[str, Any] | None = None,
-        room: tuple[int, int] | None = None,
-    ) -> None:
-        if layout not in ROOMS:
-            raise ValueError(f"batch layout {layout!r} is not one of {', '.join(ROOMS)}")
-        if not model:
-            raise ValueError("model: it must be the provider's name of the model")
-        self.model = ledger_name(layout, model, extra)
-        self.name, self.layout, self.folder = model, layout, Path(folder)
-        self._ledger, self._room, self._extra = ledger, room or ROOMS[layout], dict(extra or {})
-        self._token_field = "max_completion_tokens" if token_field == "auto" else token_field
-        self.send_temperature = layout == "openai" if send_temperature is None else send_temperature
-
-    def __repr__(self) -> str:
-        return f"BatchBackend({self.model!r}, folder={str(self.folder)!r})"
+    def __init__(self, options: LLMOptions, ledger: Ledger | None, room: tuple[int, int] | None = None) -> None:
+        if ledger is None:
+            raise ValueError("backend batch needs a ledger: name a file, such as runs/ledger.sqlite")
+        self.model, self.name, self.layout = options.ledger_name, options.model, options.batch_layout
+        self.folder = Path(options.batch_folder or f"{ledger.path}.batch")
+        self._ledger, self._room, self._extra = ledger, room or ROOMS[self.layout], options.extra_fields or {}
+        self._token_field = "max_completion_tokens" if options.token_field == "auto" else options.token_field
+        wish = options.send_temperature
+        self.send_temperature = self.layout == "openai" if wish == "auto" else wish == "yes"
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Note that a call waits.
@@ -325,14 +306,4 @@ def _object(value: Mapping[str, Any], *path: str) -> dict[str, Any]:
     return dict(value)
 
 
-def _open(options: LLMOptions, key: str | None, ledger: Ledger | None) -> BatchBackend:
-    if ledger is None:
-        raise ValueError("backend batch needs a ledger: name a file, such as runs/ledger.sqlite")
-    folder = options.batch_folder or f"{options.ledger}.batch"
-    send = None if options.send_temperature == "auto" else options.send_temperature == "yes"
-    return BatchBackend(
-        options.model, options.batch_layout, folder, ledger, options.token_field, send, options.extra_fields
-    )
-
-
-BACKEND = BackendKind(_open, sends=False)
+BACKEND = BackendKind(lambda options, key, ledger: BatchBackend(options, ledger), sends=False)

@@ -65,8 +65,6 @@ class HFBackend:
         repetition: bool = False,
         cells: int = CELLS,
     ) -> None:
-        if batch_size < 1 or beams < 1:
-            raise ValueError(f"batch_size {batch_size}, beams {beams}: both must be at least 1")
         if grammar and beams > 1:
             raise ValueError("grammar and beams: the grammar follows one reply at a time; use one beam")
         changed = [("beams", beams, 1), ("grammar", grammar, False), ("repetition", repetition, False)]
@@ -84,14 +82,6 @@ class HFBackend:
         self._context: int | None = None
         self._repetition: Callable[[Request], bool] | None = None
         self._service = DecodingService(self._decoder, self.model)
-
-    def __repr__(self) -> str:
-        return f"HFBackend({self.model!r}, batch_size={self.batch_size})"
-
-    def load(self) -> HFBackend:
-        """Load the weights now; otherwise the first call does."""
-        self._service.load()
-        return self
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Reply to a chat, together with the calls that wait; see `models.llm.client.Backend`.

@@ -12,7 +12,6 @@ from tripletune.models.llm.client import Completion, Message, Sampling
 from tripletune.models.llm.options import BackendKind, LLMOptions
 
 logger = logging.getLogger(__name__)
-TOKEN_FIELDS = ("auto", "max_tokens", "max_completion_tokens")
 
 
 def read_chat(found: Mapping[str, Any]) -> Completion | None:
@@ -36,36 +35,21 @@ def read_chat(found: Mapping[str, Any]) -> Completion | None:
 class OpenAIBackend(HostedBackend):
     """Chat completions through OpenAI's SDK; see `HostedBackend`.
 
-    Args:
-        model: As in `HostedBackend`, and so are url, api_key, timeout and extra.
-        token_field: How the longest reply is asked for. Hosted reasoning models refuse `max_tokens`, many other
-            servers don't know `max_completion_tokens`. "auto" sends the second to openai.com and azure.com and the
-            first elsewhere.
-        send_temperature: Whether temperature and top_p are sent. Reasoning models refuse them: set it to false, and
-            they draw with their own settings, also where the loops and builders ask for greedy replies.
+    Hosted reasoning models refuse `max_tokens`, many other servers don't know `max_completion_tokens`: where the
+    options say "auto", the second goes to openai.com and azure.com and the first elsewhere. Without a temperature
+    models draw with their own settings, also where the loops and builders ask for greedy replies.
     """
 
     kind, client_class = "openai", "AsyncOpenAI"
     default_url, url_variable, key_variable = "https://api.openai.com/v1", "OPENAI_BASE_URL", "OPENAI_API_KEY"
-    hosts, read = ("openai.com", "azure.com"), staticmethod(read_chat)
+    hosts, read, sends_temperature = ("openai.com", "azure.com"), staticmethod(read_chat), True
 
-    def __init__(
-        self,
-        model: str,
-        url: str | None = None,
-        api_key: str | None = None,
-        timeout: float = 120.0,
-        token_field: str = "auto",
-        send_temperature: bool = True,
-        extra: Mapping[str, Any] | None = None,
-    ) -> None:
-        if token_field not in TOKEN_FIELDS:
-            raise ValueError(f"token_field {token_field!r} is not one of {', '.join(TOKEN_FIELDS)}")
-        super().__init__(model, url, api_key, timeout, send_temperature, extra)
-        self.token_field = token_field
-        if token_field == "auto":
+    def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
+        super().__init__(options, api_key)
+        self.token_field = options.token_field
+        if self.token_field == "auto":
             self.token_field = "max_completion_tokens" if self.official else "max_tokens"
-        if not send_temperature:
+        if not self.send_temperature:
             logger.warning("%s: temperature is not sent; replies are drawn with the server's own settings", self.model)
 
     def body(self, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
@@ -94,8 +78,8 @@ def chat_body(
         messages: The chat.
         sampling: How the reply is drawn.
         token_field: The name of the longest reply's field.
-        send_temperature: As in `OpenAIBackend`.
-        extra: As in `OpenAIBackend`.
+        send_temperature: Whether temperature and top_p are sent.
+        extra: More fields of the body.
 
     Raises:
         SetupError: a temperature was asked for that is not sent.
@@ -116,11 +100,4 @@ def chat_body(
     return {**body, **extra}
 
 
-def _open(options: LLMOptions, key: str | None, _: object) -> OpenAIBackend:
-    return OpenAIBackend(
-        options.model, options.url, key, options.timeout, options.token_field,
-        options.send_temperature != "no", options.extra_fields,
-    )  # fmt: skip
-
-
-BACKEND = BackendKind(_open, key_variable=OpenAIBackend.key_variable)
+BACKEND = BackendKind(OpenAIBackend, key_variable=OpenAIBackend.key_variable)

@@ -395,18 +395,6 @@ def test_a_key_that_a_server_echoes_reaches_nothing(path, caplog, kind):
     assert not [file for file in path.parent.iterdir() if secret.encode() in file.read_bytes()]
 
 
-def test_the_representation_shows_no_secret(path):
-    with Ledger(path) as ledger:
-        client = LedgerClient(Fake(), ledger, secrets=["hunter2"])
-        assert repr(client) == f"LedgerClient(model='fake:echo', ledger='{path}')"
-
-
-@pytest.mark.parametrize("values", [{"attempts": 0}, {"empty_attempts": 0}, {"first_wait": -1}, {"patience": -1}])
-def test_retry_options_are_checked(values):
-    with pytest.raises(ValueError, match="must be"):
-        Retry(**values)
-
-
 # Limits.
 
 CHAT: list[Message] = [{"role": "user", "content": "x" * 400}]
@@ -509,12 +497,6 @@ def test_a_cancelled_call_gives_its_place_back():
     entered: list[bool] = []
     run_virtually(asyncio.wait_for(main(), 10_000))
     assert entered == [True]
-
-
-def test_a_limit_of_zero_is_refused():
-    for name in ("concurrency", "requests_per_minute", "tokens_per_minute", "timeout"):
-        with pytest.raises(ValueError, match="it must be above 0"):
-            Limits(**{name: 0})
 
 
 def test_the_estimate_counts_bytes_and_the_longest_reply():
