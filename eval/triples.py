@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 
 from tripletune.eval.statistics import RESAMPLES, bootstrap_mean, bootstrap_ratio
-from tripletune.models.data.pairs import ExtractionPair, predicate_words, read_replies, read_reply, render_target
-from tripletune.models.data.triples import Triple
+from tripletune.models.data.pairs import ExtractionPair, predicate_words, read_replies, read_reply
+from tripletune.models.data.triples import Triple, format_triples
 
 # Texts to vectors, one row each, of any length; `rag.retrieval.load_embedder` gives one.
 Embedder = Callable[[list[str]], np.ndarray]
@@ -249,7 +249,7 @@ def _rouge_of(prediction: Prediction) -> dict[str, float]:
     # A reply that says "no facts" in a word is the empty one of the gold triples.
     read = ((text, read_reply(text)) for text in prediction.parts)
     written = "\n".join(text for text, reply in read if reply.triples or reply.is_malformed)
-    return rouge_scores(written, render_target(prediction.gold))
+    return rouge_scores(written, format_triples(prediction.gold))
 
 
 def _level(rows: Sequence[Mapping[str, Any]], level: str, resamples: int) -> dict[str, Any]:

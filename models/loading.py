@@ -357,9 +357,6 @@ def add_lora(
 
     Args:
         model: The model.
-        rank: LoRA rank r.
-        alpha: LoRA alpha.
-        dropout: LoRA dropout.
         targets: See `chosen_layers`.
         base: What the model is loaded by; the adapter names it (`adapter_base`).
         revision: Its hub revision.

@@ -267,7 +267,11 @@ def make_batch(embeddings: Any) -> Callable[..., dict[str, Any]]:
 
         prompts = [processor.encode_input(record.input) for record in records]
         ends = [processor.encode_label(record) if labels else [] for record in records]
-        ids, mask = pad_batch([[*p.input_ids, *e] for p, e in zip(prompts, ends)], 3, side)
+        lists = [[*p.input_ids, *e] for p, e in zip(prompts, ends)]
+        ids, mask = pad_batch(lists, 3), pad_batch([[1] * len(row) for row in lists], 0)
+        if side == "left":
+            shifts = [ids.shape[1] - len(row) for row in lists]
+            ids, mask = (torch.stack([row.roll(n) for row, n in zip(rows, shifts)]) for rows in (ids, mask))
         batch: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
         if labels:
             batch["labels"] = torch.full_like(ids, -100)

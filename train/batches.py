@@ -158,7 +158,7 @@ class TextCollator:
         if packs and self.flatten:
             rows = [{name: [value for row in rows for value in row[name]] for name in rows[0]}]
         batch = {
-            name: pad_batch([row[name] for row in rows], value, "right", self.pad_to_multiple_of)[0]
+            name: pad_batch([row[name] for row in rows], value, self.pad_to_multiple_of)
             for name, value in (("input_ids", self.pad_token_id), ("labels", IGNORED))
         }
         if not packs:
@@ -251,4 +251,4 @@ class RecordCollator:
         return batch
 
     def _pad(self, rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
-        return pad_batch(rows, value, "right", self.pad_to_multiple_of)[0]
+        return pad_batch(rows, value, self.pad_to_multiple_of)

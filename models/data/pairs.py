@@ -1,7 +1,7 @@
 """The text-to-triples pair: what a sample *is*, the text it becomes, and how a reply is read (RAS, 3.2 and D.1).
 
 One JSON object a line: `{"id", "text", "title", "triples": [[s, p, o]], "source"}`. Training and extraction both call
-`render_source`, `render_target` and `extraction_chat`, so what a model reads at use is what it was trained on.
+`render_source`, `format_triples` and `extraction_chat`, so what a model reads at use is what it was trained on.
 
     source   Oslo: Oslo is the capital of Norway.
     target   (S> Oslo| P> capital of| O> Norway)
@@ -13,7 +13,7 @@ figure 19, rule 7).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,8 +62,8 @@ class ExtractionPair:
 
     @property
     def target(self) -> str:
-        """What the model learns to write; see `render_target`."""
-        return render_target(self.triples)
+        """What the model learns to write: the triples in RAS's format, or nothing."""
+        return format_triples(self.triples)
 
     def to_json(self) -> dict[str, Any]:
         """The row as it is stored."""
@@ -94,11 +94,6 @@ def render_source(title: str, text: str) -> str:
     """
     title, text = " ".join(title.split()), " ".join(text.split())
     return f"{title}: {text}" if title else text
-
-
-def render_target(triples: Iterable[Triple]) -> str:
-    """The text a model writes: the triples in RAS's format, or nothing."""
-    return format_triples(triples)
 
 
 def extraction_chat(source_text: str, instruction: str) -> list[Message]:

@@ -90,9 +90,6 @@ def add_adapter(
     Args:
         model: The base.
         lora: False tunes the graph token alone (ablation "No LoRA").
-        rank: LoRA rank r.
-        alpha: LoRA alpha.
-        dropout: LoRA dropout.
         targets: Linear layers of the language model to adapt; "all-linear" adapts every one but the output layer.
 
     Raises:

@@ -309,26 +309,10 @@ class GraphLLMProcessor:
             over = len(prompt) - limit
 
 
-def pad_batch(
-    rows: Sequence[Sequence[int]], pad: int, side: str = "right", multiple_of: int = 1
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pad token rows to one length.
-
-    Args:
-        rows: B token lists.
-        pad: Padding token id.
-        side: "right" for training, "left" for generation.
-        multiple_of: Round the length up to a multiple of this.
-
-    Returns:
-        (B, T) ids and the (B, T) attention mask.
-    """
-    length = max(map(len, rows))
-    length = -(-length // multiple_of) * multiple_of
+def pad_batch(rows: Sequence[Sequence[int]], pad: int, multiple_of: int = 1) -> torch.Tensor:
+    """Pad token rows on the right to one length, a multiple of `multiple_of`: (B, T) ids."""
+    length = -(-max(map(len, rows)) // multiple_of) * multiple_of
     ids = torch.full((len(rows), length), pad, dtype=torch.long)
-    mask = torch.zeros((len(rows), length), dtype=torch.long)
     for number, row in enumerate(rows):
-        place = slice(0, len(row)) if side == "right" else slice(length - len(row), length)
-        ids[number, place] = torch.tensor(list(row), dtype=torch.long)
-        mask[number, place] = 1
-    return ids, mask
+        ids[number, : len(row)] = torch.tensor(list(row), dtype=torch.long)
+    return ids

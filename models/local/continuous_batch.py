@@ -49,7 +49,7 @@ class ContinuousBatch:
         inputs: What else the model reads with the prompts; it must not be of their shared prefixes.
 
     Raises:
-        ValueError: rows or cells are below 1, or the model's attention does not keep all tokens (see `fits`).
+        ValueError: the model's attention does not keep all tokens (see `fits`).
     """
 
     def __init__(
@@ -62,8 +62,6 @@ class ContinuousBatch:
         constraint: Constraint | None = None,
         inputs: Inputs | None = None,
     ) -> None:
-        if rows < 1 or cells < 1:
-            raise ValueError(f"rows {rows}, cells {cells}: both must be at least 1")
         if not fits(model):
             raise ValueError(f"{type(model).__name__} forgets tokens (sliding window or recurrent): use `generate`")
         self.rows, self.cells = rows, cells
@@ -269,18 +267,7 @@ def make_decoder(
     constraint: Constraint | None = None,
     inputs: Inputs | None = None,
 ) -> Decoder:
-    """The decoder for a model: continuous batches where it can have them, else `generate`; see there for the arguments.
-
-    Args:
-        model: A causal or encoder-decoder model of transformers in eval mode.
-        ends: Tokens that end a reply.
-        pad: The token that prompts are padded with.
-        rows: Most rows in one batch; with beams each request has several.
-        cells: Token budget of a batch.
-        beams: Beams of beam search; 1 takes the likeliest token, or the drawn one.
-        constraint: Which tokens may come next.
-        inputs: What else the model reads with the prompts.
-    """
+    """The decoder for a model: continuous batches where it can have them, else `generate`; see both classes."""
     if beams == 1 and fits(model):
         return ContinuousBatch(model, ends, pad, rows, cells, constraint, inputs)
     return GenerateBatch(model, ends, pad, max(1, rows // beams), cells, beams, constraint, inputs)

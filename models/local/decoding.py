@@ -186,9 +186,6 @@ class GenerateBatch:
         beams: Beams of beam search; 1 is greedy.
         constraint: Which tokens may come next, where there are no beams; None allows all.
         inputs: What else the model reads with the prompts.
-
-    Raises:
-        ValueError: rows, cells or beams are below 1.
     """
 
     def __init__(
@@ -202,8 +199,6 @@ class GenerateBatch:
         constraint: Constraint | None = None,
         inputs: Inputs | None = None,
     ) -> None:
-        if min(rows, cells, beams) < 1:
-            raise ValueError(f"rows {rows}, cells {cells}, beams {beams}: all must be at least 1")
         self.rows, self.cells, self.beams = rows, cells, beams
         self._model, self._ends, self._pad = model, sorted(ends), pad
         self._constraint, self._inputs = constraint, inputs
@@ -222,7 +217,7 @@ class GenerateBatch:
         self._stopped = False
 
     def add(self, request: Request) -> None:
-        """Let a request wait for its turn; it may be called while `run` works in another thread."""
+        """As in `Decoder`."""
         self._waiting.append(request)
 
     def run(self) -> list[Request]:
@@ -253,7 +248,7 @@ class GenerateBatch:
         self._stopped = True
 
     def clear(self) -> None:
-        """Forget all requests."""
+        """As in `Decoder`."""
         self._waiting.clear()
 
     def _next(self) -> list[Request]:

@@ -47,8 +47,6 @@ class LocalGenerator:
         batch_size: int = 16,
         embeddings: LiveEmbeddings | None = None,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size {batch_size} must be at least 1")
         self.model = model
         self.processor = processor
         config = model.config if not hasattr(model, "get_base_model") else model.get_base_model().config

@@ -26,8 +26,8 @@ from tripletune.eval.triples import (
     soft_matches,
     summarise_extractions,
 )
-from tripletune.models.data.pairs import ExtractionPair, render_target
-from tripletune.models.data.triples import Triple
+from tripletune.models.data.pairs import ExtractionPair
+from tripletune.models.data.triples import Triple, format_triples
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 NAME = st.text(alphabet="abcAB é1", min_size=1, max_size=5).filter(str.strip)
@@ -109,8 +109,8 @@ def test_an_empty_data_set_has_no_scores():
 @settings(deadline=None, max_examples=50)
 @given(TRIPLES, TRIPLES)
 def test_bounds_and_symmetry(gold, found):
-    (row,) = score_rows([Prediction("x", "a b", tuple(gold), render_target(found))], embed, rouge=False)
-    (other,) = score_rows([Prediction("x", "a b", tuple(found), render_target(gold))], embed, rouge=False)
+    (row,) = score_rows([Prediction("x", "a b", tuple(gold), format_triples(found))], embed, rouge=False)
+    (other,) = score_rows([Prediction("x", "a b", tuple(found), format_triples(gold))], embed, rouge=False)
     for level in ("exact", "normalised", "soft"):
         matches, predicted, wanted = row[level]
         assert 0 <= matches <= min(predicted, wanted)
@@ -127,7 +127,7 @@ def test_a_perfect_reply_scores_one_in_any_order(gold, chance):
     shuffled = gold[:]
     chance.shuffle(shuffled)
     summary = score_extractions(
-        [Prediction("x", "", tuple(gold), render_target(shuffled))], embed, rouge=False, resamples=5
+        [Prediction("x", "", tuple(gold), format_triples(shuffled))], embed, rouge=False, resamples=5
     )
     flat = flatten_means(summary)
     for level in ("exact", "normalised", "soft"):
@@ -195,7 +195,7 @@ def test_gold_triples_of_genwiki_are_grounded_and_perfect():
     from collections import Counter
 
     rows = list(read_source(Source.parse(f"genwiki:{DATA / 'genwiki_test.jsonl'}"), Counter(), Counter()))
-    predictions = [Prediction(row.where, row.text, row.triples, render_target(row.triples)) for row in rows]
+    predictions = [Prediction(row.where, row.text, row.triples, format_triples(row.triples)) for row in rows]
     flat = flatten_means(score_extractions(predictions, rouge=False, resamples=20))
     assert flat["exact/micro/f1"] == flat["normalised/macro/f1"] == flat["accuracy/object"] == 1
     assert flat["groundedness"] > 0.98

@@ -32,10 +32,9 @@ from tripletune.models.data.pairs import (
     extraction_chat,
     load_instruction,
     read_pairs,
-    render_target,
 )
 from tripletune.models.data.records import IGNORED
-from tripletune.models.data.triples import Triple
+from tripletune.models.data.triples import Triple, format_triples
 from tripletune.models.llm.client import Message
 from tripletune.models.local.chat import ChatEncoder, eos_token_ids
 from tripletune.models.options import other_default, setting
@@ -321,7 +320,7 @@ class PairEncoder:
         return low or None
 
     def _target_text(self, triples: Sequence[Triple]) -> str:
-        text = render_target(triples)
+        text = format_triples(triples)
         return text if text or self._chat is None else NO_FACTS
 
     def _plain_ids(self, texts: Sequence[str]) -> list[list[int]]:

@@ -15,9 +15,8 @@ from tripletune.models.data.pairs import (
     read_pairs,
     read_reply,
     render_source,
-    render_target,
 )
-from tripletune.models.data.triples import Triple, plain_markers
+from tripletune.models.data.triples import Triple, format_triples, plain_markers
 
 PIECES = st.sampled_from(
     ["(S>", "(<S>", "| P>", "| <P>", "|O>", "\\", "(", ")", "|", ">", ", ", '"', "[", "<think>", "NONE", "é", "日本"]
@@ -34,7 +33,7 @@ PAIR = ExtractionPair("a:1", "Oslo is in Norway.", "Oslo", (Triple("Oslo", "loca
 @settings(deadline=None)
 @given(st.lists(TRIPLE, max_size=5, unique=True))
 def test_what_is_rendered_is_read_back(triples):
-    assert read_reply(render_target(triples)) == ExtractionReply(tuple(triples))
+    assert read_reply(format_triples(triples)) == ExtractionReply(tuple(triples))
 
 
 @settings(deadline=None)
@@ -48,10 +47,10 @@ def test_reading_a_reply_never_fails(text):
 @settings(deadline=None)
 @given(st.lists(TRIPLE, min_size=1, max_size=3, unique=True), st.integers(min_value=1))
 def test_a_cut_off_reply_keeps_every_triple_before_the_cut(triples, cut):
-    text = render_target(triples)
+    text = format_triples(triples)
     cut %= len(text)
     whole = 0
-    while whole < len(triples) and len(render_target(triples[: whole + 1])) <= cut:
+    while whole < len(triples) and len(format_triples(triples[: whole + 1])) <= cut:
         whole += 1
     assert list(read_reply(text[:cut]).triples[:whole]) == triples[:whole]
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tripletune.models.data.records import Action, ModelInput, Record, Step
 from tripletune.models.data.triples import Triple
@@ -252,10 +251,4 @@ def test_what_is_refused(tokenizer: Any) -> None:
 
 
 def test_padding() -> None:
-    ids, mask = pad_batch([[1, 2, 3], [4]], 9, "right", 4)
-    assert ids.tolist() == [[1, 2, 3, 9], [4, 9, 9, 9]]
-    assert mask.tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
-    ids, mask = pad_batch([[1, 2, 3], [4]], 9, "left")
-    assert ids.tolist() == [[1, 2, 3], [9, 9, 4]]
-    assert mask.tolist() == [[1, 1, 1], [0, 0, 1]]
-    assert ids.dtype is torch.long
+    assert pad_batch([[1, 2, 3], [4]], 9, 4).tolist() == [[1, 2, 3, 9], [4, 9, 9, 9]]

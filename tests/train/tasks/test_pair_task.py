@@ -13,9 +13,8 @@ from tripletune.models.data.pairs import (
     extraction_chat,
     load_instruction,
     read_reply,
-    render_target,
 )
-from tripletune.models.data.triples import Triple
+from tripletune.models.data.triples import Triple, format_triples
 from tripletune.models.local.chat import ChatEncoder
 from tripletune.train.tasks.text_to_triples import PairEncoder, RowLimits
 
@@ -44,7 +43,7 @@ def test_a_decoder_learns_the_triples_and_the_end_alone(tokenizer: Any, extracti
         prompt, learned = split(row)
         assert prompt == ChatEncoder(tokenizer, "").encode(extraction_chat(pair.source_text, INSTRUCTION))
         assert learned[-1] == tokenizer.eos_token_id
-        assert tokenizer.decode(learned[:-1]) == (render_target(pair.triples) or NO_FACTS)
+        assert tokenizer.decode(learned[:-1]) == (format_triples(pair.triples) or NO_FACTS)
         assert read_reply(tokenizer.decode(learned, skip_special_tokens=True)).triples == pair.triples
 
 
@@ -52,7 +51,7 @@ def test_an_encoder_decoder_learns_target_and_end(tokenizer: Any, extraction_pai
     rows = list(PairEncoder(tokenizer, None, RowLimits()).rows(extraction_pairs, Counter()))
     for pair, row in zip(extraction_pairs, rows, strict=True):
         assert row["input_ids"] == tokenizer(pair.source_text)["input_ids"]
-        assert tokenizer.decode(row["labels"]) == render_target(pair.triples) + tokenizer.eos_token
+        assert tokenizer.decode(row["labels"]) == format_triples(pair.triples) + tokenizer.eos_token
         assert row["length"] == len(row["input_ids"]) + len(row["labels"])
     assert rows[5]["labels"] == [tokenizer.eos_token_id]
 
