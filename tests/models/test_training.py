@@ -1,4 +1,4 @@
-"""Logits at label positions alone give the loss and gradients of all logits."""
+from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,16 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
 
-from tripletune.models.training import learn_labels_only
+from tripletune.models.training import PADDING, TRUNK, branch_mask, check_branches, learn_labels_only
 
 
 @pytest.mark.parametrize("family", ["llama", "smollm2", "qwen3", "gemma2", "gemma3", "granite", "gpt2", "cohere"])
 def test_logits_at_labels_give_the_loss_and_gradients_of_all_logits(
     tiny_model: Callable[[str], Path], family: str
 ) -> None:
-    from transformers import AutoModelForCausalLM
-
     model = AutoModelForCausalLM.from_pretrained(tiny_model(family), dtype=torch.float32).eval()
     ids = torch.randint(4, 300, (3, 17), generator=torch.Generator().manual_seed(1))
     labels = ids.clone()
@@ -37,8 +38,6 @@ def test_logits_at_labels_give_the_loss_and_gradients_of_all_logits(
 
 
 def test_a_family_with_a_scale_of_its_own_keeps_its_own_loss(tiny_llama: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
     model = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
     inner = model.forward
 
@@ -53,11 +52,59 @@ def test_a_family_with_a_scale_of_its_own_keeps_its_own_loss(tiny_llama: Path) -
 
 
 def test_a_batch_without_labels_learns_nothing(tiny_llama: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
     model = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
     learn_labels_only(model)
     ids = torch.full((1, 6), 5)
     loss = model(input_ids=ids, labels=torch.full((1, 6), -100)).loss
     loss.backward()
     assert loss.item() == 0
+
+
+@settings(deadline=None)
+@given(st.integers(1, 9), st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4)), max_size=4), st.integers(0, 3))
+def test_a_token_sees_its_own_record_alone(trunk: int, others: list[tuple[int, int]], padding: int) -> None:
+    records = [list(range(trunk))]
+    branches, shared = [TRUNK] * trunk, [0] * trunk
+    for number, (begin, length) in enumerate(others, 1):
+        begin = min(begin, trunk)
+        records.append([*range(begin), *range(len(branches), len(branches) + length)])
+        branches += [number] * length
+        shared += [begin] * length
+    branches += [PADDING] * padding
+    shared += [0] * padding
+    mask = branch_mask(torch.tensor([branches]), torch.tensor([shared]), torch.float32)
+    assert mask.shape == (1, 1, len(branches), len(branches))
+    for query, branch in enumerate(branches[: len(branches) - padding]):
+        seen = (mask[0, 0, query] == 0).nonzero().flatten().tolist()
+        record = records[branch]
+        assert seen == record[: record.index(query) + 1]
+    for query in range(len(branches) - padding, len(branches)):
+        # At least itself, so that no row of scores is empty.
+        assert mask[0, 0, query, query] == 0
+    assert set(mask.unique().tolist()) <= {0.0, torch.finfo(torch.float32).min}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma", "gemma2", "gpt2", "gptj", "cohere", "granite"])
+def test_families_whose_layers_heed_the_mask_pass(
+    family: str, dtype: torch.dtype, tiny_model: Callable[[str], Path]
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model(family), dtype=dtype).train()
+    # The window of the tiny gemma2 is 8.
+    check_branches(model, 8)
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        ("gemma2", r"layers that see 8 tokens \(sliding_window\), samples have up to 9"),
+        ("gemma3", r"layers that see 8 tokens"),
+        ("lfm2", "does not compute the same for a sample that shares its beginning"),
+        ("bloom", "does not compute the same"),
+    ],
+)
+def test_other_families_are_refused(family: str, message: str, tiny_model: Callable[[str], Path]) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model(family))
+    with pytest.raises(ValueError, match=message):
+        check_branches(model, 9)

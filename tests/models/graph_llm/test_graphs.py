@@ -1,16 +1,31 @@
+from typing import Any
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from tripletune.models.data.records import Step
 from tripletune.models.data.triples import Triple
-from tripletune.models.graph_llm.graphs import batch_graphs, build_graph, graph_rows, question_graph, step_graphs
+from tripletune.models.graph_llm import graphs as graphs_module
+from tripletune.models.graph_llm.graphs import (
+    ARCHITECTURES,
+    GraphEncoder,
+    GraphRows,
+    batch_graphs,
+    build_graph,
+    graph_rows,
+    question_graph,
+    step_graphs,
+)
 
 FIRST = (Triple("a", "p", "b"), Triple("b", "q", "c"))
 SECOND = (Triple("b", "q", "c"), Triple("x", "r", "y"))
 STEPS = (Step("1", FIRST), Step("2"), Step("3", SECOND))
 NAMES = st.sampled_from("abcde")
 TRIPLES = st.lists(st.builds(Triple, NAMES, NAMES, NAMES), max_size=8)
+TABLE = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 
 
 def table(strings: list[str]) -> tuple[dict[str, int], torch.Tensor]:
@@ -81,3 +96,125 @@ def test_a_batch_of_empty_graphs_has_the_right_shapes() -> None:
     batch = batch_graphs([graph_rows([], {}), graph_rows([], {})], torch.zeros(0, 5).__getitem__, 5)
     assert (batch.num_graphs, batch.x.shape, batch.edge_attr.shape) == (2, (0, 5), (0, 5))
     assert batch.edge_index.shape == (2, 0)
+
+
+def sample(seed: int, sizes: tuple[int, ...]) -> GraphRows:
+    """Sub-graphs of the given sizes, each a ring with edges both ways."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = GraphRows([], [], [], [], [])
+    for number, size in enumerate(sizes):
+        offset = len(rows.node_rows)
+        rows.node_rows.extend(torch.randint(0, 40, (size,), generator=generator).tolist())
+        rows.subgraph.extend([number] * size)
+        for node in range(size):
+            ends = (offset + node, offset + (node + 1) % size)
+            for source, target in (ends, ends[::-1]):
+                rows.sources.append(source)
+                rows.targets.append(target)
+                rows.edge_rows.append(int(torch.randint(0, 40, (), generator=generator)))
+    return rows
+
+
+def batch(*samples: GraphRows) -> Any:
+    return batch_graphs(samples, TABLE.__getitem__, 6)
+
+
+def encoder(architecture: str = "graph_transformer", **options: Any) -> GraphEncoder:
+    torch.manual_seed(1)
+    return GraphEncoder(architecture, 6, **{"hidden_width": 8, "num_layers": 3, "num_heads": 2, **options}).eval()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_batch_gives_what_each_graph_gives_alone(architecture: str) -> None:
+    samples = [sample(1, (3, 2)), sample(2, ()), sample(3, (4,)), sample(4, (1, 1, 5))]
+    model = encoder(architecture)
+    together = model(batch(*samples))
+    assert together.shape == (4, 8)
+    for row, one in enumerate(samples):
+        assert torch.allclose(together[row], model(batch(one))[0], atol=1e-6)
+    assert not torch.allclose(together[0], together[2], atol=1e-3)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_order_of_nodes_and_edges_does_not_matter(architecture: str) -> None:
+    one = sample(5, (3, 4))
+    order = [4, 0, 6, 2, 5, 1, 3]
+    place = {old: new for new, old in enumerate(order)}
+    edges = list(reversed(range(len(one.sources))))
+    other = GraphRows(
+        [one.node_rows[node] for node in order],
+        [one.edge_rows[edge] for edge in edges],
+        [place[one.sources[edge]] for edge in edges],
+        [place[one.targets[edge]] for edge in edges],
+        [one.subgraph[node] for node in order],
+    )
+    model = encoder(architecture)
+    assert torch.allclose(model(batch(one)), model(batch(other)), atol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_edge_texts_and_edge_direction_count(architecture: str) -> None:
+    one = sample(6, (3,))
+    relabelled = GraphRows(
+        one.node_rows, [(row + 1) % 40 for row in one.edge_rows], one.sources, one.targets, one.subgraph
+    )
+    model = encoder(architecture)
+    assert not torch.allclose(model(batch(one)), model(batch(relabelled)), atol=1e-4)
+
+
+def test_pooling_is_the_mean_of_sub_graphs_not_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Untouched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unused = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x: torch.Tensor, edge_index: torch.Tensor, edge_attr: torch.Tensor) -> torch.Tensor:
+            return x
+
+    monkeypatch.setattr(graphs_module, "_convolution", lambda *args: Untouched())
+    model = GraphEncoder("gcn", 6, hidden_width=6, num_layers=1, num_heads=1).eval()
+    one, two = sample(7, (1, 3)), sample(8, (2,))
+    x = TABLE[one.node_rows]
+    by_hand = (x[0] + x[1:].mean(0)) / 2
+    assert not torch.allclose(by_hand, x.mean(0), atol=1e-3)
+    pooled = model(batch(two, one))
+    assert torch.allclose(pooled[1], by_hand, atol=1e-6)
+    assert torch.allclose(pooled[0], TABLE[two.node_rows].mean(0), atol=1e-6)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("training", [True, False])
+def test_a_sample_without_graph_is_the_zero_vector(architecture: str, training: bool) -> None:
+    model = encoder(architecture).train(training)
+    assert torch.equal(model(batch(sample(1, ()), sample(2, ()))), torch.zeros(2, 8))
+    mixed = model(batch(sample(1, ()), sample(2, (3,)), sample(3, ())))
+    assert torch.equal(mixed[[0, 2]], torch.zeros(2, 8))
+    assert mixed[1].abs().sum() > 0
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("sizes", [((), ()), ((), (3,)), ((2, 2), (1,))])
+def test_every_parameter_gets_a_finite_gradient(architecture: str, sizes: tuple[tuple[int, ...], ...]) -> None:
+    model = encoder(architecture)
+    (model(batch(*(sample(n, size) for n, size in enumerate(sizes)))) ** 2).sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+
+
+def test_norm_relu_and_dropout_follow_all_layers_but_the_last() -> None:
+    model = encoder(dropout=0.5)
+    assert (len(model.convolutions), len(model.norms)) == (3, 2)
+    one = batch(sample(9, (6,)))
+    assert torch.equal(model(one), model(one))
+    model.train()
+    assert not torch.equal(model(one), model(one))
+    # The last layer has no ReLU: its output has both signs.
+    assert (model.eval()(one) < 0).any()
+
+
+def test_unusable_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match="not one of graph_transformer, gat, gcn"):
+        GraphEncoder("mlp", 6)
+    with pytest.raises(ValueError, match="not a multiple of its 3 heads"):
+        GraphEncoder("gat", 6, hidden_width=8, num_heads=3)

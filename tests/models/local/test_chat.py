@@ -1,9 +1,13 @@
+import sys
 from typing import Any
 
 import pytest
 
+from tripletune.models.data.pairs import read_reply
+from tripletune.models.data.triples import Triple, format_triples
 from tripletune.models.llm.client import CallError, Message
-from tripletune.models.local.chat import ChatEncoder, join_system
+from tripletune.models.local.chat import ChatEncoder, Repetition, join_system
+from tripletune.models.local.decoding import Request
 
 CHAT: list[Message] = [{"role": "system", "content": "Plan."}, {"role": "user", "content": "Who?"}]
 
@@ -76,3 +80,131 @@ def test_what_chats_with_one_system_turn_begin_with(tokenizer: Any) -> None:
     joined = ChatEncoder(tokenizer, "m")
     ids = joined.encode(CHAT)
     assert tokenizer.decode(ids[: joined.shared(CHAT, ids)]) == "<user>Plan.\n\n"
+
+
+@pytest.fixture(scope="module")
+def llama(tiny_llama):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32).eval()
+
+
+@pytest.fixture
+def grammar(tokenizer):
+    pytest.importorskip("xgrammar", reason="the extra `grammar` is not installed")
+    from tripletune.models.local.chat import TripleGrammar
+
+    return TripleGrammar(tokenizer, len(tokenizer), {2})
+
+
+def accepts(grammar, tokenizer, text):
+    """Whether the grammar lets a text be written and ended."""
+    import torch
+
+    request = Request([0], 1000)
+    for token in [*tokenizer(text, add_special_tokens=False)["input_ids"], 2]:
+        logits = torch.zeros(1, len(tokenizer))
+        grammar.restrict(logits, [request])
+        if logits[0, token] != 0:
+            return False
+        request.take(token, {2})
+    return True
+
+
+@pytest.mark.parametrize(
+    "triples",
+    [
+        [],
+        [Triple("Oslo", "capital of", "Norway")],
+        [Triple("Steel (1979 film)", "director", "Steve Carver"), Triple("René", "born in", "La Haye (Touraine)")],
+        [Triple("a|b", "says | P>", "back\\slash (S> x"), Triple("紫式部", "born in", "京都")],
+    ],
+)
+def test_what_is_written_is_accepted(grammar, tokenizer, triples):
+    assert accepts(grammar, tokenizer, format_triples(triples))
+
+
+@pytest.mark.parametrize(
+    "text", ["Here are the facts", "(S> a| P> b| O> c", "(S> a| O> c)", "(S> | P> b| O> c)", "(S> a| P> b\n| O> c)"]
+)
+def test_other_texts_are_not(grammar, tokenizer, text):
+    assert accepts(grammar, tokenizer, "NONE")
+    assert not accepts(grammar, tokenizer, text)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_an_untrained_model_writes_triples_or_is_cut_off(grammar, llama, tokenizer, rows):
+    from tripletune.models.local.continuous_batch import ContinuousBatch
+
+    batch = ContinuousBatch(llama, {2}, 3, rows=rows, constraint=grammar)
+    requests = [Request([5 + number, 9], 120) for number in range(5)]
+    for request in requests:
+        batch.add(request)
+    while batch.run():
+        pass
+    texts = [tokenizer.decode(request.tokens) for request in requests]
+    assert all(not text or text.lstrip().startswith(("(S> ", "NONE")) for text in texts)
+    assert any(texts)
+    for request, text in zip(requests, texts):
+        assert read_reply(text).malformed <= (not request.ended)
+
+
+def test_generate_is_held_to_it_too(grammar, llama, tokenizer):
+    from tripletune.models.local.decoding import GenerateBatch
+
+    batch = GenerateBatch(llama, {2}, 3, constraint=grammar)
+    for number in range(3):
+        batch.add(Request([5 + number], 40))
+    done = batch.run()
+    assert len(done) == 3
+    texts = [tokenizer.decode(one.tokens).lstrip() for one in done]
+    assert all(not text or text.startswith(("(S> ", "NONE")) for text in texts)
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+    from tripletune.models.local.chat import import_xgrammar
+
+    monkeypatch.setitem(sys.modules, "xgrammar", None)
+    with pytest.raises(ValueError, match=r"pip install 'tripletune\[grammar\]'"):
+        import_xgrammar()
+
+
+class Words:
+    """A tokenizer whose tokens are words."""
+
+    def __init__(self, words):
+        self.words = words
+
+    def get_vocab(self):
+        return {word: number for number, word in enumerate(self.words)}
+
+    def decode(self, tokens, skip_special_tokens=True):
+        return ", ".join(self.words[token] for token in tokens)
+
+
+def test_a_reply_that_only_repeats_itself_ends():
+    words = [f"(S> a| P> b| O> {n})" for n in range(40)]
+    repetition = Repetition(Words(words))
+
+    def ends_after(tokens):
+        request = Request([0], 1000)
+        for number, token in enumerate(tokens, 1):
+            request.tokens.append(token)
+            if repetition.found(request):
+                return number
+        return None
+
+    assert ends_after(range(40)) is None, "new triples all the time"
+    assert ends_after([*range(30), *[5] * 20]) == 34
+    assert ends_after([*range(30), *[5, 6] * 20]) == 34
+    # A new triple in between: the count starts again.
+    assert ends_after([*range(30), 5, 5, 5, 35, 5, 5, 5]) is None
+    assert ends_after([*range(30), 5, 5, 5, 35, 5, 5, 5, 35]) == 38
+
+
+def test_what_is_no_whole_triple_does_not_end_a_reply():
+    repetition = Repetition(Words(["(S> a| P> b| O> c)", "(S> a| P> b", "and (in brackets)"]))
+    for tokens in ([0] * 30 + [1], [0] * 3, [2] * 40):
+        assert not repetition.found(Request([0], 100, tokens=tokens))
+    assert repetition.found(Request([0], 100, tokens=[0] * 30))
