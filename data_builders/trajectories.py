@@ -44,7 +44,7 @@ _CHOSEN_ENDS = ("no_question", "sufficient", "no_retrieval")
 _FAILED, _NO_CALLS, _UNREADABLE, _SEEN = (
     "the question failed",
     "the ledger has no chat of this run",
-    "the last decision can't be read",
+    "the last decision cannot be read",
     "the same chat was there before",
 )
 

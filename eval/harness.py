@@ -57,9 +57,9 @@ class SuiteOptions:
     """What every evaluation is told."""
 
     data: str = setting(dataclasses.MISSING, "the data: a folder, or one file")
-    output: str = setting(dataclasses.MISSING, "folder of the results; the same call goes on where it was")
-    limit: int | None = setting(None, "only the first N", at_least=1)
-    overwrite: bool = setting(False, "forget the results of an earlier run in --output")
+    output: str = setting(dataclasses.MISSING, "folder of the results; the same command continues it")
+    limit: int | None = setting(None, "only the first N items", at_least=1)
+    overwrite: bool = setting(False, "replace the results of an earlier run in --output")
 
 
 class Suite(ABC):

@@ -173,7 +173,7 @@ def load_weights(spec: str | Path, dtype: torch.dtype | None = None, revision: s
 
     Raises:
         FileNotFoundError: no such model, or an adapter without weights.
-        ValueError: the weights can't be read, or an adapter does not fit its base model.
+        ValueError: the weights cannot be read, or an adapter does not fit its base model.
     """
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -230,7 +230,7 @@ def load_encoder(spec: str | Path, dtype: torch.dtype | None = None) -> Sentence
 
     Raises:
         FileNotFoundError: no such model.
-        ValueError: its weights can't be read, or it comes with code.
+        ValueError: its weights cannot be read, or it comes with code.
     """
     from sentence_transformers import SentenceTransformer
 
@@ -257,7 +257,7 @@ def telling(spec: str | Path, part: str) -> Iterator[None]:
         reason = " ".join(str(error).split())
         if type(error).__name__ == "SafetensorError":
             raise ValueError(
-                f"model {spec}: its weights can't be read ({reason}): the file is cut off or damaged; copy it again"
+                f"model {spec}: its weights cannot be read ({reason}): the file is cut off or damaged; copy it again"
             ) from None
         if "trust_remote_code" in reason:
             raise ValueError(
@@ -296,7 +296,7 @@ def adapter_base(folder: str | Path) -> tuple[str, str | None] | None:
 
     Raises:
         FileNotFoundError: the adapter has no weights.
-        ValueError: its configuration can't be read or names no base model, or it is a Graph-LLM's.
+        ValueError: its configuration cannot be read or names no base model, or it is a Graph-LLM's.
     """
     path = Path(folder) / ADAPTER_CONFIG
     if not path.is_file():

@@ -312,10 +312,13 @@ def parse_command_line(kind: type[T], description: str, argv: Sequence[str] | No
         The configuration and whether only a dry run was asked for.
     """
     parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        description=description,
+        usage="%(prog)s [--config FILE] [--dry-run] [--SECTION.FIELD VALUE ...]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    parser.add_argument("--config", metavar="FILE", help="YAML file; anything below overrides it")
-    parser.add_argument("--dry-run", action="store_true", help="show config, counts, memory and one batch, then stop")
+    parser.add_argument("--config", metavar="FILE", help="YAML file with the settings; options below override it")
+    parser.add_argument("--dry-run", action="store_true", help="show settings, counts, memory and a sample, then stop")
     groups: dict[str, Any] = {}
     names = []
     for name, item, value in _leaves(kind(), ""):
@@ -354,7 +357,10 @@ def add_arguments(
         choices: Any = typing.get_args(hints[item.name]) if typing.get_origin(hints[item.name]) is Literal else None
         if typing.get_origin(hints[item.name]) not in (list, tuple):  # whose items are checked later
             choices = choices or _choices(item) or None
-        more: dict[str, Any] = {"choices": choices, "metavar": item.name.upper() if choices is None else None}
+        more: dict[str, Any] = {
+            "choices": choices,
+            "metavar": _metavar(item.name, hints[item.name]) if choices is None else None,
+        }
         if hints[item.name] is bool:
             more = {"action": argparse.BooleanOptionalAction if default else "store_true"}
         elif typing.get_origin(hints[item.name]) in (list, tuple):
@@ -363,6 +369,12 @@ def add_arguments(
             f"--{_flag(item.name, prefix)}", default=default, help=_help(item, default),
             required=missing and default is None, **more,
         )  # fmt: skip
+
+
+def _metavar(name: str, hint: Any) -> str:
+    """N for a number, else the last word of the name."""
+    number = any(kind in (int, float) for kind in (hint, *typing.get_args(hint)))
+    return "N" if number else name.rpartition("_")[2].upper()
 
 
 class _Repeatable(argparse.Action):

@@ -33,7 +33,7 @@ def run_program(
     verbose: bool = False,
     form: str = "%(message)s",
     level: int = logging.INFO,
-    stopped: str = "stopped; the same command goes on where it was",
+    stopped: str = "stopped; run the same command again to continue",
 ) -> int:
     """Run a program; what goes wrong becomes one line on stderr and an exit code.
 
@@ -75,7 +75,7 @@ def run_program(
         if verbose:
             logging.getLogger(__name__).exception("traceback")
         if is_full(error):
-            return _say(f"error: no space left on the disk ({error}); free some, and the same command goes on", 1)
+            return _say(f"error: no space left on the disk ({error}); free some and run the command again", 1)
         return _say(f"error: {error}", found)
     finally:
         root.removeHandler(handler)

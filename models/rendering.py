@@ -12,7 +12,7 @@ Training and inference both render here, so their prompts cannot differ. Layout 
 
 With `prompt_order: history_first` the instruction stands between history and question.
 
-An answering input without steps carries `[NO_RETRIEVAL]` in the place of the steps (figure 12).
+An answering input without steps carries `[NO_RETRIEVAL]` instead of the steps (figure 12).
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def check_weights(file: Path) -> None:
             pass
     except SafetensorError as error:
         raise ValueError(
-            f"the weights in {file} can't be read ({error}): the file is cut off or damaged; use an earlier "
+            f"the weights in {file} cannot be read ({error}): the file is cut off or damaged; use an earlier "
             "checkpoint or copy the folder again"
         ) from None
 

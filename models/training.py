@@ -54,7 +54,7 @@ def label_loss(
         logits: (N, V).
         targets: (N,) token ids.
         weights: (N,) factors of the tokens' losses; all 1 when left out.
-        num_items_in_batch: What the sum is divided by in the place of N: the label tokens of the whole optimiser step.
+        num_items_in_batch: What the sum is divided by instead of N: the label tokens of the whole optimiser step.
     """
     losses = nn.functional.cross_entropy(logits.float(), targets, reduction="none")
     total = (losses if weights is None else losses * weights).sum()

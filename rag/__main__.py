@@ -4,7 +4,7 @@ tripletune rag ask "Who …?" --model FOLDER --corpus FILE --triples FILE
 tripletune rag extract --corpus FILE --model FOLDER --output triples.sqlite
 tripletune rag export --corpus FILE --store triples.sqlite --output triples.jsonl
 
-Exit codes of `extract`: 0 done; 1 passages failed or the server stays away, run again to go on; 2 bad input; 3 calls
+Exit codes of `extract`: 0 done; 1 passages failed or the server stays away, run again to continue; 2 bad input; 3 calls
 wait for a batch's replies; 130 interrupted.
 """
 
@@ -48,10 +48,10 @@ class _Reading:
     system: str = setting("ras", "the system", choices=system_names())
     corpus: str | None = setting(None, "passages to retrieve from: JSON lines with title and text")
     triples: str | None = setting(None, 'JSON lines of {"title", "text", "triples"}, or a store of `extract`')
-    extractor: str | None = setting(None, "whose triples, where a store holds those of several")
+    extractor: str | None = setting(None, "which extractor's triples to take, where a store holds several")
     retriever: str = setting("bm25", "kind of index", choices=get_args(RetrieverKind))
     encoder: str | None = setting(None, "sentence encoder of a dense retriever")
-    index: str | None = setting(None, "where indexes are kept; left out, they are built and forgotten")
+    index: str | None = setting(None, "folder of the indexes (default: a temporary one)")
     dtype: str = setting("float32", "weights: float32, bfloat16, float16 or auto")
 
 
@@ -59,9 +59,9 @@ class _Reading:
 class _Part:
     """Which passages of a corpus `extract` reads."""
 
-    piece_limit: int = setting(PIECE_LIMIT, "longer passages are cut between sentences, in characters", at_least=1)
-    shard: str | None = setting(None, "i/n: every n-th passage alone, the i-th of them first (from 0)")
-    limit: int | None = setting(None, "only the first passages", at_least=1)
+    piece_limit: int = setting(PIECE_LIMIT, "most characters; longer passages are cut between sentences", at_least=1)
+    shard: str | None = setting(None, "i/n (i from 0): only every n-th passage")
+    limit: int | None = setting(None, "only the first N passages", at_least=1)
 
 
 def _ask(args: argparse.Namespace) -> None:
@@ -115,7 +115,7 @@ def show(trace: Trace) -> None:
     """Print the plans, what was retrieved for each sub-query, and the answer."""
     print(f"Question: {trace.question}")
     for action, step in zip_longest(trace.actions, trace.steps):
-        # A plan that can't be read is followed by a retrieval too, and a system that does not plan only retrieves.
+        # A plan that cannot be read is followed by a retrieval too, and a system that does not plan only retrieves.
         if action is not None:
             print(f"  plan      {action.reply}")
         if step is not None:
@@ -202,8 +202,8 @@ def _add_ask(commands: Any) -> None:
 def _add_extract(commands: Any) -> None:
     parser = commands.add_parser(
         "extract",
-        help="read the triples out of a corpus",
-        description="Read the triples out of a corpus and keep them in a store; a second run goes on from it.",
+        help="extract the triples of a corpus",
+        description="Extract the triples of a corpus into a store; a second run continues the first.",
     )
     add = parser.add_argument
     add("--corpus", required=True, help="passages: JSON lines with text and perhaps title")
@@ -230,7 +230,7 @@ def _add_export(commands: Any) -> None:
     add("--corpus", required=True, help="the corpus that was read")
     add("--store", required=True, nargs="+", help="stores of `extract`; a passage is taken from the first that has it")
     add("--output", required=True, metavar="FILE", help="JSON lines of title, text, triples")
-    add("--extractor", help="whose triples, by model or number, where a store holds those of several")
+    add("--extractor", help="which extractor's triples to take, by model or number, where a store holds several")
     add("--allow-missing", action="store_true", help="leave passages out that no store has")
     parser.set_defaults(run=export, level=logging.INFO)
 
@@ -242,7 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for add in (_add_ask, _add_extract, _add_export):
         add(commands)
     args = parser.parse_args(argv)
-    stopped = "stopped; what was done is kept, run the same command again to go on"
+    stopped = "stopped; what was done is kept, run the same command again to continue"
     return run_program(lambda: args.run(args), level=args.level, stopped=stopped)
 
 

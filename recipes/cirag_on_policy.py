@@ -1,4 +1,4 @@
-"""Distil a teacher on this machine into CIRAG's integrator on the student's own replies (an option beyond the paper).
+r"""Distil a teacher on this machine into CIRAG's integrator on the student's own replies (an option beyond the paper).
 
     accelerate launch --quiet --config_file recipes/accelerate/cpu.yaml recipes/cirag_on_policy.py \
         --config recipes/configs/smollm2_135m_cirag_cpu.yaml --data.train runs/cirag/trajectories --train.teacher SPEC

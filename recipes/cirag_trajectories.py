@@ -9,7 +9,7 @@
 For each training set it draws questions, makes the corpus of their paragraphs, and lets the teacher run the loop over
 them; then the teacher's decisions become a data set. These are the commands `data_builders.corpus`, `eval run` and
 `data_builders.trajectories` with one ledger for all, so every part can be looked at by itself (`--dry-run` prints the
-runs). Stopped by whatever means, it goes on when the same command is given again; the same options give the same
+runs). Stopped, it continues when the same command is given again; the same options give the same
 request files. Exit code 3: calls wait for the replies of a batch.
 """
 

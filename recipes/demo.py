@@ -1,7 +1,7 @@
 """The main job, end to end, in a quarter of an hour on two CPU cores: `make demo`.
 
 Every step is a command that a user can run alone; this file runs them one after the other and shows each. A demo that
-was stopped goes on where it was (`--fresh` starts again).
+was stopped continues where it was (`--fresh` starts again).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def main() -> None:
         print(f"\n[{number}/{len(STEPS)} · {clock(began)}] {title}", flush=True)
         status = run(command, done=bool(done) and (HOME / done).exists())
         if status:
-            sys.exit(f"error: this step ended with exit code {status}; mend it and run `make demo` again to go on here")
+            sys.exit(f"error: this step ended with exit code {status}; fix it and run `make demo` again")
     metrics = collect()
     (HOME / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
     print_scores(metrics)

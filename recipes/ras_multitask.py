@@ -1,4 +1,4 @@
-"""Train the RAS Graph-LLM on planning and answering records (RAS, sections 3.4 and D.2).
+r"""Train the RAS Graph-LLM on planning and answering records (RAS, sections 3.4 and D.2).
 
     # two CPU cores, 20 minutes for 200 questions, on records of `tripletune build subq …`
     accelerate launch --quiet --config_file recipes/accelerate/cpu.yaml recipes/ras_multitask.py \
@@ -8,7 +8,7 @@
     accelerate launch --quiet recipes/ras_multitask.py --config recipes/configs/llama2_7b_ras_paper.yaml
 
 Any field can be set on the command line (`--train.learning_rate 3e-4`); `--dry-run` shows what would happen. A run
-that was stopped, by whatever means, goes on when the same command is given again.
+that was stopped continues when the same command is given again.
 """
 
 import sys

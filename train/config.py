@@ -98,7 +98,7 @@ class RunConfig:
     run_name: str | None = setting(None, "name in W&B; the output folder's name unless set")
     seed: int = setting(42, "seed of weights, data order and dropout", at_least=0)
     report_to: list[str] = setting(["none"], "trackers: wandb, tensorboard, or none", choices=TRACKERS)
-    resume: bool = setting(True, "go on from the newest complete checkpoint of output_dir, if there is one")
+    resume: bool = setting(True, "continue from the newest complete checkpoint of output_dir, if there is one")
     model: ModelSection = field(default_factory=ModelSection)
     data: DataSection = field(default_factory=DataSection)
     train: TrainSection = field(default_factory=TrainSection)

@@ -1,7 +1,7 @@
 """A run folder holds one run: what it was started with, its newest whole checkpoint, and who trains in it.
 
-What a run was started with is compared before training goes on: weights that continue under another learning rate, or
-on other records, are no run that anybody could describe.
+What a run was started with is compared before training continues: weights that continue under another learning rate, or
+on other records, would be a run that no configuration describes.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def save_run_settings(config: Any, train_digest: str) -> None:
 
 
 def check_same_run(config: Any, train_digest: str) -> None:
-    """Make sure that the checkpoints in the run folder are of the run that is to go on.
+    """Make sure that the checkpoints in the run folder are of the run that is to continue.
 
     Args:
         config: The run, a `train.config.RunConfig`.
@@ -100,7 +100,7 @@ def check_same_run(config: Any, train_digest: str) -> None:
     if changed:
         raise ValueError(
             f"{folder} holds checkpoints of another run: {'; '.join(changed)}. Give another --output_dir, "
-            "--resume false to start again here, or what the run was begun with to go on"
+            "--resume false to start again here, or the settings that it was started with, to continue it"
         )
 
 

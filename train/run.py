@@ -36,7 +36,9 @@ def main(name: str, description: str = "", argv: Sequence[str] | None = None) ->
         train(module.TASK(config), dry_run)
 
     return run_program(
-        program, form="%(asctime)s %(message)s", stopped="stopped; the same command goes on from the newest checkpoint"
+        program,
+        form="%(asctime)s %(message)s",
+        stopped="stopped; the same command continues from the newest checkpoint",
     )
 
 
@@ -92,7 +94,7 @@ def _train_and_save(task: TrainingTask, checkpoint: Path | None) -> None:
 
     trainer = task.trainer()
     if checkpoint is not None:
-        logger.info("going on from %s", checkpoint)
+        logger.info("continuing from %s", checkpoint)
     trained = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
     logger.info("training %s parameters on %d %s", f"{trained:,}", len(task.train), task.unit)
     if task.validation is None:

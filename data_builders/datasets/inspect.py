@@ -61,7 +61,7 @@ def why_empty(folder: str | Path) -> str | None:
 
 
 def kind_of(folder: str | Path) -> RowKind[Any]:
-    """What the rows of a data set are; its first row says it, and records it is where that can't be read.
+    """What the rows of a data set are; its first row says it, and records it is where that cannot be read.
 
     Raises:
         FileNotFoundError: there is no such folder, or it holds no shards.

@@ -1,6 +1,6 @@
 """The command line of `tripletune build subq`.
 
-Exit codes: 0 done; 1 a call of the teacher can't be answered, run again to go on; 2 bad input; 3 calls wait for a
+Exit codes: 0 done; 1 a call of the teacher can't be answered, run again to continue; 2 bad input; 3 calls wait for a
 batch's replies; 4 done, but the teacher could not label a single question; 130 interrupted.
 """
 
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; None takes the arguments of the process. Returns the exit code."""
     parser = _parser()
     parsed = parser.parse_args(arguments)
-    kept = "interrupted; replies received so far are in the ledger, run the command again to go on"
+    kept = "interrupted; replies received so far are in the ledger, run the command again to continue"
     return run_program(lambda: _run(parser, parsed), stopped=kept)
 
 
@@ -145,10 +145,10 @@ def _parser() -> argparse.ArgumentParser:
         "musique; without any, the teacher LLM labels it; repeat it for several")  # fmt: skip
     add_arguments(parser, BuildOptions, only=("output",))
     add("--teacher", choices=(ANNOTATIONS, *backend_names()), default=ANNOTATIONS,
-        help="who labels: recorded replies and gold annotations, or an LLM behind one of the backends, which labels "
+        help="who labels: recorded replies and gold annotations, or an LLM of one of the backends, which labels "
         "the sources without annotations (default: annotations)")  # fmt: skip
     add_arguments(parser, LLMOptions, "teacher", only=("model",))
-    add("--dry-run", action="store_true", help="send nothing; show calls and tokens at most")
+    add("--dry-run", action="store_true", help="send nothing; show the most calls and tokens it would take")
     for title, names in _GROUPS.items():
         add_arguments(parser.add_argument_group(title), BuildOptions, only=names)
     group = parser.add_argument_group("how the teacher is called")

@@ -55,7 +55,7 @@ R = TypeVar("R")
 _Labelled = list[Record] | UnlabelledQuestion | RepliesPending
 # Results that are done but wait for a slower one before them, for each one at work. Beyond that the work waits too.
 _WAITING = 4
-_KEPT = "What was answered is in the ledger: run the same command again to go on"
+_KEPT = "What was answered is in the ledger: run the same command again to continue"
 
 
 class BuildPending(Exception):
@@ -225,7 +225,7 @@ class _Build:
             if not isinstance(error, CallError):
                 raise
             drop = ". To leave such questions out, add --on-call-error drop" if of_one else ""
-            again = "" if "again to go on" in str(error) else f"{drop}. {_KEPT}"
+            again = "" if "again to continue" in str(error) else f"{drop}. {_KEPT}"
             raise CallError(f"{question.source} {question.id}: {error}{again}") from error
 
     async def _is_direct(self, question: Question, one: OpenSource) -> bool:

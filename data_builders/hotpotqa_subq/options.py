@@ -75,28 +75,27 @@ class BuildOptions(FolderOptions):
         "main_question", "q_0: the main question (the paper) or the first generated sub-query (the authors' code)"
     )
     distractors: int = setting(
-        0, "unrelated passages of the question whose triples join each step, as retrieval would bring them (the "
-        "paper: none)", at_least=0,
-    )  # fmt: skip
-    triple_file: str | None = setting(None, "triples of those passages: JSON lines of title, text, triples")
+        0, "non-supporting passages of the question whose triples join each step (the paper: none)", at_least=0
+    )
+    triple_file: str | None = setting(None, "triples of the distractors: JSON lines of title, text, triples")
     triples_from: str = setting(
-        "teacher", "who gives the triples of a kept document: the teacher, or a file of JSON lines like --triple-file"
+        "teacher", "where triples of kept documents come from: teacher, or a file like --triple-file"
     )
     show_documents: Shown = setting(
         "supporting", "documents the teacher's filter chooses from: the supporting passages (the paper) or all passages"
     )
     prompts: str | None = setting(
-        None, "folder with prompts of your own: subq_filter.md, subq_query.md, subq_triples.md; ours for those missing"
+        None, "folder with prompts of your own: subq_filter.md, subq_query.md, subq_triples.md; ours for the others"
     )
     json_schema: bool = setting(
-        False, "hold replies to a JSON schema, for OpenAI-compatible servers that can; calls with one have other keys"
+        False, "send a JSON schema with each call, for OpenAI-compatible servers; such calls have other ledger keys"
     )
     on_call_error: Literal["stop", "drop"] = setting(
-        "stop", "when no further attempt will answer a call: stop, or drop the question"
+        "stop", "when a retry cannot fix a call: stop, or drop the question"
     )
-    concurrency: int = setting(64, "questions at work at a time", at_least=1)
+    concurrency: int = setting(64, "questions under way at once", at_least=1)
     shard: str | None = setting(
-        None, "i/n: make the calls of every n-th question, from the i-th on (from 0), and write no data set; join the "
+        None, "i/n (i from 0): ask only every n-th question and write no data set; join the "
         "ledgers of all shards with `tripletune ledger import`, then build without --shard",
     )  # fmt: skip
     direct_answer_model: str | None = setting(
@@ -106,9 +105,9 @@ class BuildOptions(FolderOptions):
     direct_answers: str | None = setting(None, "stored answers of that test: JSON lines of question_id, answer")
     batch_size: int = setting(8, "questions per batch in the direct-answer test", at_least=1)
     max_new_tokens: int = setting(16, "longest answer in the direct-answer test, in tokens", at_least=1)
-    limit: int | None = setting(None, "read only the first questions of each source", at_least=1)
-    asqa_count: int = setting(PARTS["asqa"].count, "questions of a source with the reader asqa", at_least=1)
-    arc_easy_count: int = setting(PARTS["arc_easy"].count, "questions of a source with the reader arc_easy", at_least=1)
+    limit: int | None = setting(None, "only the first N questions of each source", at_least=1)
+    asqa_count: int = setting(PARTS["asqa"].count, "questions to take from sources of asqa", at_least=1)
+    arc_easy_count: int = setting(PARTS["arc_easy"].count, "questions to take from sources of arc_easy", at_least=1)
     validation_fraction: float = setting(0.05, "share of the questions for validation", at_least=0, below=1)
     split_name: str | None = setting(None, "put everything into one split of this name instead")
     seed: int = setting(0, "seed of split and distractors")

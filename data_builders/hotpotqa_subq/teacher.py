@@ -244,7 +244,7 @@ class BaseModelAnswers:
     """The direct-answer test: a base model answers questions without any document, greedily.
 
     Args:
-        client: The model; its replies are in the ledger, so the test goes on where it was.
+        client: The model; its replies are in the ledger, so the test continues where it was.
         max_new_tokens: Longest answer, in tokens.
     """
 

@@ -29,7 +29,7 @@ class Reader(Protocol):
         Args:
             location: A local file (.json array, .jsonl or .parquet), a local folder, or a hub id `owner/name`,
                 optionally with `@configuration` and `#split`.
-            issues: Counts oddities that cost no question, such as supporting facts out of range.
+            issues: Counts warnings that cost no question, such as supporting facts out of range.
             source: The data set name written into the questions.
 
         Raises:

@@ -81,7 +81,7 @@ class PairOptions(Cleaning):
 
 @dataclass
 class Tally:
-    """What is counted while sources are read: rows left out, oddities, and pairs, by source where it matters."""
+    """What is counted while sources are read: rows left out, warnings, and pairs, by source where it matters."""
 
     drops: dict[str, Counter[str]] = field(default_factory=dict)
     issues: dict[str, Counter[str]] = field(default_factory=dict)
@@ -105,7 +105,7 @@ def build_pairs(
     Raises:
         FileNotFoundError: a file is missing.
         FileExistsError: the output folder is taken.
-        ValueError: a source can't be read, or gives not a single pair.
+        ValueError: a source cannot be read, or gives not a single pair.
     """
     names = Counter(source.name for source in sources)
     for source in sources:

@@ -67,7 +67,7 @@ class PairReader(Protocol):
         Args:
             location: As in `data_builders.readers.Reader`.
             drops: Counts the rows without text, by `PairDrop`; those without usable triples come as `unusable`.
-            issues: Counts oddities that cost no row.
+            issues: Counts warnings that cost no row.
 
         Raises:
             FileNotFoundError: there is no such file.

@@ -29,7 +29,7 @@ QUESTIONS_DROPPED = "questions that the reader leaves out"
 
 
 def check_source(source: Source) -> None:
-    """Raise `ValueError` when a source can't be read: no such reader, or replies missing or superfluous."""
+    """Raise `ValueError` when a source cannot be read: no such reader, or replies missing or superfluous."""
     if source.annotations is not None:
         readers.get_reader(source.reader)
     else:
@@ -42,7 +42,7 @@ def read_source(source: Source, drops: Counter[str], issues: Counter[str]) -> It
     Args:
         source: What to read.
         drops: Counts the rows that are left out, by `PairDrop`.
-        issues: Counts oddities that cost no row.
+        issues: Counts warnings that cost no row.
 
     Raises:
         FileNotFoundError: there is no such file.

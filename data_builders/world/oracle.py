@@ -62,7 +62,7 @@ class WorldOracle:
 
         Raises:
             FileNotFoundError: the folder holds no world.
-            ValueError: the manifest can't be read, or there is no such split.
+            ValueError: the manifest cannot be read, or there is no such split.
         """
         path = Path(folder) / MANIFEST
         if not path.is_file():
@@ -71,7 +71,7 @@ class WorldOracle:
             manifest = read_json(path)
             options = WorldOptions(**manifest["options"])
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} can't be read as a world of this version: {error}") from None
+            raise ValueError(f"{path} cannot be read as a world of this version: {error}") from None
         if split not in manifest["splits"]:
             raise ValueError(f"{folder} has no split {split!r}; it has {', '.join(manifest['splits'])}")
         return cls(generate_world(options, split))

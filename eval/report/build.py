@@ -84,7 +84,7 @@ def build_report(found: Sequence[Run | Other]) -> dict[str, Any]:
     missing = [sentence for group in groups for run in group["runs"] for sentence in _missing(run)]
     missing += [
         f"{_span(str(one['name']))} was stopped before its end: it has {one['results']:,} results and no metrics yet. "
-        "Give its command again to go on."
+        "Give its command again to continue."
         for one in others
         if one["metrics"] is None
     ]
@@ -159,7 +159,7 @@ def _missing(run: Mapping[str, Any]) -> list[str]:
         cut = "; its last line was cut off" if run["cut_off"] else ""
         found.append(
             f"{name} is not finished: it has {run['questions']:,}{of} questions{cut}. Its figures are about these "
-            "alone; give its command again to go on."
+            "alone; give its command again to continue."
         )
     if run["command"] is None:
         found.append(f"{name} does not say which command made it: an earlier version wrote its results.")

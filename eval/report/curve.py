@@ -1,6 +1,6 @@
 """`tripletune eval curve`: the learning curve of a run: loss, ROUGE and triple F1 over steps (RAS, figure 15).
 
-Drawn from two files of the run's folder: `losses.jsonl` (a line an optimiser step) and `evaluations.jsonl` (a line an
+Drawn from two files of the run's folder: `losses.jsonl` (a line per optimiser step) and `evaluations.jsonl` (a line per
 evaluation). A run that still trains, or was killed, is drawn as far as it got. Needs the extra `plots`.
 """
 

@@ -43,8 +43,8 @@ from tripletune.rag.triples.sentences import Fact
 SCORES = {
     "core_f1": "overlap of the core triples with the teacher's; both without any counts as equal",
     "query_f1": "overlap of the next query with the teacher's in words, where there is one; stopping scores 0",
-    "stop_accuracy": "the reply goes on where the teacher goes on, and stops where it stops",
-    "malformed": "replies that don't say whether to go on, even after the parser's recoveries",
+    "stop_accuracy": "the reply continues or stops as the teacher does",
+    "malformed": "replies without a readable decision, after the parser's repairs",
 }
 STOP, GO_ON, UNREADABLE = "stop", "go_on", "malformed"
 _NOWHERE = Passage("", "", "-")
@@ -186,7 +186,7 @@ def decision_cases(trajectories: Iterable[Trajectory]) -> Iterator[Case]:
     """The learned decisions of trajectories, in their order.
 
     Raises:
-        ValueError: a trajectory is of another role, or a decision or its candidates can't be read.
+        ValueError: a trajectory is of another role, or a decision or its candidates cannot be read.
     """
     for trajectory in trajectories:
         if trajectory.role != INTEGRATE_ROLE:
@@ -205,7 +205,7 @@ def decision_cases(trajectories: Iterable[Trajectory]) -> Iterator[Case]:
             gold = read_decision(turn["content"], candidates, earlier)
             if trajectory.learned[place]:
                 if gold.query is None:
-                    raise ValueError(f"trajectory {trajectory.id!r}: its decision {number} can't be read")
+                    raise ValueError(f"trajectory {trajectory.id!r}: its decision {number} cannot be read")
                 yield Case(
                     f"{trajectory.id}@{number}",
                     trajectory.question_id,

@@ -50,21 +50,21 @@ TRIPLES_HELP = 'triples of the passages: JSON lines of {"title", "text", "triple
 class QuestionOptions(SuiteOptions):
     """Options of `tripletune eval run`."""
 
-    system: str = setting(dataclasses.MISSING, "the system", choices=system_names)
-    task: str = setting(dataclasses.MISSING, f"{', '.join(task_names())}, or a YAML file of your own")
+    system: str = setting(dataclasses.MISSING, "what answers the questions", choices=system_names)
+    task: str = setting(dataclasses.MISSING, f"benchmark: {', '.join(task_names())}, or your own YAML file")
     data: str = setting(dataclasses.MISSING, "the task's question file (or hub id)")
-    model: str | None = setting(None, "run, checkpoint or export folder of a Graph-LLM")
-    output: str = setting(dataclasses.MISSING, "folder of the results; the same call goes on where it was")
+    model: str | None = setting(None, "run, checkpoint or export folder of a Graph-LLM; cirag takes --teacher-model")
+    output: str = setting(dataclasses.MISSING, "folder of the results; the same command continues it")
     limit: int | None = setting(None, "only the first N questions", at_least=1)
-    overwrite: bool = setting(False, "forget the results of an earlier run in --output")
-    retry_errors: bool = setting(False, "run questions again that failed in an earlier call")
+    overwrite: bool = setting(False, "replace the results of an earlier run in --output")
+    retry_errors: bool = setting(False, "ask again the questions that failed in an earlier run")
     concurrency: int = setting(64, "questions under way at once", at_least=1)
     corpus: str | None = setting(None, "passages to retrieve from (default: all contexts in --data)")
     gold: str | None = setting(
         None, "gold links of --corpus, from `build corpus`, for the recall of supporting passages"
     )
     triples: str | None = setting(None, TRIPLES_HELP)
-    extractor: str | None = setting(None, "whose triples, where --triples holds those of several")
+    extractor: str | None = setting(None, "which extractor's triples to take, where --triples holds several")
     retriever: RetrieverKind = setting("bm25", "how passages are found", choices=get_args(RetrieverKind))
     encoder: str | None = setting(
         None, "sentence encoder of dense retrieval and of reranking: hub id, folder or pypi:<package>"
@@ -74,21 +74,21 @@ class QuestionOptions(SuiteOptions):
     max_rounds: int | None = setting(None, "most rounds of retrieval (default: the system's paper's)")
     top_k: int | None = setting(None, "passages per round (default: the system's paper's)")
     no_planning: bool = setting(False, "retrieve once with the question, then answer")
-    no_retrieval: bool = setting(False, "answer directly")
-    evidence: Evidence | None = setting(None, "what is read of a step (default: triples)", choices=get_args(Evidence))
-    first_query: FirstQuery | None = setting(None, "what q_0 is (default: main_question)", choices=get_args(FirstQuery))
+    no_retrieval: bool = setting(False, "answer without retrieval")
+    evidence: Evidence | None = setting(None, "what models read (default: triples)", choices=get_args(Evidence))
+    first_query: FirstQuery | None = setting(None, "q_0 (default: main_question)", choices=get_args(FirstQuery))
     triples_per_step: int | None = setting(None, "most triples per step (default: all)")
     max_plan_tokens: int | None = setting(None, "longest plan (default: 64)")
     max_answer_tokens: int | None = setting(None, "longest answer (default: the task's)")
-    untrained: bool = setting(False, "the base model as it is, as a reference point")
+    untrained: bool = setting(False, "allow a base model that was not trained, as a reference")
     planner_model: str | None = setting(None, "plan with this model and answer with --model")
     batch_size: int = setting(16, "inputs per forward pass", at_least=1)
     dtype: str = setting("float32", "float32, bfloat16, float16 or auto")
     ledger: str | None = setting(
-        None, "SQLite file that keeps all calls (default: OUTPUT/ledger.sqlite for a teacher, none for --model)"
+        None, "SQLite file that stores all calls (default: OUTPUT/ledger.sqlite for a teacher, none for --model)"
     )
-    integrator: str | None = setting(None, "cirag: this local model instead of the teacher in the integration phase")
-    oracle: str | None = setting(None, "DIR/SPLIT: a teacher that knows the facts of a world made by `build world`")
+    integrator: str | None = setting(None, "cirag: local model that integrates, instead of the teacher")
+    oracle: str | None = setting(None, "DIR/SPLIT of a `build world` folder: a perfect teacher")
 
 
 # The five flags that most people need first, then the others, as `--help` groups them.

@@ -41,7 +41,7 @@ class Action(StrEnum):
 
 
 def one_line(text: str) -> str:
-    """Text with a space in the place of each line break: a line of a prompt must not be able to begin another."""
+    """Text with a space for each line break: a line of a prompt must not be able to begin another."""
     return text if text.splitlines() in ([text], []) else " ".join(text.split())
 
 
@@ -269,7 +269,7 @@ def json_value(line: bytes) -> Any:
 
 
 def whole_characters(value: Any) -> Any:
-    """A text, or JSON data, with U+FFFD in the place of every half character (lone surrogate); see `json_value`."""
+    """A text, or JSON data, with U+FFFD for every half character (lone surrogate); see `json_value`."""
     if not isinstance(value, str):
         return json.loads(whole_characters(json.dumps(value, ensure_ascii=False)))
     try:

@@ -192,7 +192,7 @@ class TableEmbeddings:
         self.dimension = table.dimension
 
     def vectors(self, strings: Sequence[str]) -> torch.Tensor:
-        """(n, D) float32 tensor, one row a string in the given order."""
+        """(n, D) float32 tensor, one row per string in the given order."""
         rows = self.table.rows(strings)
         return self.table.vectors([rows[text] for text in strings])
 
@@ -214,7 +214,7 @@ class LiveEmbeddings:
         self._known: dict[str, np.ndarray] = {}
 
     def vectors(self, strings: Sequence[str]) -> torch.Tensor:
-        """(n, D) float32 tensor, one row a string in the given order."""
+        """(n, D) float32 tensor, one row per string in the given order."""
         missing = [text for text in dict.fromkeys(strings) if text not in self._known]
         if missing:
             if self._encoder is None:

@@ -134,7 +134,7 @@ def load_graph_llm(
 
     Raises:
         FileNotFoundError: no such folder, or files are missing in it.
-        ValueError: weights can't be read, for example because a file was cut off, or do not fit the base model.
+        ValueError: weights cannot be read, for example because a file was cut off, or do not fit the base model.
     """
     path = Path(resolve(folder))
     if not is_graph_llm_folder(path):

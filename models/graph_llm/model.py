@@ -269,7 +269,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             attention_mask: (B, T).
             position_ids: (B, T); counted from the attention mask when left out.
             past_key_values: Key-value cache.
-            inputs_embeds: (B, T, W) in place of `input_ids`.
+            inputs_embeds: (B, T, W) instead of `input_ids`.
             graphs: PyG batch of B sample graphs.
             graph_embeds: (B, W) graph tokens, when they were computed before.
             labels: (B, T), -100 where nothing is learned; they are shifted here.

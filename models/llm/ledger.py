@@ -132,7 +132,7 @@ def sampling_of(text: str) -> Sampling:
         values = json.loads(text)
         return Sampling(**{**values, "stop": tuple(values.get("stop", ()))})
     except (TypeError, AttributeError) as error:
-        raise ValueError(f"sampling {text[:80]!r} can't be read: {error}") from None
+        raise ValueError(f"sampling {text[:80]!r} cannot be read: {error}") from None
 
 
 def now() -> str:

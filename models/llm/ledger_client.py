@@ -367,7 +367,7 @@ class LedgerClient:
             reason += f"; the server asks to wait {error.retry_after:.0f} seconds"
         again = "Run it again"
         if self.ledger is not None:
-            again = f"What was answered is kept in {self.ledger.path}: run the same command again to go on"
+            again = f"What was answered is kept in {self.ledger.path}: run the same command again to continue"
         return RetriesExhausted(f"{self.model}, {role}: no reply after {tried}: {reason}. {again}")
 
 

@@ -33,7 +33,7 @@ class LLMOptions:
         ValueError: options make no sense; all problems in one message, which never quotes a key or an address.
     """
 
-    backend: str = setting("openai", f"where the model runs: {', '.join(names_in(_BACKENDS))}")
+    backend: str = setting("openai", f"what runs the model: {', '.join(names_in(_BACKENDS))}")
     model: str = setting("", "the model's name there; for hf a hub id, a folder or pypi:NAME")
     url: str | None = setting(None, "base URL of the server (default: the provider's)")
     api_key_env: str | None = setting(None, "name of the environment variable with the key (default: the provider's)")
@@ -42,10 +42,10 @@ class LLMOptions:
     requests_per_minute: float | None = setting(None, "most calls per minute", above=0)
     tokens_per_minute: float | None = setting(None, "most tokens per minute, prompts and replies together", above=0)
     timeout: float = setting(120.0, "seconds for one attempt at a call over the network", above=0)
-    attempts: int = setting(8, "most attempts at a call that fails for now", above=0)
+    attempts: int = setting(8, "most attempts at a call, when errors are temporary", above=0)
     temperature: float = setting(0.0, "0 is greedy", at_least=0)
     top_p: float = setting(1.0, "nucleus sampling; 1 keeps every token", above=0, at_most=1)
-    seed: int | None = setting(None, "seed for servers that take one; another seed is another call")
+    seed: int | None = setting(None, "seed, for servers that take one; part of the ledger key")
     send_temperature: str = setting(
         "auto", "whether temperature and top_p are sent; hosted reasoning models refuse them",
         choices=("auto", "yes", "no"),

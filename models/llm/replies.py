@@ -37,7 +37,7 @@ _THOUGHT = re.compile(r"\A(?:(?!<think).)*?</think(?:ing)?>|<think(?:ing)?>.*?(?
 
 
 class UnusableReply(ValueError):
-    """A reply that a parser turned down.
+    """A reply that a parser rejected.
 
     Args:
         reason: A short name to count by, for example "index_out_of_range".

@@ -163,7 +163,7 @@ class DenseRetriever(CorpusRetriever):
     def open(
         cls, passages: PassageStore, index_dir: str | Path, encoder: str, batch_size: int = 64, chunk: int = 4096
     ) -> DenseRetriever:
-        """Open or build the dense index of a corpus in `index_dir/dense`; a killed build goes on where it stopped.
+        """Open or build the dense index of a corpus in `index_dir/dense`; a killed build continues where it stopped.
 
         Args:
             passages: The corpus.
@@ -284,10 +284,10 @@ def _encode(model: Any, batch_size: int, texts: list[str]) -> np.ndarray:
 
 
 def _embed(passages: PassageStore, path: Path, width: int, chunk: int, encode: Any) -> None:
-    """Append the vectors of the passages to `path`, going on after the whole vectors that are there already."""
+    """Append the vectors of the passages to `path`, after the complete vectors that it holds already."""
     done = path.stat().st_size // (4 * width) if path.exists() else 0
     if done:
-        logger.info("going on with the dense index after %d of %d passages", done, len(passages))
+        logger.info("continuing the dense index after %d of %d passages", done, len(passages))
     with path.open("r+b" if done else "wb") as file:
         file.truncate(done * 4 * width)
         file.seek(0, 2)

@@ -241,7 +241,7 @@ class CorpusExtraction:
             return
         replies = [reply for reply in job.replies if reply is not None]
         triples = tuple(dict.fromkeys(triple for reply in replies for triple in reply.triples))
-        # A reply without a triple that can't be read counts as one: the passage is not one without facts.
+        # A reply without a triple that cannot be read counts as one: the passage is not one without facts.
         malformed = sum(reply.malformed + reply.unreadable for reply in replies)
         self._failures = 0
         self._finish(job.key, triples, malformed)

@@ -1,8 +1,8 @@
 """Triples by passage, kept in one SQLite file: extracted beforehand (RAS, section 3.2 and F.2), looked up by the loops.
 
-The key is (passage, model, prompt). A run that was killed goes on from the file, several processes write into one, and
-the loops read from it through `StoredTriples`. JSON lines of `{"title", "text", "triples"}` are read once into such a
-file, so memory does not grow with them. A passage is named by its content after NFKC without white space: copies of
+The key is (passage, model, prompt). A run that was killed continues from the file, several processes write into one,
+and the loops read from it through `StoredTriples`. JSON lines of `{"title", "text", "triples"}` are read once into such
+a file, so memory does not grow with them. A passage is named by its content after NFKC without white space: copies of
 one paragraph differ in their spaces, and a miss would lose the whole passage.
 """
 
@@ -327,7 +327,7 @@ def open_triples(source: str | Path, database: str | Path, model: str | None = N
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it can't be read, or the store holds no or several extractors.
+        ValueError: it cannot be read, or the store holds no or several extractors.
     """
     if is_store(source):
         store = TripleStore(source, create=False)

@@ -105,7 +105,7 @@ def _change_case(folder: Path, **changes: object) -> None:
     ("damage", "words"),
     [
         (shutil.rmtree, "no such folder"),
-        (_cut_weights, "adapter_model.safetensors can't be read"),
+        (_cut_weights, "adapter_model.safetensors cannot be read"),
         (lambda folder: (folder / "verify.json").unlink(), "has no verify.json"),
         (lambda folder: (folder / "verify.json").write_text('{"format": 9}'), "format 9 is not 1"),
         (lambda folder: (folder / "verify.json").write_text('{"format": 1, "cases": []}'), "holds no cases"),

@@ -223,7 +223,7 @@ def test_repaired_turns_are_known_wherever_they_stand(tmp_path):
 def test_a_last_decision_that_stays_unreadable_is_no_trajectory(tmp_path, capsys):
     loop(tmp_path, FIRST, UNREADABLE, UNREADABLE)
     assert main(["--results", str(tmp_path), "--output", str(tmp_path / "out")]) == 2
-    assert "no trajectory is left (the last decision can't be read: 1)" in capsys.readouterr().err
+    assert "no trajectory is left (the last decision cannot be read: 1)" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

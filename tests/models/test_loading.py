@@ -111,7 +111,7 @@ def test_cut_off_weights(tiny_llama: Path, tmp_path: Path) -> None:
         (tmp_path / path.name).write_bytes(path.read_bytes())
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-50])
-    with pytest.raises(ValueError, match="can't be read"):
+    with pytest.raises(ValueError, match="cannot be read"):
         load_causal_lm(tmp_path)
 
 
@@ -187,7 +187,7 @@ def test_damaged_adapters(adapter: Path) -> None:
     weights = adapter / "adapter_model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-40])
-    with pytest.raises(ValueError, match=r"can't be read|does not fit"):
+    with pytest.raises(ValueError, match=r"cannot be read|does not fit"):
         load_causal_lm(adapter, torch.float32)
     weights.unlink()
     with pytest.raises(FileNotFoundError, match="has no weights"):

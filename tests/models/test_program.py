@@ -20,7 +20,7 @@ class Pending(RuntimeError):
         (ValueError("bad \x1b[31mname"), 2, "error: bad \ufffd[31mname\n"),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "no space left on the disk"),
         (Pending("replies are waited for"), 3, "replies are waited for"),
-        (KeyboardInterrupt(), 130, "the same command goes on"),
+        (KeyboardInterrupt(), 130, "run the same command again"),
     ],
 )
 def test_an_error_is_one_line_and_a_code(

@@ -1,4 +1,4 @@
-"""The demo's commands are those of the programs; a demo that was stopped goes on where it was."""
+"""The demo's commands are those of the programs; a demo that was stopped continues where it was."""
 
 import importlib.util
 import shlex

@@ -94,7 +94,7 @@ def test_kills_leave_no_trace(make_config: Config, tmp_path: Path, run_recipe: C
     # While the next checkpoint is being written: all of it is there but the end of its last file.
     done = run(["-c", KILLER, "save", "8", *arguments])
     assert done.returncode == -9, done.stderr
-    assert "going on from" in done.stderr
+    assert "continuing from" in done.stderr
     assert (folder / "checkpoint-8" / "adapter_model.safetensors").exists()
     # A line cut off in the middle, as a machine that lost power would leave it.
     with (folder / "losses.jsonl").open("a") as log:
@@ -103,7 +103,7 @@ def test_kills_leave_no_trace(make_config: Config, tmp_path: Path, run_recipe: C
     done = run(arguments)
     assert done.returncode == 0, done.stderr
     assert "checkpoint-8 was not written to its end" in done.stderr
-    assert "going on from" in done.stderr
+    assert "continuing from" in done.stderr
     assert lines(killed) == lines(whole)
     assert len(lines(killed)) == 10
     one, other = (load_file(tmp_path / name / "final" / "adapter_model.safetensors") for name in ("whole", "killed"))
@@ -152,7 +152,7 @@ def test_two_processes_are_as_one(
             shutil.rmtree(path)
     done = run([*launch, *arguments])
     assert done.returncode == 0, done.stderr
-    assert "going on from" in done.stderr
+    assert "continuing from" in done.stderr
     assert log("two") == pytest.approx(log("one"), rel=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""A run goes on with what it was begun with, and says what differs."""
+"""A run continues with what it was started with, and says what differs."""
 
 import json
 import subprocess

@@ -131,7 +131,7 @@ class StudentTask(TextTask):
 
         Raises:
             FileNotFoundError: validation trajectories are named and not there.
-            ValueError: a validation trajectory can't be read.
+            ValueError: a validation trajectory cannot be read.
         """
         data = self.config.data
         train = [folder_and_share(place) for place in data.train]

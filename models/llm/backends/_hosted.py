@@ -161,7 +161,7 @@ class HostedBackend:
             shown = self._quote(cause if cause and str(cause) else error)
             return TransientError(f"no connection to {self.host}, or it broke off: {shown}")
         if not isinstance(error, self.sdk.APIStatusError):
-            return TransientError(f"{self.host} sent a reply that can't be read: {self._quote(error)}")
+            return TransientError(f"{self.host} sent a reply that cannot be read: {self._quote(error)}")
         status, text, headers = error.status_code, self._quote(error), error.response.headers
         wish = headers.get("x-should-retry")
         no_credit = any(code in f"{getattr(error, 'code', '')} {text}" for code in _NO_CREDIT)

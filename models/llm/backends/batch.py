@@ -225,7 +225,7 @@ def import_replies(ledger: Ledger, path: str | Path) -> Counter[str] | None:
         writes again; "refused": calls that fail until `reset`; "unknown": calls that the ledger does not have.
 
     Raises:
-        ValueError: a line can't be read, or no line belongs to this ledger; then nothing was imported.
+        ValueError: a line cannot be read, or no line belongs to this ledger; then nothing was imported.
     """
     with Path(path).open("rb") as file:
         digest = hashlib.file_digest(file, "blake2b").hexdigest()[:40]

@@ -420,7 +420,7 @@ def shown_candidates(turn: str) -> list[Triple] | None:
     try:
         return [Triple(*row) for row in json.loads(rest.split("\n", 1)[0])["fact"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"the section {CANDIDATES} of a turn can't be read: {error}") from None
+        raise ValueError(f"the section {CANDIDATES} of a turn cannot be read: {error}") from None
 
 
 def _earlier(messages: Sequence[Message]) -> list[Message]:

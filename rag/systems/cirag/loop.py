@@ -4,7 +4,7 @@ One function over one question that reads like the paper. Where the paper leaves
 
 - A triple that several passages of a round state is one candidate, of the best-ranked of them.
 - A query equal to an earlier one (after answer normalisation) would retrieve the same, so it ends the loop.
-- When it can't be read whether to go on, also after a repair, the loop ends with what was kept ("malformed").
+- When it cannot be read whether to go on, also after a repair, the loop ends with what was kept ("malformed").
 - The last round is integrated like the others, for its core triples; its next query is not searched.
 """
 

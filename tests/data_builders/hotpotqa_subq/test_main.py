@@ -112,7 +112,7 @@ def test_a_build_that_stops_goes_on_where_it_was(files, backend, capsys, error):
     backend.fail_after, backend.error, backend.seconds = 20, error, 0.05
     error = ends_with(1, capsys, arguments(files, files / "out"))
     assert error.startswith("error: hotpotqa world")
-    assert error.endswith("run the same command again to go on\n")
+    assert error.endswith("run the same command again to continue\n")
     assert not (files / "out").exists()
     assert not list(files.glob(".out*"))
     with sqlite3.connect(files / "out.ledger.sqlite") as ledger:
@@ -162,7 +162,7 @@ def test_a_refused_call_stops_or_drops_the_question(files, backend, capsys):
     # What would meet every question drops none.
     backend.error = SetupError("the key is refused")
     error = ends_with(1, capsys, arguments(files, files / "out", "--on-call-error", "drop"))
-    assert "the key is refused. What was answered is in the ledger: run the same command again to go on" in error
+    assert "the key is refused. What was answered is in the ledger: run the same command again to continue" in error
     original = backend.complete
 
     async def refuse_one(messages, sampling):
@@ -200,7 +200,7 @@ def test_the_card_does_not_claim_a_temperature_that_was_not_sent(files, backend)
 def test_ctrl_c_ends_cleanly_and_keeps_what_was_answered(files, backend, capsys):
     backend.fail_after, backend.error = 10, KeyboardInterrupt()
     error = ends_with(130, capsys, arguments(files, files / "out"))
-    assert error == "interrupted; replies received so far are in the ledger, run the command again to go on\n"
+    assert error == "interrupted; replies received so far are in the ledger, run the command again to continue\n"
     assert not (files / "out").exists()
     backend.fail_after = None
     backend.asked.clear()

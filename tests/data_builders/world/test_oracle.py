@@ -34,7 +34,7 @@ def test_the_world_on_disk_gives_the_same_oracle(world, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"holds no world\.json"):
         WorldOracle.open(tmp_path / "none", "test")
     (tmp_path / "world.json").write_text("{}")
-    with pytest.raises(ValueError, match="can't be read as a world"):
+    with pytest.raises(ValueError, match="cannot be read as a world"):
         WorldOracle.open(tmp_path, "test")
 
 

@@ -56,7 +56,7 @@ def test_a_case_is_a_round_with_the_teachers_history() -> None:
     [
         (1, "Which?", "turn 2 shows no candidates"),
         (1, "[[## fact_before_filter ##]]\nnothing", "'t': the section fact_before_filter"),
-        (2, "I keep all.", "its decision 1 can't be read"),
+        (2, "I keep all.", "its decision 1 cannot be read"),
     ],
 )
 def test_trajectories_that_hold_no_decisions(place: int, content: str, message: str) -> None:

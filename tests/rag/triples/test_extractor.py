@@ -239,7 +239,7 @@ def test_damaged_folders_are_one_line(adapter, tiny_llama, tmp_path, capsys):
         return line
 
     assert "has no weights" in damaged(lambda folder: (folder / "adapter_model.safetensors").unlink())
-    assert "can't be read" in damaged(lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"cut off"))
+    assert "cannot be read" in damaged(lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"cut off"))
     assert "instruction is empty" in damaged(lambda folder: (folder / "prompt.md").write_text(" "))
 
     def no_base(folder):

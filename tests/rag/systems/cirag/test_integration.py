@@ -292,5 +292,5 @@ def test_other_layouts_stay_as_they_are() -> None:
 
 def test_a_section_that_is_not_ours() -> None:
     broken: list[Message] = [{"role": "user", "content": "[[## fact_before_filter ##]]\nnone"}, *chat()]
-    with pytest.raises(ValueError, match="the section fact_before_filter of a turn can't be read"):
+    with pytest.raises(ValueError, match="the section fact_before_filter of a turn cannot be read"):
         shorten(broken, words, 1)
