@@ -11,7 +11,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tripletune.data_builders.datasets.card import STATISTICS, BuildFacts, card_tables
 from tripletune.data_builders.datasets.inspect import (
     count_rows,
     find_rows,
@@ -21,16 +20,18 @@ from tripletune.data_builders.datasets.inspect import (
     troubles,
     why_empty,
 )
-from tripletune.data_builders.datasets.kinds.records import KIND as RECORDS
+from tripletune.data_builders.datasets.kinds import RECORDS
 from tripletune.data_builders.datasets.rows import Table
 from tripletune.data_builders.datasets.writer import (
+    STATISTICS,
+    BuildFacts,
     FolderOptions,
+    card_tables,
     new_dataset,
     split_name_problems,
     split_of,
 )
-from tripletune.data_builders.hotpotqa_subq.released_records import HUB_ID, Rejected, read_released
-from tripletune.data_builders.readers.explagraphs import read_explagraphs, split_names
+from tripletune.data_builders.published import HUB_ID, read_explagraphs, read_released, split_names
 from tripletune.models.data.records import normalize_answer
 from tripletune.models.files import file_digest, read_json
 from tripletune.models.options import add_arguments, from_arguments, setting
@@ -130,25 +131,24 @@ def peek(arguments: argparse.Namespace) -> None:
 def released(arguments: argparse.Namespace) -> None:
     """Turn the training data the RAS authors released into records."""
     options, folder = from_arguments(ReleasedOptions, arguments), from_arguments(FolderOptions, arguments)
-    rejected, issues = Rejected(), Counter[str]()
+    drops, issues = Counter[str](), Counter[str]()
     with new_dataset(folder, RECORDS, [options.input]) as dataset:
-        for record in islice(read_released(options.input, rejected, issues), options.limit):
+        for record in islice(read_released(options.input, drops, issues), options.limit):
             split = split_of(record.question, options.seed, options.validation_fraction)
             dataset.write(record, options.split_name or split)
         if not dataset.statistics.records:
-            told = " ".join(rejected.sentences())
-            raise ValueError(f"{options.input}: no row could be read. {told}".strip())
+            raise ValueError(f"{options.input}: no row could be read ({_listed(drops) or 'there is none'})")
         facts = BuildFacts(
             title="Released RAS records",
             summary="The training data that the authors of RAS released, read back from their prompts into records.",
-            drops={"ras_released": dict(rejected.counts)} if rejected.counts else {},
+            drops={"ras_released": dict(drops)} if drops else {},
             issues=dict(+issues),
             files=_digests(options.input),
             options=asdict(options) | _written(folder),
-            notes=rejected.sentences(),
         )
         numbers = dataset.finish(facts)
-    _say("\n".join([*rejected.sentences(), f"{folder.output}: {_listed(numbers['splits'])}"]))
+    _say(f"rows left out: {_listed(drops)}" if drops else "")
+    _say(f"{folder.output}: {_listed(numbers['splits'])}")
 
 
 def explagraphs(arguments: argparse.Namespace) -> None:

@@ -25,8 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from tripletune.data_builders.datasets.lookup import SeenTable
-from tripletune.data_builders.datasets.progress import progress
+from tripletune.data_builders.datasets.lookup import SeenTable, progress
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question
 from tripletune.data_builders.readers import get_reader
 from tripletune.data_builders.readers._rows import Row, source_rows

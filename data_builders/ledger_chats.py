@@ -5,14 +5,14 @@ reply. A call is a continuation of another when its messages begin with the othe
 calls that no other one continues end a chat. An assistant turn counts as the teacher's when the ledger has the call
 that it answers, so examples inside a prompt are never learned. A loop that asks again each round gives a chat a round.
 
-Nothing of this is of one system. What is: how a reply is understood (`TURN_READERS`). With a reader the last turn is
-written as the loop would have written it into the next round, and every deviation of a reply has a name.
+Nothing of this is of one system, except how a reply is understood: a decision of CIRAG is written as the loop would
+have written it into the next round, and every deviation of a reply has a name.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +28,6 @@ from tripletune.rag.systems.cirag.integration import CANDIDATES, INTEGRATE_ROLE,
 from tripletune.rag.triples.sentences import Fact
 
 _NOWHERE = Passage("", "", "-")
-# The reply as the loop understood it (None: not at all), and what was wrong with it.
-TurnReader = Callable[[Sequence[Message], str], tuple[str | None, tuple[str, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +114,8 @@ class RoleCalls:
 
     def _chat(self, call: _Call, answers: Mapping[str, str], repairs: Sequence[_Call]) -> Chat:
         """The chat that ends with a call."""
-        read = TURN_READERS.get(self.role, _as_it_is)
+        # The reply as the loop understood it (None: not at all), and what was wrong with it.
+        read = _read_integration if self.role == INTEGRATE_ROLE else _as_it_is
         learned = [False] * len(call.messages)
         replies: list[str] = []
         faults: list[str] = []
@@ -214,6 +213,3 @@ def _read_integration(messages: Sequence[Message], reply: str) -> tuple[str | No
 
 def _key(maker: tuple[str, str], messages: Sequence[Message]) -> str:
     return json.dumps([*maker, *([message["role"], message["content"]] for message in messages)])
-
-
-TURN_READERS: dict[str, TurnReader] = {INTEGRATE_ROLE: _read_integration}

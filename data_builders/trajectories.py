@@ -19,15 +19,14 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
-from tripletune.data_builders.datasets.card import BuildFacts
-from tripletune.data_builders.datasets.kinds.trajectories import KIND as TRAJECTORIES
-from tripletune.data_builders.datasets.lookup import SeenTable
-from tripletune.data_builders.datasets.progress import progress
-from tripletune.data_builders.datasets.writer import FolderOptions, new_dataset, split_of
+from tripletune.data_builders.datasets.kinds import TRAJECTORIES
+from tripletune.data_builders.datasets.lookup import SeenTable, progress
+from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset, split_of
 from tripletune.data_builders.ledger_chats import Chat, RoleCalls, replies_of
 from tripletune.models.data.records import read_jsonl
 from tripletune.models.data.trajectories import Trajectory
@@ -106,44 +105,31 @@ def _sources(results: Sequence[str], ledgers: Sequence[str]) -> list[tuple[Path,
     return pairs
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """A condition that a trajectory must meet.
-
-    Attributes:
-        reason: Why one that does not meet it is left out.
-        keeps: Whether it is met, given the results row and the chat.
-    """
-
-    reason: str
-    keeps: Callable[[dict[str, Any], Chat], bool]
+# Whether a trajectory is kept, given its results row and its chat.
+Filter = Callable[[dict[str, Any], Chat], bool]
 
 
-def make_filters(options: TrajectoryOptions) -> list[Filter]:
-    """The filters that the options name, in the order in which they are applied."""
-    filters = [_score_filter(*_score(text)) for text in options.min_score]
+def make_filters(options: TrajectoryOptions) -> dict[str, Filter]:
+    """The filters that the options name, in the order in which they are applied, by why they leave one out."""
+    filters: dict[str, Filter] = {}
+    for name, least in map(_score, options.min_score):
+        filters[f"{name} below {least:g}"] = partial(_has_score, name, least)
     if options.no_repairs:
-        filters.append(Filter("a reply was repaired or recovered from", lambda row, chat: not chat.faults))
+        filters["a reply was repaired or recovered from"] = lambda row, chat: not chat.faults
     if options.no_repeated_query:
-        filters.append(
-            Filter("a query was repeated", lambda row, chat: row["trace"].get("stop_reason") != "repeated_subquery")
-        )
+        filters["a query was repeated"] = lambda row, chat: row["trace"].get("stop_reason") != "repeated_subquery"
     if options.ended_by_choice:
-        filters.append(
-            Filter(
-                "the loop did not end by the model's own decision",
-                lambda row, chat: row["trace"].get("stop_reason") in _CHOSEN_ENDS,
-            )
-        )
-    if options.min_recall is not None:
-        filters.append(_recall_filter(options.min_recall))
+        ended = "the loop did not end by the model's own decision"
+        filters[ended] = lambda row, chat: row["trace"].get("stop_reason") in _CHOSEN_ENDS
+    if (recall := options.min_recall) is not None:
+        filters[f"less than {recall:g} of the supporting passages retrieved"] = partial(_has_recall, recall)
     return filters
 
 
 class FilterCounts:
     """What the filters leave out: each by itself, and each after those before it."""
 
-    def __init__(self, filters: Sequence[Filter]) -> None:
+    def __init__(self, filters: dict[str, Filter]) -> None:
         self.filters = filters
         self.alone: Counter[str] = Counter()
         self.in_order: Counter[str] = Counter()
@@ -152,7 +138,7 @@ class FilterCounts:
     def keeps(self, row: dict[str, Any], chat: Chat) -> bool:
         """Whether all filters keep a trajectory; it is counted."""
         self.looked_at += 1
-        failed = [one.reason for one in self.filters if not one.keeps(row, chat)]
+        failed = [reason for reason, keeps in self.filters.items() if not keeps(row, chat)]
         self.alone.update(failed)
         self.in_order.update(failed[:1])
         return not failed
@@ -160,9 +146,9 @@ class FilterCounts:
     def sentences(self) -> list[str]:
         """The counts in words."""
         return [
-            f"Filter: {one.reason}: {self.alone[one.reason]:,} of {self.looked_at:,} by itself, "
-            f"{self.in_order[one.reason]:,} after the filters before it."
-            for one in self.filters
+            f"Filter: {reason}: {self.alone[reason]:,} of {self.looked_at:,} by itself, "
+            f"{self.in_order[reason]:,} after the filters before it."
+            for reason in self.filters
         ]
 
 
@@ -193,7 +179,7 @@ def build_trajectories(
         for row, split in _limited(_trajectories(sources, options, counts, drops), options.limit):
             dataset.write(row, split)
         left_out = {name: drops[name] for name in (_FAILED, _NO_CALLS, _UNREADABLE, _SEEN) if drops[name]}
-        left_out |= {one.reason: counts.in_order[one.reason] for one in counts.filters}
+        left_out |= {reason: counts.in_order[reason] for reason in counts.filters}
         if not dataset.statistics.records:
             told = ", ".join(f"{reason}: {count}" for reason, count in left_out.items()) or "the results are empty"
             raise ValueError(f"no trajectory is left ({told})")
@@ -231,15 +217,12 @@ def _trajectories(
                         names = (f"{row['id']}:{number}" for number in count())
                         name = next(name for name in names if seen.first("id", name) is None)
                         yield _trajectory(name, row["id"], chat, options), split
-            _tell_unfinished(results, found)
-
-
-def _tell_unfinished(results: Path, found: int) -> None:
-    """Warn of a run that was stopped before its end: nobody would miss its other questions."""
-    about = results.parent / ABOUT
-    whole = read_json(about).get("questions", 0) if about.is_file() else 0
-    if found < whole:
-        logger.warning("%s is of a run that did not end: it has %d of %d questions", results, found, whole)
+            about = results.parent / ABOUT
+            whole = read_json(about).get("questions", 0) if about.is_file() else 0
+            if found < whole:
+                # Nobody would miss the questions of a run that was stopped before its end.
+                told = "%s is of a run that did not end: it has %d of %d questions"
+                logger.warning(told, results, found, whole)
 
 
 def _chats(row: dict[str, Any], calls: RoleCalls, options: TrajectoryOptions, drops: Counter[str]) -> list[Chat]:
@@ -270,26 +253,20 @@ def _limited(rows: Iterator[tuple[Trajectory, str]], limit: int | None) -> Itera
             return
 
 
-def _score_filter(name: str, least: float) -> Filter:
-    def keeps(row: dict[str, Any], chat: Chat) -> bool:
-        if name not in row["scores"]:
-            raise ValueError(f"the results have no score {name!r}; they have {', '.join(row['scores'])}")
-        return bool(row["scores"][name] >= least)
-
-    return Filter(f"{name} below {least:g}", keeps)
+def _has_score(name: str, least: float, row: dict[str, Any], chat: Chat) -> bool:
+    if name not in row["scores"]:
+        raise ValueError(f"the results have no score {name!r}; they have {', '.join(row['scores'])}")
+    return bool(row["scores"][name] >= least)
 
 
-def _recall_filter(least: float) -> Filter:
-    def keeps(row: dict[str, Any], chat: Chat) -> bool:
-        found = row.get("supporting_recall")
-        if found is None:
-            raise ValueError(
-                f"question {row['id']!r}: its results don't say which supporting passages were retrieved: "
-                "run eval with --gold (data_builders.corpus writes the file), or leave out --min-recall"
-            )
-        return bool(found >= least)
-
-    return Filter(f"less than {least:g} of the supporting passages retrieved", keeps)
+def _has_recall(least: float, row: dict[str, Any], chat: Chat) -> bool:
+    found = row.get("supporting_recall")
+    if found is None:
+        raise ValueError(
+            f"question {row['id']!r}: its results don't say which supporting passages were retrieved: "
+            "run eval with --gold (data_builders.corpus writes the file), or leave out --min-recall"
+        )
+    return bool(found >= least)
 
 
 def _rows(results: Path) -> Iterator[dict[str, Any]]:

@@ -9,9 +9,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tripletune.data_builders.datasets.card import CARD, DROPPED, STATISTICS
+from tripletune.data_builders.datasets.kinds import KINDS, RECORDS
 from tripletune.data_builders.datasets.lookup import SeenTable
-from tripletune.data_builders.datasets.rows import RowKind, Statistics, get_kind, kind_of_row
+from tripletune.data_builders.datasets.rows import RowKind, Statistics
+from tripletune.data_builders.datasets.writer import CARD, DROPPED, STATISTICS
 from tripletune.models.data.records import stored_rows
 from tripletune.models.files import read_json
 from tripletune.models.program import printable
@@ -73,15 +74,12 @@ def kind_of(folder: str | Path) -> RowKind[Any]:
             except ValueError:
                 break
             if first is not None:
-                return kind_of_row(first[1]) or get_kind("records")
-    return get_kind("records")
+                return next((kind for kind in KINDS.values() if set(kind.keys) <= set(first[1])), RECORDS)
+    return RECORDS
 
 
 class SplitCheck:
-    """Looks for what stands on two sides of a split (a question, a text); a context manager.
-
-    Args:
-        kind: What the rows are.
+    """Looks for what stands on two sides of a split (a question, a text).
 
     Attributes:
         found: How many rows belong to another split, by what is the same.
@@ -91,12 +89,6 @@ class SplitCheck:
         self.found: Counter[str] = Counter()
         self._kind, self._seen = kind, SeenTable()
         self._latest: Any = None
-
-    def __enter__(self) -> SplitCheck:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._seen.__exit__()
 
     def add(self, row: Any, split: str) -> list[str]:
         """What is wrong with the split of a row, a line each."""
@@ -117,21 +109,16 @@ class SplitCheck:
 def count_rows(folder: str | Path, tokenizer: str | None = None) -> tuple[Statistics[Any], Counter[str]]:
     """Counts of a data set, and how many of its rows belong to another split, by what is the same.
 
-    Args:
-        folder: The data set.
-        tokenizer: As for `Statistics`.
-
     Raises:
         FileNotFoundError: there is no such folder, or it holds no shards.
         ValueError: a row is malformed.
     """
     kind = kind_of(folder)
-    statistics = Statistics(kind, tokenizer)
-    with SplitCheck(kind) as splits:
-        for split, row in _rows(folder, kind):
-            statistics.add(row, split)
-            splits.add(row, split)
-        return statistics, splits.found
+    statistics, splits = Statistics(kind, tokenizer), SplitCheck(kind)
+    for split, row in _rows(folder, kind):
+        statistics.add(row, split)
+        splits.add(row, split)
+    return statistics, splits.found
 
 
 def troubles(folder: str | Path) -> Iterator[str]:
@@ -140,9 +127,6 @@ def troubles(folder: str | Path) -> Iterator[str]:
     Looked at: every row by itself; ids that occur twice; what stands in two splits; the number of rows against
     `statistics.json`, where there is one; whether there is any row.
 
-    Args:
-        folder: A folder of shards `<split>-00000.jsonl` or `.parquet`.
-
     Raises:
         FileNotFoundError: there is no such folder, or it holds no shards.
     """
@@ -150,8 +134,8 @@ def troubles(folder: str | Path) -> Iterator[str]:
         yield empty
         return
     kind = kind_of(folder)
-    counts: Counter[str] = Counter()
-    with SeenTable() as seen, SplitCheck(kind) as splits:
+    counts, splits = Counter[str](), SplitCheck(kind)
+    with SeenTable() as seen:
         for split, files in dataset_files(folder).items():
             for where, row in (found for file in files for found in _checked(file, kind)):
                 counts[split] += 1
@@ -236,21 +220,13 @@ def find_rows(
     if identity is None or number is not None:
         found = list(islice(fitting, (number or 1) - 1, number or 1))
     else:
-        found = _with_id(fitting, identity)
+        # The row of that id alone, else all rows of the question.
+        found = list(fitting)
+        found = [item for item in found if item[1].id == identity][:1] or found
     if not found:
         asked = {"id": identity, "number": number, "label": label, "split": split}
         told = ", ".join(f"{name} {value}" for name, value in asked.items() if value is not None)
         raise ValueError(f"{folder} has no {kind.name} with {told or 'anything in it'}")
-    return found
-
-
-def _with_id(fitting: Iterator[tuple[str, Any]], identity: str) -> list[tuple[str, Any]]:
-    """The row of that id alone, else all rows of the question."""
-    found = []
-    for name, row in fitting:
-        if row.id == identity:
-            return [(name, row)]
-        found.append((name, row))
     return found
 
 

@@ -1,25 +1,30 @@
-"""Look-ups over data of any size: what was seen before, and rows of a file by key. Memory does not grow with the data.
+"""Passes over data of any size: what was seen before, rows of a file by key, and progress.
 
-Both lie in a private temporary file of SQLite, which the system removes when the process ends in any way.
+Memory does not grow with the data: look-ups lie in a private temporary file of SQLite, which the system removes when
+the process ends in any way.
 """
 
 from __future__ import annotations
 
 import hashlib
 import sqlite3
+import sys
 import weakref
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from tqdm import tqdm
 
 from tripletune.models.data.records import json_value, read_jsonl
 
 _CACHE_KIB = 64 * 1024
 _KEPT_ROWS = 256
 _MOST_LINES = 20
+T = TypeVar("T")
 
 
 class SeenTable:
@@ -120,3 +125,11 @@ class JsonlIndex:
 
 def _digest(kind: str, value: str) -> bytes:
     return hashlib.blake2b(f"{kind}\n{value}".encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+def progress(items: Iterable[T], name: str) -> Iterator[T]:
+    """Hand on questions and show how many there were: a bar on a terminal, a line a minute elsewhere (logs, pipes)."""
+    seconds = 0.1 if sys.stderr.isatty() else 60.0
+    # A bar that is redrawn every `seconds` and not before that time: a short pass shows none in a log.
+    bar = tqdm(items, name, unit=" questions", mininterval=seconds, maxinterval=max(seconds, 10.0), delay=seconds)
+    return iter(bar)

@@ -1,29 +1,26 @@
-"""Kinds of rows that a data set may hold, and the numbers that are counted over them.
+"""What a kind of row has of its own (`kinds.py`), and the numbers that are counted over the rows of a data set.
 
-A kind is one module of `data_builders/datasets/kinds/` with an object `KIND`, and is known by the module's name.
-Writer, card, statistics, validation and inspector are the same for all kinds. Quantities are histograms of whole
-numbers, so medians are exact and memory does not grow with the number of rows. The samples of a label are the rows
-whose ids have the smallest hashes: no order of reading changes them.
+Quantities are histograms of whole numbers, so medians are exact and memory does not grow with the number of rows. The
+samples of a label are the rows whose ids have the smallest hashes: no order of reading changes them.
 """
 
 from __future__ import annotations
 
 import hashlib
-import heapq
 from abc import ABC, abstractmethod
+from bisect import insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from tripletune.models.data.triples import Triple
-from tripletune.models.program import load_from, names_in
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 SAMPLES = 5
-KINDS = "tripletune.data_builders.datasets.kinds"
 
 
 class Storable(Protocol):
@@ -66,7 +63,7 @@ class RowKind(ABC, Generic[R]):
 
     Attributes:
         name: What a row is called.
-        plural: What rows are called: the module's name.
+        plural: What rows are called.
         keys: Keys that a stored row of this kind has, and none of another kind.
         hub_task: The hub's name of the task.
         labels: By the word that `peek --label` takes, the label of a sample.
@@ -108,26 +105,11 @@ class RowKind(ABC, Generic[R]):
 
     @abstractmethod
     def tables(self, numbers: dict[str, Any], facts: Any) -> list[Table]:
-        """Tables of the card from `Statistics.to_json` and the `card.BuildFacts`."""
+        """Tables of the card from `Statistics.to_json` and the `writer.BuildFacts`."""
 
     def graphs(self, row: R) -> list[Sequence[Triple]]:
         """The triples of each step."""
         return []
-
-
-def get_kind(plural: str) -> RowKind[Any]:
-    """The kind of row called so.
-
-    Raises:
-        ValueError: there is none.
-    """
-    kind: RowKind[Any] = load_from(KINDS, plural, "kind of row").KIND  # type: ignore[attr-defined]
-    return kind
-
-
-def kind_of_row(row: Mapping[str, Any]) -> RowKind[Any] | None:
-    """The kind whose keys a stored row has."""
-    return next((kind for kind in map(get_kind, names_in(KINDS)) if set(kind.keys) <= set(row)), None)
 
 
 class Histogram:
@@ -159,28 +141,21 @@ class Histogram:
 
 
 class SmallestHashes:
-    """The few items whose keys have the smallest hashes, in whatever order they come.
-
-    Args:
-        count: How many are kept.
-    """
+    """The few items whose keys have the smallest hashes, in whatever order they come."""
 
     def __init__(self, count: int = SAMPLES) -> None:
-        self._count, self._number = count, 0
-        # A heap of (minus the hash, minus the number, item): the largest hash of those kept stands first.
-        self._heap: list[tuple[int, int, Any]] = []
+        self._count = count
+        self._kept: list[tuple[bytes, Any]] = []
 
     def add(self, key: str, item: Any) -> None:
         """Keep the item when the hash of its key is small enough."""
-        digest = int.from_bytes(hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest())
-        self._number += 1
-        heapq.heappush(self._heap, (-digest, -self._number, item))
-        if len(self._heap) > self._count:
-            heapq.heappop(self._heap)
+        digest = hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest()
+        insort(self._kept, (digest, item), key=itemgetter(0))
+        del self._kept[self._count :]
 
     def items(self) -> list[Any]:
         """The items that are kept, the smallest hash first."""
-        return [item for _, _, item in sorted(self._heap, key=lambda entry: entry[:2], reverse=True)]
+        return [item for _, item in self._kept]
 
 
 class Statistics(Generic[R]):

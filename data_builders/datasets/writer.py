@@ -1,10 +1,12 @@
 """Writes a data set folder for `datasets.load_dataset(folder)`: shards `<split>-00000.jsonl` or `.parquet`, and a card.
 
-The folder is there completely or not at all, and one program writes it at a time (`models.files.new_folder`).
+The folder is there completely or not at all, and one program writes it at a time (`models.files.new_folder`). The card
+says what was built from what and by whom, its numbers, and samples.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -13,15 +15,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Generic, Literal
+from typing import IO, TYPE_CHECKING, Any, Generic, Literal
 
-from tripletune.data_builders.datasets.card import CARD, DROPPED, STATISTICS, BuildFacts, write_card
-from tripletune.data_builders.datasets.rows import R, RowKind, Statistics
+import yaml
+
+from tripletune.data_builders.datasets.rows import R, RowKind, Statistics, Table
 from tripletune.models.data.records import normalize_answer
-from tripletune.models.files import check_folder, new_folder
+from tripletune.models.files import check_folder, new_folder, write_json, write_text
 from tripletune.models.options import require, setting
+from tripletune.models.program import printable
 
-Format = Literal["jsonl", "parquet"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+CARD, STATISTICS = "README.md", "statistics.json"
+# Questions that a teacher LLM could not label (`data_builders.hotpotqa_subq.build`).
+DROPPED = "dropped.ndjson"
+_LONGEST_SAMPLE = 2000
 # Names that a data set folder holds.
 MADE = ("*-[0-9][0-9][0-9][0-9][0-9].jsonl", "*-[0-9][0-9][0-9][0-9][0-9].parquet", CARD, STATISTICS, DROPPED)
 # Exit code of a build that ended well and gave not one record.
@@ -175,3 +185,195 @@ class _ParquetShard:
         if self._rows:
             self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
             self._rows = []
+
+
+@dataclass
+class BuildFacts:
+    """What a card says besides the numbers.
+
+    Attributes:
+        title: Heading of the card.
+        summary: One paragraph on what the rows are.
+        teachers: By source, who labelled it.
+        drops: By source, questions or rows left out by reason.
+        questions: By source, questions that gave records.
+        repairs: By source, replies that were right only after a repair turn, by stage.
+        refused: By source, replies that were rejected, those of repair turns included, by stage and reason.
+        recovered: By source, replies in another form than was asked for that were read all the same.
+        examples: By reason, some of the questions that were left out (`data_builders.hotpotqa_subq.build`).
+        issues: Warnings about the input that cost no row.
+        files: Input files and their SHA-256.
+        options: The options of the build.
+        prompts: Prompt files of the teacher and their SHA-256.
+        models: By role (teacher, text-to-triples, direct answers), the model that had it.
+        calls: By stage, numbers of calls and tokens. Nothing that differs between two runs of one build belongs here.
+        notes: Sentences to be printed as they are.
+    """
+
+    title: str
+    summary: str
+    teachers: dict[str, str] = field(default_factory=dict)
+    drops: dict[str, dict[str, int]] = field(default_factory=dict)
+    questions: dict[str, int] = field(default_factory=dict)
+    repairs: dict[str, dict[str, int]] = field(default_factory=dict)
+    refused: dict[str, dict[str, int]] = field(default_factory=dict)
+    recovered: dict[str, dict[str, int]] = field(default_factory=dict)
+    examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    issues: dict[str, int] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    prompts: dict[str, str] = field(default_factory=dict)
+    models: dict[str, str] = field(default_factory=dict)
+    calls: dict[str, dict[str, float]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def write_card(folder: Path, facts: BuildFacts, statistics: Statistics[R], format: str) -> None:
+    """Write `README.md` and `statistics.json` into a data set folder that holds its shards."""
+    numbers = statistics.to_json()
+    head = front_matter(statistics.kind, list(numbers["splits"]), format, facts.title)
+    write_text(folder / CARD, f"{head}\n{card_body(statistics.kind, facts, numbers)}")
+    write_json(folder / STATISTICS, {"statistics": numbers, "build": dataclasses.asdict(facts)})
+
+
+def front_matter(kind: RowKind[R], splits: Sequence[str], format: str, title: str) -> str:
+    """The YAML head of the card: where the splits are, and the features of a row."""
+    files = [{"split": split, "path": f"{split}-*.{format}"} for split in splits]
+    features = [{"name": one.name, **_feature(one.type)} for one in kind.schema()]
+    head = {
+        "pretty_name": title,
+        "task_categories": [kind.hub_task],
+        "tags": ["retrieval-augmented-generation", "knowledge-graph"],
+        "configs": [{"config_name": "default", "data_files": files}],
+        "dataset_info": {"config_name": "default", "features": features},
+    }
+    return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n"
+
+
+def _feature(kind: pa.DataType) -> dict[str, Any]:
+    """A field's type as the hub writes it."""
+    inner = _inner(kind)
+    return inner if isinstance(inner, dict) else {"struct" if isinstance(inner, list) else "dtype": inner}
+
+
+def _inner(kind: pa.DataType) -> Any:
+    import pyarrow as pa
+
+    if pa.types.is_list(kind):
+        return {"list": _inner(kind.value_type)}
+    if pa.types.is_struct(kind):
+        return [{"name": one.name, **_feature(one.type)} for one in kind]
+    return str(kind)
+
+
+def card_body(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> str:
+    """The card's text below the YAML head, in Markdown."""
+    parts = [f"# {_plain(facts.title)}", facts.summary, *facts.notes]
+    if not numbers["records"]:
+        parts.append("**None: no question could be labelled.** What follows says why.")
+    for one in card_tables(kind, facts, numbers):
+        parts += [f"## {one.title}", *filter(None, [one.note]), table(one.head, one.rows, one.code)]
+    if facts.examples:
+        parts += _examples(facts.examples)
+    if numbers["samples"]:
+        parts += ["## Samples", *_samples(kind, numbers["samples"])]
+    return "\n\n".join(parts) + "\n"
+
+
+def card_tables(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> list[Table]:
+    """All tables of a card: the numbers of its rows, and what the build says."""
+    splits = [[name, f"{n:,}"] for name, n in numbers["splits"].items()]
+    tables = [Table(kind.plural.capitalize(), ["split", kind.plural], splits)]
+    if numbers["records"]:
+        tables += kind.tables(numbers, facts)
+    for title, counts in (
+        ("Left out", _by_source(facts.drops)),
+        ("Rejected replies", _by_source(facts.refused)),
+        ("Repaired replies", _by_source(facts.repairs)),
+        ("Replies read though they were not in the form asked for", _by_source(facts.recovered)),
+        ("Warnings", facts.issues),
+    ):
+        tables.append(Table(title, ["what", "count"], [[name, f"{n:,}"] for name, n in counts.items()]))
+    tables.append(Table("Models", ["role", "model"], [[role, name] for role, name in facts.models.items()]))
+    columns = list(dict.fromkeys(name for counts in facts.calls.values() for name in counts))
+    rows = [
+        [stage, *(f"{counts[name]:,}" if name in counts else "-" for name in columns)]
+        for stage, counts in facts.calls.items()
+    ]
+    tables.append(Table("Calls of the teacher", ["stage", *(name.replace("_", " ") for name in columns)], rows))
+    for title, head, values in (
+        ("Prompts", ("prompt", "SHA-256"), facts.prompts),
+        ("Input files", ("file", "SHA-256"), facts.files),
+        ("Options", ("option", "value"), facts.options),
+    ):
+        tables.append(Table(title, head, [[name, str(value)] for name, value in values.items()], code=True))
+    return [one for one in tables if one.rows or one is tables[0]]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], code: bool = False) -> str:
+    """A table in Markdown; what its cells hold becomes no markup, and with `code` each one is a code span."""
+    cell = _code if code else _plain
+    lines = [[_plain(name) for name in head], ["---"] * len(head), *([cell(text) for text in row] for row in rows)]
+    return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(printable(text).split())
+
+
+def _plain(text: str) -> str:
+    """Text on one line that Markdown shows as it is: no tag, code, link or picture of it comes to life."""
+    return re.sub(r"[`<]|\](?=[(\[])", r"\\\g<0>", _one_line(text))
+
+
+def _code(text: str) -> str:
+    """A code span, which no back-tick in the text ends."""
+    text = _one_line(text)
+    ticks = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return f"{ticks} {text} {ticks}" if len(ticks) > 1 else f"`{text}`"
+
+
+def _fenced(text: str) -> str:
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return f"{fence}text\n{printable(text)}\n{fence}"
+
+
+def _examples(examples: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Questions that the teacher could not label: where it failed, and how its reply begins."""
+    parts = [
+        "## Examples of questions left out",
+        f"Picked by a hash of their ids; all of them are in `{DROPPED}`, the whole replies in the ledger.",
+    ]
+    for reason, rows in examples.items():
+        lines = []
+        for row in rows:
+            lines.append(_one_line(f"{row['question_id']}  {row['stage']}  {row['detail']}"))
+            lines.append(f"    {_one_line(row['reply']) or '(no reply)'}")
+        parts += [f"### {_plain(reason[:1].upper() + reason[1:])}", _fenced("\n".join(lines))]
+    return parts
+
+
+def _samples(kind: RowKind[R], samples: dict[str, list[dict[str, str]]]) -> list[str]:
+    """Rows of each label as a model sees them; long ones are cut, the whole row is what `peek` shows."""
+    parts = [
+        f"{kind.plural.capitalize()} picked by a hash of their ids: what the model reads (below its instruction), and "
+        "what it learns to write. Whole ones, and their graphs: `tripletune data peek FOLDER --id ID`."
+    ]
+    for label, rows in samples.items():
+        parts.append(f"### {_plain(label)}")
+        for row in rows:
+            parts.append(f"{_code(row['id'])}\n\n" + _fenced(f"{_cut(row['input'])}\n=> {_cut(row['label'])}"))
+    return parts
+
+
+def _cut(text: str) -> str:
+    if len(text) <= _LONGEST_SAMPLE:
+        return text
+    # The question stands last, so the middle is what can be spared.
+    tail = _LONGEST_SAMPLE // 3
+    left_out = len(text) - _LONGEST_SAMPLE
+    return f"{text[: _LONGEST_SAMPLE - tail]} [... {left_out:,} characters ...] {text[-tail:]}"
+
+
+def _by_source(counts: dict[str, dict[str, int]]) -> dict[str, int]:
+    return {f"{source}: {what}": n for source, numbers in counts.items() for what, n in numbers.items()}

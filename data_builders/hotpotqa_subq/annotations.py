@@ -6,25 +6,22 @@ of a document (f_t2t of Algorithm 1): which documents help, one sub-query for ea
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections import Counter
+from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from tripletune.data_builders.datasets.lookup import JsonlIndex
-from tripletune.data_builders.hotpotqa_subq.evidence import (
-    joined_question,
-    place_evidences,
-    relation_question,
-    spoken_name,
-    tidy_question,
-)
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
 from tripletune.data_builders.readers._rows import PassageFinder, Row, title_key
-from tripletune.models.data.records import Passage, read_jsonl, shown, text_fields
+from tripletune.models.data.records import Passage, normalize_answer, read_jsonl, shown, text_fields
 from tripletune.models.data.triples import Triple, triples_from_json
 from tripletune.models.llm.replies import triple_of
+from tripletune.models.options import read_yaml
 
 MALFORMED_TRIPLES = "malformed triples in the triple file"
 _REFERENCE = re.compile(r"#(\d+)")
@@ -238,7 +235,10 @@ def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> 
         if reader == "two_wiki":
             return TwoWikiTeacher()
         needed = "a triple file" if reader == "musique" else "a file of recorded teacher replies"
-        raise ValueError(f"source {reader!r} has no annotations; add {needed}: {reader}:FILE:ANNOTATIONS")
+        raise ValueError(
+            f"source {reader!r} has no annotations; add {needed}, {reader}:FILE:ANNOTATIONS, or a teacher LLM, for "
+            "example --teacher openai --teacher-model MODEL"
+        )
     where, row = next(read_jsonl(annotations), (annotations, {}))
     if "helpful" in row or "subqueries" in row or "direct" in row:
         return RecordedTeacher(annotations)
@@ -276,3 +276,124 @@ def _folded(text: str) -> str:
 
 def _good_triples(rows: list[object]) -> list[Triple]:
     return [triple for row in rows if (triple := triple_of(row)) is not None]
+
+
+_BRACKETS = re.compile(r"\s*\([^()]*\)")
+_WORD = re.compile(r"\w+")
+# Questions have two or four supporting passages; beyond this, trying every order would take long.
+_MOST_PLACED_TOGETHER = 6
+# "the owned by of X" is no English; such relations are quoted instead.
+_PREPOSITIONS = ("at", "by", "for", "from", "in", "of", "on", "to", "with")
+
+
+def place_evidences(question: Question) -> list[int]:
+    """The supporting passage of every evidence triple, as indices into `question.passages`.
+
+    Raises:
+        UnlabelledQuestion: there is no evidence, or a triple has nothing in common with any supporting passage.
+    """
+    subjects: dict[str, list[Triple]] = {}
+    for evidence in question.evidences:
+        subjects.setdefault(title_key(evidence.subject), []).append(evidence)
+    if not subjects:
+        raise UnlabelledQuestion(DropReason.NO_ANNOTATION, "no evidence triples")
+    fits = [[_fit(question, triples, document) for document in question.supporting] for triples in subjects.values()]
+    if len(subjects) <= len(question.supporting) <= _MOST_PLACED_TOGETHER:
+        orders = itertools.permutations(range(len(question.supporting)), len(subjects))
+        chosen = max(orders, key=lambda order: sum(row[place] for row, place in zip(fits, order)))
+    else:
+        chosen = tuple(max(range(len(row)), key=row.__getitem__, default=0) for row in fits)
+    for (triples, row), place in zip(zip(subjects.values(), fits), chosen):
+        if not row or row[place] <= 0:
+            raise UnlabelledQuestion(DropReason.UNPLACED_EVIDENCE, str(triples[0]))
+    placed = dict(zip(subjects, (question.supporting[place] for place in chosen)))
+    return [placed[title_key(evidence.subject)] for evidence in question.evidences]
+
+
+def spoken_name(question: Question, evidence: Triple, document: int, earlier: list[Triple]) -> str:
+    """The name by which a sub-query may ask for the evidence's subject.
+
+    A planner knows the question and the triples found so far, nothing else: a name it cannot have seen, such as the
+    bracketed part of the next passage's title, must not be in a label. So the name comes from the question where
+    it stands there, else from the object of an earlier evidence triple.
+
+    Args:
+        question: The question.
+        evidence: The evidence triple to ask for.
+        document: Its passage.
+        earlier: The evidence triples before it.
+    """
+    title = question.passages[document].title
+    asked = title_key(question.question)
+    for name in (title, evidence.subject):
+        if re.search(rf"(?<!\w){re.escape(title_key(name))}(?!\w)", asked):
+            return name
+    known = [triple.object for triple in earlier]
+    overlap = [max(_similarity(name, evidence.subject), _similarity(name, title)) for name in known]
+    if known and max(overlap) > 0:
+        return known[overlap.index(max(overlap))]
+    return evidence.subject
+
+
+def _fit(question: Question, triples: list[Triple], document: int) -> float:
+    """How well the triples of one subject suit a passage; 0 for nothing in common.
+
+    The subject's name against the title decides; whether the passage's text holds subject and objects breaks ties
+    and places names that share no word with the title.
+    """
+    passage = question.passages[document]
+    text = title_key(passage.text)
+    objects = sum(title_key(triple.object) in text for triple in triples) / len(triples)
+    named = title_key(triples[0].subject) in text
+    return 4 * _similarity(triples[0].subject, passage.title) + objects + named
+
+
+def _similarity(name: str, other: str) -> float:
+    first, second = title_key(name), title_key(other)
+    if first == second:
+        return 1.0
+    if _BRACKETS.sub("", first) == _BRACKETS.sub("", second):
+        return 0.9
+    words, others = set(_WORD.findall(first)), set(_WORD.findall(second))
+    shared = len(words & others)
+    if not shared:
+        return 0.0
+    contained = 0.2 if words <= others or others <= words else 0.0
+    return contained + 0.6 * shared / len(words | others)
+
+
+@lru_cache(maxsize=1)
+def _questions() -> dict[str, Any]:
+    return read_yaml(Path(__file__).with_name("relation_questions.yaml"))
+
+
+def relation_question(subject: str, relation: str) -> str:
+    """The question whose answer is the object of `(subject, relation, ?)`.
+
+    A relation without a wording of its own becomes "What is the <relation> of <subject>?", or is quoted when it
+    ends in a preposition.
+    """
+    key = " ".join(relation.replace("_", " ").casefold().split())
+    template = _questions().get(key)
+    if template is None and key.rsplit(" ", 1)[-1] in _PREPOSITIONS:
+        return f"What is “{key}” for {subject}?"
+    # Not str.format on the subject: names may hold braces.
+    return template.replace("{}", subject) if template else f"What is the {key} of {subject}?"
+
+
+def joined_question(questions: Iterable[str]) -> str:
+    """Several questions as one: "When was X born and when did X die?"."""
+    first, *others = dict.fromkeys(questions)
+    parts = [first.removesuffix("?"), *(other[0].lower() + other[1:].removesuffix("?") for other in others)]
+    return " and ".join(parts) + "?"
+
+
+def tidy_question(question: str) -> str:
+    """A question typed in haste, put in order: capital letter, closing question mark, no space before either."""
+    words = " ".join(question.split()).replace(" '", "'").rstrip(" ?")
+    return f"{words[:1].upper()}{words[1:]}?"
+
+
+def mentions(text: str, phrase: str) -> bool:
+    """Whether a text holds a phrase as whole words, both normalised as answers are."""
+    return f" {normalize_answer(phrase)} " in f" {normalize_answer(text)} "

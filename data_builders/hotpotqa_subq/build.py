@@ -19,35 +19,40 @@ result is a folder for `datasets.load_dataset`, with a card that puts its number
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
+from dataclasses import asdict
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import IO, Any, TypeVar
 
 from tripletune.data_builders.datasets.inspect import why_empty
-from tripletune.data_builders.datasets.kinds.records import KIND as RECORDS
-from tripletune.data_builders.datasets.lookup import SeenTable
-from tripletune.data_builders.datasets.progress import progress
-from tripletune.data_builders.datasets.writer import NO_RECORDS, new_dataset
+from tripletune.data_builders.datasets.kinds import RECORDS
+from tripletune.data_builders.datasets.lookup import SeenTable, progress
+from tripletune.data_builders.datasets.rows import SmallestHashes
+from tripletune.data_builders.datasets.writer import DROPPED, NO_RECORDS, BuildFacts, DatasetWriter, new_dataset
 from tripletune.data_builders.hotpotqa_subq.annotations import KnowsDirectAnswers, TripleFile
-from tripletune.data_builders.hotpotqa_subq.labelling import LabelOptions, label_question
+from tripletune.data_builders.hotpotqa_subq.labelling import LabelOptions, PartTeacher, label_question
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, OpenSource, Source, open_sources
-from tripletune.data_builders.hotpotqa_subq.output import SubqOutput, build_facts
 from tripletune.data_builders.hotpotqa_subq.questions import Dropped, DropReason, Question, UnlabelledQuestion
 from tripletune.data_builders.hotpotqa_subq.teacher import (
+    TRIPLES_ROLE,
     BaseModelAnswers,
     DirectAnswers,
     LLMTeacher,
     StoredAnswers,
     is_correct,
     load_subq_prompts,
+    prompt_digests,
 )
-from tripletune.data_builders.text_to_triples.mixing import PartTeacher
-from tripletune.models.data.records import Record
+from tripletune.models.data.records import Record, whole_characters
+from tripletune.models.files import file_digest
 from tripletune.models.llm.client import CallError, LLMClient, RepliesPending, Sampling, SetupError
 from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted
+from tripletune.models.llm.replies import repair_digest
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -55,6 +60,8 @@ R = TypeVar("R")
 _Labelled = list[Record] | UnlabelledQuestion | RepliesPending
 # Results that are done but wait for a slower one before them, for each one at work. Beyond that the work waits too.
 _WAITING = 4
+# Of a reply in dropped.ndjson, in characters; and examples per reason in the card.
+LONGEST_REPLY, EXAMPLES = 200, 3
 _KEPT = "What was answered is in the ledger: run the same command again to continue"
 
 
@@ -81,7 +88,7 @@ def build(
 
     Args:
         sources: Benchmark files, each with its annotations.
-        options: Options of the build.
+        options: What is asked for.
         open_client: Opens the client of the teacher LLM, which labels the sources without annotations.
         sampling: Temperature, top_p and seed of its calls; None: greedy.
         open_base_model: Opens the model of the direct-answer test.
@@ -106,7 +113,7 @@ def build(
     with new_dataset(options, RECORDS, inputs) as dataset:
         with SubqOutput(dataset, options) as output:
             opened = asyncio.run(job.run(sources, open_client, open_base_model, output))
-        facts = build_facts(opened, options, inputs, job.client, job.prompts, job.sampling, output.examples)
+        facts = _facts(job, opened, inputs, output.examples)
         records = dataset.statistics.records
         if not records and not facts.calls:
             found = [f"{one.source.name}: {n} x {why}" for one in opened for why, n in one.ordered_drops().items()]
@@ -150,7 +157,9 @@ class _Build:
                 self._direct = BaseModelAnswers(base_model, self.options.max_new_tokens)
             pending = await self._label_all(opened, output)
             if pending:
-                raise BuildPending(_pending_message(self.client) or pending)
+                # A client over the `batch` backend knows how many calls wait, and where.
+                told = self.client.pending_message() if isinstance(self.client, LedgerClient) else None
+                raise BuildPending(told or pending)
         finally:
             for client in (self.client, base_model):
                 if client is not None:
@@ -206,7 +215,7 @@ class _Build:
         question = item[1]
         try:
             if isinstance(one.teacher, PartTeacher):
-                return await one.teacher.records(question)
+                return one.teacher.records(question)
             return await label_question(question, one.teacher, await self._is_direct(question, one), self._labels)
         except UnlabelledQuestion as error:
             logger.debug("%s %s left out: %s", question.source, question.id, error)
@@ -233,11 +242,6 @@ class _Build:
         if isinstance(one.teacher, KnowsDirectAnswers) and one.teacher.answers_directly(question):
             return True
         return self._direct is not None and is_correct(await self._direct.answer(question), question.answers)
-
-
-def _pending_message(client: LLMClient | None) -> str | None:
-    """How many calls wait and where, from a client over the `batch` backend."""
-    return client.pending_message() if isinstance(client, LedgerClient) else None
 
 
 def usable_questions(
@@ -267,11 +271,6 @@ async def in_order(
     iterator only when there is room, so a fast reader does not run ahead of a slow teacher. An exception of `work`
     is raised at its item's turn; whatever happens, nothing is left running.
 
-    Args:
-        items: What to work on.
-        work: The work on one item.
-        concurrency: Items at work at a time.
-
     Yields:
         Pairs of item and result.
     """
@@ -295,3 +294,106 @@ async def in_order(
         for _, running in window:
             running.cancel()
         await asyncio.gather(*(running for _, running in window), return_exceptions=True)
+
+
+class SubqOutput:
+    """Writes questions in the order of the input; a context manager.
+
+    A question that a teacher LLM could not label is a line of `dropped.ndjson`: the stage and the reason, what was
+    wrong, and the beginning of the reply that stayed unusable after its repair turn. The whole reply is in the ledger.
+
+    Attributes:
+        examples: By reason, some of the questions that were left out, picked by a hash of their ids.
+    """
+
+    def __init__(self, dataset: DatasetWriter[Record], options: BuildOptions) -> None:
+        self.examples: dict[str, SmallestHashes] = defaultdict(partial(SmallestHashes, EXAMPLES))
+        self._dataset, self._options = dataset, options
+        self._dropped: IO[str] | None = None
+
+    def __enter__(self) -> SubqOutput:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._dropped is not None:
+            self._dropped.close()
+
+    def write(self, question: Question, records: list[Record]) -> None:
+        """Write the records of one question."""
+        split = self._options.split_of(question.question)
+        for record in records:
+            self._dataset.write(record, split)
+
+    def drop(self, source: str, position: int, question: Question, error: UnlabelledQuestion) -> None:
+        """Write down that a teacher could not label the question at a place of its source, counted from 0."""
+        line = {
+            "source": source,
+            "row": position,
+            "question_id": question.id,
+            "question": question.question,
+            "stage": error.stage,
+            "reason": error.reason.value,
+            "detail": whole_characters(error.detail),
+            "reply": whole_characters(error.reply[:LONGEST_REPLY]),
+        }
+        if self._dropped is None:
+            self._dropped = (self._dataset.folder / DROPPED).open("w", encoding="utf-8")
+        self._dropped.write(json.dumps(line, ensure_ascii=False) + "\n")
+        self.examples[error.reason.value].add(f"{source}\n{question.id}", line)
+
+
+def _facts(job: _Build, opened: list[OpenSource], inputs: list[str], examples: dict[str, SmallestHashes]) -> BuildFacts:
+    """The facts of a build whose records are written; `opened` are the sources with what was counted."""
+    options, client = job.options, job.client
+    notes = [told for one in opened if (told := one.shortage())]
+    for note in notes:
+        logger.warning("%s", note)
+    if options.direct_answer_model is None and options.direct_answers is None:
+        notes.append(
+            "The direct-answer test was not run (no `--direct-answer-model`): only questions that their annotation "
+            "marks as direct are labelled [NO_RETRIEVAL]."
+        )
+    models = {}
+    if client is not None:
+        models["teacher"] = f"{client.model}{_drawn(client, job.sampling)}"
+    if options.direct_answer_model is not None:
+        models["direct answers"] = options.direct_answer_model
+    llm = {one.source.name: one.teacher for one in opened if isinstance(one.teacher, LLMTeacher)}
+    return BuildFacts(
+        title="HotpotQA-SUBQ records",
+        summary="Planning and answering records for triple-based iterative retrieval, labelled as in RAS, appendix C.",
+        teachers={one.source.name: one.teacher.name for one in opened},
+        drops={one.source.name: one.ordered_drops() for one in opened if one.drops},
+        questions={one.source.name: one.labelled for one in opened},
+        repairs=_by_source(llm, "repairs"),
+        refused=_by_source(llm, "refused"),
+        recovered=_by_source(llm, "recovered"),
+        examples={reason: examples[reason].items() for reason in sorted(examples)},
+        issues={f"{one.source.name}: {what}": n for one in opened for what, n in one.issues.items() if n},
+        files={path: file_digest(path) for path in inputs if Path(path).is_file()},
+        options={"sources": [one.source.text for one in opened], **asdict(options)},
+        prompts=prompt_digests(job.prompts) | repair_digest() if llm else {},
+        models=models,
+        calls=_calls(list(llm.values())),
+        notes=notes,
+    )
+
+
+def _drawn(client: LLMClient, sampling: Sampling) -> str:
+    if not getattr(getattr(client, "backend", None), "send_temperature", True):
+        return " (temperature and top_p are the provider's own: none was sent)"
+    return f" (temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, seed {sampling.seed})"
+
+
+def _by_source(teachers: dict[str, LLMTeacher], name: str) -> dict[str, dict[str, int]]:
+    """A counter of every teacher that counted something in it, in alphabetical order: the same in every build."""
+    counters: dict[str, Counter[str]] = {source: getattr(teacher, name) for source, teacher in teachers.items()}
+    return {source: dict(sorted(counter.items())) for source, counter in counters.items() if counter}
+
+
+def _calls(teachers: list[LLMTeacher]) -> dict[str, dict[str, float]]:
+    calls: Counter[str] = sum((teacher.calls for teacher in teachers), Counter())
+    found: dict[str, dict[str, float]] = {stage: {"calls": count} for stage, count in sorted(calls.items())}
+    if TRIPLES_ROLE in found:
+        found[TRIPLES_ROLE]["malformed_triples"] = sum(teacher.malformed for teacher in teachers)
+    return found

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from tripletune.data_builders.datasets.kinds.records import YES_NO
-from tripletune.data_builders.hotpotqa_subq.evidence import mentions
+from tripletune.data_builders.datasets.kinds import YES_NO
+from tripletune.data_builders.hotpotqa_subq.annotations import mentions
 from tripletune.data_builders.hotpotqa_subq.labelling import gives_away_answer
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question
 from tripletune.models.data.records import normalize_answer

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, cast
 
-from tripletune.data_builders.datasets.kinds.records import YES_NO
-from tripletune.data_builders.hotpotqa_subq.annotations import Teacher, TripleFile
-from tripletune.data_builders.hotpotqa_subq.evidence import mentions
+from tripletune.data_builders.datasets.kinds import YES_NO
+from tripletune.data_builders.hotpotqa_subq.annotations import Teacher, TripleFile, mentions
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
 from tripletune.models.data.records import Action, Record, Step, normalize_answer
 from tripletune.models.data.triples import Triple
@@ -19,6 +20,9 @@ from tripletune.models.llm.client import RepliesPending
 FirstSubquery = Literal["main_question", "generated"]
 # Two letters stand in many texts by chance: MuSiQue lists "NO" as an alias of Norway.
 _SHORTEST_ALIAS = 3
+PROMPT_FOLDER = Path(__file__).parents[1] / "prompts"
+# Parts of the mix by reader: questions in the paper, the first ones of Self-RAG's training data.
+PARTS = {"asqa": 3_897, "arc_easy": 2_147}
 
 
 @dataclass(frozen=True)
@@ -172,3 +176,59 @@ def _record(question: Question, name: str, action: Action, steps: tuple[Step, ..
         answers=question.answers,
         source=question.source,
     )
+
+
+class PartTeacher:
+    """Labels the questions of a part of the mix, ASQA or ARC-Easy, which RAS adds to HotpotQA-SUBQ (sections 4.1, C.4).
+
+    What the paper leaves open is decided so:
+
+    - **Answering records alone.** Table 4 counts the parts in the answering column, and appendix C.4 names them as a
+      reason why there are more answering records than `[SUFFICIENT]` and `[NO_RETRIEVAL]` labels together. So a
+      question gives one answering record and no planning record.
+    - **History.** Without triples the record is one of direct answering: no step, `[NO_RETRIEVAL]`. With triples it has
+      one step: q_0 is the question itself and the triples are those of all its passages, as in figure 25.
+    - **The question** is put to the model with the words of its task at evaluation (the roles of table 5): the files
+      `prompts/asqa.md` and `prompts/arc_easy.md`. The sub-query is the bare question, as in retrieval.
+    - **Which questions.** The first ones of the file, as many as asked for (`PARTS`). Fewer in the file are taken as
+      they are, and the card says how many are missing.
+
+    Args:
+        reader: A key of `PARTS`.
+        triple_file: JSON lines `{"title", "text", "triples"}` of the questions' passages (ASQA's knowledge, or the
+            passages in Self-RAG's output); None leaves every history empty.
+        issues: Counts malformed triples of that file.
+
+    Attributes:
+        name: As the card calls it.
+    """
+
+    def __init__(self, reader: str, triple_file: str | None, issues: Counter[str] | None = None) -> None:
+        self._template = (PROMPT_FOLDER / f"{reader}.md").read_text(encoding="utf-8").strip()
+        self._triples = TripleFile(triple_file, issues) if triple_file else None
+        given = f"triples of {Path(triple_file).name}" if triple_file else "no triples"
+        self.name = f"gold answers, {given}"
+
+    def records(self, question: Question) -> list[Record]:
+        """The one answering record of a question."""
+        step = self._step(question)
+        return [
+            Record(
+                id=f"{question.source}:{question.id}:answer",
+                question_id=question.id,
+                task="answering",
+                question=self._template.replace("{question}", question.question),
+                action=Action.SUFFICIENT if step else Action.NO_RETRIEVAL,
+                steps=(step,) if step else (),
+                answers=question.answers,
+                source=question.source,
+            )
+        ]
+
+    def _step(self, question: Question) -> Step | None:
+        found = [(p, self._triples.of(p)) for p in question.passages] if self._triples else []
+        covered = [(passage, triples) for passage, triples in found if triples]
+        if not covered:
+            return None
+        facts = dict.fromkeys(triple for _, triples in covered for triple in triples)
+        return Step(question.question, tuple(facts), "\n".join(passage.content for passage, _ in covered))

@@ -11,11 +11,10 @@ from typing import Literal
 
 from tripletune.data_builders.datasets.writer import FolderOptions, split_name_problems, split_of
 from tripletune.data_builders.hotpotqa_subq.annotations import Teacher, open_teacher
-from tripletune.data_builders.hotpotqa_subq.labelling import FirstSubquery
+from tripletune.data_builders.hotpotqa_subq.labelling import PARTS, FirstSubquery, PartTeacher
 from tripletune.data_builders.hotpotqa_subq.questions import Dropped, DropReason, Question
 from tripletune.data_builders.hotpotqa_subq.teacher import LLMTeacher, Shown
 from tripletune.data_builders.readers import get_reader
-from tripletune.data_builders.text_to_triples.mixing import PARTS, open_part
 from tripletune.models.options import require, setting
 
 # Readers whose benchmark brings gold annotations: they need neither a file nor a teacher.
@@ -106,8 +105,8 @@ class BuildOptions(FolderOptions):
     batch_size: int = setting(8, "questions per batch in the direct-answer test", at_least=1)
     max_new_tokens: int = setting(16, "longest answer in the direct-answer test, in tokens", at_least=1)
     limit: int | None = setting(None, "only the first N questions of each source", at_least=1)
-    asqa_count: int = setting(PARTS["asqa"].count, "questions to take from sources of asqa", at_least=1)
-    arc_easy_count: int = setting(PARTS["arc_easy"].count, "questions to take from sources of arc_easy", at_least=1)
+    asqa_count: int = setting(PARTS["asqa"], "questions to take from sources of asqa", at_least=1)
+    arc_easy_count: int = setting(PARTS["arc_easy"], "questions to take from sources of arc_easy", at_least=1)
     validation_fraction: float = setting(0.05, "share of the questions for validation", at_least=0, below=1)
     split_name: str | None = setting(None, "put everything into one split of this name instead")
     seed: int = setting(0, "seed of split and distractors")
@@ -136,7 +135,7 @@ class BuildOptions(FolderOptions):
         return f"{self.output.rstrip('/')}{shard}.ledger.sqlite"
 
     def split_of(self, question: str) -> str:
-        """The split of a question; see `data_builders.datasets.shards.split_of`."""
+        """The split of a question; see `data_builders.datasets.writer.split_of`."""
         return self.split_name or split_of(question, self.seed, self.validation_fraction)
 
     def is_mine(self, position: int) -> bool:
@@ -171,7 +170,7 @@ class OpenSource:
     """
 
     source: Source
-    teacher: Teacher
+    teacher: Teacher | PartTeacher
     issues: Counter[str]
     count: int | None = None
     labelled: int = 0
@@ -181,16 +180,22 @@ class OpenSource:
         """The drops in the order of `DropReason`, so that they read the same in every build."""
         return {reason.value: self.drops[reason.value] for reason in DropReason if self.drops[reason.value]}
 
+    def shortage(self) -> str | None:
+        """A sentence for the card on a part of the mix that holds fewer questions than were asked for."""
+        if self.source.reader not in PARTS or self.count is None or self.labelled >= self.count:
+            return None
+        reasons = [f"{self.drops.total():,} were left out"] if self.drops else []
+        reasons += ["its file has no more"] if self.labelled + self.drops.total() < self.count else []
+        gave = f"gave {self.labelled:,} of the {self.count:,} questions asked for; {' and '.join(reasons)}"
+        return f"Source {self.source.name} ({self.source.reader}) {gave}."
+
 
 def open_sources(
     sources: list[Source], options: BuildOptions, make_teacher: Callable[[Counter[str]], LLMTeacher] | None = None
 ) -> list[OpenSource]:
     """Open each source's annotations; the teacher LLM is asked for last, when all else is in order.
 
-    Args:
-        sources: The sources.
-        options: Options of the build.
-        make_teacher: Gives the teacher of a source without annotations; it gets the counter of the source's issues.
+    `make_teacher` gives the teacher of a source without annotations; it gets the counter of the source's issues.
 
     Raises:
         FileNotFoundError: an annotation file is missing.
@@ -212,14 +217,9 @@ def open_sources(
 
 def _teacher(
     source: Source, issues: Counter[str], make_teacher: Callable[[Counter[str]], LLMTeacher] | None
-) -> Teacher:
+) -> Teacher | PartTeacher:
     if source.reader in PARTS:
-        return open_part(source.reader, source.annotations, issues)
+        return PartTeacher(source.reader, source.annotations, issues)
     if source.needs_teacher and make_teacher is not None:
         return make_teacher(issues)
-    if source.needs_teacher and source.reader != "musique":
-        raise ValueError(
-            f"source {source.name!r} has no annotations; add a file of recorded teacher replies, "
-            f"{source.reader}:FILE:ANNOTATIONS, or a teacher LLM, for example --teacher openai --teacher-model MODEL"
-        )
     return open_teacher(source.reader, source.annotations, issues)

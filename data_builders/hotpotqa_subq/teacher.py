@@ -36,7 +36,7 @@ from tripletune.data_builders.hotpotqa_subq.checks import (
     read_subquery,
     read_triples,
 )
-from tripletune.data_builders.hotpotqa_subq.labelling import FirstSubquery
+from tripletune.data_builders.hotpotqa_subq.labelling import PROMPT_FOLDER, FirstSubquery
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
 from tripletune.data_builders.readers._rows import Row
 from tripletune.models.data.records import Passage, normalize_answer
@@ -45,7 +45,6 @@ from tripletune.models.llm.client import LLMClient, Message, Sampling
 from tripletune.models.llm.replies import UnusableReply, ask
 from tripletune.rag.systems import PromptSet, load_prompts
 
-PROMPT_FOLDER = Path(__file__).parents[1] / "prompts"
 PROMPT_NAMES = ("subq_filter", "subq_query", "subq_triples")
 Shown = Literal["supporting", "all"]
 FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE, DIRECT_ROLE = "subq.filter", "subq.query", "subq.triples", "subq.direct"

@@ -39,11 +39,6 @@ class Reader(Protocol):
         ...
 
 
-def reader_names() -> list[str]:
-    """Names of the question readers, sorted."""
-    return names_with("read_questions")
-
-
 def names_with(function: str) -> list[str]:
     """Names of the readers that have this function, sorted."""
     return [name for name in names_in(__name__) if hasattr(load_from(__name__, name, "reader"), function)]
@@ -55,7 +50,7 @@ def get_reader(name: str) -> Reader:
     Raises:
         ValueError: there is none; the message lists those there are.
     """
-    known = reader_names()
+    known = names_with("read_questions")
     if name not in known:
         raise ValueError(not_one_of("question reader", name, known))
     reader: Reader = load_from(__name__, name, "reader").read_questions

@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tripletune.data_builders.hotpotqa_subq.questions import Dropped, Question
-from tripletune.data_builders.readers._rows import source_rows
-from tripletune.data_builders.readers._self_rag import NO_ANSWER, is_self_rag, self_rag_question
+from tripletune.data_builders.readers._rows import NO_ANSWER, is_self_rag, self_rag_question, source_rows
 from tripletune.data_builders.readers.multiple_choice import choice_question
 
 NOT_TRAIN = "rows that say of themselves that they are not of the train split"

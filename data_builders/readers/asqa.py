@@ -13,8 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tripletune.data_builders.hotpotqa_subq.questions import Dropped, Question
-from tripletune.data_builders.readers._rows import Row, first_character, required_text, source_rows
-from tripletune.data_builders.readers._self_rag import NO_ANSWER, is_self_rag, self_rag_question
+from tripletune.data_builders.readers._rows import (
+    NO_ANSWER,
+    Row,
+    first_character,
+    is_self_rag,
+    required_text,
+    self_rag_question,
+    source_rows,
+)
 from tripletune.models.data.records import Passage
 
 _NO_CONTEXT = "No context provided"

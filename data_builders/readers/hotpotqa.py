@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tripletune.data_builders.hotpotqa_subq.questions import Dropped, DropReason, Question
 from tripletune.data_builders.readers._rows import (
+    Row,
     context_passages,
     gold_answers,
     required_text,
@@ -19,6 +20,7 @@ from tripletune.data_builders.readers._rows import (
     supporting_facts,
     supporting_passages,
 )
+from tripletune.models.data.triples import Triple
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +35,13 @@ def read_questions(
     A row without supporting facts is a question without supporting passages: fine for one that needs no retrieval,
     for any other the builder drops it.
     """
+    return context_questions(location, issues, source, lambda row, where: ())
+
+
+def context_questions(
+    location: str, issues: Counter[str] | None, source: str, evidences: Callable[[Row, str], tuple[Triple, ...]]
+) -> Iterator[Question | Dropped]:
+    """Questions of a file in HotpotQA's layout; `evidences` reads the gold triples of a row, given where it stands."""
     issues = Counter() if issues is None else issues
     before = issues[OUT_OF_RANGE]
     for where, row in source_rows(location):
@@ -40,13 +49,14 @@ def read_questions(
         question = required_text(row, ("question",), where)
         answers = gold_answers(row, where)
         passages, lengths = context_passages(row.get("context"), where)
-        supporting, out_of_range = supporting_passages(
-            supporting_facts(row.get("supporting_facts"), where), passages, lengths
-        )
+        facts = supporting_facts(row.get("supporting_facts"), where)
+        supporting, out_of_range = supporting_passages(facts, passages, lengths)
         issues[OUT_OF_RANGE] += out_of_range
+        triples = evidences(row, where)
         if supporting is None:
             yield Dropped(identity, DropReason.SUPPORT_NOT_IN_CONTEXT, where)
             continue
-        yield Question(identity, question, answers, passages, supporting, str(row.get("type") or ""), source)
+        kind = str(row.get("type") or "")
+        yield Question(identity, question, answers, passages, supporting, kind, source, evidences=triples)
     if issues[OUT_OF_RANGE] > before:
         logger.warning("%s: %d %s", location, issues[OUT_OF_RANGE] - before, OUT_OF_RANGE)

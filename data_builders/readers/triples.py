@@ -1,13 +1,177 @@
-"""Any file or hub data set of `{"text", "triples"}`, optionally with `title` and `id`: ours, a teacher's, yours."""
+"""Rows of text-to-triples data: a text, perhaps a title, and its triples in any of the ways they are published.
+
+Triples may be rows `["s", "p", "o"]`, objects with subject, predicate and object, one text with RAS's or WikiOFGraph's
+markers, a list of such texts, or any of these as JSON text. A malformed triple costs itself alone and is counted.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
 
-from tripletune.data_builders.text_to_triples.rows import PairRow, pair_rows
+from tripletune.data_builders.readers._rows import Row, source_rows
+from tripletune.models.data.triples import Triple, parse_triples, plain_markers
+
+MALFORMED_TRIPLES = "malformed triples, left out"
+BAD_TITLES = "titles that are no text, left out"
+_PREDICATES = ("predicate", "relation", "property")
+
+
+class PairDrop(StrEnum):
+    """Why a row gives no pair; the values are the words of the data set card."""
+
+    NO_TEXT = "the text is empty"
+    NO_TRIPLES = "there is no list of triples"
+    ALL_MALFORMED = "every triple is malformed"
+    UNKNOWN_ENTITY = "the text has a placeholder without an entity"
+    NO_FACTS = "the text has no facts (--no-facts drop)"
+    REPEATED = "text and triples seen before"
+    CONTRADICTED = "text seen before, with other triples"
+    EXCLUDED = "the text is among those to exclude"
+    NO_PASSAGE = "recorded triples of a title that is not in the question's context"
+    NO_ANNOTATION = "no recorded triples for the question"
+
+
+@dataclass(frozen=True, slots=True)
+class PairRow:
+    """One row as it was read.
+
+    Attributes:
+        where: File and line.
+        id: The row's own id, or nothing.
+        title: Its title, or nothing.
+        text: Its text.
+        triples: The well-formed triples; empty when the row says that there are none.
+        unusable: Why its triples can't be used; None where they can. Its text may still be one to exclude.
+    """
+
+    where: str
+    id: str
+    title: str
+    text: str
+    triples: tuple[Triple, ...]
+    unusable: PairDrop | None = None
+
+
+class PairReader(Protocol):
+    """The `read_pair_rows` function of a reader module."""
+
+    def __call__(self, location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
+        """Stream the rows of a file.
+
+        Args:
+            location: As in `data_builders.readers.Reader`.
+            drops: Counts the rows without text, by `PairDrop`; those without usable triples come as `unusable`.
+            issues: Counts warnings that cost no row.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: a row has other columns; the message has file and line.
+        """
+        ...
+
+
+def pair_rows(
+    location: str,
+    drops: Counter[str],
+    issues: Counter[str],
+    keys: tuple[str, ...],
+    text_of: Callable[[Row, str], str | None] | None = None,
+) -> Iterator[PairRow]:
+    """Stream the rows of a file whose triples stand under one of `keys`; see `PairReader`.
+
+    Args:
+        location: As in `PairReader`.
+        drops: As in `PairReader`.
+        issues: As in `PairReader`.
+        keys: Names that the column of triples may have.
+        text_of: Makes the text of a row and its raw text; None for a row without one.
+    """
+    for where, row in source_rows(location):
+        key = next((key for key in keys if key in row), None)
+        if key is None or "text" not in row:
+            raise ValueError(
+                f"{where}: a row needs 'text' and {' or '.join(map(repr, keys))}; it has {', '.join(row) or 'nothing'}"
+            )
+        text = row["text"]
+        if not isinstance(text, str) or not text.strip():
+            drops[PairDrop.NO_TEXT] += 1
+            continue
+        if text_of is not None:
+            text = text_of(row, text)
+            if text is None:
+                drops[PairDrop.UNKNOWN_ENTITY] += 1
+                continue
+        found = published_triples(row[key])
+        triples, malformed = found or ([], 0)
+        unusable = (
+            PairDrop.NO_TRIPLES if found is None else PairDrop.ALL_MALFORMED if malformed and not triples else None
+        )
+        issues[MALFORMED_TRIPLES] += 0 if unusable else malformed
+        identity = row.get("id", row.get("_id"))
+        title = _as_text(row.get("title"))
+        issues[BAD_TITLES] += title is None and row.get("title") is not None
+        yield PairRow(where, "" if identity is None else str(identity), title or "", text, tuple(triples), unusable)
+
+
+def published_triples(value: object) -> tuple[list[Triple], int] | None:
+    """Triples in any published form, and how many are malformed; None when the value is no list of triples."""
+    if isinstance(value, str):
+        text = value.strip()
+        if text[:1] in ("[", "{"):
+            try:
+                return published_triples(json.loads(text))
+            except (json.JSONDecodeError, RecursionError):
+                pass
+        return _marked(text)
+    if isinstance(value, dict):
+        value = [value]
+    if not isinstance(value, (list, tuple)):
+        return None
+    found: list[Triple] = []
+    malformed = 0
+    for item in value:
+        if isinstance(item, str):
+            triples, bad = _marked(item)
+        else:
+            triples, bad = _fields(item)
+        found += triples
+        malformed += bad
+    return found, malformed
+
+
+def _marked(text: str) -> tuple[list[Triple], int]:
+    # Published files know no escapes, so a backslash stands for itself.
+    parsed = parse_triples(plain_markers(text.replace("\\", "\\\\")))
+    return list(parsed.triples), parsed.malformed + bool(text.strip() and not parsed.triples and not parsed.malformed)
+
+
+def _fields(item: Any) -> tuple[list[Triple], int]:
+    if isinstance(item, dict):
+        predicate = next((item[name] for name in _PREDICATES if name in item), None)
+        item = [item.get("subject"), predicate, item.get("object")]
+    if not isinstance(item, (list, tuple)) or len(item) != 3:
+        return [], 1
+    fields = [text for field in item if (text := _as_text(field)) is not None]
+    try:
+        return ([Triple(*fields)], 0) if len(fields) == 3 else ([], 1)
+    except ValueError:
+        return [], 1
+
+
+def _as_text(value: object) -> str | None:
+    """A text, or a number as text, since a year is often written without quotation marks; None for all else."""
+    if isinstance(value, str):
+        return value
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return str(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
 
 
 def read_pair_rows(location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
-    """Stream the rows; see `data_builders.text_to_triples.rows.PairReader`."""
+    """Stream the rows; see `data_builders.readers.triples.PairReader`."""
     return pair_rows(location, drops, issues, ("triples", "triplets", "triplet"))

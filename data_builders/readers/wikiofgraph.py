@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from tripletune.data_builders.text_to_triples.rows import PairRow, pair_rows
+from tripletune.data_builders.readers.triples import PairRow, pair_rows
 
 HUB_ID = "andreaKIM/WikiOFGraph"
 
 
 def read_pair_rows(location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
-    """Stream the rows; see `data_builders.text_to_triples.rows.PairReader`."""
+    """Stream the rows; see `data_builders.readers.triples.PairReader`."""
     return pair_rows(location, drops, issues, ("triplet", "triples"))

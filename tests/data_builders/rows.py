@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tripletune.data_builders.datasets.card import BuildFacts
-from tripletune.data_builders.datasets.rows import Statistics, get_kind
-from tripletune.data_builders.datasets.writer import FolderOptions, new_dataset
+from tripletune.data_builders.datasets.kinds import KINDS
+from tripletune.data_builders.datasets.rows import Statistics
+from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.records import Action, Record, Step
 from tripletune.models.data.trajectories import Trajectory
@@ -41,7 +41,7 @@ ROWS: dict[str, list[Any]] = {"records": RECORDS, "pairs": PAIRS, "trajectories"
 
 def counted(kind: str = "records", rows: Iterable[Any] | None = None) -> dict[str, Any]:
     """The numbers of rows of a kind, the last one in the validation split."""
-    statistics = Statistics(get_kind(kind))
+    statistics = Statistics(KINDS[kind])
     rows = list(ROWS[kind] if rows is None else rows)
     for row in rows:
         statistics.add(row, "validation" if row is rows[-1] else "train")
@@ -50,7 +50,7 @@ def counted(kind: str = "records", rows: Iterable[Any] | None = None) -> dict[st
 
 def write_rows(folder: Path, kind: str, splits: dict[str, list[Any]], **options: Any) -> Path:
     """A data set with rows of a kind by split."""
-    with new_dataset(FolderOptions(str(folder), **options), get_kind(kind)) as dataset:
+    with new_dataset(FolderOptions(str(folder), **options), KINDS[kind]) as dataset:
         for split, rows in splits.items():
             for row in rows:
                 dataset.write(row, split)

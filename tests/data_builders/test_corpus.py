@@ -148,16 +148,6 @@ def test_a_corpus_that_is_there_is_kept_and_another_one_is_refused(file, tmp_pat
         ensure_corpus(options, tmp_path / "out")
 
 
-def test_a_build_that_fails_leaves_the_corpus_that_was_there(file, tmp_path):
-    options = CorpusOptions("hotpotqa", train=file, train_count=5)
-    build_corpus(options, tmp_path / "out")
-    with Path(file).open("a") as more:
-        more.write("{oops\n")
-    with pytest.raises(ValueError, match=r"train\.jsonl:23: not valid JSON"):
-        build_corpus(options, tmp_path / "out", overwrite=True)
-    assert (tmp_path / "out" / "corpus.json").is_file(), "nothing was touched"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

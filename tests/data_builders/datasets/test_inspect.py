@@ -10,7 +10,7 @@ import pytest
 from tests.data_builders.rows import PAIRS, RECORDS, ROWS, write_rows
 from tripletune.data_builders.__main__ import main
 from tripletune.data_builders.datasets.inspect import dataset_files, find_rows, kind_of, mermaid, row_text, troubles
-from tripletune.data_builders.datasets.rows import get_kind
+from tripletune.data_builders.datasets.kinds import KINDS
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.records import Action, Record, Step
 from tripletune.models.data.triples import Triple
@@ -32,18 +32,18 @@ def folder(tmp_path, request):
 def test_the_first_row_says_the_kind(tmp_path, kind, capsys):
     splits = {"train": ROWS[kind][:-1], "validation": ROWS[kind][-1:]}
     folder = write_rows(tmp_path / "data", kind, splits)
-    assert kind_of(folder) is get_kind(kind)
+    assert kind_of(folder) is KINDS[kind]
     assert list(troubles(folder)) == []
     assert main(["validate", str(folder)]) == 0
-    assert f"every {get_kind(kind).name} is in order" in capsys.readouterr().out
+    assert f"every {KINDS[kind].name} is in order" in capsys.readouterr().out
     assert main(["stats", str(folder)]) == 0
     out = capsys.readouterr().out
     assert f"splits: train {len(splits['train'])}, validation 1" in out
-    assert f"no {get_kind(kind).name} stands on two sides of a split" in out
+    assert f"no {KINDS[kind].name} stands on two sides of a split" in out
     assert main(["peek", str(folder)]) == 0
     split, row = find_rows(folder)[0]
     assert row == ROWS[kind][0]
-    assert capsys.readouterr().out == row_text(get_kind(kind), row, split) + "\n"
+    assert capsys.readouterr().out == row_text(KINDS[kind], row, split) + "\n"
 
 
 def test_stats_prints_the_table_and_what_the_card_says(tmp_path, capsys):
@@ -157,13 +157,13 @@ def test_nothing_found_is_said(folder, options, message):
 
 def test_a_row_is_shown_as_the_model_sees_it(folder):
     ((split, row),) = find_rows(folder, label="answer")
-    text = row_text(get_kind("records"), row, split)
+    text = row_text(KINDS["records"], row, split)
     assert f"{Instructions.load().answering}\n\n{render(row.input)}\n\n=> answer" in text
     assert "q_0: 2 triples, 3 nodes" in text
     assert "gold answers: answer | one" in text
-    text = row_text(get_kind("pairs"), PAIRS[0], "train")
+    text = row_text(KINDS["pairs"], PAIRS[0], "train")
     assert text.startswith("a  (split train, source -, with facts)\n2 triples, 3 entities\n\nAda: Ada was born in")
-    assert "(nothing: the text has no facts)" in row_text(get_kind("pairs"), PAIRS[2], "train")
+    assert "(nothing: the text has no facts)" in row_text(KINDS["pairs"], PAIRS[2], "train")
 
 
 def test_peek_prints_all_rows_of_a_question_and_no_control_characters(tmp_path, capsys):
@@ -197,7 +197,7 @@ def test_a_graph_is_printed_as_mermaid_text(folder, capsys):
 
 def test_names_are_no_mermaid_syntax():
     step = Step("q", (Triple('a"]; click\n#x', "<b>`p`", "é (c)"),))
-    text = mermaid(get_kind("records"), Record("1", "q", "planning", "Why?", Action.SUFFICIENT, (step,)))
+    text = mermaid(KINDS["records"], Record("1", "q", "planning", "Why?", Action.SUFFICIENT, (step,)))
     assert text.splitlines()[1:] == [
         '    n0["a#34;#93;#59; click #35;x"]',
         '    n1["é (c)"]',

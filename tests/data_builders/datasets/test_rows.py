@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data_builders.rows import CHATS, PAIRS, RECORDS, ROWS, STEP, counted
-from tripletune.data_builders.datasets.card import BuildFacts
-from tripletune.data_builders.datasets.rows import SAMPLES, Histogram, get_kind, kind_of_row
+from tripletune.data_builders.datasets.kinds import KINDS
+from tripletune.data_builders.datasets.rows import SAMPLES, Histogram
+from tripletune.data_builders.datasets.writer import BuildFacts
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.records import Action, Record, Step
 from tripletune.models.data.triples import Triple
@@ -24,15 +25,8 @@ def numbers() -> dict:
 @pytest.mark.parametrize("kind", ROWS)
 def test_a_kind_knows_its_rows(kind):
     for row in ROWS[kind]:
-        assert kind_of_row(row.to_json()) is get_kind(kind)
-        assert get_kind(kind).read(row.to_json(), "here") == row
-        assert list(row.to_json()) == get_kind(kind).schema().names
-
-
-def test_a_row_of_no_kind_is_none():
-    assert kind_of_row({"id": "1", "text": "x"}) is None
-    with pytest.raises(ValueError, match=r"'recods' is not one of pairs, records, trajectories \(did you mean records"):
-        get_kind("recods")
+        assert KINDS[kind].read(row.to_json(), "here") == row
+        assert list(row.to_json()) == KINDS[kind].schema().names
 
 
 def test_graphs_are_counted_by_distinct_names_and_doubled_distinct_triples(numbers):
@@ -75,7 +69,7 @@ def test_answers_are_looked_for_in_single_facts():
 
 
 def test_table_stands_beside_the_paper(numbers):
-    table, sources = get_kind("records").tables(numbers, FACTS)
+    table, sources = KINDS["records"].tables(numbers, FACTS)
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["Queries"] == ["2", "129,902", "3", "78,164"]
     assert rows["[SUBQ]"] == ["1 (50.0%)", "71,676 (55.2%)", "-", "-"]
@@ -86,7 +80,7 @@ def test_table_stands_beside_the_paper(numbers):
 
 @pytest.mark.parametrize("kind", ROWS)
 def test_no_row_has_tables_too(kind):
-    first, *others = get_kind(kind).tables(counted(kind, []), FACTS)
+    first, *others = KINDS[kind].tables(counted(kind, []), FACTS)
     assert {row[1] for row in first.rows} <= {"0", "-"}
     assert not any(table.rows for table in others)
 
@@ -100,8 +94,8 @@ def test_pairs_are_counted():
     assert (counts["entities"], counts["entities in the text"]) == (3, 2)
     # "Ada: Ada was born in London.", "Hello there", "Oslo"
     assert numbers["lengths"]["all"]["source"] == {"count": 3, "min": 1, "mean": 3.0, "median": 2, "max": 6}
-    assert [get_kind("pairs").label(pair) for pair in PAIRS] == ["with facts", "only a name", "without facts"]
-    sources, _ = get_kind("pairs").tables(numbers, FACTS)
+    assert [KINDS["pairs"].label(pair) for pair in PAIRS] == ["with facts", "only a name", "without facts"]
+    sources, _ = KINDS["pairs"].tables(numbers, FACTS)
     assert sources.rows[0][-1] == "66.7%"
 
 
@@ -110,7 +104,7 @@ def test_trajectories_are_counted():
     assert numbers["trajectories"] == {"learned_turns": {"1": 2}, "models": {"teacher": 2}}
     assert numbers["lengths"]["all"]["whole"]["max"] == 6
     assert numbers["lengths"]["all"]["learned"]["max"] == 3
-    assert get_kind("trajectories").text(CHATS[0]) == ("user: Where is u?", "here it is")
+    assert KINDS["trajectories"].text(CHATS[0]) == ("user: Where is u?", "here it is")
 
 
 @settings(deadline=None)
@@ -143,4 +137,4 @@ def test_samples_stand_in_the_order_of_the_labels(numbers):
         "answer after retrieval",
         "answer without retrieval",
     ]
-    assert get_kind("records").graphs(RECORDS[3]) == [STEP.triples]
+    assert KINDS["records"].graphs(RECORDS[3]) == [STEP.triples]

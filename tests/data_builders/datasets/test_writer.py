@@ -1,15 +1,26 @@
-"""One writer for all kinds; what two builds, a user's folders, links and inputs may not lose."""
+"""One writer and one card for all kinds of rows."""
+
+import json
 
 import pytest
 
-from tests.data_builders.rows import CHATS, PAIRS, RECORDS, ROWS, write_rows
-from tripletune.data_builders.datasets.card import BuildFacts
+from tests.data_builders.rows import PAIRS, RECORDS, ROWS, counted, write_rows
 from tripletune.data_builders.datasets.inspect import dataset_files
-from tripletune.data_builders.datasets.rows import get_kind
-from tripletune.data_builders.datasets.writer import FolderOptions, new_dataset, split_name_problems
-from tripletune.models.data.pairs import read_pairs
-from tripletune.models.data.records import read_records
+from tripletune.data_builders.datasets.kinds import KINDS
+from tripletune.data_builders.datasets.rows import Statistics
+from tripletune.data_builders.datasets.writer import (
+    BuildFacts,
+    FolderOptions,
+    card_body,
+    new_dataset,
+    split_name_problems,
+    table,
+    write_card,
+)
+from tripletune.models.data.pairs import ExtractionPair, read_pairs
+from tripletune.models.data.records import Action, Record, Step, read_records
 from tripletune.models.data.trajectories import read_trajectories
+from tripletune.models.data.triples import Triple
 
 READERS = {"records": read_records, "pairs": read_pairs, "trajectories": read_trajectories}
 FACTS = BuildFacts("T", "S.")
@@ -30,9 +41,9 @@ def test_rows_come_back_and_load_dataset_sees_their_features(tmp_path, kind, for
     assert list(READERS[kind](folder, "train")) == rows
     loaded = datasets.load_dataset(str(folder), cache_dir=str(tmp_path / "cache"))
     assert {name: len(split) for name, split in loaded.items()} == {"train": len(rows), "test": 1}
-    expected = datasets.Features.from_arrow_schema(get_kind(kind).schema())
+    expected = datasets.Features.from_arrow_schema(KINDS[kind].schema())
     assert loaded["train"].features == loaded["test"].features == expected
-    assert [get_kind(kind).read(row, "row") for row in loaded["train"]] == rows
+    assert [KINDS[kind].read(row, "row") for row in loaded["train"]] == rows
 
 
 def test_shards_have_the_asked_size(tmp_path):
@@ -56,10 +67,10 @@ def test_the_same_rows_give_the_same_bytes(tmp_path):
 
 def test_a_failure_leaves_nothing(tmp_path):
     options = FolderOptions(str(tmp_path / "out"))
-    with pytest.raises(KeyboardInterrupt), new_dataset(options, get_kind("records")) as dataset:
+    with pytest.raises(KeyboardInterrupt), new_dataset(options, KINDS["records"]) as dataset:
         dataset.write(RECORDS[0], "train")
         raise KeyboardInterrupt
-    with pytest.raises(ValueError, match="no record to write"), new_dataset(options, get_kind("records")) as dataset:
+    with pytest.raises(ValueError, match="no record to write"), new_dataset(options, KINDS["records"]) as dataset:
         dataset.finish(FACTS)
     assert list(tmp_path.iterdir()) == []
 
@@ -72,27 +83,6 @@ def test_options_are_checked_before_anything_is_read(tmp_path):
         FolderOptions(str(tmp_path / "out"), shard_size=0)
     assert split_name_problems("a/b")
     assert not split_name_problems("train_small.v2")
-
-
-def test_of_two_builds_into_one_folder_the_second_is_refused(tmp_path):
-    """Defect 1: both ended with exit code 0, and the folder held rows of the one under the card of the other."""
-    options = FolderOptions(str(tmp_path / "out"))
-    with new_dataset(options, get_kind("records")) as dataset:
-        dataset.write(RECORDS[0], "train")
-        with pytest.raises(ValueError, match="another program is writing it"), new_dataset(options, get_kind("pairs")):
-            pass
-        dataset.finish(FACTS)
-    assert list(read_records(tmp_path / "out")) == RECORDS[:1]
-
-
-@pytest.mark.parametrize("ending", [".old", ".partial"])
-def test_a_users_folders_beside_the_output_stay(tmp_path, ending):
-    """Defect 2: a build took `X.old` and `X.partial` for its own and deleted or renamed them."""
-    mine = write(tmp_path / f"out{ending}", {"train": RECORDS})
-    for overwrite in (False, True):
-        write(tmp_path / "out", {"train": RECORDS[:1]}, overwrite=overwrite)
-        assert list(read_records(mine)) == RECORDS
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", f"out{ending}"]
 
 
 def test_only_a_data_set_is_replaced_and_only_when_asked(tmp_path):
@@ -114,22 +104,81 @@ def test_a_build_does_not_replace_what_it_reads(tmp_path):
     (folder / "train-00000.jsonl").write_text("input")
     options = FolderOptions(str(folder), overwrite=True)
     sources = [folder / "train-00000.jsonl", None, "owner/name"]
-    with pytest.raises(ValueError, match="is, holds or lies"), new_dataset(options, get_kind("records"), sources):
+    with pytest.raises(ValueError, match="is, holds or lies"), new_dataset(options, KINDS["records"], sources):
         pass
     assert (folder / "train-00000.jsonl").read_text() == "input"
 
 
-def test_an_output_that_is_a_link_is_followed(tmp_path):
-    """Defect 5: after all the work the build ended with `Cannot call rmtree on a symbolic link`."""
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "out").symlink_to(tmp_path / "disk")
-    for overwrite, rows in ((False, RECORDS), (True, RECORDS[:1])):
-        write(tmp_path / "out", {"train": rows}, overwrite=overwrite)
-        assert list(read_records(tmp_path / "disk")) == rows
-    assert (tmp_path / "out").is_symlink()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "out"]
+def body(facts: BuildFacts = BuildFacts("T", "S."), kind: str = "records", rows=None) -> str:  # noqa: B008
+    return card_body(KINDS[kind], facts, counted(kind, rows))
 
 
-def test_chats_keep_their_order(tmp_path):
-    folder = write_rows(tmp_path / "out", "trajectories", {"train": CHATS[::-1]})
-    assert [one.id for one in read_trajectories(folder)] == ["v:0", "u:0"]
+def test_card_says_what_was_left_out_and_what_the_teacher_did():
+    text = body(
+        BuildFacts(
+            "T", "S.", teachers={"x": "me | you"}, drops={"x": {"no reason": 7}}, files={"f": "0" * 64},
+            options={"seed": 3}, repairs={"x": {"filter": 3}}, prompts={"filter.md": "a" * 64},
+            models={"teacher": "big-model"}, notes=["A note."],
+            calls={"filter": {"calls": 12_000, "input_tokens": 7}, "query": {"calls": 1}},
+        )
+    )  # fmt: skip
+    for line in (
+        "| x: no reason | 7 |", "| `seed` | `3` |", f"| `f` | `{'0' * 64}` |", "| train | 4 |", "me \\| you",
+        "| x: filter | 3 |", f"| `filter.md` | `{'a' * 64}` |", "| teacher | big-model |", "A note.",
+        "| stage | calls | input tokens |", "| filter | 12,000 | 7 |", "| query | 1 | - |",
+        "white-space words, no tokenizer was given",
+    ):  # fmt: skip
+        assert line in text
+
+
+def test_card_shows_samples_of_every_label():
+    text = body()
+    for heading in ("### [SUBQ]", "### [SUFFICIENT]", "### answer after retrieval", "### answer without retrieval"):
+        assert heading in text
+    assert "### [NO_RETRIEVAL]" not in text
+    assert "[NO_RETRIEVAL]\nQuestion: How?\n=> a b c" in text
+    assert "(S> a| P> r| O> b)" in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts"),
+    [
+        ("pairs", ["# Pairs", "66.7%", "5,851,776", "=> (S> Oslo| P> is| O> Oslo)", "## Lengths"]),
+        ("trajectories", ["| with 1 learned turns | 2 |", "| of teacher | 2 |", "=> here it is"]),
+    ],
+)
+def test_other_kinds_have_the_same_card(kind, parts):
+    text = body(kind=kind)
+    for part in parts:
+        assert part in text
+
+
+def test_samples_stay_inside_their_fence_and_are_cut_in_the_middle():
+    triples = tuple(Triple("x" * 50, "r", str(n)) for n in range(100))
+    record = Record("1", "q", "planning", "End ``` here?", Action.SUFFICIENT, (Step("q", triples),))
+    shown = body(rows=[record]).split("````text\n")[1].split("\n````")[0]
+    assert shown.endswith("Question: End ``` here?\n=> [SUFFICIENT]")
+    assert " characters ...]" in shown
+    assert len(shown) < 2200
+
+
+def test_text_of_data_becomes_no_markup():
+    name = "a` <script>\n# H"
+    pair = ExtractionPair(name, "x \x1b[31m y", source=name)
+    text = body(BuildFacts("T", "S.", issues={name: 2}, options={name: "`"}), "pairs", [pair])
+    assert "`` a` <script> # H ``" in text, "the code span of an id holds"
+    assert "| a\\` \\<script> # H | 2 |" in text
+    assert "| `` a` <script> # H `` | `` ` `` |" in text
+    assert "\n# H" not in text
+    assert "\x1b" not in text
+    assert table(["[x](http://y)"], [["![x](y)"]]) == "| [x\\](http://y) |\n| --- |\n| ![x\\](y) |"
+
+
+def test_facts_come_back_from_the_file(tmp_path):
+    statistics = Statistics(KINDS["records"])
+    statistics.add(Record("1", "q", "planning", "Why?", Action.SUFFICIENT), "train")
+    facts = BuildFacts("T", "S.", repairs={"x": {"filter": 3}}, prompts={"p": "0"}, calls={"a": {"calls": 1}})
+    write_card(tmp_path, facts, statistics, "jsonl")
+    content = json.loads((tmp_path / "statistics.json").read_text())
+    assert BuildFacts(**content["build"]) == facts
+    assert content["statistics"] == statistics.to_json()

@@ -1,7 +1,5 @@
 import asyncio
 import json
-import subprocess
-import sys
 from contextlib import aclosing
 from pathlib import Path
 
@@ -183,15 +181,6 @@ def test_build_does_not_depend_on_concurrency_and_moves_with_the_seed(tmp_path, 
     assert contents("c", seed=5) != first
 
 
-def test_split_name_puts_everything_on_one_side(tmp_path, source):
-    build([source], BuildOptions(str(tmp_path / "out"), split_name="dev", limit=5))
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "README.md",
-        "dev-00000.jsonl",
-        "statistics.json",
-    ]
-
-
 def test_stored_direct_answers_decide_by_normalised_match(tmp_path, source):
     answers = [{"question_id": f"id{n}", "answer": "The Answer 1!" if n == 1 else "answer 1"} for n in range(4)]
     file = write(tmp_path / "a.jsonl", answers)
@@ -201,17 +190,6 @@ def test_stored_direct_answers_decide_by_normalised_match(tmp_path, source):
     with pytest.raises(ValueError, match="no direct answer to question 'id4'"):
         build([source], BuildOptions(str(tmp_path / "b"), limit=5, direct_answers=file))
     assert not (tmp_path / "b").exists()
-
-
-def test_failed_build_leaves_the_old_data_set(tmp_path, source):
-    output = tmp_path / "out"
-    build([source], BuildOptions(str(output), limit=3, split_name="train"))
-    before = (output / "train-00000.jsonl").read_bytes()
-    broken = write(tmp_path / "broken.jsonl", [hotpot_row(0), {"_id": "x"}])
-    with pytest.raises(ValueError, match=r"broken\.jsonl:2"):
-        build([Source("hotpotqa", "hotpotqa", broken, source.annotations)], BuildOptions(str(output), overwrite=True))
-    assert (output / "train-00000.jsonl").read_bytes() == before
-    assert not list(tmp_path.glob(".out*"))
 
 
 def test_no_question_left_is_an_error(tmp_path, source):
@@ -226,20 +204,6 @@ def test_source_on_the_command_line():
     for text in ("hotpotqa", "hotpotqa:", "a:b:c:d", "=hotpotqa:f", "x=:f", "hotpotqa:f:"):
         with pytest.raises(ValueError, match="write it as READER:FILE"):
             Source.parse(text)
-
-
-def test_module_runs_and_reports_a_malformed_line(tmp_path, source):
-    broken = tmp_path / "broken.jsonl"
-    broken.write_text(json.dumps(hotpot_row(0)) + "\n{oops\n")
-    command = [sys.executable, "-m", "tripletune.data_builders.hotpotqa_subq", "--output", str(tmp_path / "out")]
-    run = subprocess.run(
-        [*command, "--source", f"hotpotqa:{broken}:{source.annotations}"], capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 2
-    assert (
-        run.stderr
-        == f"error: {broken}:2: not valid JSON (Expecting property name enclosed in double quotes at column 2)\n"
-    )
 
 
 async def collect(items, work, concurrency):

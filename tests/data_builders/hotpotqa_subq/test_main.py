@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.data_builders import subq_replies
-from tripletune.data_builders.datasets.kinds.records import KIND as RECORDS
+from tests.data_builders.hotpotqa_subq.test_build import hotpot_row, write
+from tripletune.data_builders.datasets.kinds import RECORDS
 from tripletune.data_builders.datasets.writer import FolderOptions, new_dataset
 from tripletune.data_builders.hotpotqa_subq import __main__ as command_line
+from tripletune.data_builders.hotpotqa_subq.__main__ import SAMPLE, estimate
 from tripletune.data_builders.hotpotqa_subq.__main__ import main as run
+from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
+from tripletune.data_builders.hotpotqa_subq.teacher import FILTER_ROLE, filter_text, load_subq_prompts
 from tripletune.data_builders.world.build import WorldOptions, generate_world
 from tripletune.models.data.records import read_records
 from tripletune.models.llm import options
@@ -125,27 +129,17 @@ def test_a_build_that_stops_goes_on_where_it_was(files, backend, capsys, error):
     assert len(backend.asked) == 36 + len(distinct_documents(files)) - stored
 
 
-def test_one_build_writes_a_folder_and_nothing_of_the_user_is_touched(files, backend, capsys):
-    (files / "real").mkdir()
-    (files / "out").symlink_to(files / "real")
-    for name in ("out.old", "out.partial"):
-        (files / name).mkdir()
-        (files / name / "precious").write_text("mine")
+def test_a_build_leaves_alone_what_is_written_or_read(files, backend, capsys):
     with new_dataset(FolderOptions(str(files / "out")), RECORDS):
         assert "another program is writing it" in ends_with(2, capsys, arguments(files, files / "out"))
-        assert not backend.asked
-        for _ in range(2):
-            assert run(arguments(files, files / "other", "--overwrite")) == 0
-    assert run(arguments(files, files / "out")) == 0
-    assert (files / "out").is_symlink()
-    assert shards(files / "real") == shards(files / "other")
-    assert [(files / name / "precious").read_text() for name in ("out.old", "out.partial")] == ["mine", "mine"]
+    assert not backend.asked
     # The folder of a data set that is read, and of the ledger, are refused.
+    (files / "real").mkdir()
     (files / "real" / "questions-00000.jsonl").write_bytes((files / "questions.jsonl").read_bytes())
     source = ["--source", f"a=hotpotqa:{files / 'real' / 'questions-00000.jsonl'}"]
-    assert "in what is read" in ends_with(2, capsys, [*arguments(files, files / "out", "--overwrite"), *source])
-    ledger = ("--teacher-ledger", str(files / "out" / "l.sqlite"))
-    assert "in what is read" in ends_with(2, capsys, arguments(files, files / "out", "--overwrite", *ledger))
+    assert "in what is read" in ends_with(2, capsys, [*arguments(files, files / "real", "--overwrite"), *source])
+    ledger = ("--teacher-ledger", str(files / "real" / "l.sqlite"))
+    assert "in what is read" in ends_with(2, capsys, arguments(files, files / "real", "--overwrite", *ledger))
 
 
 def distinct_documents(files):
@@ -362,3 +356,40 @@ def test_dry_run_sends_nothing(files, backend, capsys):
     shown = capsys.readouterr().out
     assert "--price IN,OUT" in shown
     assert "answers directly" in shown
+
+
+def row(number, supporting=("A", "B")):
+    return hotpot_row(number) | {"supporting_facts": [[title, 0] for title in supporting]}
+
+
+def counted(tmp_path, rows, **options):
+    source = Source("hotpotqa", "hotpotqa", write(tmp_path / "q.jsonl", rows))
+    number, stages = estimate([source], BuildOptions(str(tmp_path / "out"), **options))
+    return number, {role: stage[0] for role, stage in stages.items()}, stages
+
+
+@pytest.mark.parametrize(
+    ("options", "calls"),
+    [
+        # One document needs no sub-query; a question without supporting passages and a repeated id make no call.
+        ({}, (3, 4, 5)),
+        ({"first_subquery": "generated"}, (3, 5, 5)),
+        ({"triples_from": "f"}, (3, 4, 0)),
+        ({"shard": "0/2"}, (2, 2, 3)),
+        ({"limit": 1}, (1, 2, 2)),
+    ],
+)
+def test_calls_are_counted_by_formula(tmp_path, options, calls):
+    rows = [row(0), row(1), row(2, ("A",)), row(0), row(3, ())]
+    number, found, _ = counted(tmp_path, rows, **options)
+    assert (number, tuple(found.values())) == (calls[0], calls)
+
+
+def test_tokens_are_those_of_the_sample(tmp_path):
+    rows = [row(100 + number) for number in range(SAMPLE + 50)]
+    _, _, stages = counted(tmp_path, rows)
+    # All rows are of one length, so the sample gives what all of them would.
+    question = next(Source("hotpotqa", "hotpotqa", str(tmp_path / "q.jsonl")).questions(1))
+    prompt = len(load_subq_prompts().texts["subq_filter"]) + len(filter_text(question, [0, 1]))
+    assert stages[FILTER_ROLE] == pytest.approx((SAMPLE + 50, (SAMPLE + 50) * prompt / 4, (SAMPLE + 50) * 10))
+    assert counted(tmp_path, rows)[2] == stages

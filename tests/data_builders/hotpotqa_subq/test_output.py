@@ -7,13 +7,12 @@ import pytest
 
 from tests.data_builders.hotpotqa_subq.test_build import hotpot_row, write
 from tripletune.data_builders.__main__ import main
-from tripletune.data_builders.datasets.card import DROPPED
 from tripletune.data_builders.datasets.inspect import why_empty
-from tripletune.data_builders.datasets.kinds.records import KIND as RECORDS
-from tripletune.data_builders.datasets.writer import NO_RECORDS, new_dataset
+from tripletune.data_builders.datasets.kinds import RECORDS
+from tripletune.data_builders.datasets.writer import DROPPED, NO_RECORDS, new_dataset
 from tripletune.data_builders.hotpotqa_subq import __main__ as command_line
+from tripletune.data_builders.hotpotqa_subq.build import EXAMPLES, LONGEST_REPLY, SubqOutput
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions
-from tripletune.data_builders.hotpotqa_subq.output import EXAMPLES, LONGEST_REPLY, SubqOutput
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
 from tripletune.models.llm.client import Completion
 from tripletune.models.llm.ledger import Ledger
@@ -156,7 +155,7 @@ def test_examples_are_few_and_do_not_hang_on_the_order(tmp_path):
         with new_dataset(options, RECORDS) as dataset, SubqOutput(dataset, options) as output:
             for number, question in order:
                 output.drop("s", number, question, UnlabelledQuestion(reasons[number % 2], "d", "subq.filter", "r"))
-        found.append(output.examples)
+        found.append({reason: kept.items() for reason, kept in output.examples.items()})
         shutil.rmtree(tmp_path / "out")
     assert found[0] == found[1]
     assert {reason: len(lines) for reason, lines in found[0].items()} == {r.value: EXAMPLES for r in reasons}

@@ -1,13 +1,17 @@
-"""Records of the RAS planner and answerer, counted beside the paper (RAS, table 4)."""
+"""The kinds of rows: records of planner and answerer (RAS, table 4), text-to-triples pairs (RAS, section D.1) and
+trajectories of a teacher in a loop (CIRAG, section 3.5)."""
 
 from __future__ import annotations
 
+import unicodedata
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tripletune.data_builders.datasets.rows import RowKind, Statistics, Table
+from tripletune.data_builders.datasets.rows import RowKind, Statistics, Table, length_table
+from tripletune.models.data.pairs import ExtractionPair, entity_triple
 from tripletune.models.data.records import TASKS, Action, Record, normalize_answer
+from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.rendering import Instructions, render
 
 if TYPE_CHECKING:
@@ -184,4 +188,159 @@ def _named(facts: set[Triple], answers: tuple[str, ...]) -> bool:
     return any(f" {normalize_answer(answer)} " in text for answer in answers)
 
 
-KIND = Records()
+# RAS, section D.1.
+MAX_SOURCE_TOKENS, MAX_TARGET_TOKENS = 512, 256
+PAPER_PAIRS = 5_851_776
+_COLUMNS = ("with facts", "without facts", "only a name", "with a title", "triples")
+
+
+class Pairs(RowKind[ExtractionPair]):
+    """Texts with their triples."""
+
+    name, plural = "pair", "pairs"
+    keys = ("text", "triples")
+    labels = MappingProxyType({"facts": "with facts", "no_facts": "without facts", "name": "only a name"})
+
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of a pair."""
+        import pyarrow as pa
+
+        text = pa.string()
+        triples = pa.list_(pa.list_(text))
+        return pa.schema([("id", text), ("text", text), ("title", text), ("triples", triples), ("source", text)])
+
+    def read(self, row: dict[str, Any], where: str) -> ExtractionPair:
+        """Read a stored pair."""
+        return ExtractionPair.from_json(row, where)
+
+    def label(self, row: ExtractionPair) -> str:
+        """Whether a pair has facts, none, or is only a name."""
+        if not row.triples:
+            return "without facts"
+        return "only a name" if row.triples == (entity_triple(row.triples[0].subject),) else "with facts"
+
+    def text(self, row: ExtractionPair) -> tuple[str, str]:
+        """Title and text, and the triples as they are written."""
+        return row.source_text, row.target or "(nothing: the text has no facts)"
+
+    def describe(self, row: ExtractionPair, split: str) -> list[str]:
+        """Identity and sizes."""
+        head = f"{row.id}  (split {split}, source {row.source or '-'}, {self.label(row)})"
+        return [head, f"{len(row.triples)} triples, {len(_names(row.triples))} entities"]
+
+    def sides(self, row: ExtractionPair) -> list[tuple[str, str]]:
+        """A text is the same aside from spaces, case and Unicode form."""
+        return [("text", text_key(row.text))]
+
+    def graphs(self, row: ExtractionPair) -> list[Sequence[Triple]]:
+        """The pair's triples."""
+        return [row.triples]
+
+    def count(self, row: ExtractionPair, statistics: Statistics[ExtractionPair]) -> None:
+        """Count pairs by source, their lengths, and those that the paper would cut."""
+        names, searched = _names(row.triples), f"{row.title}\n{row.text}".casefold()
+        for what, number in (
+            ("pairs", 1),
+            (self.label(row), 1),
+            ("with a title", bool(row.title)),
+            ("triples", len(row.triples)),
+            ("entities", len(names)),
+            ("entities in the text", sum(name.casefold() in searched for name in names)),
+        ):
+            statistics.count("sources", row.source, what, number)
+        source, target = statistics.length(row.source_text), statistics.length(row.target)
+        for name, value in (("source", source), ("target", target), ("triples", len(row.triples))):
+            statistics.measure("all", name, value)
+        if statistics.tokenizer:
+            statistics.count("longer_than_the_paper_cuts", "all", "source", source > MAX_SOURCE_TOKENS)
+            statistics.count("longer_than_the_paper_cuts", "all", "target", target > MAX_TARGET_TOKENS)
+
+    def tables(self, numbers: dict[str, Any], facts: Any) -> list[Table]:
+        """The sources and the lengths."""
+        sources = [
+            [name, *(f"{counts.get(key, 0):,}" for key in _COLUMNS), _share(counts)]
+            for name, counts in numbers.get("sources", {}).items()
+        ]
+        note = (
+            "“Entities in the text” is the share of subjects and objects that occur in title or text, ignoring case. "
+            f"The paper trains on {PAPER_PAIRS:,} pairs of WikiOFGraph (RAS, section D.1)."
+        )
+        longer, cut = numbers.get("longer_than_the_paper_cuts", {}).get("all"), ""
+        if longer:
+            cut = (
+                f"{longer['source']:,} sources are longer than the {MAX_SOURCE_TOKENS} tokens the paper reads, "
+                f"{longer['target']:,} targets longer than the {MAX_TARGET_TOKENS} it writes."
+            )
+        head = ["source", *_COLUMNS, "entities in the text"]
+        return [Table("Sources", head, sources, note), length_table(numbers, cut)]
+
+
+def text_key(text: str) -> str:
+    """What two texts have in common that differ in spaces, case or Unicode form alone."""
+    return "".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def _share(counts: dict[str, int]) -> str:
+    entities = counts.get("entities", 0)
+    return f"{counts['entities in the text'] / entities:.1%}" if entities else "-"
+
+
+class Trajectories(RowKind[Trajectory]):
+    """Chats with their loss mask."""
+
+    name, plural = "trajectory", "trajectories"
+    keys = ("messages", "learned")
+
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of a trajectory."""
+        import pyarrow as pa
+
+        text = pa.string()
+        messages = pa.list_(pa.struct([("role", text), ("content", text)]))
+        names = [(name, text) for name in ("id", "question_id", "role", "model")]
+        return pa.schema([*names, ("messages", messages), ("learned", pa.list_(pa.bool_()))])
+
+    def read(self, row: dict[str, Any], where: str) -> Trajectory:
+        """Read a stored trajectory."""
+        return Trajectory.from_json(row, where)
+
+    def label(self, row: Trajectory) -> str:
+        """The role of the calls."""
+        return row.role
+
+    def text(self, row: Trajectory) -> tuple[str, str]:
+        """The chat up to its last turn, and that turn; earlier turns that are learned are marked."""
+        turns = [
+            f"{message['role']}{' (learned)' if learned else ''}: {message['content']}"
+            for message, learned in zip(row.messages[:-1], row.learned)
+        ]
+        return "\n\n".join(turns), row.messages[-1]["content"]
+
+    def describe(self, row: Trajectory, split: str) -> list[str]:
+        """Identity and sizes."""
+        head = f"{row.id}  ({row.role}, split {split}, teacher {row.model}, question {row.question_id})"
+        return [head, f"{len(row.messages)} turns, {sum(row.learned)} learned"]
+
+    def sides(self, row: Trajectory) -> list[tuple[str, str]]:
+        """The question."""
+        return [("question id", row.question_id)]
+
+    def count(self, row: Trajectory, statistics: Statistics[Trajectory]) -> None:
+        """Count learned turns, teachers and lengths."""
+        statistics.count("trajectories", "learned_turns", str(sum(row.learned)))
+        statistics.count("trajectories", "models", row.model)
+        lengths = [statistics.length(message["content"]) for message in row.messages]
+        statistics.measure("all", "whole", sum(lengths))
+        statistics.measure("all", "learned", sum(n for n, learned in zip(lengths, row.learned) if learned))
+
+    def tables(self, numbers: dict[str, Any], facts: Any) -> list[Table]:
+        """Trajectories by learned turns and teacher, and their lengths."""
+        counts = numbers.get("trajectories", {"learned_turns": {}, "models": {}})
+        turns = sorted(counts["learned_turns"].items(), key=lambda item: int(item[0]))
+        rows = [[f"with {name} learned turns", f"{count:,}"] for name, count in turns]
+        rows += [[f"of {model}", f"{count:,}"] for model, count in sorted(counts["models"].items())]
+        return [Table("Turns and teachers", ["", "trajectories"], rows), length_table(numbers)]
+
+
+RECORDS, PAIRS, TRAJECTORIES = Records(), Pairs(), Trajectories()
+KINDS: dict[str, RowKind[Any]] = {kind.plural: kind for kind in (PAIRS, RECORDS, TRAJECTORIES)}

@@ -10,9 +10,11 @@ exclude. Rows that are left out and whatever normalisation changed are counted i
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import heapq
 import logging
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,17 +22,24 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from tripletune.data_builders.datasets.card import BuildFacts
-from tripletune.data_builders.datasets.kinds.pairs import KIND as PAIRS
+from tripletune.data_builders.datasets.kinds import PAIRS, text_key
 from tripletune.data_builders.datasets.lookup import SeenTable
-from tripletune.data_builders.datasets.writer import FolderOptions, new_dataset, split_name_problems
+from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset, split_name_problems
 from tripletune.data_builders.hotpotqa_subq.options import Source
-from tripletune.data_builders.text_to_triples.cleaning import Cleaning, clean_row, clean_text, text_key, triples_key
-from tripletune.data_builders.text_to_triples.rows import PairDrop
-from tripletune.data_builders.text_to_triples.sources import check_source, read_source, read_texts
+from tripletune.data_builders.pair_sources import (
+    Cleaning,
+    check_source,
+    clean_row,
+    clean_text,
+    read_source,
+    read_texts,
+    triples_key,
+)
+from tripletune.data_builders.readers.triples import PairDrop
 from tripletune.models.data.pairs import ExtractionPair, entity_triple
 from tripletune.models.files import file_digest
-from tripletune.models.options import require, setting
+from tripletune.models.options import add_arguments, from_arguments, require, setting
+from tripletune.models.program import run_program
 
 logger = logging.getLogger(__name__)
 
@@ -292,3 +301,35 @@ def _from_border(heap: list[tuple[int, int, ExtractionPair]], border: int) -> It
     """Take all pairs with the largest hash out of the heap, so that no text is divided."""
     while heap and -heap[0][0] >= border:
         yield heapq.heappop(heap)[2], "train"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; bad input ends it with one line and exit code 2."""
+    parser = argparse.ArgumentParser(
+        prog="tripletune build pairs",
+        description="Build text-to-triples pairs from published data, a teacher's triples or the fictional world.",
+    )
+    group = parser.add_argument_group("what to read")
+    group.add_argument("--source", action="append", required=True, metavar="[NAME=]READER:FILE[:REPLIES]",
+        help="pairs to read: triples, wikiofgraph or genwiki with a file (.jsonl, .json, .parquet) or a hub id "
+        "owner/name[@configuration][#split]; or a reader of questions (hotpotqa, ...) with its file and a teacher's "
+        "recorded replies; repeat it for several; of a text that occurs again the first row counts")  # fmt: skip
+    group.add_argument("--exclude", action="append", default=[], metavar="[NAME=]READER:FILE[:REPLIES]",
+        help="leave out the texts of this source, for example those of a test set; repeat it for several")  # fmt: skip
+    add_arguments(parser.add_argument_group("how pairs are made and split"), PairOptions)
+    add_arguments(parser.add_argument_group("where and how they are written"), FolderOptions)
+    parsed = parser.parse_args(arguments)
+
+    def program() -> None:
+        sources, excluded = ([Source.parse(text) for text in texts] for texts in (parsed.source, parsed.exclude))
+        folder = from_arguments(FolderOptions, parsed)
+        numbers = build_pairs(sources, from_arguments(PairOptions, parsed), folder, excluded)
+        logger.info("%s: %s", folder.output, listed(numbers["splits"]))
+        for name, counts in numbers["sources"].items():
+            logger.info("  %s: %s", name, listed(counts))
+
+    return run_program(program)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 
 from tripletune.data_builders.__main__ import main
 from tripletune.data_builders.datasets.inspect import troubles
-from tripletune.data_builders.hotpotqa_subq.released_records import (
+from tripletune.data_builders.published import (
     MALFORMED_TRIPLES,
     REPEATED_TRIPLES,
     MalformedRow,
-    Rejected,
     read_released,
     released_record,
 )
@@ -164,8 +163,8 @@ NO_TEXT, NO_ACTION = "input or label is missing, empty or no text", "the label o
 BAD_INPUTS = [
     ("\nQuestion: ", "no question in the input"),
     ("\n" + STEP.format("[]"), "no question in the input"),
-    ("\n[SUBQ] Who?\nQuestion: Why?", "a sub-query without graph information"),
-    ("\n" + STEP.format("[]").replace("Who?", "") + "Question: Why?", "an empty sub-query in the history"),
+    ("\n[SUBQ] Who?\nQuestion: Why?", "a step without sub-query or graph information"),
+    ("\n" + STEP.format("[]").replace("Who?", "") + "Question: Why?", "a step without sub-query or graph information"),
 ]
 BAD = [
     ('{"input": "Question: Why?"}', NO_TEXT),
@@ -179,12 +178,11 @@ def test_bad_rows_are_counted_by_reason_and_line(tmp_path):
     good = json.dumps(released(Record("r", "q", "planning", "Why?", Action.NO_RETRIEVAL)))
     path = tmp_path / "train_data.jsonl"
     path.write_text("\n".join([good, "", *(line for line, _ in BAD), good]) + "\n", encoding="utf-8")
-    rejected = Rejected()
-    found = list(read_released(str(path), rejected))
+    drops: Counter[str] = Counter()
+    found = list(read_released(str(path), drops, Counter()))
     assert [record.id for record in found] == ["ras_released:1:plan", f"ras_released:{len(BAD) + 2}:plan"]
     assert len({record.question_id for record in found}) == 1
-    assert rejected.counts == Counter(reason for _, reason in BAD)
-    assert f"2 rows left out, input or label is missing, empty or no text: {path}:3, {path}:4." in rejected.sentences()
+    assert drops == Counter(reason for _, reason in BAD)
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "json", "parquet"])
@@ -210,7 +208,7 @@ def test_command_writes_a_data_set(tmp_path, capsys, ending):
     arguments = ["released", "--input", str(path), "--output", str(output), "--validation-fraction", "0.3"]
     assert main(arguments) == 0
     out = capsys.readouterr().out
-    assert "1 rows left out, the label of a planning row is no action" in out
+    assert "rows left out: the label of a planning row is no action 1" in out
     assert list(troubles(output)) == []
     assert {len(list(read_records(output, split))) > 0 for split in ("train", "validation")} == {True}
     assert sum(1 for _ in read_records(output)) == 120

@@ -1,0 +1,257 @@
+"""Published data that become records without a teacher: the authors' training data of RAS, and ExplaGraphs.
+
+**RAS** (hub data set `pat-jj/ras_train_data`, `train_data.jsonl`). A row is `{"input", "label", "graphs"}` with the
+finished prompt in `input` (figures 9-13):
+
+    <instruction>
+
+    [SUBQ] q_0
+    Retrieved Graph Information: ['(S> s| P> p| O> o)', "(S> s| P> p| O> o's)"]
+    ...
+    Question: Q
+
+An input without history is `Question: Q`, or `[NO_RETRIEVAL]` and `Question: Q`, or the bare question. The task is told
+by the instruction, else by the label. What a row does not say is decided so: the question's id is a hash of its
+normalised text, so that all rows of a question fall on one side of a split; planning rows have no answers, steps no
+text; repeated triples of a step, of which the data has many (figure 10), are kept once. `graphs` is not read: the text
+of a step names the same triples.
+
+**ExplaGraphs** (Saha et al., 2021), the graph task G-Retriever reports on: does argument 2 support argument 1? The file
+is tab-separated `arg1, arg2, label, graph`, the graph written `(s; p; o)(s; p; o)`. A row becomes one answering record
+whose only step holds the graph. G-Retriever (He et al., 2024) splits the 2,766 rows at random 60/20/20; so does
+`split_names`, with a seed of its own, hence the test rows are not the same ones as theirs.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from tripletune.data_builders.readers._rows import Row, source_rows
+from tripletune.models.data.records import Action, Record, Step, normalize_answer
+from tripletune.models.data.triples import Triple, parse_triples
+from tripletune.models.rendering import parse_plan
+
+HUB_ID = "pat-jj/ras_train_data"
+REPEATED_TRIPLES = "triples that repeat another of their step, kept once"
+MALFORMED_TRIPLES = "malformed triples, left out"
+_SOURCE = "ras_released"
+_GRAPH = "Retrieved Graph Information:"
+_BODY = re.compile(r"^(?:\[SUBQ\]\s|Question: |\[NO_RETRIEVAL\]\s*Question: )", re.MULTILINE)
+_SUBQ = re.compile(r"\[SUBQ\]\s+")
+# Of the list of triples belongs all up to the next step or the question.
+_NEXT = re.compile(r"\n\s*(?=\[SUBQ\]\s|Question: )")
+
+
+class MalformedRow(ValueError):
+    """A row of the released data that cannot be read; the message is in the words of the data set card."""
+
+
+def read_released(location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[Record]:
+    """Stream the records of the released data.
+
+    Args:
+        location: A `.jsonl`, `.json` (an array) or `.parquet` file, or a hub id such as `pat-jj/ras_train_data`.
+        drops: Counts the rows that cannot be read, by reason.
+        issues: Counts warnings that cost no row.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is not JSON, or not Parquet; the message has the line.
+    """
+    # The number makes an id unique: the data has rows that say the same.
+    for number, (_, row) in enumerate(source_rows(location), 1):
+        try:
+            yield released_record(row, number, issues)
+        except MalformedRow as error:
+            drops[str(error)] += 1
+
+
+def released_record(row: Row, number: int, issues: Counter[str]) -> Record:
+    """Row `number` as a record.
+
+    Raises:
+        MalformedRow: the row cannot be read.
+    """
+    text, label = row.get("input"), row.get("label")
+    if not isinstance(text, str) or not isinstance(label, str) or not text.strip() or not label.strip():
+        raise MalformedRow("input or label is missing, empty or no text")
+    instruction, body = _split_instruction(text.replace("\r\n", "\n"))
+    steps, question = _parse_body(body, issues)
+    plan = parse_plan(" ".join(label.split()))
+    told = re.search(r"\b(planner|answerer)\b", instruction)
+    planning = told.group() == "planner" if told else plan.action is not None
+    if planning and plan.action is None:
+        raise MalformedRow("the label of a planning row is no action")
+    answering = Action.SUFFICIENT if steps else Action.NO_RETRIEVAL
+    identity = hashlib.blake2b(normalize_answer(question).encode(), digest_size=8).hexdigest()
+    return Record(
+        id=f"{_SOURCE}:{number}:{'plan' if planning else 'answer'}",
+        question_id=f"{_SOURCE}-{identity}",
+        task="planning" if planning else "answering",
+        question=question,
+        action=plan.action if planning and plan.action else answering,
+        steps=steps,
+        subquery=plan.subquery if planning else "",
+        answers=() if planning else (label.strip(),),
+        source=_SOURCE,
+    )
+
+
+def _split_instruction(text: str) -> tuple[str, str]:
+    """Instruction and body; no line of an instruction begins as a body does."""
+    start = _BODY.search(text)
+    if start is not None:
+        return text[: start.start()], text[start.start() :]
+    # A bare question stands behind a blank line, and may hold blank lines itself.
+    head, blank, rest = text.lstrip("\n").partition("\n\n")
+    return (head, rest) if blank else (text, "")
+
+
+def _parse_body(body: str, issues: Counter[str]) -> tuple[tuple[Step, ...], str]:
+    steps: list[Step] = []
+    body = body.removeprefix(Action.NO_RETRIEVAL.value).lstrip()
+    while opening := _SUBQ.match(body):
+        query, graph, rest = body[opening.end() :].partition(_GRAPH)
+        query = " ".join(query.split())
+        following = _NEXT.search(rest)
+        if not graph or not query or _NEXT.search(body[: body.find(_GRAPH)], opening.end()):
+            raise MalformedRow("a step without sub-query or graph information")
+        if following is None:
+            raise MalformedRow("no question in the input")
+        steps.append(Step(query, _read_triples(rest[: following.start()], issues)))
+        body = rest[following.end() :]
+    question = body.removeprefix("Question:").strip()
+    if not question:
+        raise MalformedRow("no question in the input")
+    return tuple(steps), question
+
+
+def _read_triples(text: str, issues: Counter[str]) -> tuple[Triple, ...]:
+    """The triples of a printed list, read one by one; when it is broken, those that can be read from its text."""
+    try:
+        items = ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        items = None
+    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+        items = [text]
+    found: list[Triple] = []
+    for item in items:
+        # Backslashes are no escapes there, and a line break inside a name is a space.
+        folded = " ".join(item.split()).replace("\\", "\\\\")
+        # The authors' code split the list at "), ", so a last bracket may be missing.
+        parsed = parse_triples(folded if folded.endswith((")", "]")) else f"{folded})")
+        found += parsed.triples
+        issues[MALFORMED_TRIPLES] += parsed.malformed or bool(folded and not parsed.triples)
+    distinct = tuple(dict.fromkeys(found))
+    issues[REPEATED_TRIPLES] += len(found) - len(distinct)
+    return distinct
+
+
+LABELS = ("support", "counter")
+SPLITS = {"train": 0.6, "validation": 0.2, "test": 0.2}
+MALFORMED = "malformed triples in graphs"
+_BETWEEN_TRIPLES = re.compile(r"\)\s*,?\s*\(")
+
+
+def read_explagraphs(path: str | Path, issues: Counter[str] | None = None) -> Iterator[Record]:
+    """Stream the rows of an ExplaGraphs file as answering records, in file order.
+
+    Args:
+        path: The tab-separated file; a header line is recognised by its word "label".
+        issues: Counts malformed triples, which are left out without their neighbours.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line does not have four columns, or its label is unknown; the message has file and line.
+    """
+    issues = Counter() if issues is None else issues
+    for number, columns in _lines(path):
+        where = f"{path}:{number}"
+        first, second, label, graph = columns
+        if label not in LABELS:
+            raise ValueError(f"{where}: the label is {label!r}; it must be {' or '.join(LABELS)}")
+        if not first or not second:
+            raise ValueError(f"{where}: an argument is empty")
+        triples, malformed = parse_graph(graph)
+        issues[MALFORMED] += malformed
+        yield Record(
+            id=f"explagraphs:{number}:answer",
+            question_id=f"explagraphs-{number}",
+            task="answering",
+            question=stance_question(first, second),
+            action=Action.SUFFICIENT,
+            steps=(Step("How are the two arguments connected?", triples),),
+            answers=(label,),
+            source="explagraphs",
+        )
+
+
+def stance_question(first: str, second: str) -> str:
+    """The question put to the model about two arguments."""
+    return f"Argument 1: {first} Argument 2: {second} Does argument 2 support or counter argument 1?"
+
+
+def parse_graph(text: str) -> tuple[tuple[Triple, ...], int]:
+    """Read `(s; p; o)(s; p; o)`.
+
+    Names may hold brackets: only a closing bracket that another opening one follows ends a triple.
+
+    Returns:
+        The distinct triples in order, and the number of malformed ones.
+    """
+    text = text.strip()
+    if not text:
+        return (), 0
+    triples, malformed = [], 0
+    for part in _BETWEEN_TRIPLES.split(text.removeprefix("(").removesuffix(")")):
+        try:
+            triples.append(Triple(*part.split(";")))
+        except (TypeError, ValueError):
+            malformed += 1
+    return tuple(dict.fromkeys(triples)), malformed
+
+
+def split_names(count: int, seed: int = 0) -> list[str]:
+    """Split `count` rows at random 60/20/20 into train, validation and test.
+
+    Returns:
+        The split of each row, in file order; it depends on `count` and `seed` alone.
+    """
+    train, validation = round(count * SPLITS["train"]), round(count * SPLITS["validation"])
+    names = ["train"] * train + ["validation"] * validation
+    names += ["test"] * (count - len(names))
+    random.Random(seed).shuffle(names)
+    return names
+
+
+def _lines(path: str | Path) -> Iterator[tuple[int, list[str]]]:
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    number = 0
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                columns = [_unquoted(column.strip()) for column in line.rstrip("\r\n").split("\t")]
+                if len(columns) != 4:
+                    raise ValueError(f"{path}:{number}: expected 4 tab-separated columns, found {len(columns)}")
+                if columns[2] == "label":
+                    continue
+                yield number, columns
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}:{number + 1}: not UTF-8 text ({error.reason}); is this a binary file?") from None
+
+
+def _unquoted(column: str) -> str:
+    # Written by a CSV writer: a column with quotation marks is wrapped in a pair and has its own ones doubled.
+    if len(column) > 1 and column[0] == column[-1] == '"' and '"' not in column[1:-1].replace('""', ""):
+        return column[1:-1].replace('""', '"')
+    return column

@@ -1,1 +1,0 @@
-"""Text-to-triples pairs."""
