@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tripletune.models.program import load_from, names_in, run_program
 
-SUITES = "tripletune.eval.suites"
+SUITES, _REPORT = "tripletune.eval.suites", "tripletune.eval.report"
 # Commands whose name is not that of their suite's module.
 _MODULES = {"run": "questions"}
 _REPORTS: dict[str, tuple[str, Callable[[Any], None]]] = {}
@@ -60,7 +59,7 @@ def _run(args: argparse.Namespace, words: list[str]) -> int:
     if args.command in _REPORTS:
         args.run(args, console)
         return 0
-    from tripletune.eval.harness import run_suites
+    from tripletune.eval.suites import run_suites
 
     suite = load_from(SUITES, _MODULES.get(args.command, args.command), "evaluation").SUITE.from_arguments(args)
     suite.command = ["tripletune", "eval", *words]
@@ -69,29 +68,14 @@ def _run(args: argparse.Namespace, words: list[str]) -> int:
 
 def _called(module: str, function: str) -> Callable[[argparse.Namespace, Any], None]:
     """A function of `eval.report`, imported when it is called."""
-    return lambda args, console: getattr(importlib.import_module(f"tripletune.eval.report.{module}"), function)(
-        args, console
-    )
+    return lambda args, console: getattr(importlib.import_module(module), function)(args, console)
 
 
 def _add_compare(command: argparse.ArgumentParser) -> None:
     command.add_argument("folders", nargs="+", metavar="DIR", help="output folders of `run`, or of `extraction`")
     command.add_argument("--metric", help="score to compare (default: the headline of the task)")
     command.add_argument("--output", metavar="FILE", help="also write the comparison as JSON")
-    command.set_defaults(run=_compare)
-
-
-def _compare(args: argparse.Namespace, console: Any) -> None:
-    from tripletune.eval.report.compare import compare_folders, show_comparison
-    from tripletune.models.files import check_new, new_file
-
-    if args.output:
-        check_new(args.output, args.folders)
-    comparison = compare_folders(args.folders, args.metric)
-    show_comparison(comparison, console)
-    if args.output:
-        with new_file(args.output, args.folders) as scratch:
-            scratch.write_text(json.dumps(comparison, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    command.set_defaults(run=_called(f"{_REPORT}.compare", "compare"))
 
 
 def _add_report(command: argparse.ArgumentParser) -> None:
@@ -102,13 +86,13 @@ def _add_report(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     command.add_argument("--output", required=True, metavar="DIR", help="the report; an older one there is replaced")
     command.add_argument("--no-plots", action="store_true", help="tables alone")
-    command.set_defaults(run=_called("build", "write_report"))
+    command.set_defaults(run=_called(_REPORT, "write_report"))
 
 
 def _add_curve(command: argparse.ArgumentParser) -> None:
     command.add_argument("run_folder", metavar="RUN", help="output folder of a training run")
     command.add_argument("--output", metavar="FILE.png", help="the picture (default: RUN/learning_curve.png)")
-    command.set_defaults(run=_called("curve", "run"))
+    command.set_defaults(run=_called(f"{_REPORT}.plots", "curve"))
 
 
 _REPORTS |= {

@@ -168,30 +168,24 @@ class ResultLog:
                 file.truncate(good)
 
 
-def read_results(path: str | Path) -> Iterator[dict[str, Any]]:
+def read_results(path: str | Path, partial: bool = False) -> Iterator[dict[str, Any]]:
     """Stream a results file.
+
+    Args:
+        path: The file.
+        partial: Leave out a last line that a kill has cut off.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: a line is not a row with an id, or a score is no finite number; the message has the line's number.
     """
-    for where, row in read_jsonl(path):
+    for where, row in read_jsonl(path, partial):
         if "id" not in row:
             raise ValueError(f"{where}: the row has no id; the file is damaged, pass --overwrite to make it again")
-        check_scores(where, row)
+        for name, score in (row.get("scores") or {}).items():
+            if not isinstance(score, (int, float)) or not math.isfinite(score):
+                raise ValueError(f"{where}: score {name} is {score!r}, and no finite number; run the evaluation again")
         yield row
-
-
-def check_scores(where: str, row: dict[str, Any]) -> None:
-    """Refuse a row with a score that is no finite number.
-
-    Raises:
-        ValueError: see above.
-    """
-    scores = row.get("scores", {})
-    for name, score in scores.items() if isinstance(scores, dict) else ():
-        if not isinstance(score, (int, float)) or not math.isfinite(score):
-            raise ValueError(f"{where}: score {name} is {score!r}, and no finite number; run the evaluation again")
 
 
 def _line(row: dict[str, Any]) -> str:

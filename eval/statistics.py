@@ -66,6 +66,12 @@ def bootstrap_mean(
     return _interval(sums, counts, len(values), resamples, seed)
 
 
+def bootstrap_pairs(pairs: Sequence[tuple[Hashable, float]]) -> Interval:
+    """Mean and 95 % percentile interval of `(question, score)` pairs; questions are drawn."""
+    questions, scores = zip(*pairs) if pairs else ((), ())
+    return bootstrap_mean(scores, questions)
+
+
 def bootstrap_ratio(
     numerators: Sequence[float], denominators: Sequence[float], resamples: int = RESAMPLES, seed: int = 0
 ) -> Interval:
@@ -139,14 +145,20 @@ def paired_ratio_difference(
     return Difference(float(means[1] - means[0]), float(low), float(high), min(1.0, 2 * tail), len(parts[0]))
 
 
-def flatten_means(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+def flatten_means(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The means of nested metrics, as `planning/action_accuracy` and so on; what has none is left out."""
-    flat: dict[str, float] = {}
-    for name, value in metrics.items():
-        if isinstance(value, Mapping) and value.get("mean") is not None:
-            flat[f"{prefix}{name}"] = value["mean"]
-        elif isinstance(value, Mapping):
-            flat |= flatten_means(value, f"{prefix}{name}/")
+    flat = flatten(metrics, "/")
+    return {name: one["mean"] for name, one in flat.items() if isinstance(one, Mapping) and one["mean"] is not None}
+
+
+def flatten(values: Mapping[str, Any], separator: str) -> dict[str, Any]:
+    """Nested values under their joined names; an interval is one value."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and "mean" not in value:
+            flat |= {f"{name}{separator}{inner}": one for inner, one in flatten(value, separator).items()}
+        else:
+            flat[name] = value
     return flat
 
 

@@ -4,7 +4,7 @@
 |---|---|
 | `exact` | all three fields are the same text |
 | `normalised` | they are, case, articles, punctuation and the form of the predicate aside |
-| `soft` | the cosine of each of the three fields reaches its threshold (`Thresholds`) |
+| `soft` | the cosine of each of the three fields reaches its threshold (`THRESHOLDS`) |
 
 Matches are one-to-one. Micro scores add up matches over all texts; macro scores are the mean over texts, where a text
 without facts for which nothing is predicted scores 1 and one for which anything is predicted 0. A text that could not
@@ -20,14 +20,14 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from tripletune.eval.statistics import RESAMPLES, bootstrap_mean, bootstrap_ratio
+from tripletune.eval.statistics import bootstrap_ratio
 from tripletune.models.data.pairs import ExtractionPair, predicate_words, read_replies, read_reply
 from tripletune.models.data.triples import Triple, format_triples
 
@@ -35,8 +35,6 @@ from tripletune.models.data.triples import Triple, format_triples
 Embedder = Callable[[list[str]], np.ndarray]
 Key = tuple[str, str, str]
 
-# Fields of a triple, in order, that are names.
-_IS_NAME = (True, False, True)
 _WORD = re.compile(r"\w+")
 _DIGITS = re.compile(r"\d+")
 _ARTICLES = frozenset(("a", "an", "the"))
@@ -49,32 +47,13 @@ _CHUNK = 256
 _LONGEST_ROUGE = 20_000
 
 
-@dataclass(frozen=True, slots=True)
-class Thresholds:
-    """The cosines from which on two fields mean the same; stated with every soft score.
-
-    Names need more than predicates: "University of Copenhagen" and "University of Oslo" have 0.73 in all-MiniLM-L6-v2,
-    "born in" and "birth place" 0.68, "birth place" and "death place" 0.57. No threshold tells "Norway" from "Sweden"
-    (0.80), so the soft level is to be read beside the normalised one.
-
-    Attributes:
-        entity: For subjects and objects.
-        predicate: For predicates.
-
-    Raises:
-        ValueError: one is not above 0 and at most 1.
-    """
-
-    entity: float = 0.75
-    predicate: float = 0.6
-
-    def __post_init__(self) -> None:
-        for name in ("entity", "predicate"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} threshold {getattr(self, name)}: it must be above 0 and at most 1")
-
-
-THRESHOLDS = Thresholds()
+# The cosines from which on two fields mean the same, for subjects and objects, and for predicates. Names need more:
+# "University of Copenhagen" and "University of Oslo" have 0.73 in all-MiniLM-L6-v2, "born in" and "birth place" 0.68,
+# "birth place" and "death place" 0.57. None tells "Norway" from "Sweden" (0.80), so the soft level is to be read beside
+# the normalised one.
+THRESHOLDS = {"entity": 0.75, "predicate": 0.6}
+# A row of `score_rows` as numerator and denominator; sums of both make the score of a data set.
+Part = Callable[[Mapping[str, Any]], tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,30 +87,17 @@ class Prediction:
         return self.pieces or (self.reply,)
 
 
-def score_extractions(
-    predictions: Iterable[Prediction],
-    embed: Embedder | None = None,
-    thresholds: Thresholds = THRESHOLDS,
-    rouge: bool = True,
-    resamples: int = RESAMPLES,
-) -> dict[str, Any]:
+def score_extractions(predictions: Iterable[Prediction], embed: Embedder | None = None) -> dict[str, Any]:
     """Score replies; see `score_rows` and `summarise_extractions`."""
-    return summarise_extractions(score_rows(predictions, embed, thresholds, rouge), thresholds, resamples)
+    return summarise_extractions(score_rows(predictions, embed))
 
 
-def score_rows(
-    predictions: Iterable[Prediction],
-    embed: Embedder | None = None,
-    thresholds: Thresholds = THRESHOLDS,
-    rouge: bool = True,
-) -> Iterator[dict[str, Any]]:
+def score_rows(predictions: Iterable[Prediction], embed: Embedder | None = None) -> Iterator[dict[str, Any]]:
     """Score replies one by one, in their order; a row is JSON and is all that `summarise_extractions` needs.
 
     Args:
         predictions: Texts with gold triples and replies, streamed.
         embed: For the soft level; None leaves it out.
-        thresholds: Smallest cosines of two fields that mean the same.
-        rouge: Whether ROUGE is computed; it takes most of the time.
 
     Yields:
         `id`, `failed`, `gold` and `predicted` (distinct triples), `malformed_triples`, `malformed` (whether the output
@@ -149,22 +115,50 @@ def score_rows(
             triples = [t for one, reply in zip(chunk, replies) for t in (*one.gold, *reply.triples)]
             vectors = FieldVectors(triples, embed)
         for prediction, reply in zip(chunk, replies):
-            row = _score(prediction, reply.triples, vectors, thresholds)
-            row["malformed_triples"], row["malformed"] = reply.malformed, reply.is_malformed
-            if rouge:
-                row |= _rouge_of(prediction)
-            yield row
+            row = _score(prediction, reply.triples, vectors)
+            yield row | {
+                "malformed_triples": reply.malformed,
+                "malformed": reply.is_malformed,
+                **_rouge_of(prediction),
+            }
 
 
-def summarise_extractions(
-    rows: Iterable[Mapping[str, Any]], thresholds: Thresholds = THRESHOLDS, resamples: int = RESAMPLES
-) -> dict[str, Any]:
+def _level_parts(level: str) -> dict[str, Part]:
+    def macro(place: int) -> Part:
+        return lambda row: (text_scores(row, level)[place], 1.0)
+
+    micro: dict[str, Part] = {
+        "precision": lambda row: (row[level][0], row[level][1]),
+        "recall": lambda row: (row[level][0], row[level][2]),
+        "f1": lambda row: (2.0 * row[level][0], row[level][1] + row[level][2]),
+    }
+    parts = {f"{level}/micro/{name}": part for name, part in micro.items()}
+    return parts | {f"{level}/macro/{name}": macro(place) for place, name in enumerate(micro)}
+
+
+def _field_part(field: str) -> Part:
+    return lambda row: (row[field], row["normalised"][2])
+
+
+def _mean_part(name: str) -> Part:
+    return lambda row: (float(row[name]), 1.0)
+
+
+PARTS: dict[str, Part] = {
+    **{name: part for level in LEVELS for name, part in _level_parts(level).items()},
+    **{f"accuracy/{field}": _field_part(field) for field in FIELDS},
+    "malformed_output": _mean_part("malformed"),
+    "malformed_triples": lambda row: (row["malformed_triples"], row["malformed_triples"] + row["predicted"]),
+    "groundedness": lambda row: (row["grounded"], row["entities"]),
+    **{name: _mean_part(name) for name in ROUGE},
+}
+
+
+def summarise_extractions(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Scores of a data set.
 
     Args:
         rows: Rows of `score_rows`.
-        thresholds: Those they were made with, to be stated.
-        resamples: Bootstrap samples of the intervals.
 
     Returns:
         `texts`; by level `{"micro": {"precision", "recall", "f1"}, "macro": {...}}`, under `soft` also `thresholds`;
@@ -173,28 +167,18 @@ def summarise_extractions(
         the ROUGE scores. Scores are `{"mean", "low", "high", "n"}`, with None where there is nothing to score.
     """
     kept = list(rows)
-
-    def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, Any]:
-        return bootstrap_ratio(above, below, resamples).to_json()
-
-    def column(name: str) -> list[float]:
-        return [float(row[name]) for row in kept]
-
     summary: dict[str, Any] = {"texts": len(kept)}
-    for level in LEVELS:
-        if kept and level in kept[0]:
-            summary[level] = _level(kept, level, resamples)
+    for name, part in PARTS.items():
+        *families, last = name.split("/")
+        if families[:1] == ["soft"] and not (kept and "soft" in kept[0]):
+            continue
+        place = summary
+        for family in families:
+            place = place.setdefault(family, {})
+        above, below = zip(*map(part, kept)) if kept else ((), ())
+        place[last] = bootstrap_ratio(above, below).to_json()
     if "soft" in summary:
-        summary["soft"]["thresholds"] = asdict(thresholds)
-    gold = [row["normalised"][2] for row in kept]
-    summary["accuracy"] = {field: ratio(column(field), gold) for field in FIELDS}
-    summary["malformed_output"] = bootstrap_mean(column("malformed"), resamples=resamples).to_json()
-    malformed = column("malformed_triples")
-    summary["malformed_triples"] = ratio(malformed, [m + row["predicted"] for m, row in zip(malformed, kept)])
-    summary["groundedness"] = ratio(column("grounded"), column("entities"))
-    for name in ROUGE:
-        if kept and name in kept[0]:
-            summary[name] = bootstrap_mean(column(name), resamples=resamples).to_json()
+        summary["soft"]["thresholds"] = THRESHOLDS
     return summary
 
 
@@ -223,9 +207,7 @@ def precision_recall_f1(matches: float, predicted: float, gold: float) -> tuple[
     return precision, recall, 2 * matches / (predicted + gold)
 
 
-def _score(
-    prediction: Prediction, found: Sequence[Triple], vectors: FieldVectors | None, thresholds: Thresholds
-) -> dict[str, Any]:
+def _score(prediction: Prediction, found: Sequence[Triple], vectors: FieldVectors | None) -> dict[str, Any]:
     predicted, gold = list(dict.fromkeys(found)), list(dict.fromkeys(prediction.gold))
     # One triple for each normalised form, so that a triple in two spellings is not counted twice.
     forms = {normalize_triple(triple): triple for triple in reversed(predicted)}
@@ -236,7 +218,7 @@ def _score(
     row["normalised"] = [len(forms.keys() & gold_forms.keys()), len(forms), len(gold_forms)]
     if vectors is not None:
         similar = vectors.similarities(list(forms.values()), list(gold_forms.values()))
-        row["soft"] = [soft_matches(similar, thresholds), len(forms), len(gold_forms)]
+        row["soft"] = [soft_matches(similar), len(forms), len(gold_forms)]
     row |= dict(zip(FIELDS, aligned_fields(list(forms), list(gold_forms))))
     names = {name for triple in predicted for name in (triple.subject, triple.object)}
     words = f" {' '.join(entity_words(prediction.text))} "
@@ -250,25 +232,6 @@ def _rouge_of(prediction: Prediction) -> dict[str, float]:
     read = ((text, read_reply(text)) for text in prediction.parts)
     written = "\n".join(text for text, reply in read if reply.triples or reply.is_malformed)
     return rouge_scores(written, format_triples(prediction.gold))
-
-
-def _level(rows: Sequence[Mapping[str, Any]], level: str, resamples: int) -> dict[str, Any]:
-    matches, predicted, gold = ([float(value) for value in column] for column in zip(*(row[level] for row in rows)))
-    both = [a + b for a, b in zip(predicted, gold)]
-    micro = {
-        "precision": bootstrap_ratio(matches, predicted, resamples),
-        "recall": bootstrap_ratio(matches, gold, resamples),
-        "f1": bootstrap_ratio([2 * value for value in matches], both, resamples),
-    }
-    each = [text_scores(row, level) for row in rows]
-    macro = {
-        name: bootstrap_mean([values[place] for values in each], resamples=resamples)
-        for place, name in enumerate(("precision", "recall", "f1"))
-    }
-    return {
-        "micro": {name: interval.to_json() for name, interval in micro.items()},
-        "macro": {name: interval.to_json() for name, interval in macro.items()},
-    }
 
 
 @lru_cache(maxsize=1)
@@ -367,18 +330,17 @@ def spoken_fields(triple: Triple) -> tuple[str, str, str]:
     return triple.subject.casefold(), predicate_words(triple.predicate).casefold(), triple.object.casefold()
 
 
-def soft_matches(similarities: np.ndarray, thresholds: Thresholds) -> int:
+def soft_matches(similarities: np.ndarray) -> int:
     """The largest number of one-to-one pairs of predicted and gold triples of which all three fields mean the same.
 
     All three, and not their mean, since a triple with one wrong field states another fact.
 
     Args:
         similarities: Cosines of the fields, shape (3, predicted, gold).
-        thresholds: Smallest cosines.
     """
     if not similarities.size:
         return 0
-    least = np.array([thresholds.entity if is_name else thresholds.predicate for is_name in _IS_NAME])
+    least = np.array([THRESHOLDS[kind] for kind in ("entity", "predicate", "entity")])
     fits = np.all(similarities >= least[:, None, None], axis=0)
     rows, columns = _assignment(fits)
     return int(fits[rows, columns].sum())

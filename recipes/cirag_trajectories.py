@@ -187,7 +187,7 @@ def main(config: CollectConfig, dry_run: bool = False) -> None:
     from tripletune.data_builders.corpus import ensure_corpus
     from tripletune.data_builders.datasets.writer import FolderOptions
     from tripletune.data_builders.trajectories import build_trajectories
-    from tripletune.eval.harness import run_suites
+    from tripletune.eval.suites import run_suites
     from tripletune.eval.suites.questions import QuestionSuite
     from tripletune.eval.systems import open_llms
 
@@ -213,7 +213,7 @@ def main(config: CollectConfig, dry_run: bool = False) -> None:
 
 def run(argv: list[str] | None = None) -> int:
     """The command line. Returns 0; 1 when a server does not answer, 2 for bad input, 3 when calls wait for a batch."""
-    from tripletune.eval.harness import QuestionsPending
+    from tripletune.eval.suites import QuestionsPending
 
     def program() -> int:
         try:

@@ -12,6 +12,7 @@ from typing import Any
 
 from tripletune.eval.metrics import find_metrics
 from tripletune.eval.report.read import COSTS, LEVELS
+from tripletune.eval.statistics import flatten
 from tripletune.models.program import printable
 
 Runs = Sequence[Mapping[str, Any]]
@@ -31,7 +32,7 @@ def page_of(report: Mapping[str, Any], plots: Sequence[Mapping[str, str]]) -> st
     """The whole page.
 
     Args:
-        report: The figures, from `eval.reports.build.build_report`.
+        report: The figures, from `eval.report.build_report`.
         plots: `{"file", "section", "caption"}` of every plot; the section is "<group number>/<name>".
     """
     parts = ["# Evaluation report", _NOTE]
@@ -297,23 +298,13 @@ def _other(other: Mapping[str, Any]) -> list[str]:
     if other["metrics"] is None:
         return [*parts, "Not finished."]
     intervals, numbers = [], []
-    for name, value in _walk(other["metrics"]):
+    for name, value in flatten(other["metrics"], "/").items():
         if isinstance(value, Mapping):
             intervals.append([name, interval(value), value.get("n", "-")])
         elif isinstance(value, str) or (isinstance(value, (int, float)) and not isinstance(value, bool)):
             numbers.append([name, f"{value:.4g}" if isinstance(value, float) else value])
     tables = ((["score", "times 100", "n"], intervals), (["figure", "value"], numbers))
     return [*parts, *(_table(head, rows) for head, rows in tables if rows)]
-
-
-def _walk(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for name, one in value.items():
-        if isinstance(one, Mapping) and not {"mean", "low", "high"} <= one.keys():
-            found += _walk(one, f"{prefix}{name}/")
-        else:
-            found.append((prefix + name, one))
-    return found
 
 
 def _sources(report: Mapping[str, Any]) -> list[str]:

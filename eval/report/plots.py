@@ -1,4 +1,4 @@
-"""The plots of a report, drawn from its figures: scores, ablations, sweeps, granularities, recall, cost and latency.
+"""The plots of a report, drawn from its figures, and the learning curve of a training run (RAS, figure 15).
 
 One look for all, with colours that colour-blind readers can tell apart, and PNG files without dates. matplotlib is
 imported when the first plot is drawn, and without a display.
@@ -6,6 +6,7 @@ imported when the first plot is drawn, and without a display.
 
 from __future__ import annotations
 
+import argparse
 import io
 import logging
 import re
@@ -13,10 +14,17 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
 
 from tripletune.eval.report.page import Runs, ablation_name, option_title
 from tripletune.eval.report.read import COSTS, LEVELS
+from tripletune.eval.suites import show_table
+from tripletune.models.data.records import read_jsonl
+from tripletune.models.files import new_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,6 +51,16 @@ _LOOK: Any = {
     "lines.linewidth": 1.4,
     "lines.markersize": 5,
 }
+# What is drawn together in a learning curve, by name of the panel: the score's name in the file and on the picture.
+PANELS: dict[str, dict[str, str]] = {
+    "ROUGE": {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"},
+    "triple F1": {"exact/micro/f1": "exact", "normalised/micro/f1": "normalised", "soft/micro/f1": "soft"},
+}
+_MALFORMED = "malformed_output"
+# The training loss jumps from step to step; it is drawn as means of so many stretches.
+_STRETCHES = 60
+LOSSES, EVALUATIONS = "losses.jsonl", "evaluations.jsonl"
+Rows = Sequence[Mapping[str, Any]]
 # What a plotting function gives: section, end of the file's name, caption, PNG.
 Plot = tuple[str, str, str, bytes]
 # Inches for a row.
@@ -73,6 +91,66 @@ def draw_plots(report: Mapping[str, Any]) -> tuple[list[dict[str, str]], dict[st
     return told, files
 
 
+def curve(args: argparse.Namespace, console: Console) -> None:
+    """`tripletune eval curve`: draw the curve of `args.run_folder` as `args.output`, and print the evaluations.
+
+    Raises:
+        FileNotFoundError: the folder is no run.
+        ValueError: a file is damaged, there is nothing to draw, or matplotlib is missing.
+    """
+    output = Path(args.output or Path(args.run_folder) / "learning_curve.png")
+    if output.suffix.lower() != ".png":
+        raise ValueError(f"--output {output}: its name must end in .png")
+    losses, evaluations = read_curve(args.run_folder)
+    picture = draw_curve(losses, evaluations)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(output) as scratch:
+        scratch.write_bytes(picture)
+    if evaluations:
+        names = [name for panel in panels_of(evaluations).values() for name in panel]
+        names += [_MALFORMED] * any(_MALFORMED in row for row in evaluations)
+        rows = [
+            [str(row["step"]), f"{row['loss']:.4f}" if "loss" in row else "-"]
+            + [f"{100 * row[name]:.1f}" if name in row else "-" for name in names]
+            for row in evaluations
+        ]
+        show_table(console, "evaluations while training; scores are times 100", ("step", "loss", *names), rows)
+    else:
+        console.print("the run has no evaluation yet: only its training loss is drawn")
+    console.print(f"written to {output}", markup=False)
+
+
+def read_curve(folder: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Read the course of a run: the lines of `losses.jsonl`, one per step, and of `evaluations.jsonl`, by their steps.
+
+    Args:
+        folder: The run's output folder, or a checkpoint in it; a run that was killed is read as far as it got.
+
+    Raises:
+        FileNotFoundError: there are neither losses nor evaluations.
+        ValueError: a line is not what it should be, or there is nothing in the files.
+    """
+    places = [Path(folder), Path(folder).parent]
+    files = [[one / LOSSES, one / EVALUATIONS] for one in places]
+    found = next((both for both in files if any(file.is_file() for file in both)), None)
+    if found is None:
+        raise FileNotFoundError(f"{folder} holds no {LOSSES} and no {EVALUATIONS}: give the output folder of a run")
+    losses, evaluations = (
+        [_logged(*line) for line in read_jsonl(file, partial=True)] if file.is_file() else [] for file in found
+    )
+    if not losses and not evaluations:
+        raise ValueError(f"{found[0].parent}: the run has done no step yet")
+    if any("loss" not in row for row in losses):
+        raise ValueError(f"{found[0]}: a line has no loss; is it the log of a run?")
+    return losses, sorted(evaluations, key=lambda row: row["step"])
+
+
+def _logged(where: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(row.get("step"), int):
+        raise ValueError(f"{where}: not a line of a run's log: its step is no whole number")
+    return {name: value for name, value in row.items() if isinstance(value, (int, float))}
+
+
 def _plots(group: Mapping[str, Any]) -> Iterator[Plot]:
     runs = [run for run in group["runs"] if run["figures"]]
     if not runs:
@@ -97,7 +175,7 @@ def _plots(group: Mapping[str, Any]) -> Iterator[Plot]:
 
 
 def _score_plot(runs: Runs, names: Sequence[str], metrics: Sequence[str]) -> bytes:
-    with new_figure(0.9 + (_BAR + 0.1 * (len(metrics) - 1)) * len(runs)) as (figure, (axes,)):
+    with _new_figure(0.9 + (_BAR + 0.1 * (len(metrics) - 1)) * len(runs)) as (figure, (axes,)):
         for number, metric in enumerate(metrics):
             shift = 0.2 * (number - (len(metrics) - 1) / 2)
             places = [place + shift for place in range(len(runs))]
@@ -111,7 +189,7 @@ def _sweep(runs: Runs, sweep: Mapping[str, Any], metrics: Sequence[str], ending:
     if len(pairs) < 2:
         return None
     title, values = option_title(sweep["option"]), [value for value, _ in pairs]
-    with new_figure(3.2) as (figure, (axes,)):
+    with _new_figure(3.2) as (figure, (axes,)):
         step = min(b - a for a, b in pairwise(values))
         for number, metric in enumerate(metrics):
             # Side by side, so that the intervals can be told apart.
@@ -135,25 +213,37 @@ def _granularity(runs: Runs) -> Iterator[Plot]:
 
 def _calls(runs: Runs) -> Iterator[Plot]:
     known = [run for run in runs if run["figures"]["roles"]]
-    if not known:
-        return
-    for key in COSTS:
-        told = [run for run in known if all(one[key] is not None for one in run["figures"]["roles"].values())]
-        if not told:
-            continue
-        roles = dict.fromkeys(role for run in told for role in run["figures"]["roles"])
-        parts = {role: [run["figures"]["roles"].get(role, {}).get(key, 0.0) for run in told] for role in roles}
+    roles = dict.fromkeys(role for run in known for role in run["figures"]["roles"])
+    for key in COSTS if known else ():
+        parts = {role: [run["figures"]["roles"].get(role, {}).get(key, 0.0) for run in known] for role in roles}
         title = f"{key.replace('_', ' ')} per question"
-        png = _bar_plot(told, parts, title, 1 if key == "calls" else 0)
+        png = _bar_plot(known, parts, title, 1 if key == "calls" else 0)
         yield "cost", key.replace("_", "-"), f"{title}, by role", png
 
 
 def _bar_plot(runs: Runs, parts: Mapping[str, Sequence[float]], label: str, digits: int = 0) -> bytes:
-    legend_lines = -(-len(parts) // 3)
-    with new_figure(0.8 + _BAR * len(runs) + 0.2 * legend_lines) as (figure, (axes,)):
-        _bars(axes, [run["name"] for run in runs], parts, label, digits)
+    """Stacked horizontal bars, one per run from the top down, with the size of every part that has room for it."""
+    starts = [0.0] * len(runs)
+    whole = max(map(sum, zip(*parts.values()))) or 1.0
+    with _new_figure(0.8 + _BAR * len(runs) + 0.2 * -(-len(parts) // 3)) as (figure, (axes,)):
+        for number, (part, sizes) in enumerate(parts.items()):
+            colour = COLOURS[number % len(COLOURS)]
+            # More parts than colours: the second time round they are hatched.
+            hatch = "///" if number >= len(COLOURS) else None
+            axes.barh(range(len(runs)), sizes, left=starts, height=0.62, color=colour, label=part, hatch=hatch,
+                      edgecolor="white", linewidth=0.6)  # fmt: skip
+            for place, size in enumerate(sizes):
+                if size >= 0.07 * whole:
+                    ink = "white" if number % len(COLOURS) in (0, 1, 2) else "black"
+                    axes.text(starts[place] + size / 2, place, f"{size:.{digits}f}", ha="center", va="center",
+                              fontsize=8, color=ink)  # fmt: skip
+            starts = [start + size for start, size in zip(starts, sizes)]
+        axes.set_yticks(range(len(runs)), [_wrapped(run["name"]) for run in runs])
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel(label)
         figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=min(len(parts), 3))
-        return png_of(figure)
+        return _png_of(figure)
 
 
 def _recall(runs: Runs) -> Iterator[Plot]:
@@ -166,7 +256,7 @@ def _recall(runs: Runs) -> Iterator[Plot]:
 
 
 def _recall_lines(runs: Runs, rounds: int) -> bytes:
-    with new_figure(3.2) as (figure, (axes,)):
+    with _new_figure(3.2) as (figure, (axes,)):
         for number, run in enumerate(runs):
             found = run["figures"]["recall"]["by_round"]
             places = [int(key) + 0.04 * (number - (len(runs) - 1) / 2) for key in found]
@@ -179,7 +269,7 @@ def _recall_lines(runs: Runs, rounds: int) -> bytes:
 
 def _recall_rows(runs: Runs, rounds: int) -> bytes:
     """A row per run, a sign per round: for more runs than lines can be told apart."""
-    with new_figure(0.9 + _BAR * len(runs)) as (figure, (axes,)):
+    with _new_figure(0.9 + _BAR * len(runs)) as (figure, (axes,)):
         for number in range(1, rounds + 1):
             shares = [run["figures"]["recall"]["by_round"].get(str(number)) for run in runs]
             places = [place + 0.12 * (number - (rounds + 1) / 2) for place, share in enumerate(shares) if share]
@@ -192,15 +282,60 @@ def _latency(runs: Runs, metric: str) -> Iterator[Plot]:
     """Quality against time (figure 6 of the CIRAG paper)."""
     if len(runs) < 2:
         return
-    with new_figure(max(3.4, 0.23 * len(runs))) as (figure, (axes,)):
+    with _new_figure(max(3.4, 0.23 * len(runs))) as (figure, (axes,)):
         for number, run in enumerate(runs):
-            x, across = error_sizes([run["figures"]["latency"]["mean"]], 1)
-            y, up = error_sizes([run["figures"]["scores"][metric]])
+            x, across = _error_sizes([run["figures"]["latency"]["mean"]], 1)
+            y, up = _error_sizes([run["figures"]["scores"][metric]])
             axes.errorbar(x, y, xerr=across, yerr=up, capsize=2.5, label=run["name"], linestyle="none", **_sign(number))
         axes.set_xlabel("seconds per question, as measured")
         axes.set_xlim(left=0)
         png = _finished(figure, axes, y=f"{metric} x 100")
         yield "latency", "latency", f"{metric} against seconds per question, with 95 % intervals", png
+
+
+def draw_curve(losses: Rows, evaluations: Rows) -> bytes:
+    """A learning curve as PNG: loss, ROUGE and triple F1 over steps; the same rows give the same bytes.
+
+    Raises:
+        ValueError: matplotlib is missing.
+    """
+    panels = panels_of(evaluations)
+    with _new_figure(2.6, 1 + len(panels)) as (figure, axes):
+        first = axes[0]
+        first.set_title("loss")
+        size = max(1, len(losses) // _STRETCHES)
+        parts = [losses[start : start + size] for start in range(0, len(losses), size)]
+        if parts:
+            means = ([fmean(row[key] for row in part) for part in parts] for key in ("step", "loss"))
+            first.plot(*means, color=COLOURS[0], label="training")
+        points = [(row["step"], row["loss"]) for row in evaluations if "loss" in row]
+        if points:
+            first.plot(*zip(*points), color=COLOURS[1], marker=MARKERS[0], label="validation")
+        first.legend()
+        for panel, axis in zip(panels, axes[1:]):
+            axis.set_title(f"{panel} (x 100)")
+            for number, (name, label) in enumerate(panels[panel].items()):
+                points = [(row["step"], 100 * row[name]) for row in evaluations if name in row]
+                axis.plot(*zip(*points), label=label, **_sign(number))
+            # Room for the legend, and for marks at the top.
+            axis.margins(y=0.12)
+            axis.set_ylim(bottom=0)
+            axis.legend()
+        for axis in axes:
+            axis.set_xlabel("optimiser steps")
+        return _png_of(figure)
+
+
+def panels_of(evaluations: Rows) -> dict[str, dict[str, str]]:
+    """The panels of `PANELS` that have scores; where there are none of them, one with the scores there are."""
+    names = {name for row in evaluations for name in row}
+    found = {
+        panel: {name: label for name, label in scores.items() if name in names} for panel, scores in PANELS.items()
+    }
+    others = sorted(names - {"step", "epoch", "loss", _MALFORMED})
+    return {panel: scores for panel, scores in found.items() if scores} or (
+        {"scores": {name: name for name in others}} if others else {}
+    )
 
 
 def _points(
@@ -213,7 +348,7 @@ def _points(
     linestyle: str = "none",
 ) -> None:
     """Means with their intervals, at places on the other axis."""
-    means, sizes = error_sizes(values)
+    means, sizes = _error_sizes(values)
     at: Any = {"x": means, "y": places, "xerr": sizes} if across else {"x": places, "y": means, "yerr": sizes}
     axes.errorbar(**at, capsize=2.5, label=label, linestyle=linestyle, **_sign(number))
 
@@ -241,73 +376,42 @@ def _finished(figure: Figure, axes: Axes, x: str = "", y: str = "") -> bytes:
         axes.set_ylabel(y)
         axes.set_ylim(limits)
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), labelspacing=0.7)
-    return png_of(figure)
+    return _png_of(figure)
 
 
-def _bars(axes: Axes, names: Sequence[str], parts: Mapping[str, Sequence[float]], label: str, digits: int) -> None:
-    """Stacked horizontal bars, one per name from the top down, with the size of every part that has room for it."""
-    starts = [0.0] * len(names)
-    whole = max((sum(sizes[n] for sizes in parts.values()) for n in range(len(names))), default=0.0) or 1.0
-    for number, (part, sizes) in enumerate(parts.items()):
-        colour = COLOURS[number % len(COLOURS)]
-        # More parts than colours: the second time round they are hatched.
-        hatch = "///" if number >= len(COLOURS) else None
-        axes.barh(range(len(names)), sizes, left=starts, height=0.62, color=colour, label=part, hatch=hatch,
-                  edgecolor="white", linewidth=0.6)  # fmt: skip
-        for place, size in enumerate(sizes):
-            if size >= 0.07 * whole:
-                ink = "white" if number % len(COLOURS) in (0, 1, 2) else "black"
-                axes.text(starts[place] + size / 2, place, f"{size:.{digits}f}", ha="center", va="center",
-                          fontsize=8, color=ink)  # fmt: skip
-        starts = [start + size for start, size in zip(starts, sizes)]
-    axes.set_yticks(range(len(names)), [_wrapped(name) for name in names])
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-    axes.set_xlabel(label)
-
-
-def _wrapped(name: str, width: int = 26) -> str:
+def _wrapped(name: str) -> str:
     """A name on lines that leave room for the plot."""
-    return "\n".join(textwrap.wrap(name, width)) or name
+    return "\n".join(textwrap.wrap(name, 26)) or name
 
 
 @contextmanager
-def new_figure(height: float, columns: int = 1, **options: Any) -> Iterator[tuple[Figure, list[Axes]]]:
-    """A figure in the common look, with its axes side by side.
-
-    Args:
-        height: In inches.
-        columns: How many axes.
-        **options: Of `Figure.subplots`.
-
-    Raises:
-        ValueError: matplotlib is missing.
-    """
+def _new_figure(height: float, columns: int = 1) -> Iterator[tuple[Figure, list[Axes]]]:
+    """A figure in the common look, `height` inches high, with its axes side by side."""
     try:
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ValueError(
-            f"plots need {error.name}: pip install 'tripletune[plots]', or leave them out with --no-plots"
+            f"plots need {error.name}: pip install 'tripletune[plots]'; a report can leave them out with --no-plots"
         ) from None
     # It tells of every font list it makes.
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     with matplotlib.rc_context(_LOOK):
         figure = Figure(figsize=(WIDTH, height), dpi=140, layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.subplots(1, columns, squeeze=False, **options)
+        axes = figure.subplots(1, columns, squeeze=False)
         yield figure, list(axes[0])
 
 
-def png_of(figure: Figure) -> bytes:
+def _png_of(figure: Figure) -> bytes:
     """A figure as PNG; the same figure gives the same bytes."""
     target = io.BytesIO()
     figure.savefig(target, format="png", metadata={"Software": None})
     return target.getvalue()
 
 
-def error_sizes(values: Sequence[Mapping[str, Any]], times: float = 100) -> tuple[list[float], list[list[float]]]:
+def _error_sizes(values: Sequence[Mapping[str, Any]], times: float = 100) -> tuple[list[float], list[list[float]]]:
     """Means, and how far their intervals reach below and above them, as `errorbar` takes them."""
     means = [times * value["mean"] for value in values]
     # Rounding may put a bound on the wrong side of its mean by a hair.

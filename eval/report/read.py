@@ -8,7 +8,6 @@ values; an interval is `{"mean", "low", "high", "n"}`.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,18 +16,15 @@ from typing import Any
 
 import pandas as pd
 
-from tripletune.eval.results import ABOUT, METRICS, RESULTS, SETTINGS, check_scores
+from tripletune.eval.results import ABOUT, METRICS, RESULTS, SETTINGS, read_results
 from tripletune.eval.statistics import bootstrap_mean
 from tripletune.models.files import read_json
 from tripletune.rag.systems.cirag.generation import DEFAULT
 from tripletune.rag.systems.cirag.options import GRANULARITIES
 
-_LOOKED_FOR = f"{METRICS}, or {RESULTS} with {SETTINGS}"
 LEVELS = (*GRANULARITIES, DEFAULT)
 COSTS = ("calls", "tokens_read", "tokens_written")
 _CALLS = "calls."
-# Counts that have tables of their own.
-_ELSEWHERE = (_CALLS, "answered.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +72,7 @@ class Run:
     @property
     def expected(self) -> int | None:
         """Questions of the whole run; None where nothing says so."""
-        found = self.about.get("questions")
-        return len(self.rows) if self.finished and found is None else found
+        return self.about.get("questions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,21 +102,23 @@ def read_folder(spec: str) -> Run | Other:
     if not path.is_dir():
         raise FileNotFoundError(f"no such folder: {path}")
     settings, about, metrics = (
-        read_json(path / file) if (path / file).is_file() else None for file in (SETTINGS, ABOUT, METRICS)
+        read_json(path / file) if (path / file).is_file() else {} for file in (SETTINGS, ABOUT, METRICS)
     )
-    results = (path / RESULTS).is_file()
-    if metrics is None and not (results and settings):
-        raise ValueError(_no_results(path))
-    if settings and "system" in settings and results:
-        rows, cut_off = _rows(path / RESULTS, _scores_of(path, settings))
-        expected = (about or {}).get("questions") or (metrics or {}).get("questions")
-        finished = metrics is not None and not cut_off and len(rows) == expected
-        session = (metrics or {}).get("session") or {}
-        return Run(str(path), name, settings, about or {}, rows, finished, cut_off, session)
-    if metrics is not None and "system" in metrics:
+    results = path / RESULTS
+    if not metrics and not (results.is_file() and settings):
+        inside = sorted(part.parent.name for part in path.glob(f"*/{SETTINGS}"))
+        more = f"; its folders {', '.join(inside[:4])} do: name those" if inside else ""
+        raise ValueError(
+            f"{path} holds no results of `tripletune eval`: there is no {METRICS}, or {RESULTS} with {SETTINGS}{more}"
+        )
+    if "system" in settings and results.is_file():
+        rows, cut_off = _rows(results, settings), results.read_bytes()[-1:] not in (b"\n", b"")
+        finished = bool(metrics) and not cut_off and len(rows) == about.get("questions")
+        return Run(str(path), name, settings, about, rows, finished, cut_off, metrics.get("session") or {})
+    if "system" in metrics:
         raise ValueError(f"{path} has lost its {RESULTS} or {SETTINGS}: a report of a run needs both")
-    count = len(_rows(path / RESULTS, None)[0]) if results else 0
-    return Other(str(path), name, settings or {}, about or {}, metrics, count)
+    count = sum(1 for _ in read_results(results, partial=True)) if results.is_file() else 0
+    return Other(str(path), name, settings, about, metrics or None, count)
 
 
 def figures_of(run: Run) -> dict[str, Any]:
@@ -159,36 +156,23 @@ def figures_of(run: Run) -> dict[str, Any]:
     }
 
 
-def _rows(path: Path, metrics: Sequence[str] | None) -> tuple[pd.DataFrame, bool]:
-    """The whole lines of a results file, and whether a kill has left half a line at its end."""
-    found: list[dict[str, Any]] = []
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.endswith(b"\n"):
-                return pd.DataFrame(found), True
-            where = f"{path}:{number}"
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{where}: not valid JSON ({error}); run the evaluation again") from None
-            if not isinstance(row, dict) or "id" not in row:
-                raise ValueError(f"{where}: not a result: it has no id")
-            try:
-                found.append({"id": row["id"]} if metrics is None else _row(where, row, metrics))
-            except KeyError as error:
-                raise ValueError(f"{where}: not a result of `tripletune eval run`: it has no {error}") from None
-            except (TypeError, AttributeError) as error:
-                raise ValueError(f"{where}: not a result of `tripletune eval run`: {error}") from None
-    return pd.DataFrame(found), False
+def _rows(path: Path, settings: Mapping[str, Any]) -> pd.DataFrame:
+    """The table of a results file."""
+    found = []
+    for number, row in enumerate(read_results(path, partial=True), 1):
+        try:
+            found.append(_row(row, settings["task"]["metrics"]))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path}:{number}: not a result of `tripletune eval run`: {error!r}") from None
+    return pd.DataFrame(found)
 
 
-def _row(where: str, row: dict[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
+def _row(row: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
     trace = row["trace"]
     details, steps = trace.get("details", {}), trace["steps"]
     wanted = set(row.get("supporting") or ())
     known = bool(wanted) and not row["error"]
     kept = details.get("core_passages")
-    check_scores(where, row)
     return {
         "id": row["id"],
         "type": row["type"] or "",
@@ -218,24 +202,6 @@ def _recall(steps: Sequence[Mapping[str, Any]], wanted: set[str]) -> list[float]
     return shares
 
 
-def _scores_of(path: Path, settings: Mapping[str, Any]) -> list[str]:
-    """The task's scores, the headline first."""
-    task = settings.get("task")
-    if not isinstance(task, dict) or not isinstance(task.get("name"), str) or not isinstance(task.get("metrics"), list):
-        raise ValueError(f"{path / SETTINGS}: it names no task with its scores; run the evaluation again")
-    return [str(name) for name in task["metrics"]]
-
-
-def _no_results(path: Path) -> str:
-    inside = sorted(part.name for part in path.iterdir() if part.is_dir() and (part / SETTINGS).is_file())
-    if inside:
-        more = f"; its folders {', '.join(inside[:4])} do: name those"
-    else:
-        names = sorted(part.name for part in path.iterdir())
-        more = f" (it holds {', '.join(names[:6]) or 'nothing'})"
-    return f"{path} holds no results of `tripletune eval`: there is no {_LOOKED_FOR}{more}"
-
-
 def _mean(values: Iterable[float]) -> dict[str, Any]:
     return bootstrap_mean([float(value) for value in values]).to_json()
 
@@ -248,19 +214,16 @@ def _means_of(rows: pd.DataFrame, metrics: Sequence[str]) -> dict[str, Any]:
     return {name: _mean(rows[name]) for name in metrics}
 
 
-def _roles(rows: pd.DataFrame) -> dict[str, dict[str, float | None]] | None:
+def _roles(rows: pd.DataFrame) -> dict[str, dict[str, float]] | None:
     """Calls, tokens read and tokens written per question, by role, in the order in which questions meet them."""
-    calls: Counter[str] = Counter()
-    tokens: dict[str, Counter[str]] = {}
+    sums: dict[str, Counter[str]] = {}
     for tallies, used in zip(rows["tallies"], rows["tokens"]):
-        calls.update({key.removeprefix(_CALLS): n for key, n in tallies.items() if key.startswith(_CALLS)})
-        for role, both in (used or {}).items():
-            tokens.setdefault(role, Counter()).update(dict(zip(COSTS[1:], both)))
-    found: dict[str, dict[str, float | None]] = {}
-    for role, count in calls.items():
-        found[role] = {name: tokens[role][name] / len(rows) if role in tokens else None for name in COSTS[1:]}
-        found[role] = {"calls": count / len(rows), **found[role]}
-    return found or None
+        for key, count in tallies.items():
+            if key.startswith(_CALLS):
+                role = key.removeprefix(_CALLS)
+                costs = (count, *((used or {}).get(role) or (0, 0)))
+                sums.setdefault(role, Counter()).update(dict(zip(COSTS, costs)))
+    return {role: {name: found[name] / len(rows) for name in COSTS} for role, found in sums.items()} or None
 
 
 def _granularity(rows: pd.DataFrame, metrics: Sequence[str]) -> dict[str, Any] | None:
@@ -290,5 +253,6 @@ def _decisions(rows: pd.DataFrame) -> dict[str, int]:
     """What was noted, by name: the system's tallies, and decisions that cannot be read."""
     counts: Counter[str] = Counter(rounds=int(rows["rounds"].sum()), unreadable_decisions=int(rows["malformed"].sum()))
     for tallies in rows["tallies"]:
-        counts.update({key: n for key, n in tallies.items() if not key.startswith(_ELSEWHERE)})
+        # Calls and answers by granularity have tables of their own.
+        counts.update({key: n for key, n in tallies.items() if not key.startswith((_CALLS, "answered."))})
     return dict(sorted((name, n) for name, n in counts.items() if n))

@@ -1,1 +1,316 @@
-"""What can be evaluated: questions, records, extraction, decisions."""
+"""What can be evaluated, and how: check, ask, score, write; resumable, with failed items as rows that score 0.
+
+A kind of evaluation is a `Suite`: one file in this folder, found by its name. The suite says what is asked, how a
+reply is scored and what is told of all scores; everything else happens here, alike for all. Many items run at once as
+asyncio tasks; models group their calls, and the final file is in the order of the data, so concurrency changes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import logging
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+from tripletune.eval.results import METRICS, ResultLog
+from tripletune.models.files import read_json, write_json
+from tripletune.models.llm.client import RepliesPending, SetupError
+from tripletune.models.llm.ledger_client import RetriesExhausted
+from tripletune.models.options import add_arguments, from_arguments, setting
+
+logger = logging.getLogger(__name__)
+_SECONDS_BETWEEN_LINES = 30.0
+
+
+class QuestionsPending(RuntimeError):
+    """Items wait for replies of a batch; the message says what to do. The other items have their rows."""
+
+    exit_code = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an item has no reply.
+
+    Attributes:
+        error: The exception, as text.
+        seconds: How long it took to fail.
+    """
+
+    error: str
+    seconds: float
+
+
+@dataclass(kw_only=True)
+class SuiteOptions:
+    """What every evaluation is told."""
+
+    data: str = setting(dataclasses.MISSING, "the data: a folder, or one file")
+    output: str = setting(dataclasses.MISSING, "folder of the results; the same command continues it")
+    limit: int | None = setting(None, "only the first N items", at_least=1)
+    overwrite: bool = setting(False, "replace the results of an earlier run in --output")
+
+
+class Suite(ABC):
+    """One kind of evaluation.
+
+    A subclass sets `options_class` and implements the abstract methods.
+
+    Attributes:
+        unit: What an item is called.
+        options: Its options.
+        ids: The ids of all items, in order, each once.
+        command: The words of the command line, for reports.
+        concurrency: Batches under way at once.
+        retry_errors: Whether items that failed in an earlier call are run again.
+    """
+
+    unit: ClassVar[str] = "item"
+    options_class: ClassVar[type[SuiteOptions]] = SuiteOptions
+    options: Any
+    ids: list[str]
+    command: Sequence[str] = ()
+    concurrency: int = 1
+    retry_errors: bool = False
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+        self.ids = []
+        for item, count in Counter(item.id for item in self.items()).items():
+            self.ids.append(item)
+            if count > 1:
+                raise ValueError(f"{options.data}: {self.unit} id {item!r} occurs twice; results are stored by id")
+        if not self.ids:
+            raise ValueError(f"{options.data}: there is no {self.unit}")
+
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        """Give a parser the options."""
+        add_arguments(parser, cls.options_class)
+
+    @classmethod
+    def from_arguments(cls, args: argparse.Namespace) -> Suite:
+        """The suite of a command line."""
+        return cls(from_arguments(cls.options_class, args))
+
+    @abstractmethod
+    def items(self) -> Iterator[Any]:
+        """Stream the items, each with an `id`."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """All that a row depends on; speed is not among it."""
+
+    def open(self) -> None:  # noqa: B027
+        """Open models and data; called only when an item has no row."""
+
+    def batches(self, items: Iterable[Any]) -> Iterator[list[Any]]:
+        """Items that are asked together."""
+        return ([item] for item in items)
+
+    @abstractmethod
+    async def ask(self, batch: list[Any]) -> list[Any]:
+        """The model's reply to each item; an exception is a `Failure` of the item."""
+
+    @abstractmethod
+    def score(self, item: Any, reply: Any) -> dict[str, Any]:
+        """The row of an item, with `id` and `error`; a metric that fails ends the run.
+
+        Args:
+            item: The item.
+            reply: What `ask` gave, or a `Failure`.
+        """
+
+    @abstractmethod
+    def summarise(self, log: ResultLog) -> dict[str, Any]:
+        """The metrics of all rows."""
+
+    @abstractmethod
+    def show(self, metrics: Mapping[str, Any], console: Console) -> None:
+        """Print the metrics."""
+
+    def pending_message(self) -> str:
+        """Write the request files of what waits for a batch, and say what to do with them."""
+        return ""
+
+    async def close(self) -> None:  # noqa: B027
+        """Let go of what `open` opened."""
+
+
+def run_suites(suites: Sequence[Suite], console: Console | None = None, clients: Sequence[Any] = ()) -> int:
+    """Run suites one after the other and write `metrics.json` of each that is complete.
+
+    Args:
+        suites: At least one.
+        console: Where the metrics are shown; None shows nothing.
+        clients: Language models that the suites share, closed at the end.
+
+    Returns:
+        The exit code: 1 when every single item failed.
+
+    Raises:
+        ValueError: an output folder holds results of another run, or can't be used.
+        QuestionsPending: items wait for a batch; run again when it is answered.
+        CallError: the model's server does not answer, or a key, an address or a model's name is at fault.
+    """
+    logs: list[ResultLog] = []
+    try:
+        for suite in suites:
+            options = suite.options
+            logs.append(ResultLog(options.output, suite.settings(), options.overwrite, suite.retry_errors))
+            logs[-1].note(suite.command, len(suite.ids), data=options.data, concurrency=suite.concurrency)
+        codes, pending = asyncio.run(_run_all(suites, logs, console, clients))
+    finally:
+        for log in logs:
+            log.close()
+    if pending:
+        raise QuestionsPending(pending)
+    return max(codes)
+
+
+async def _run_all(
+    suites: Sequence[Suite], logs: Sequence[ResultLog], console: Console | None, clients: Sequence[Any]
+) -> tuple[list[int], str]:
+    """Answer what has no row; gives the exit codes of complete suites, and what to do about items that wait."""
+    codes, waiting = [], 0
+    messages: list[str] = []
+    try:
+        for suite, log in zip(suites, logs):
+            before, started, waits = len(log.done), time.perf_counter(), 0
+            if any(name not in log.done for name in suite.ids):
+                suite.open()
+                with Progress(len(suite.ids), before, suite.unit) as progress:
+                    waits = await _answer(suite, log, progress)
+            waiting += waits
+            if not waits:
+                codes.append(_finish(suite, log, len(log.done) - before, time.perf_counter() - started, console))
+        # At the end, so that suites that share a client share its request file.
+        messages = [suite.pending_message() for suite in suites] if waiting else []
+    finally:
+        for one in (*suites, *clients):
+            await one.close()
+    told = [f"{waiting:,} {suites[0].unit}s wait.", *(text for text in dict.fromkeys(messages) if text)]
+    return codes, " ".join(told) if waiting else ""
+
+
+async def _answer(suite: Suite, log: ResultLog, progress: Progress) -> int:
+    """Answer the items that have no row; gives how many wait for a batch."""
+    waiting = 0
+    batches = suite.batches(item for item in suite.items() if item.id not in log.done)
+
+    async def work() -> None:
+        nonlocal waiting
+        # All workers draw from one iterator: never more items than are under way are in memory.
+        for batch in batches:
+            for item, reply in await _ask(suite, batch):
+                if isinstance(reply, RepliesPending):
+                    waiting += 1
+                else:
+                    log.append(suite.score(item, reply))
+                    progress.advance()
+
+    await asyncio.gather(*(work() for _ in range(suite.concurrency)))
+    return waiting
+
+
+async def _ask(suite: Suite, batch: list[Any]) -> list[tuple[Any, Any]]:
+    """Each item with its reply, its failure, or `RepliesPending`; a bad item costs itself alone."""
+    started = time.perf_counter()
+    try:
+        return list(zip(batch, await suite.ask(batch), strict=True))
+    except (SetupError, RetriesExhausted) as error:
+        if isinstance(error.__cause__, (ValueError, OSError)):  # a model folder that can't be loaded is bad input
+            raise ValueError(str(error)) from error
+        raise
+    # Whatever goes wrong with one item must not lose it or the others.
+    except Exception as error:
+        if len(batch) > 1:
+            return [pair for item in batch for pair in await _ask(suite, [item])]
+        if isinstance(error, RepliesPending):
+            return [(batch[0], error)]
+        logger.warning("%s %s failed: %s: %s", suite.unit, batch[0].id, type(error).__name__, error)
+        logger.debug("traceback of %s %s", suite.unit, batch[0].id, exc_info=True)
+        return [(batch[0], Failure(f"{type(error).__name__}: {error}", time.perf_counter() - started))]
+
+
+def _finish(suite: Suite, log: ResultLog, answered: int, seconds: float, console: Console | None) -> int:
+    log.finish(suite.ids)
+    path, units = log.folder / METRICS, f"{suite.unit}s"
+    session = {units: answered, "seconds": round(seconds, 3), f"{units}_per_second": round(answered / seconds, 4)}
+    if not answered and path.exists():
+        # Nothing was left to do, so the speed of the last real session is the one worth keeping.
+        session = read_json(path).get("session", session)
+    metrics = {**suite.summarise(log), "session": session}
+    write_json(path, metrics)
+    if console is not None:
+        suite.show(metrics, console)
+    if all(row.get("error") for row in log.rows()):
+        logger.error('every %s failed; see "error" in %s', suite.unit, log.path)
+        return 1
+    return 0
+
+
+def interval_cells(value: Mapping[str, Any], sign: bool = False) -> tuple[str, str]:
+    """A mean and its interval as table cells, times 100; dashes where there is nothing."""
+    form = "+.1f" if sign else ".1f"
+    if value["mean"] is None:
+        return "-", "-"
+    return format(100 * value["mean"], form), f"{100 * value['low']:{form}} to {100 * value['high']:{form}}"
+
+
+def show_table(
+    console: Console, title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], drawn: str = ""
+) -> None:
+    """Print a table, and of scores what their intervals draw: "questions"."""
+    table = Table(*heads, title=title)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    if drawn:
+        console.print(f"Scores are times 100, with the 95 % interval of a bootstrap over {drawn}.")
+
+
+class Progress:
+    """Counts finished items: a bar on a terminal, a plain log line every half minute elsewhere.
+
+    Args:
+        total: Items in all.
+        done: Items finished before.
+        unit: What an item is called.
+    """
+
+    def __init__(self, total: int, done: int, unit: str) -> None:
+        self._total, self._done, self._unit = total, done, unit
+        self._started = self._last = time.monotonic()
+        self._before = done
+        self._bar = tqdm(total=total, initial=done, unit=unit) if sys.stderr.isatty() else None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def advance(self) -> None:
+        """Count a finished item."""
+        self._done += 1
+        if self._bar is not None:
+            self._bar.update()
+            return
+        now = time.monotonic()
+        if now - self._last >= _SECONDS_BETWEEN_LINES or self._done == self._total:
+            rate = (self._done - self._before) / max(now - self._started, 1e-9)
+            logger.info("%d of %d %ss, %.2f per second", self._done, self._total, self._unit, rate)
+            self._last = now

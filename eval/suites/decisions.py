@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from tripletune.eval.harness import SCORES_NOTE, Failure, Suite, SuiteOptions, interval_cells
 from tripletune.eval.metrics.answers import f1
 from tripletune.eval.results import ResultLog
-from tripletune.eval.statistics import RESAMPLES, bootstrap_mean
+from tripletune.eval.statistics import bootstrap_pairs
+from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.models.data.records import Passage, record_files
 from tripletune.models.data.trajectories import Trajectory, read_trajectories
 from tripletune.models.data.triples import Triple
@@ -157,19 +156,18 @@ class DecisionSuite(Suite):
 
     def show(self, metrics: Mapping[str, Any], console: Console) -> None:
         """Print the scores."""
-        table = Table(
-            title=f"{metrics['decisions']} decisions on {metrics['questions']} questions, with the teacher's history"
-        )
-        for heading in ("round", "score", "mean", "95 % interval", "decisions", "what it says"):
-            table.add_column(heading)
-        for name, explanation in SCORES.items():
-            value = metrics["metrics"][name]
-            table.add_row("all", name, *interval_cells(value), str(value["n"]), explanation)
-        for number, scores in metrics["by_round"].items():
-            for name in ("core_f1", "query_f1", "stop_accuracy"):
-                table.add_row(number, name, *interval_cells(scores[name]), str(scores[name]["n"]), "")
-        console.print(table)
-        console.print(SCORES_NOTE.format("questions"))
+        rows = [
+            ("all", name, *interval_cells(value := metrics["metrics"][name]), str(value["n"]), explanation)
+            for name, explanation in SCORES.items()
+        ]
+        rows += [
+            (number, name, *interval_cells(scores[name]), str(scores[name]["n"]), "")
+            for number, scores in metrics["by_round"].items()
+            for name in ("core_f1", "query_f1", "stop_accuracy")
+        ]
+        title = f"{metrics['decisions']} decisions on {metrics['questions']} questions, with the teacher's history"
+        heads = ("round", "score", "mean", "95 % interval", "decisions", "what it says")
+        show_table(console, title, heads, rows, "questions")
         faults = ", ".join(f"{name} {count}" for name, count in metrics["faults"].items()) or "none"
         console.print(f"errors {metrics['errors']}, faults of the replies: {faults}", markup=False)
 
@@ -250,12 +248,11 @@ def score_reply(case: Case, reply: str, error: str = "") -> dict[str, Any]:
     }
 
 
-def summarise_decisions(rows: Iterable[Mapping[str, Any]], resamples: int = RESAMPLES) -> dict[str, Any]:
+def summarise_decisions(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Metrics of scored rows.
 
     Args:
         rows: Rows of `score_reply`, streamed.
-        resamples: Bootstrap samples of the intervals.
 
     Returns:
         `decisions` and `questions` (counts), `metrics` (each of `SCORES`), `by_round` and `by_teacher` (the same for
@@ -276,12 +273,7 @@ def summarise_decisions(rows: Iterable[Mapping[str, Any]], resamples: int = RESA
                 values[*group, name].append((row["question_id"], score))
 
     def family(kind: str, key: str) -> dict[str, Any]:
-        found = {}
-        for name in SCORES:
-            scored = values.get((kind, key, name), [])
-            clusters = [question for question, _ in scored]
-            found[name] = bootstrap_mean([score for _, score in scored], clusters, resamples).to_json()
-        return found
+        return {name: bootstrap_pairs(values.get((kind, key, name), ())).to_json() for name in SCORES}
 
     def families(kind: str) -> dict[str, Any]:
         keys = sorted({key for one, key, _ in values if one == kind}, key=lambda key: (len(key), key))

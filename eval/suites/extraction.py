@@ -10,27 +10,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from tripletune.eval.harness import SCORES_NOTE, Failure, Suite, SuiteOptions, interval_cells
 from tripletune.eval.results import ResultLog
-from tripletune.eval.triples import (
-    FIELDS,
-    LEVELS,
-    ROUGE,
-    THRESHOLDS,
-    Prediction,
-    score_rows,
-    summarise_extractions,
-    text_scores,
-)
+from tripletune.eval.statistics import flatten
+from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
+from tripletune.eval.triples import PARTS, ROUGE, Prediction, score_rows, summarise_extractions
 from tripletune.models.data.pairs import ExtractionPair, read_pairs, read_replies, read_reply
 from tripletune.models.data.records import record_files
 from tripletune.models.files import file_digest, write_text
@@ -46,39 +37,6 @@ KIND = "extraction"
 SCORES_FILE = "scores.jsonl"
 # Pairs that are sorted by length together.
 _WINDOW = 2048
-# A row of `eval.triples.score_rows` as numerator and denominator; sums of both make the score of a data set.
-_Part = Callable[[Mapping[str, Any]], tuple[float, float]]
-
-
-def _level_parts(level: str) -> dict[str, _Part]:
-    def macro(place: int) -> _Part:
-        return lambda row: (text_scores(row, level)[place], 1.0)
-
-    micro: dict[str, _Part] = {
-        "precision": lambda row: (row[level][0], row[level][1]),
-        "recall": lambda row: (row[level][0], row[level][2]),
-        "f1": lambda row: (2.0 * row[level][0], row[level][1] + row[level][2]),
-    }
-    parts = {f"{level}/micro/{name}": part for name, part in micro.items()}
-    return parts | {f"{level}/macro/{name}": macro(place) for place, name in enumerate(micro)}
-
-
-def _field_part(field: str) -> _Part:
-    return lambda row: (row[field], row["normalised"][2])
-
-
-def _mean_part(name: str) -> _Part:
-    return lambda row: (float(row[name]), 1.0)
-
-
-PARTS: dict[str, _Part] = {
-    **{name: part for level in LEVELS for name, part in _level_parts(level).items()},
-    **{f"accuracy/{field}": _field_part(field) for field in FIELDS},
-    "malformed_output": _mean_part("malformed"),
-    "malformed_triples": lambda row: (row["malformed_triples"], row["malformed_triples"] + row["predicted"]),
-    "groundedness": lambda row: (row["grounded"], row["entities"]),
-    **{name: _mean_part(name) for name in ROUGE},
-}
 EXPLANATIONS = {
     "exact": "all three fields are the same text",
     "normalised": "case, articles, punctuation and the form of the predicate aside",
@@ -228,19 +186,16 @@ class ExtractionSuite(Suite):
             "split": options.split,
             "shots": options.shots,
             "embedder": options.embedder,
-            **summarise_extractions(rows, THRESHOLDS),
+            **summarise_extractions(rows),
             **totals(log.rows()),
         }
 
     def show(self, metrics: Mapping[str, Any], console: Console) -> None:
         """Print the scores."""
-        table = Table(title=f"{metrics['model']} on {metrics['texts']} texts of {metrics['data']}")
-        for heading in ("score", "mean", "95 % interval", "what it says"):
-            table.add_column(heading)
-        for name, value in scores_of(metrics):
-            table.add_row(name, *interval_cells(value), EXPLANATIONS[name.split("/")[0]])
-        console.print(table)
-        console.print(SCORES_NOTE.format("texts"))
+        flat = flatten(metrics, "/")
+        rows = [(name, *interval_cells(flat[name]), EXPLANATIONS[name.split("/")[0]]) for name in PARTS if name in flat]
+        title = f"{metrics['model']} on {metrics['texts']} texts of {metrics['data']}"
+        show_table(console, title, ("score", "mean", "95 % interval", "what it says"), rows, "texts")
         if soft := metrics.get("soft"):
             limits = ", ".join(f"{name} {value}" for name, value in soft["thresholds"].items())
             console.print(f"soft: smallest cosines {limits}; embedder {metrics['embedder']}", markup=False)
@@ -292,13 +247,3 @@ def totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     each = max(1, texts)
     cost = {name: round(sums[name] / each, 3) for name in ("prompt_tokens", "completion_tokens")}
     return {"counts": sums, "cost_per_text": cost | {"seconds": round(seconds / each, 4)}}
-
-
-def scores_of(metrics: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The scores of `summarise_extractions` under the names of `PARTS`, in their order."""
-    for name in PARTS:
-        value: Any = metrics
-        for part in name.split("/"):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        if value is not None:
-            yield name, value

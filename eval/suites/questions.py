@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rich.console import Console
-from rich.table import Table
 
 from tripletune.data_builders.hotpotqa_subq.questions import Question
-from tripletune.eval.harness import SCORES_NOTE, Failure, Suite, SuiteOptions, interval_cells
 from tripletune.eval.metrics import find_metrics, score_answer
 from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import bootstrap_mean
+from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.eval.systems import (
     LLMs,
     llm_problems,
@@ -184,10 +183,6 @@ class QuestionSuite(Suite):
             "options": asdict(self.loop),
         }
 
-    def about(self) -> dict[str, Any]:
-        """What a report says of the run."""
-        return {"data": self.options.data, "concurrency": self.concurrency}
-
     def open(self) -> None:
         """Open corpus, triples and models."""
         corpus = None
@@ -230,16 +225,14 @@ class QuestionSuite(Suite):
 
     def show(self, metrics: Mapping[str, Any], console: Console) -> None:
         """Print the metrics."""
-        table = Table(title=f"{metrics['system']} on {metrics['task']}, {metrics['questions']} questions")
-        for heading in ("metric", "score", "95 % interval", "what it says"):
-            table.add_column(heading)
-        for name, value in metrics["metrics"].items():
-            table.add_row(name, *interval_cells(value), self.metrics[name].explanation)
+        rows = [
+            (name, *interval_cells(value), self.metrics[name].explanation) for name, value in metrics["metrics"].items()
+        ]
         if metrics["supporting_recall"]["n"]:
             cells = interval_cells(metrics["supporting_recall"])
-            table.add_row("supporting_recall", *cells, "share of the supporting passages that was retrieved")
-        console.print(table)
-        console.print(SCORES_NOTE.format("questions"))
+            rows.append(("supporting_recall", *cells, "share of the supporting passages that was retrieved"))
+        title = f"{metrics['system']} on {metrics['task']}, {metrics['questions']} questions"
+        show_table(console, title, ("metric", "score", "95 % interval", "what it says"), rows, "questions")
         counts, cost, session = metrics["counts"], metrics["cost_per_question"], metrics["session"]
         console.print(
             f"errors {counts['errors']} (they score 0), malformed plans {counts['malformed_plans']}, unexpected plans "

@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rich.console import Console
-from rich.table import Table
 
-from tripletune.eval.harness import SCORES_NOTE, Failure, Suite, SuiteOptions, interval_cells
 from tripletune.eval.metrics import find_metrics, score_answer
 from tripletune.eval.results import ResultLog
-from tripletune.eval.statistics import RESAMPLES, bootstrap_mean
+from tripletune.eval.statistics import bootstrap_pairs
+from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.eval.suites.questions import TRIPLES_HELP
 from tripletune.eval.systems import model_spec, open_generator, triples_settings
 from tripletune.models.data.records import Action, Passage, Record, Step, read_records, record_files
@@ -140,20 +139,18 @@ class RecordSuite(Suite):
 
     def show(self, metrics: Mapping[str, Any], console: Console) -> None:
         """Print the scores."""
-        table = Table(title="scores on records with gold history")
-        for heading in ("task", "metric", "score", "95 % interval", "records", "what it says"):
-            table.add_column(heading)
-        for task in ("planning", "answering"):
-            for name, explanation in EXPLANATIONS.items():
-                value = metrics[task].get(name)
-                if value and value["n"]:
-                    table.add_row(task, name, *interval_cells(value), str(value["n"]), explanation)
+        rows = [
+            (task, name, *interval_cells(value), str(value["n"]), explanation)
+            for task in ("planning", "answering")
+            for name, explanation in EXPLANATIONS.items()
+            if (value := metrics[task].get(name)) and value["n"]
+        ]
         for family, what in (("label", "gold action"), ("history", "steps of history")):
             for key, value in metrics["planning"][f"action_accuracy_by_{family}"].items():
                 told = f"{what}: {key}".replace("[", r"\[")  # rich would read "[SUBQ]" as a style tag
-                table.add_row("planning", "action_accuracy", *interval_cells(value), str(value["n"]), told)
-        console.print(table)
-        console.print(SCORES_NOTE.format("questions"))
+                rows.append(("planning", "action_accuracy", *interval_cells(value), str(value["n"]), told))
+        heads = ("task", "metric", "score", "95 % interval", "records", "what it says")
+        show_table(console, "scores on records with gold history", heads, rows, "questions")
         if self.looked_up:
             passages, misses = self.looked_up["passages"], self.looked_up["passages_without_triples"]
             console.print(f"{passages} passages looked up, {misses} of them not in {self.options.triples}")
@@ -162,25 +159,9 @@ class RecordSuite(Suite):
 SUITE = RecordSuite
 
 
-def score_predictions(records: Iterable[Record], replies: Iterable[str], resamples: int = RESAMPLES) -> dict[str, Any]:
-    """Score replies to records.
-
-    Args:
-        records: Planning and answering records, in any mixture.
-        replies: The model's reply to each.
-        resamples: Bootstrap samples of the intervals.
-
-    Returns:
-        `{"planning": {...}, "answering": {...}}`, see `summarise_records`.
-
-    Raises:
-        ValueError: there is not one reply for each record.
-    """
-    try:
-        pairs = list(zip(records, replies, strict=True))
-    except ValueError as error:
-        raise ValueError(f"there must be one reply for each record: {error}") from None
-    return summarise_records((score_record(record, reply) for record, reply in pairs), resamples)
+def score_predictions(records: Iterable[Record], replies: Iterable[str]) -> dict[str, Any]:
+    """Score the reply to each planning or answering record; see `summarise_records`."""
+    return summarise_records(score_record(record, reply) for record, reply in zip(records, replies, strict=True))
 
 
 def score_record(record: Record, reply: str) -> dict[str, Any]:
@@ -207,12 +188,11 @@ def score_record(record: Record, reply: str) -> dict[str, Any]:
     }
 
 
-def summarise_records(rows: Iterable[Mapping[str, Any]], resamples: int = RESAMPLES) -> dict[str, Any]:
+def summarise_records(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Metrics of scored rows.
 
     Args:
         rows: Rows of `score_record`, streamed.
-        resamples: Bootstrap samples of the intervals.
 
     Returns:
         Planning: `records`, `malformed`, `action_accuracy` and `subquery_f1` (another action than `[SUBQ]` scores 0),
@@ -238,9 +218,7 @@ def summarise_records(rows: Iterable[Mapping[str, Any]], resamples: int = RESAMP
             confusion[row["gold_action"]][row["action"]] += 1
 
     def interval(key: str) -> dict[str, Any]:
-        found = values.get(key, [])
-        questions = [question for question, _ in found]
-        return bootstrap_mean([score for _, score in found], questions, resamples).to_json()
+        return bootstrap_pairs(values.get(key, ())).to_json()
 
     def family(prefix: str) -> dict[str, Any]:
         return {key.removeprefix(prefix): interval(key) for key in sorted(values) if key.startswith(prefix)}

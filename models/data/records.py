@@ -223,8 +223,12 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
-def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_jsonl(path: str | Path, partial: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
     """Stream a JSON-lines file as `("file:line", object)` pairs; blank lines are passed over.
+
+    Args:
+        path: The file.
+        partial: Leave out a last line without an end, as a program that was killed leaves it.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -237,7 +241,7 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
     # Read as bytes: a text file is decoded in blocks, and an error in one would be told of the wrong line.
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            if not line.strip():
+            if not line.strip() or (partial and not line.endswith(b"\n")):
                 continue
             where = f"{path}:{number}"
             try:

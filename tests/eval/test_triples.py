@@ -13,7 +13,6 @@ from tripletune.eval.statistics import flatten_means
 from tripletune.eval.triples import (
     FieldVectors,
     Prediction,
-    Thresholds,
     aligned_fields,
     entity_words,
     grounded,
@@ -57,7 +56,7 @@ MISSED = prediction([("Oslo", "in", "Norway")], "I can't say.", "Oslo is in Norw
 
 
 def test_rows_by_hand():
-    ada, nothing, invented, missed = score_rows([ADA, NOTHING, INVENTED, MISSED], embed, rouge=False)
+    ada, nothing, invented, missed = score_rows([ADA, NOTHING, INVENTED, MISSED], embed)
     assert (ada["exact"], ada["normalised"], ada["soft"]) == ([0, 3, 3], [1, 3, 3], [2, 3, 3])
     assert (ada["subject"], ada["predicate"], ada["object"]) == (3, 3, 1)
     assert (ada["malformed_triples"], ada["malformed"]) == (1, True)
@@ -69,7 +68,7 @@ def test_rows_by_hand():
 
 
 def test_summary_by_hand():
-    summary = score_extractions([ADA, NOTHING, INVENTED, MISSED], embed, rouge=False, resamples=50)
+    summary = score_extractions([ADA, NOTHING, INVENTED, MISSED], embed)
     flat = flatten_means(summary)
     # Normalised: 1 match; 3 + 1 triples predicted, 3 + 1 gold.
     assert flat["normalised/micro/precision"] == pytest.approx(1 / 4)
@@ -91,16 +90,16 @@ def test_summary_by_hand():
 
 
 def test_without_an_embedder_there_is_no_soft_level():
-    assert "soft" not in score_extractions([ADA], rouge=False, resamples=10)
+    assert "soft" not in score_extractions([ADA])
 
 
 def test_a_summary_is_made_of_stored_rows():
     rows = [json.loads(json.dumps(row)) for row in score_rows([ADA, MISSED], embed)]
-    assert summarise_extractions(rows, resamples=20) == score_extractions([ADA, MISSED], embed, resamples=20)
+    assert summarise_extractions(rows) == score_extractions([ADA, MISSED], embed)
 
 
 def test_an_empty_data_set_has_no_scores():
-    summary = score_extractions([], resamples=10)
+    summary = score_extractions([])
     assert summary["texts"] == 0
     assert summary["malformed_output"]["mean"] is None
     assert flatten_means(summary) == {}
@@ -109,8 +108,8 @@ def test_an_empty_data_set_has_no_scores():
 @settings(deadline=None, max_examples=50)
 @given(TRIPLES, TRIPLES)
 def test_bounds_and_symmetry(gold, found):
-    (row,) = score_rows([Prediction("x", "a b", tuple(gold), format_triples(found))], embed, rouge=False)
-    (other,) = score_rows([Prediction("x", "a b", tuple(found), format_triples(gold))], embed, rouge=False)
+    (row,) = score_rows([Prediction("x", "a b", tuple(gold), format_triples(found))], embed)
+    (other,) = score_rows([Prediction("x", "a b", tuple(found), format_triples(gold))], embed)
     for level in ("exact", "normalised", "soft"):
         matches, predicted, wanted = row[level]
         assert 0 <= matches <= min(predicted, wanted)
@@ -126,9 +125,7 @@ def test_bounds_and_symmetry(gold, found):
 def test_a_perfect_reply_scores_one_in_any_order(gold, chance):
     shuffled = gold[:]
     chance.shuffle(shuffled)
-    summary = score_extractions(
-        [Prediction("x", "", tuple(gold), format_triples(shuffled))], embed, rouge=False, resamples=5
-    )
+    summary = score_extractions([Prediction("x", "", tuple(gold), format_triples(shuffled))], embed)
     flat = flatten_means(summary)
     for level in ("exact", "normalised", "soft"):
         assert flat[f"{level}/macro/f1"] == 1
@@ -164,7 +161,7 @@ def test_a_text_without_a_reply_is_never_right():
     failed = Prediction("f", "Hello!", (), "", failed=True)
     rows = list(score_rows([failed, NOTHING]))
     assert [row["rougeL"] for row in rows] == [0, 1]
-    summary = summarise_extractions(rows, resamples=10)
+    summary = summarise_extractions(rows)
     assert summary["normalised"]["macro"]["f1"]["mean"] == 0.5
 
 
@@ -185,7 +182,7 @@ def test_the_replies_to_pieces_are_read_one_by_one():
 
 def test_the_pair_is_shown_as_the_model_saw_it():
     pair = ExtractionPair("a", "It is in Norway.", "Oslo", (Triple("Oslo", "located in", "Norway"),))
-    (row,) = score_rows([Prediction.of(pair, pair.target)], rouge=False)
+    (row,) = score_rows([Prediction.of(pair, pair.target)])
     assert (row["entities"], row["grounded"]) == (2, 2)
 
 
@@ -196,7 +193,7 @@ def test_gold_triples_of_genwiki_are_grounded_and_perfect():
 
     rows = list(read_source(Source.parse(f"genwiki:{DATA / 'genwiki_test.jsonl'}"), Counter(), Counter()))
     predictions = [Prediction(row.where, row.text, row.triples, format_triples(row.triples)) for row in rows]
-    flat = flatten_means(score_extractions(predictions, rouge=False, resamples=20))
+    flat = flatten_means(score_extractions(predictions))
     assert flat["exact/micro/f1"] == flat["normalised/macro/f1"] == flat["accuracy/object"] == 1
     assert flat["groundedness"] > 0.98
     assert flat["malformed_output"] == 0
@@ -328,25 +325,19 @@ def best_by_trying(fits):
 def test_the_assignment_is_the_best_there_is(rows, columns, chance):
     similar = np.array([[chance.random() for _ in range(columns)] for _ in range(rows)]).reshape(rows, columns)
     fields = np.stack([similar, np.ones_like(similar), np.ones_like(similar)])
-    assert soft_matches(fields, Thresholds(entity=0.5)) == best_by_trying(similar >= 0.5)
+    assert soft_matches(fields) == best_by_trying(similar >= 0.75)
 
 
 def test_a_greedy_choice_would_lose_a_match():
-    assert soft_matches(np.array([[[0.95, 0.8], [0.9, 0.1]]] * 3), Thresholds()) == 2
+    assert soft_matches(np.array([[[0.95, 0.8], [0.9, 0.1]]] * 3)) == 2
 
 
 def test_every_field_has_to_reach_its_threshold():
     def matches(*cosines):
-        return soft_matches(np.array(cosines).reshape(3, 1, 1), Thresholds(entity=0.75, predicate=0.6))
+        return soft_matches(np.array(cosines).reshape(3, 1, 1))
 
     assert matches(0.75, 0.6, 0.75) == 1
     assert matches(0.74, 1.0, 1.0) == matches(1.0, 0.59, 1.0) == matches(1.0, 1.0, 0.74) == 0
-
-
-@pytest.mark.parametrize("wrong", [{"entity": 0}, {"predicate": 1.5}, {"entity": -1}])
-def test_unusable_thresholds(wrong):
-    with pytest.raises(ValueError, match=r"threshold .*: it must be above 0 and at most 1"):
-        Thresholds(**wrong)
 
 
 def test_fields_are_counted_along_the_alignment():

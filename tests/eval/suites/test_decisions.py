@@ -95,7 +95,7 @@ def test_summary_counts_and_draws_questions() -> None:
     cases = list(decision_cases([trajectory("a", "q1"), trajectory("b", "q2", "other")]))
     replies = [says("Where is Kelm 0?", *facts(0)[:1]), "???", says("", *facts(0)[:1]), says("", *facts(1)[:2])]
     rows = [score_reply(case, reply) for case, reply in zip(cases, replies)]
-    summary = summarise_decisions(rows, resamples=50)
+    summary = summarise_decisions(rows)
     assert (summary["decisions"], summary["questions"], summary["errors"]) == (4, 2, 0)
     assert summary["confusion"] == {
         "stop": {"stop": 1, "go_on": 0, "malformed": 1},

@@ -10,19 +10,11 @@ import pytest
 
 import tripletune.rag.triples.extractor as extractor_options
 from tripletune.eval.__main__ import main
-from tripletune.eval.harness import QuestionsPending, run_suites
 from tripletune.eval.report.compare import compare_folders
 from tripletune.eval.results import read_results
-from tripletune.eval.statistics import bootstrap_ratio
-from tripletune.eval.suites.extraction import (
-    PARTS,
-    ExtractionOptions,
-    ExtractionSuite,
-    predictions,
-    scores_of,
-    totals,
-)
-from tripletune.eval.triples import Prediction, score_rows, summarise_extractions
+from tripletune.eval.suites import QuestionsPending, run_suites
+from tripletune.eval.suites.extraction import ExtractionOptions, ExtractionSuite, predictions, totals
+from tripletune.eval.triples import PARTS, Prediction, score_rows, summarise_extractions
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import CallError, Completion, RepliesPending, SetupError
@@ -368,7 +360,6 @@ def test_runs_side_by_side(data, clients, capsys, error_of):
     assert main(["compare", *folders, "--output", str(target)]) == 0
     shown = capsys.readouterr().out
     assert "extraction, 4 texts" in shown
-    assert "2 minus 1" in shown
     assert f"run 2: {folders[1]}" in shown.replace("\n", "")
     found = json.loads(target.read_text())
     assert found["scores"]["normalised/micro/f1"][1]["difference"]["mean"] == 0.0
@@ -435,22 +426,14 @@ def scored(shift):
         gold = tuple(Triple(f"Town {number}", "lies on", f"River {n}") for n in range(1 + number % 3))
         reply = ", ".join(f"(S> Town {number}| P> lies on| O> River {n + (number + shift) % 2})" for n in range(2))
         predictions.append(Prediction(f"t{number}", f"Town {number} River 0 River 1", gold, reply))
-    return list(score_rows(predictions, rouge=True))
-
-
-def test_the_parts_add_up_to_the_scores_of_a_data_set():
-    found = scored(0)
-    for name, value in scores_of(summarise_extractions(found)):
-        again = bootstrap_ratio(*zip(*(PARTS[name](row) for row in found))).to_json()
-        assert again == pytest.approx(value), name
-    names = [name for name, _ in scores_of(summarise_extractions(found))]
-    assert names == [name for name in PARTS if not name.startswith("soft")]
+    return list(score_rows(predictions))
 
 
 def finished(tmp_path, name, scores):
     place = tmp_path / name
     place.mkdir()
-    (place / "metrics.json").write_text(json.dumps({"evaluation": "extraction", **summarise_extractions(scores)}))
+    head = {"evaluation": "extraction", "model": "m", "cost_per_text": {}, **summarise_extractions(scores)}
+    (place / "metrics.json").write_text(json.dumps(head))
     (place / "scores.jsonl").write_text("".join(json.dumps(row) + "\n" for row in scores))
     return place
 

@@ -10,9 +10,8 @@ import pytest
 
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.__main__ import main
-from tripletune.eval.report.build import build_report
+from tripletune.eval.report import ABLATIONS, ablations_of, build_report, group_runs, sweeps_of
 from tripletune.eval.report.read import Other, Run, figures_of, read_folder
-from tripletune.eval.report.variants import ABLATIONS, ablations_of, group_runs, sweeps_of
 from tripletune.eval.statistics import bootstrap_mean, paired_difference
 from tripletune.models.data.records import read_corpus
 
@@ -160,18 +159,15 @@ def test_a_run_that_is_retried_is_not_finished(home, tmp_path):
     assert (run.finished, run.expected, len(run.rows)) == (False, 10, 8)
 
 
-def test_results_without_what_is_written_now_say_so(home, tmp_path):
+def test_results_without_gold_links_say_so(home, tmp_path):
     folder = tmp_path / "old"
     shutil.copytree(home / "full", folder)
-    (folder / "run.json").unlink()
     rows = rows_of(folder)
     for row in rows:
-        del row["supporting"], row["trace"]["details"]["tokens"]
+        del row["supporting"]
     (folder / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    told = build_report([read_folder(str(folder))])["missing"]
-    assert len(told) == 3
-    for part in ("does not say which command made it", "has no gold links", "how many tokens each role used"):
-        assert any(part in sentence for sentence in told)
+    (told,) = build_report([read_folder(str(folder))])["missing"]
+    assert "has no gold links" in told
 
 
 def test_other_evaluations_are_shown_as_they_stand(tmp_path):
@@ -210,10 +206,10 @@ def test_folders_that_are_no_results(tmp_path, capsys, make, message):
 def test_damaged_rows_name_their_line(home, tmp_path, capsys):
     for number, (text, message) in enumerate(
         [
-            ("{}\n", "it has no id"),
+            ("{}\n", "the row has no id"),
             ("nonsense\n", "not valid JSON"),
-            ('{"id": "q"}\n', "it has no 'trace'"),
-            ('{"id": "q", "type": "", "scores": {}, "error": "", "trace": {"steps": []}}\n', "it has no 'f1_hotpotqa'"),
+            ('{"id": "q"}\n', "KeyError('trace')"),
+            ('{"id": "q", "type": "", "scores": {}, "error": "", "trace": {"steps": []}}\n', "KeyError('f1_hotpotqa')"),
         ]
     ):
         folder = killed(home, tmp_path / str(number), 2)
@@ -344,12 +340,8 @@ def test_runs_over_other_questions_are_another_group():
 def test_a_sweep_is_of_runs_that_differ_in_one_number_alone():
     values = [(30, 4), (10, 4), (50, 4), (10, 2), (50, 1), (30, 4)]
     runs = [run_of(str(n), options={"candidates": a, "max_rounds": b}) for n, (a, b) in enumerate(values)]
-    found = {sweep.option: sweep for sweep in sweeps_of(group_runs(runs)[0])}
-    assert found["candidates"].values == (10, 30, 50)
-    assert found["candidates"].members == (1, 0, 2)
-    assert [sweep.values for sweep in sweeps_of(group_runs(runs)[0]) if sweep.option == "max_rounds"] == [
-        (2, 4),
-        (1, 4),
-    ]
-    assert "rerank" not in found
+    found = [(sweep["option"], sweep["values"], sweep["runs"]) for sweep in sweeps_of(group_runs(runs)[0])]
+    assert found == [
+        ("candidates", [10, 30, 50], [1, 0, 2]), ("max_rounds", [2, 4], [3, 1]), ("max_rounds", [1, 4], [4, 2])
+    ]  # fmt: skip
     assert ablations_of({"system": "ras", "options": {"rerank": False}}) == ()

@@ -121,11 +121,11 @@ def test_other_systems_and_compare(files, oracle, capsys, error_of):
     folders = [str(files / name) for name in ("out", "std", "none")]
     assert main(["compare", *folders, "--metric", "exact_match", "--output", str(files / "compare.json")]) == 0
     shown = capsys.readouterr().out
-    assert "exact_match on hotpotqa, 6 questions" in shown
+    assert "hotpotqa, 6 questions" in shown
     assert "-100.0 to -100.0" in shown
-    runs = json.loads((files / "compare.json").read_text())["runs"]
-    assert runs[0]["difference"] is None
-    assert runs[2]["difference"]["mean"] == -1.0
+    first, _, third = json.loads((files / "compare.json").read_text())["scores"]["exact_match"]
+    assert first["difference"] is None
+    assert third["difference"]["mean"] == -1.0
 
 
 @pytest.mark.parametrize(

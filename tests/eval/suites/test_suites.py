@@ -7,9 +7,9 @@ import pytest
 
 from tripletune.data_builders.hotpotqa_subq.questions import Question
 from tripletune.eval.__main__ import main
-from tripletune.eval.harness import run_suites
 from tripletune.eval.metrics import find_metrics
 from tripletune.eval.results import ResultLog
+from tripletune.eval.suites import run_suites
 from tripletune.eval.suites.questions import QuestionOptions, QuestionSuite
 from tripletune.eval.task import Task
 from tripletune.models.data.records import Action, Passage
@@ -270,7 +270,7 @@ def test_failed_metric_fails_the_run(tmp_path):
 SUITE = '''
 """Whether a number is even."""
 from dataclasses import dataclass
-from tripletune.eval.harness import Failure, Suite
+from tripletune.eval.suites import Failure, Suite
 from tripletune.eval.statistics import bootstrap_mean
 
 @dataclass

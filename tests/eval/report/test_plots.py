@@ -3,7 +3,7 @@ import json
 import pytest
 
 from tripletune.eval.__main__ import main
-from tripletune.eval.report.curve import draw_curve, read_curve
+from tripletune.eval.report.plots import draw_curve, panels_of, read_curve
 
 
 def write(path, rows):
@@ -46,15 +46,13 @@ def test_the_curve_is_drawn_and_told(run, capsys):
 
 
 def test_what_is_drawn(run):
-    curve = read_curve(run)
-    assert (len(curve.steps), len(curve.evaluations)) == (300, 3)
-    assert curve.panels == {
+    losses, evaluations = read_curve(run)
+    assert (len(losses), len(evaluations)) == (300, 3)
+    assert panels_of(evaluations) == {
         "ROUGE": {"rougeL": "ROUGE-L"},
         "triple F1": {"exact/micro/f1": "exact", "normalised/micro/f1": "normalised"},
     }
-    before = draw_curve(curve)
-    (run / "evaluations.jsonl").write_text((run / "evaluations.jsonl").read_text().splitlines()[0] + "\n")
-    assert draw_curve(read_curve(run)) != before
+    assert draw_curve(losses, evaluations[:1]) != draw_curve(losses, evaluations)
 
 
 def test_a_run_under_way_or_of_another_kind(run, capsys):
@@ -63,18 +61,18 @@ def test_a_run_under_way_or_of_another_kind(run, capsys):
     (run / "evaluations.jsonl").unlink()
     assert main(["curve", str(run)]) == 0
     assert "no evaluation yet" in capsys.readouterr().out
-    assert len(read_curve(run).steps) == 300
+    assert len(read_curve(run)[0]) == 300
     write(run / "evaluations.jsonl", [{"step": 5, "loss": 1.0, "core_f1": 0.5, "stop_accuracy": 0.9}])
-    assert list(read_curve(run).panels) == ["scores"]
+    assert list(panels_of(read_curve(run)[1])) == ["scores"]
     (run / "losses.jsonl").unlink()
-    assert draw_curve(read_curve(run)).startswith(b"\x89PNG")
+    assert draw_curve(*read_curve(run)).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda folder: [file.unlink() for file in folder.iterdir()], "holds no losses.jsonl and no evaluations.jsonl"),
-        (lambda folder: (folder / "losses.jsonl").write_bytes(b"\xff\xfe\n"), "losses.jsonl:1: not a line of a run's"),
+        (lambda folder: (folder / "losses.jsonl").write_bytes(b"\xff\xfe\n"), "losses.jsonl:1: not UTF-8 text"),
         (lambda folder: (folder / "losses.jsonl").write_text('{"step": "x"}\n'), "losses.jsonl:1: not a line"),
         (lambda folder: (folder / "losses.jsonl").write_text('{"step": 1}\n'), "a line has no loss"),
         (lambda folder: [file.write_text("") for file in folder.iterdir()], "has done no step yet"),
