@@ -22,6 +22,8 @@ from tripletune.models.loading import best_dtype, load_encoder, resolve
 
 logger = logging.getLogger(__name__)
 CHUNK = 4096
+# Strings in a forward pass of the encoder.
+_STRINGS_AT_ONCE = 256
 
 
 class TextEncoder:
@@ -30,12 +32,9 @@ class TextEncoder:
     Args:
         spec: Hub id, folder or `pypi:package`.
         dtype: Weight type; float32 by default, so that a vector does not depend on its neighbours in a batch.
-        batch_size: Strings a forward pass.
     """
 
-    def __init__(self, spec: str, dtype: torch.dtype = torch.float32, batch_size: int = 256) -> None:
-        self.spec = spec
-        self.batch_size = batch_size
+    def __init__(self, spec: str, dtype: torch.dtype = torch.float32) -> None:
         self._model = load_encoder(spec, dtype)
         dimension = self._model.get_embedding_dimension()
         if dimension is None:
@@ -51,7 +50,7 @@ class TextEncoder:
         if not strings:
             return np.zeros((0, self.dimension), np.float16)
         vectors = self._model.encode(
-            list(strings), batch_size=self.batch_size, convert_to_tensor=True, show_progress_bar=False
+            list(strings), batch_size=_STRINGS_AT_ONCE, convert_to_tensor=True, show_progress_bar=False
         )
         return vectors.float().cpu().numpy().astype(np.float16)
 
@@ -121,16 +120,13 @@ class EmbeddingTable:
         return torch.from_numpy(self._vectors[np.asarray(rows, np.int64)].astype(np.float32))
 
     @classmethod
-    def build(
-        cls, strings: Iterable[str], encoder_spec: str, folder: str | Path, progress: bool = True
-    ) -> EmbeddingTable:
+    def build(cls, strings: Iterable[str], encoder_spec: str, folder: str | Path) -> EmbeddingTable:
         """Embed every distinct string once and write the table; an existing folder is replaced whole.
 
         Args:
             strings: May repeat and may be a long stream; only 64-bit hashes are kept in memory.
             encoder_spec: The encoder.
             folder: Where the table goes.
-            progress: Show a progress bar on a terminal.
         """
         from tqdm.auto import tqdm
 
@@ -144,7 +140,7 @@ class EmbeddingTable:
         raw = folder / "vectors.raw"
         with (
             raw.open("wb") as out,
-            tqdm(desc="embedding strings", unit=" strings", disable=None if progress else True) as bar,
+            tqdm(desc="embedding strings", unit=" strings", disable=None) as bar,
         ):
 
             def flush() -> None:

@@ -171,7 +171,8 @@ class Ledger:
 
     def get(self, key: str) -> Completion | None:
         """The stored reply of a call, or `None`."""
-        row = self._row(_REPLY, key)
+        with self._connected() as connection:
+            row = connection.execute(_REPLY, (key,)).fetchone()
         return None if row is None else _completion(row, cached=True)
 
     def state(self, key: str) -> tuple[str, str] | None:
@@ -179,7 +180,10 @@ class Ledger:
 
         The detail of a failed call is its reason, that of a pending one the request file it waits in.
         """
-        found: tuple[str, str] | None = self._row("SELECT status, detail FROM calls WHERE key = ?", key)
+        with self._connected() as connection:
+            found: tuple[str, str] | None = connection.execute(
+                "SELECT status, detail FROM calls WHERE key = ?", (key,)
+            ).fetchone()
         return found
 
     def put(self, call: Call, completion: Completion, role: str, question_id: str = "") -> Completion:
@@ -221,8 +225,7 @@ class Ledger:
             LedgerError: the file can't be written.
             OSError: the disk is full.
         """
-        with self._told():
-            connection = self._connection()
+        with self._connected() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
@@ -247,21 +250,14 @@ class Ledger:
             if self._opened is not None:
                 self._opened.close()
 
-    def _connection(self) -> sqlite3.Connection:
+    @contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
         if self._closed:
             raise LedgerError(f"ledger {self.path} is closed")
         if self._opened is None:
             self._opened = open_file(self.path)
-        return self._opened
-
-    def _row(self, query: str, key: str) -> Any:
-        with self._told():
-            return self._connection().execute(query, (key,)).fetchone()
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
         try:
-            yield
+            yield self._opened
         except sqlite3.Error as error:
             raise trouble(self.path, error) from error
 

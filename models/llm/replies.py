@@ -69,11 +69,8 @@ async def ask(
 
     Args:
         client: The model.
-        messages: The chat.
+        messages: The chat; it, role, sampling and question_id are those of `LLMClient.chat`.
         parse: Turns the reply's text into a value, or raises `UnusableReply`.
-        role: As in `LLMClient.chat`.
-        sampling: As in `LLMClient.chat`.
-        question_id: As in `LLMClient.chat`.
         repairs: Most repair turns.
         repaired: Counts the reasons of replies for which a repair turn was needed, whether it helped or not.
 
@@ -82,11 +79,7 @@ async def ask(
 
     Raises:
         UnusableReply: no reply could be used; that of the last one, with the repairs tried in `repairs`.
-        CallError: as in `LLMClient.chat`.
-        RepliesPending: as in `LLMClient.chat`.
     """
-    if repairs < 0:
-        raise ValueError(f"repairs {repairs}: it must be 0 or more")
     turns, tried = list(messages), 0
     while True:
         name = role + REPAIR_ROLE if tried else role

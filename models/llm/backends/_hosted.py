@@ -114,9 +114,15 @@ class HostedBackend:
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Reply to a chat; see `models.llm.client.Backend`."""
         body = self.body(messages, sampling)
+        if self._client is None:
+            # Retries and the time limit are the ledger client's.
+            self._client = getattr(self.sdk, self.client_class)(
+                api_key=self._key(), base_url=self._url, timeout=None, max_retries=0,
+                default_headers=dict(self.headers) or None,
+            )  # fmt: skip
         start = time.perf_counter()
         try:
-            response = (await self.create(self._open(), body)).http_response
+            response = (await self.create(self._client, body)).http_response
         except self.sdk.APIError as error:
             # Without the cause: what an SDK puts into its own exceptions, request headers for one, ends here.
             raise self._translate(error) from None
@@ -140,15 +146,6 @@ class HostedBackend:
         client, self._client = self._client, None
         if client is not None:
             await client.close()
-
-    def _open(self) -> Any:
-        if self._client is None:
-            # Retries and the time limit are the ledger client's.
-            self._client = getattr(self.sdk, self.client_class)(
-                api_key=self._key(), base_url=self._url, timeout=None, max_retries=0,
-                default_headers=dict(self.headers) or None,
-            )  # fmt: skip
-        return self._client
 
     def _quote(self, text: object) -> str:
         """A text in one line, shortened, without secrets."""

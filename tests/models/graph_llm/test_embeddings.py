@@ -39,14 +39,14 @@ def test_a_table_embeds_each_string_once(
     tmp_path: Path, tiny_encoder: Path, encoded: list[str], chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_embeddings, "CHUNK", chunk)
-    table = EmbeddingTable.build(iter(STRINGS), str(tiny_encoder), tmp_path / "t", progress=False)
+    table = EmbeddingTable.build(iter(STRINGS), str(tiny_encoder), tmp_path / "t")
     assert encoded == list(dict.fromkeys(STRINGS))
     assert len(table) == 6
     assert sorted(path.name for path in (tmp_path / "t").iterdir()) == ["keys.npy", "table.json", "vectors.npy"]
 
 
 def test_a_table_gives_what_the_encoder_gives(tmp_path: Path, tiny_encoder: Path, encoded: list[str]) -> None:
-    table = TableEmbeddings(EmbeddingTable.build(STRINGS, str(tiny_encoder), tmp_path / "t", progress=False))
+    table = TableEmbeddings(EmbeddingTable.build(STRINGS, str(tiny_encoder), tmp_path / "t"))
     direct = torch.cat([torch.from_numpy(TextEncoder(str(tiny_encoder)).encode([text])) for text in STRINGS]).float()
     assert torch.allclose(table.vectors(STRINGS), direct, atol=2e-3)
     assert torch.allclose(LiveEmbeddings(str(tiny_encoder), 16).vectors(STRINGS), direct, atol=2e-3)
@@ -55,18 +55,18 @@ def test_a_table_gives_what_the_encoder_gives(tmp_path: Path, tiny_encoder: Path
 
 
 def test_a_table_is_memory_mapped(tmp_path: Path, tiny_encoder: Path) -> None:
-    table = EmbeddingTable.build(STRINGS, str(tiny_encoder), tmp_path / "t", progress=False)
+    table = EmbeddingTable.build(STRINGS, str(tiny_encoder), tmp_path / "t")
     assert isinstance(table._keys, np.memmap)
     assert isinstance(table._vectors, np.memmap)
     assert table._vectors.dtype == np.float16
 
 
 def test_a_string_that_is_not_there_is_named(tmp_path: Path, tiny_encoder: Path) -> None:
-    table = EmbeddingTable.build(STRINGS, str(tiny_encoder), tmp_path / "t", progress=False)
+    table = EmbeddingTable.build(STRINGS, str(tiny_encoder), tmp_path / "t")
     with pytest.raises(KeyError, match="Paris"):
         table.rows(["London", "Paris"])
     assert table.rows([]) == {}
-    empty = EmbeddingTable.build([], str(tiny_encoder), tmp_path / "empty", progress=False)
+    empty = EmbeddingTable.build([], str(tiny_encoder), tmp_path / "empty")
     assert (len(empty), tuple(empty.vectors([]).shape)) == (0, (0, 16))
 
 
@@ -74,7 +74,7 @@ def test_a_table_cut_off_in_the_middle_is_no_table(
     tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "t"
-    EmbeddingTable.build(["old"], str(tiny_encoder), folder, progress=False)
+    EmbeddingTable.build(["old"], str(tiny_encoder), folder)
 
     def killed(*args: Any) -> None:
         raise KeyboardInterrupt
@@ -82,19 +82,19 @@ def test_a_table_cut_off_in_the_middle_is_no_table(
     with monkeypatch.context() as patch:
         patch.setattr(text_embeddings, "write_json", killed)
         with pytest.raises(KeyboardInterrupt):
-            EmbeddingTable.build(STRINGS, str(tiny_encoder), folder, progress=False)
+            EmbeddingTable.build(STRINGS, str(tiny_encoder), folder)
     # Neither the old table nor half of the new one may be taken for the new table.
     with pytest.raises(FileNotFoundError, match="build it first"):
         EmbeddingTable(folder)
-    table = EmbeddingTable.build(STRINGS, str(tiny_encoder), folder, progress=False)
+    table = EmbeddingTable.build(STRINGS, str(tiny_encoder), folder)
     assert set(table.rows(STRINGS)) == set(STRINGS)
     assert json.loads((folder / "table.json").read_text())["strings"] == 6
 
 
 def test_the_digest_names_the_rows(tmp_path: Path, tiny_encoder: Path) -> None:
-    one = EmbeddingTable.build(["a", "b"], str(tiny_encoder), tmp_path / "1", progress=False)
-    same = EmbeddingTable.build(["b", "a", "b"], str(tiny_encoder), tmp_path / "2", progress=False)
-    other = EmbeddingTable.build(["a", "c"], str(tiny_encoder), tmp_path / "3", progress=False)
+    one = EmbeddingTable.build(["a", "b"], str(tiny_encoder), tmp_path / "1")
+    same = EmbeddingTable.build(["b", "a", "b"], str(tiny_encoder), tmp_path / "2")
+    other = EmbeddingTable.build(["a", "c"], str(tiny_encoder), tmp_path / "3")
     assert one.digest == same.digest
     assert one.rows(["a", "b"]) == same.rows(["a", "b"])
     assert one.digest != other.digest

@@ -24,7 +24,7 @@ from tripletune.models.llm.ledger import (
     make_call,
     sampling_of,
 )
-from tripletune.models.llm.programs import exported, ledger_troubles, main, statistics
+from tripletune.models.llm.programs import ledger_troubles, main, statistics
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = "openai:m"
@@ -327,12 +327,6 @@ def test_stats_prints_a_table(filled, capsys):
     assert json.loads(capsys.readouterr().out) == statistics(filled)
 
 
-def test_a_small_ledger_has_statistics(path, capsys):
-    fill(path, "a")
-    assert main(["ledger", "stats", str(path)]) == 0
-    assert "all" in capsys.readouterr().out
-
-
 def test_export_and_import_give_the_same_ledger(filled, tmp_path, capsys):
     out, copy = tmp_path / "calls.jsonl", tmp_path / "copy.sqlite"
     assert main(["ledger", "export", str(filled), "--output", str(out)]) == 0
@@ -400,14 +394,6 @@ def test_verify_finds_a_changed_row(filled, capsys):
     output = capsys.readouterr().out
     assert f"call {call('b').key}: its key is not that of" in output
     assert "1 problems; calls: 3 ok, 1 failed, 1 pending" in output
-
-
-def test_an_export_never_replaces_its_source(filled, capsys):
-    before = filled.read_bytes()
-    assert main(["ledger", "export", str(filled), "--output", str(filled)]) == 2
-    assert "is, holds or lies in what is read" in capsys.readouterr().err
-    assert filled.read_bytes() == before
-    assert len(list(exported(filled))) == 4
 
 
 @pytest.mark.parametrize("command", ["stats", "export", "verify"])

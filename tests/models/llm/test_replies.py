@@ -74,11 +74,6 @@ def test_an_empty_reply_leaves_no_empty_turn():
     assert QUESTION[1]["content"] == "A number?"
 
 
-def test_repairs_below_zero_are_refused():
-    with pytest.raises(ValueError, match="repairs -1"):
-        asyncio.run(ask(Script("1"), QUESTION, number, role="r", repairs=-1))
-
-
 @pytest.mark.parametrize(
     ("text", "kinds", "value"),
     [

@@ -6,7 +6,6 @@ import logging
 import math
 import time
 import traceback
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -463,23 +462,3 @@ def test_a_backend_outlives_its_event_loop(kind):
             return text
 
         assert [asyncio.run(go()), asyncio.run(go())] == ["one two three"] * 2
-
-
-def test_the_mocks_faults_do_not_depend_on_the_order_of_requests(tmp_path: Path):
-    chats = [[{"role": "user", "content": f"q{n}"}] for n in range(30)]
-    faults = Faults(rate_limit=0.3, server_error=0.2, drop=0.1, cut_off=0.1, seed=5, at_most=1)
-
-    def outcomes(order):
-        with MockServer(faults=faults) as server:
-            found = {}
-            for chat in order:
-                try:
-                    found[chat[0]["content"]] = ask_all(OpenAIBackend, server, [chat])[0].text
-                except TransientError as error:
-                    found[chat[0]["content"]] = str(error).replace(str(server.port), "")
-            assert sum(server.faulty.values()) + sum(server.answered.values()) == 30
-            return found
-
-    assert outcomes(chats) == outcomes(chats[::-1])
-    with pytest.raises(ValueError, match="above 1"):
-        Faults(drop=0.6, hang=0.6)
