@@ -73,34 +73,22 @@ def test_an_adapter_changes_the_frozen_model_nowhere(make_graph_llm: Make) -> No
         assert not after[name].requires_grad
 
 
-def test_without_lora_the_graph_modules_alone_are_trained(
-    make_graph_llm: Make, make_batch: Make, records: list[Record], tmp_path: Path
+@pytest.mark.parametrize(("use_graph", "trained"), [(True, ("graph_encoder", "projector")), (False, ("lora_",))])
+def test_without_lora_or_graph_the_other_alone_is_trained(
+    make_graph_llm: Make, make_batch: Make, records: list[Record], tmp_path: Path, use_graph: bool, trained: tuple[str]
 ) -> None:
-    base, processor = make_graph_llm()
-    model = add_adapter(base, lora=False)
+    base, processor = make_graph_llm(use_graph=use_graph)
+    model = add_adapter(base, lora=not use_graph)
     names = trained_names(model)
     assert names
-    assert all("graph_encoder" in name or "projector" in name for name in names)
-    scramble(model)
-    batch = make_batch(processor, records[:3])
-    expected = model.eval()(**batch).logits
-    save(model, processor, tmp_path)
-    assert torch.allclose(load_graph_llm(tmp_path, torch.float32)[0](**batch).logits, expected, atol=1e-6)
-
-
-def test_without_graph_lora_alone_is_trained(
-    make_graph_llm: Make, make_batch: Make, records: list[Record], tmp_path: Path
-) -> None:
-    base, processor = make_graph_llm(use_graph=False)
-    model = add_adapter(base)
-    assert all("lora_" in name for name in trained_names(model))
+    assert all(any(part in name for part in trained) for name in names)
     scramble(model)
     batch = make_batch(processor, records[:3])
     expected = model.eval()(**batch).logits
     save(model, processor, tmp_path)
     again, its_processor = load_graph_llm(tmp_path, torch.float32)
     assert torch.allclose(again(**batch).logits, expected, atol=1e-6)
-    assert not its_processor.settings.use_graph
+    assert its_processor.settings.use_graph is use_graph
 
 
 def test_all_linear_means_all_but_the_output_layer(make_graph_llm: Make) -> None:
@@ -153,12 +141,6 @@ def test_folders_that_are_no_model(tmp_path: Path) -> None:
     assert not is_graph_llm_folder(tmp_path)
 
 
-def test_a_run_folder_means_its_result(make_graph_llm: Make, tmp_path: Path) -> None:
-    base, processor = make_graph_llm()
-    save(add_adapter(base), processor, tmp_path / "run" / "final")
-    assert load_graph_llm(tmp_path / "run", torch.float32)[0].config.use_graph
-
-
 @pytest.mark.parametrize("merged", [False, True])
 def test_cut_off_weights_are_one_clear_error(make_graph_llm: Make, tmp_path: Path, merged: bool) -> None:
     base, processor = make_graph_llm()
@@ -173,21 +155,17 @@ def test_cut_off_weights_are_one_clear_error(make_graph_llm: Make, tmp_path: Pat
         load_graph_llm(tmp_path, torch.float32)
 
 
-def test_missing_weights_are_one_clear_error(make_graph_llm: Make, tmp_path: Path) -> None:
-    base, processor = make_graph_llm()
-    save(add_adapter(base), processor, tmp_path)
-    (tmp_path / "adapter_model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"adapter_model\.safetensors"):
-        load_graph_llm(tmp_path, torch.float32)
-
-
-def test_what_the_config_says_about_the_base(make_graph_llm: Make, tiny_llama: Path, tmp_path: Path) -> None:
+def test_an_adapter_names_its_base_and_needs_its_weights(
+    make_graph_llm: Make, tiny_llama: Path, tmp_path: Path
+) -> None:
     base, processor = make_graph_llm()
     save(add_adapter(base), processor, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    assert config["model_type"] == "graph_llm"
-    assert config["base_model"] == str(tiny_llama)
+    assert (config["model_type"], config["base_model"]) == ("graph_llm", str(tiny_llama))
     assert is_graph_llm_folder(tmp_path)
+    (tmp_path / "adapter_model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"adapter_model\.safetensors"):
+        load_graph_llm(tmp_path, torch.float32)
 
 
 def test_the_package_names_its_classes_without_importing_torch() -> None:

@@ -150,8 +150,6 @@ def test_what_can_not_work_is_refused(llama, tiny_model):
     assert not fits(sliding)
     with pytest.raises(ValueError, match="forgets tokens"):
         ContinuousBatch(sliding, {END}, PAD)
-    with pytest.raises(ValueError, match="rows 0"):
-        ContinuousBatch(llama, {END}, PAD, rows=0)
     with pytest.raises(ValueError, match="a request needs a prompt"):
         ContinuousBatch(llama, {END}, PAD).add(Request([], 3))
 

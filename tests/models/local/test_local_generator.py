@@ -136,20 +136,6 @@ def test_dropout_is_off_and_the_mode_is_restored(
     assert base.graph_encoder.training is training
 
 
-def test_the_base_models_own_generation_settings_do_not_leak_in(
-    generator: LocalGenerator, records: list[Record]
-) -> None:
-    inputs = [record.input for record in records[:4]]
-    expected = [essence(reply) for reply in generator.generate_many(inputs, 8)]
-    settings = generator.model.generation_config
-    settings.repetition_penalty = 3.0
-    settings.num_beams = 2
-    settings.no_repeat_ngram_size = 1
-    settings.do_sample = True
-    settings.temperature = 5.0
-    assert [essence(reply) for reply in generator.generate_many(inputs, 8)] == expected
-
-
 def test_how_a_reply_ended(generator: LocalGenerator, records: list[Record]) -> None:
     item = generator.processor.encode_input(records[0].input)
     word = generator.processor.tokenizer("Yes", add_special_tokens=False)["input_ids"]
@@ -185,8 +171,6 @@ def test_loading_a_plain_model(tiny_llama: Path, records: list[Record]) -> None:
     assert generator.generate_many([], 3) == []
     with pytest.raises(ValueError, match="dtype 'int8' is not one of"):
         load_generator(tiny_llama, dtype="int8")
-    with pytest.raises(ValueError, match="batch_size 0"):
-        load_generator(tiny_llama, batch_size=0)
 
 
 @pytest.mark.parametrize("options", [{}, {"lora": False}, {"targets": ("all-linear",)}])
