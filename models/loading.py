@@ -194,11 +194,6 @@ def load_weights(spec: str | Path, dtype: torch.dtype | None = None, revision: s
 def load_adapter(model: Any, folder: str | Path, trainable: bool = False) -> PeftModel:
     """Put the adapter of a folder on its base model.
 
-    Args:
-        model: The base model.
-        folder: Folder of the adapter.
-        trainable: Whether its weights can be trained.
-
     Raises:
         FileNotFoundError: it has no weights.
         ValueError: it does not fit the base model, is damaged, or names layers by a regular expression.

@@ -101,11 +101,6 @@ def names_in(package: str) -> list[str]:
 def load_from(package: str, name: str, kind: str) -> ModuleType:
     """The module of that name in a package.
 
-    Args:
-        package: Import name of the package.
-        name: The module's name in it.
-        kind: What it is, for the message: "benchmark reader".
-
     Raises:
         ValueError: there is none; the message names the nearest and all others.
     """

@@ -30,12 +30,7 @@ _FULL = "full_attention"
 
 
 def scaled_logits(logits: torch.Tensor, config: PretrainedConfig) -> torch.Tensor:
-    """What families do between output layer and loss: Gemma caps, Granite divides, Cohere multiplies.
-
-    Args:
-        logits: (..., V), as the output layer gives them.
-        config: The language model's own configuration.
-    """
+    """Logits (..., V) as families change them before the loss: Gemma caps, Granite divides, Cohere multiplies."""
     softcap = getattr(config, "final_logit_softcapping", None)
     if softcap is not None:
         logits = torch.tanh(logits / softcap) * softcap

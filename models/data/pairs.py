@@ -97,12 +97,7 @@ def render_source(title: str, text: str) -> str:
 
 
 def extraction_chat(source_text: str, instruction: str) -> list[Message]:
-    """The chat for a model with turns: the instruction as the system's turn, the text as the user's.
-
-    Args:
-        source_text: From `render_source`.
-        instruction: From `load_instruction`.
-    """
+    """The chat for a model with turns: the instruction as the system's turn, the text as the user's."""
     return [{"role": "system", "content": instruction}, {"role": "user", "content": source_text}]
 
 

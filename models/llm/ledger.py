@@ -94,11 +94,6 @@ class Call(NamedTuple):
 def make_call(model: str, sampling: Sampling, messages: Sequence[Message]) -> Call:
     """The ledger's view of a call.
 
-    Args:
-        model: As in `models.llm.client.Backend.model`.
-        sampling: How the reply is drawn.
-        messages: The chat.
-
     Returns:
         Key and JSON texts; equal calls give equal ones in every process and Python version.
 

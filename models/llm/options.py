@@ -153,10 +153,6 @@ def load_backend(name: str) -> BackendKind:
 def open_client(options: LLMOptions, environment: Mapping[str, str] = os.environ) -> LedgerClient:
     """Open backend and ledger.
 
-    Args:
-        options: What to open.
-        environment: Where the key is read from.
-
     Returns:
         A client; `close` closes the ledger too.
 

@@ -73,11 +73,6 @@ def statistics(path: Path) -> list[dict[str, Any]]:
 def exported(path: Path, role: str | None = None, model: str | None = None) -> Iterator[dict[str, Any]]:
     """The calls of a ledger in the order in which they were stored; those that wait for a batch are left out.
 
-    Args:
-        path: The ledger.
-        role: Only calls that this role used.
-        model: Only calls of this model.
-
     Yields:
         Objects that `import_calls` reads.
     """

@@ -97,13 +97,7 @@ async def ask(
 
 
 def repair_turns(messages: Sequence[Message], reply: str, explanation: str) -> list[Message]:
-    """The chat that asks for a better reply.
-
-    Args:
-        messages: The chat so far; its last turn is the user's.
-        reply: The reply that can't be used.
-        explanation: What is wrong with it.
-    """
+    """The chat that asks for a better reply."""
     request = _repair_prompt().replace("{explanation}", explanation)
     if reply.strip():
         return [*messages, {"role": "assistant", "content": reply}, {"role": "user", "content": request}]
@@ -155,12 +149,7 @@ def find_json(text: str, *kinds: type[Any], advice: str = "", notes: Counter[str
 
 
 def json_values(text: str, *kinds: type[Any]) -> list[Any]:
-    """All JSON objects and arrays of a text that do not stand inside another, from left to right.
-
-    Args:
-        text: Any text; what stands between them is passed over.
-        kinds: `dict`, `list` or both; nothing means both.
-    """
+    """All JSON objects and arrays of a text that do not stand inside another, from left to right."""
     return [value for value in _scan(text)[0] if isinstance(value, kinds or (dict, list))]
 
 

@@ -157,11 +157,6 @@ def join_system(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 class TripleGrammar:
     """A `models.local.decoding.Constraint`: only tokens that keep a reply within the format.
 
-    Args:
-        tokenizer: The model's tokenizer.
-        vocabulary: Width of the model's logits.
-        ends: Tokens that end a reply.
-
     Raises:
         ValueError: xgrammar is not installed, or does not know this kind of tokenizer.
     """

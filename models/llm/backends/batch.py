@@ -180,11 +180,7 @@ def waiting(ledger: Ledger) -> list[Waiting]:
 
 
 def reset(ledger: Ledger, file: str | None) -> int:
-    """Let calls be written to a new request file: those of a lost file, or those that were refused.
-
-    Args:
-        ledger: The ledger.
-        file: The request file as `waiting` names it; `None` means the refused ones.
+    """Let calls be written to a new request file: those of a lost file, or (None) those that were refused.
 
     Returns:
         How many calls there were.
@@ -214,10 +210,6 @@ class BatchReply(NamedTuple):
 
 def import_replies(ledger: Ledger, path: str | Path) -> Counter[str] | None:
     """Put a provider's reply or error file into the ledger.
-
-    Args:
-        ledger: The ledger that the requests were written from.
-        path: JSON lines in either provider's layout.
 
     Returns:
         None when the file was imported before, so that nothing was done. Else counts: "stored" replies that are new;

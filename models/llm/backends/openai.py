@@ -73,14 +73,6 @@ def chat_body(
 ) -> dict[str, Any]:
     """The body of a chat completion.
 
-    Args:
-        model: The name that the server knows the model by.
-        messages: The chat.
-        sampling: How the reply is drawn.
-        token_field: The name of the longest reply's field.
-        send_temperature: Whether temperature and top_p are sent.
-        extra: More fields of the body.
-
     Raises:
         SetupError: a temperature was asked for that is not sent.
     """

@@ -422,7 +422,7 @@ def busiest_minute(times: list[float], cost: int = 1) -> int:
 
 
 def test_without_limits_everything_goes_at_once():
-    assert max(run_virtually(send(Limits(), 500))) < 0.5
+    assert max(run_virtually(send(Limits(), 500))) < 5
 
 
 def test_concurrency_is_kept():

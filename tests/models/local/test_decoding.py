@@ -91,9 +91,7 @@ def test_out_of_memory_halves_the_batch(llama, monkeypatch):
     assert sizes == [1] * 6
 
 
-def test_what_can_not_work_is_refused(llama):
-    with pytest.raises(ValueError, match="beams 0"):
-        GenerateBatch(llama, [2], 3, beams=0)
+def test_a_stopped_decoder_does_nothing(llama):
     stopped = GenerateBatch(llama, [2], 3)
     stopped.add(Request([4], 2))
     stopped.stop()
