@@ -4,10 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tripletune.eval import metrics as package
 from tripletune.eval.metrics import Metric, find_metrics, score_answer
 from tripletune.eval.metrics.answers import accuracy, exact_match, f1, f1_hotpotqa, golden_match, match_raw
-from tripletune.eval.task import load_task
 
 METRICS = find_metrics()
 
@@ -72,19 +70,6 @@ def test_gold_answers_must_be_a_filled_list(name):
 def test_a_score_that_is_no_number_is_refused():
     with pytest.raises(ValueError, match="metric odd gives"):
         score_answer("x", ["y"], {"odd": Metric(lambda prediction, answers: float("nan"), "")})
-
-
-def test_a_new_metric_is_one_file(tmp_path, monkeypatch):
-    (tmp_path / "first_word.py").write_text(
-        'def first_word(prediction, answers):\n    """The first word is right."""\n'
-        "    return float(prediction.split()[:1] == answers[0].split()[:1])\n"
-    )
-    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
-    assert find_metrics()["first_word"].explanation == "The first word is right"
-    (tmp_path / "mine.yaml").write_text("reader: hotpotqa\nmetrics: [first_word, f1]\n")
-    task = load_task(str(tmp_path / "mine.yaml"))
-    found = {name: find_metrics()[name] for name in task.metrics}
-    assert score_answer("Paris it is", ["Paris"], found) == {"first_word": 1.0, "f1": 0.5}
 
 
 @given(texts, golds)

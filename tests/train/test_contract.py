@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from tripletune.models.program import names_in
 from tripletune.train.engine import EngineMixin
 from tripletune.train.resume import newest_checkpoint
-from tripletune.train.run import TASKS, main, train
+from tripletune.train.run import TASKS, train
 
 Make = Callable[..., Any]
 SHARED = {"data.prompt_order": "history_first", "train.shared_prefixes": True, "train.batch_size": 3}
@@ -179,59 +179,3 @@ def test_a_dry_run_says_what_the_run_does(
     train(again)
     steps = json.loads((tmp_path / "run" / "final" / "training.json").read_text())["steps"]
     assert f"  {steps} optimiser steps of " in shown
-
-
-NEW_TASK = '''
-"""Words in capitals: a thing to train that is one file."""
-
-from dataclasses import dataclass, field
-from functools import cached_property
-
-from tripletune.models.data.records import read_jsonl
-from tripletune.train.config import RunConfig
-from tripletune.train.text import TextTask, TextTrainSection
-
-
-@dataclass
-class CapitalsConfig(RunConfig):
-    train: TextTrainSection = field(default_factory=TextTrainSection)
-
-
-class Capitals(TextTask):
-    Config = CapitalsConfig
-
-    @cached_property
-    def sources(self):
-        return self.source_pair(lambda path, split: (row for _, row in read_jsonl(path)))
-
-    def tokenised(self, source, cache):
-        from tripletune.train.batches import cached_rows
-
-        def rows(counts):
-            for example in source:
-                ids = self.processor(example["text"] + example["text"].upper())["input_ids"]
-                yield {"input_ids": ids, "labels": ids, "length": len(ids)}
-
-        return cached_rows(["capitals", source.digest], cache, rows)
-
-
-TASK = Capitals
-'''
-
-
-def test_a_new_thing_to_train_is_one_file(tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import tripletune.train.tasks
-
-    (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks" / "capitals.py").write_text(NEW_TASK)
-    monkeypatch.setattr(tripletune.train.tasks, "__path__", [*tripletune.train.tasks.__path__, str(tmp_path / "tasks")])
-    (tmp_path / "words.jsonl").write_text("".join(json.dumps({"text": f"word {n}"}) + "\n" for n in range(8)))
-    arguments = {
-        "--data.train": tmp_path / "words.jsonl", "--data.validation": tmp_path / "words.jsonl",
-        "--model.base": tiny_llama, "--output_dir": tmp_path / "run", "--train.epochs": 1, "--train.batch_size": 4,
-    }  # fmt: skip
-    assert main("capitals", "", [str(word) for pair in arguments.items() for word in pair]) == 0
-    result = json.loads((tmp_path / "run" / "final" / "training.json").read_text())
-    assert (result["rows"], result["steps"]) == (8, 2)
-    assert result["evaluation"]["eval_loss"] > 0
-    assert len((tmp_path / "run" / "evaluations.jsonl").read_text().splitlines()) == 1

@@ -9,7 +9,7 @@ import pytest
 
 from tripletune.models.llm.backends.batch import BatchBackend
 from tripletune.models.llm.client import CallError, Sampling
-from tripletune.models.llm.options import LLMOptions, backend_names, load_backend, open_client
+from tripletune.models.llm.options import LLMOptions, load_backend, open_client
 from tripletune.models.options import add_arguments, from_arguments
 
 SECRET = "sk-hunter2-0123456789"
@@ -103,37 +103,6 @@ def test_the_batch_backend_is_opened(tmp_path):
 def test_a_ledger_that_cannot_be_opened_is_told(tmp_path):
     with pytest.raises(ValueError, match="is a folder"):
         open_client(LLMOptions(model="m", url="http://127.0.0.1:1/v1", ledger=str(tmp_path)), {})
-
-
-BACKEND = '''
-"""A backend in one file."""
-from tripletune.models.llm.options import BackendKind
-from tripletune.models.llm.client import Completion
-
-class Shout:
-    model = "shout:m"
-    async def complete(self, messages, sampling):
-        return Completion(messages[-1]["content"].upper())
-    async def close(self): ...
-
-BACKEND = BackendKind(lambda options, key, ledger: Shout(), local=True)
-'''
-
-
-def test_one_file_is_a_backend(tmp_path, monkeypatch):
-    from tripletune.models.llm import backends
-
-    (tmp_path / "shout.py").write_text(BACKEND)
-    monkeypatch.setattr(backends, "__path__", [*backends.__path__, str(tmp_path)])
-    assert backend_names() == ["anthropic", "batch", "hf", "openai", "shout"]
-    options = parsed("--teacher-backend", "shout", "--teacher-model", "m")
-    assert (options.ledger_name, options.is_local) == ("shout:m", True)
-
-    async def main() -> str:
-        async with open_client(options) as client:
-            return (await client.chat([{"role": "user", "content": "hi"}], role="r")).text
-
-    assert asyncio.run(main()) == "HI"
 
 
 def test_what_the_backends_say_of_themselves(tmp_path):
