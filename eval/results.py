@@ -54,7 +54,8 @@ class ResultLog:
         try:
             self._open(settings, overwrite, retry_errors)
         except BaseException:
-            self._unlock()
+            if self._lock is not None:
+                self._lock.close()
             raise
 
     def _open(self, settings: dict[str, Any], overwrite: bool, retry_errors: bool) -> None:
@@ -68,7 +69,13 @@ class ResultLog:
                     os.replace(self.folder / name, self.folder / _ASIDE / name)
                     self._aside = True
         self._check_settings(json.loads(json.dumps(settings)))
-        self._repair()
+        self.path.touch()
+        with self.path.open("rb+") as lines:
+            whole = sum(len(line) for line in lines if line.endswith(b"\n"))
+            lines.seek(0, os.SEEK_END)
+            if lines.tell() != whole:
+                logger.warning("%s: the last line was cut off; its item runs again", self.path)
+                lines.truncate(whole)
         if retry_errors:
             with new_file(self.path) as scratch, scratch.open("w", encoding="utf-8") as file:
                 file.writelines(_line(row) for row in self.rows() if not row.get("error"))
@@ -124,9 +131,6 @@ class ResultLog:
         self._file.close()
         if self._aside:
             self._bring_back()
-        self._unlock()
-
-    def _unlock(self) -> None:
         if self._lock is not None:
             self._lock.close()
 
@@ -156,16 +160,6 @@ class ResultLog:
                 f"{self.folder} holds results of another run: {details}. "
                 "Pass --overwrite to start again, or another --output"
             )
-
-    def _repair(self) -> None:
-        """Cut off a last line that was not written to its end."""
-        self.path.touch()
-        with self.path.open("rb+") as file:
-            good = sum(len(line) for line in file if line.endswith(b"\n"))
-            file.seek(0, os.SEEK_END)
-            if file.tell() != good:
-                logger.warning("%s: the last line was cut off; its item runs again", self.path)
-                file.truncate(good)
 
 
 def read_results(path: str | Path, partial: bool = False) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from tripletune.data_builders.hotpotqa_subq.questions import Question
@@ -71,32 +70,24 @@ def load_task(name: str) -> Task:
     return load_config(Task, path, {"name": path.stem})
 
 
-def task_questions(
-    task: Task, data: str, limit: int | None = None, notes: Counter[str] | None = None
-) -> Iterator[Question]:
+def task_questions(task: Task, data: str, notes: Counter[str] | None = None) -> Iterator[Question]:
     """Stream the questions of a benchmark file.
 
     Args:
         task: Names the reader.
         data: A file, or what else the reader takes.
-        limit: Only the first questions.
         notes: What the reader counted: rows it could not use, by reason, and warnings about the data.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a row is malformed, an id occurs twice, or there is no question at all.
+        ValueError: a row is malformed.
     """
     notes = Counter() if notes is None else notes
-    seen: set[str] = set()
-    for question in islice(_usable(task, data, notes), limit):
-        if question.id in seen:
-            raise ValueError(f"{data}: question id {question.id!r} occurs twice; results are stored by id")
-        seen.add(question.id)
-        yield question
-    if not seen:
-        raise ValueError(
-            f"{data}: no question for task {task.name!r} (the reader counted: {dict(+notes) or 'nothing'})"
-        )
+    for item in get_reader(task.reader)(data, notes, source=task.name):
+        if isinstance(item, Question):
+            yield item
+        else:
+            notes[str(item.reason)] += 1
 
 
 def write_context_corpus(task: Task, data: str, path: Path) -> int:
@@ -115,7 +106,7 @@ def write_context_corpus(task: Task, data: str, path: Path) -> int:
     """
     seen: set[str] = set()
     with new_file(path) as scratch, scratch.open("w", encoding="utf-8") as file:
-        for question in _usable(task, data, Counter()):
+        for question in task_questions(task, data):
             for passage in question.passages:
                 if passage.id not in seen and passage.text.strip():
                     seen.add(passage.id)
@@ -126,11 +117,3 @@ def write_context_corpus(task: Task, data: str, path: Path) -> int:
                 f"{data}: its questions come without passages, so there is nothing to retrieve from: name a corpus"
             )
     return len(seen)
-
-
-def _usable(task: Task, data: str, notes: Counter[str]) -> Iterator[Question]:
-    for item in get_reader(task.reader)(data, notes, source=task.name):
-        if isinstance(item, Question):
-            yield item
-        else:
-            notes[str(item.reason)] += 1

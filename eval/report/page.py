@@ -148,37 +148,40 @@ def _group(number: int, group: Mapping[str, Any], plots: Sequence[Mapping[str, s
 
 
 def _scores(group: Mapping[str, Any]) -> list[str]:
-    metrics, several, known = group["metrics"], len(group["runs"]) > 1, find_metrics()
-    head = ["run", "questions"]
-    for metric in metrics:
-        head += [metric, f"minus {group['runs'][0]['name']}", "p"] if several else [metric]
-    rows = []
-    for run, gaps in zip(group["runs"], group["differences"]):
-        count = f"{run['questions']:,}"
+    metrics, runs, known = group["metrics"], group["runs"], find_metrics()
+    first = [[run["name"], f"{run['questions']:,}"] for run in runs]
+    for cells, run in zip(first, runs):
         if not run["finished"]:
-            count += f" of {run['expected']:,}" if run["expected"] else ", not finished"
-        row = [run["name"], count]
-        for metric, score in zip(metrics, _scored(run, metrics)):
-            row += [score, *(_gap(gaps, metric) if several else [])]
-        rows.append(row)
+            cells[1] += f" of {run['expected']:,}" if run["expected"] else ", not finished"
     explained = [f"- {name}: {known[name].explanation}" for name in metrics if name in known]
-    return [_table(head, rows), "\n".join(explained)]
+    return [_with_gaps(["run", "questions"], first, runs, group["differences"], metrics), "\n".join(explained)]
 
 
 def _ablations(group: Mapping[str, Any]) -> list[str]:
     if not group["ablations"]:
         return []
-    order, metrics = group["ablations"]["order"], group["metrics"]
-    whole = group["runs"][order[0]]["name"]
+    runs = [group["runs"][place] for place in group["ablations"]["order"]]
+    first = [[ablation_name(run)] for run in runs]
+    table = _with_gaps(["method"], first, runs, group["ablations"]["differences"], group["metrics"])
+    return ["The rows of the CIRAG paper's tables 2 and 3, in their order.", table]
+
+
+def _with_gaps(
+    head: list[str],
+    first: Sequence[list[str]],
+    runs: Runs,
+    differences: Sequence[Mapping[str, Any] | None],
+    metrics: Sequence[str],
+) -> str:
+    """A table of scores, each behind the row's first cells, and with its difference to the first of several runs."""
     rows = []
-    for place, gaps in zip(order, group["ablations"]["differences"]):
-        run = group["runs"][place]
-        row = [ablation_name(run)]
+    for cells, run, gaps in zip(first, runs, differences):
+        row = [*cells]
         for metric, score in zip(metrics, _scored(run, metrics)):
-            row += [score, *_gap(gaps, metric)]
+            row += [score, *(_gap(gaps, metric) if len(runs) > 1 else [])]
         rows.append(row)
-    head = ["method", *(title for metric in metrics for title in (metric, f"minus {whole}", "p"))]
-    return ["The rows of the CIRAG paper's tables 2 and 3, in their order.", _table(head, rows)]
+    titles = (f"minus {runs[0]['name']}", "p") if len(runs) > 1 else ()
+    return _table([*head, *(title for metric in metrics for title in (metric, *titles))], rows)
 
 
 def _sweeps(group: Mapping[str, Any]) -> list[str]:

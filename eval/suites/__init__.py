@@ -15,7 +15,8 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -190,8 +191,8 @@ async def _run_all(
             before, started, waits = len(log.done), time.perf_counter(), 0
             if any(name not in log.done for name in suite.ids):
                 suite.open()
-                with Progress(len(suite.ids), before, suite.unit) as progress:
-                    waits = await _answer(suite, log, progress)
+                with _progress(len(suite.ids), before, suite.unit) as advance:
+                    waits = await _answer(suite, log, advance)
             waiting += waits
             if not waits:
                 codes.append(_finish(suite, log, len(log.done) - before, time.perf_counter() - started, console))
@@ -204,7 +205,7 @@ async def _run_all(
     return codes, " ".join(told) if waiting else ""
 
 
-async def _answer(suite: Suite, log: ResultLog, progress: Progress) -> int:
+async def _answer(suite: Suite, log: ResultLog, advance: Callable[[], None]) -> int:
     """Answer the items that have no row; gives how many wait for a batch."""
     waiting = 0
     batches = suite.batches(item for item in suite.items() if item.id not in log.done)
@@ -218,7 +219,7 @@ async def _answer(suite: Suite, log: ResultLog, progress: Progress) -> int:
                     waiting += 1
                 else:
                     log.append(suite.score(item, reply))
-                    progress.advance()
+                    advance()
 
     await asyncio.gather(*(work() for _ in range(suite.concurrency)))
     return waiting
@@ -281,36 +282,20 @@ def show_table(
         console.print(f"Scores are times 100, with the 95 % interval of a bootstrap over {drawn}.")
 
 
-class Progress:
-    """Counts finished items: a bar on a terminal, a plain log line every half minute elsewhere.
+@contextmanager
+def _progress(total: int, before: int, unit: str) -> Iterator[Callable[[], None]]:
+    """To be called for each finished item: a bar on a terminal, a plain log line every half minute elsewhere."""
+    done, started = before, time.monotonic()
+    last = started
 
-    Args:
-        total: Items in all.
-        done: Items finished before.
-        unit: What an item is called.
-    """
-
-    def __init__(self, total: int, done: int, unit: str) -> None:
-        self._total, self._done, self._unit = total, done, unit
-        self._started = self._last = time.monotonic()
-        self._before = done
-        self._bar = tqdm(total=total, initial=done, unit=unit) if sys.stderr.isatty() else None
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def advance(self) -> None:
-        """Count a finished item."""
-        self._done += 1
-        if self._bar is not None:
-            self._bar.update()
-            return
+    def advance() -> None:
+        nonlocal done, last
+        done += 1
+        bar.update()
         now = time.monotonic()
-        if now - self._last >= _SECONDS_BETWEEN_LINES or self._done == self._total:
-            rate = (self._done - self._before) / max(now - self._started, 1e-9)
-            logger.info("%d of %d %ss, %.2f per second", self._done, self._total, self._unit, rate)
-            self._last = now
+        if bar.disable and (now - last >= _SECONDS_BETWEEN_LINES or done == total):
+            logger.info("%d of %d %ss, %.2f per second", done, total, unit, (done - before) / max(now - started, 1e-9))
+            last = now
+
+    with tqdm(total=total, initial=before, unit=unit, disable=not sys.stderr.isatty()) as bar:
+        yield advance

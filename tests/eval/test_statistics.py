@@ -126,10 +126,3 @@ def test_a_difference_of_ratios_is_paired_by_text():
     ones = np.ones(80)
     means = paired_ratio_difference((above, ones), (better, ones)).to_json()
     assert means == pytest.approx(paired_difference(above, better).to_json())
-
-
-def test_ratios_without_a_partner_are_refused():
-    with pytest.raises(ValueError, match="must have answered the same questions"):
-        paired_ratio_difference(([1.0], [1.0]), ([1.0, 0.0], [1.0, 1.0]))
-    with pytest.raises(ValueError, match="at least one"):
-        paired_ratio_difference(([], []), ([], []))

@@ -246,13 +246,6 @@ def test_a_comparison_is_not_written_over_what_it_reads(home, capsys):
     assert (home / "full" / "metrics.json").read_bytes() == before
 
 
-def test_the_users_own_folder_beside_a_report_stays(home, tmp_path):
-    (tmp_path / "out.partial").mkdir()
-    (tmp_path / "out.partial" / "precious").write_text("mine")
-    assert main(["report", str(home / "full"), "--no-plots", "--output", str(tmp_path / "out")]) == 0
-    assert (tmp_path / "out.partial" / "precious").read_text() == "mine"
-
-
 def test_a_folder_of_other_files_is_not_replaced(home, tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("mine")
     assert main(["report", str(home / "full"), "--output", str(tmp_path)]) == 2

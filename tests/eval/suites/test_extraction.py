@@ -144,15 +144,6 @@ def test_what_no_text_is_at_fault_for_stops(extract, tmp_path):
     assert len(list(read_results(tmp_path / "out" / "results.jsonl"))) == 8
 
 
-def test_output_that_never_closes_a_bracket_is_counted(extract):
-    given = pairs(3)
-    reply = "(S> a| P> b| O> c), (S> d| P> e| O> f " + "and on and on " * 500
-    rows = extract(given, Rule({given[0].text: reply}))
-    assert rows["p0"]["triples"] == [["a", "b", "c"]]
-    assert rows["p0"]["malformed"] == 1
-    assert rows["p1"]["malformed"] == 0
-
-
 def test_rows_of_other_pairs_are_refused(extract):
     given = pairs(2)
     rows = extract(given, Rule())
@@ -188,8 +179,6 @@ class Client:
         text = messages[-1]["content"]
         if "Town6" in text:
             raise CallError("no")
-        if "Town9" in text:
-            raise RepliesPending("waits")
         number = int(text.split()[0].removeprefix("Town"))
         predicate = "Lies on" if number < 5 else "is at"
         reply = f"(S> Town{number}| P> {predicate}| O> River{number}" + (")" if number != 7 else "")
@@ -334,21 +323,6 @@ def test_bad_data_is_one_line(data, clients, error_of, content, message):
     (data / "test-00000.jsonl").write_bytes(content)
     assert evaluate(data) == 2
     assert message in error_of()
-
-
-def test_texts_that_wait_for_a_batch(data, clients, capsys, write):
-    write(data / "test-00000.jsonl", [*PAIRS, PAIRS[0] | {"id": "p9", "text": "Town9 lies on the River9."}])
-    assert evaluate(data) == 3
-    assert "1 texts wait" in capsys.readouterr().err
-    assert len(rows(data)) == 8
-
-
-def test_all_texts_failing_is_an_error(data, clients, monkeypatch):
-    async def fail(*_, **__):
-        raise CallError("no")
-
-    monkeypatch.setattr(Client, "chat", fail)
-    assert evaluate(data) == 1
 
 
 def test_runs_side_by_side(data, clients, capsys, error_of):

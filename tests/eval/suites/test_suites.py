@@ -209,7 +209,7 @@ def test_overwritten_results_are_there_until_there_are_new_ones(tmp_path):
     killed = ResultLog(tmp_path, {"version": 2}, overwrite=True)
     with pytest.raises(ValueError, match="another process writes into"):
         ResultLog(tmp_path, {"version": 2})
-    killed._unlock()
+    killed._lock.close()
     with pytest.raises(ValueError, match=r"version was 1 and is 2"):
         ResultLog(tmp_path, {"version": 2})
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
@@ -236,7 +236,7 @@ def test_settings_of_a_call_without_any_answer_bind_nobody(tmp_path):
     [
         ("settings.json", "{oops", r"settings\.json:1: not valid JSON"),
         ("results.jsonl", '{"id": "q1", "scores": {"f1": NaN}}\n', r"results\.jsonl:1: score f1 is nan"),
-        ("results.jsonl", '{"id": "q1", "scores": {"f1": "x"}}\n', r"results\.jsonl:1: score f1 is 'x'"),
+        ("results.jsonl", '{"id": "q1"}\n{oops\n{"id": "q2"}\n', r"results\.jsonl:2: not valid JSON"),
     ],
 )
 def test_damaged_files_are_named(tmp_path, name, content, message):
@@ -250,15 +250,6 @@ def test_an_output_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "out").write_text("x")
     with pytest.raises(ValueError, match="out is a file"):
         ResultLog(tmp_path / "out", {})
-
-
-def test_damage_before_the_last_line_is_named(tmp_path):
-    run(tmp_path)
-    results = tmp_path / "results.jsonl"
-    lines = results.read_text().splitlines(keepends=True)
-    results.write_text(lines[0] + "{oops\n" + "".join(lines[2:]))
-    with pytest.raises(ValueError, match=r"results\.jsonl:2: not valid JSON"):
-        ResultLog(tmp_path, {"version": 1})
 
 
 def test_failed_metric_fails_the_run(tmp_path):
