@@ -1,5 +1,8 @@
 """Bootstrap intervals (Efron's percentile method) for means, ratios and paired differences, seeded and vectorised.
 
+An interval is `{"mean", "low", "high", "n"}`: a mean with its 95 % interval, over `n` values; else None.
+A difference has its two-sided bootstrap p-value too, as `p_value`.
+
 What is drawn with replacement is the question. Several rows of one question, such as its planning steps, rise and
 fall together, so they are drawn together: pass the question ids as `clusters`.
 """
@@ -7,42 +10,13 @@ fall together, so they are drawn together: pass the question ids as `clusters`.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 RESAMPLES = 2000
 _CELLS_AT_ONCE = 1 << 22
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A mean with its 95 % interval, over `n` values; all None when there are no values."""
-
-    mean: float | None
-    low: float | None
-    high: float | None
-    n: int
-
-    def to_json(self) -> dict[str, Any]:
-        """The interval as JSON values."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The mean of `second - first` over the same questions, its 95 % interval and a two-sided bootstrap p-value."""
-
-    mean: float
-    low: float
-    high: float
-    p_value: float
-    n: int
-
-    def to_json(self) -> dict[str, Any]:
-        """The difference as JSON values."""
-        return asdict(self)
+Interval = dict[str, Any]
 
 
 def bootstrap_mean(
@@ -60,9 +34,14 @@ def bootstrap_mean(
         seed: Seed of the draws; the same for every metric, so that metrics move together.
 
     Raises:
-        ValueError: `clusters` has another length than `values`, or a value is not a finite number.
+        ValueError: a value is not a finite number.
     """
-    sums, counts = _by_cluster(_finite(values), clusters)
+    numbers = _finite(values)
+    if clusters is None:
+        return _interval(numbers, np.ones_like(numbers), len(values), resamples, seed)
+    places: dict[Hashable, int] = {}
+    index = np.fromiter((places.setdefault(name, len(places)) for name in clusters), dtype=np.int64)
+    sums, counts = np.bincount(index, weights=numbers), np.bincount(index).astype(np.float64)
     return _interval(sums, counts, len(values), resamples, seed)
 
 
@@ -72,9 +51,7 @@ def bootstrap_pairs(pairs: Sequence[tuple[Hashable, float]]) -> Interval:
     return bootstrap_mean(scores, questions)
 
 
-def bootstrap_ratio(
-    numerators: Sequence[float], denominators: Sequence[float], resamples: int = RESAMPLES, seed: int = 0
-) -> Interval:
+def bootstrap_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
     """A ratio of sums, such as a micro-averaged precision, and its 95 % percentile interval.
 
     What is drawn is the text with both its counts, so that numerator and denominator move together. A sample whose
@@ -83,48 +60,34 @@ def bootstrap_ratio(
     Args:
         numerators: One value per text.
         denominators: One value per text, none negative; all 0 gives an interval without values.
-        resamples: Bootstrap samples.
-        seed: Seed of the draws.
 
     Raises:
-        ValueError: the lengths differ, or a value is not a finite number.
+        ValueError: a value is not a finite number.
     """
-    if len(numerators) != len(denominators):
-        raise ValueError(f"{len(numerators)} numerators and {len(denominators)} denominators: each needs its other")
-    return _interval(_finite(numerators), _finite(denominators), len(numerators), resamples, seed)
+    return _interval(_finite(numerators), _finite(denominators), len(numerators), RESAMPLES, 0)
 
 
-def paired_difference(
-    first: Sequence[float], second: Sequence[float], resamples: int = RESAMPLES, seed: int = 0
-) -> Difference:
-    """Compare two systems on the same questions.
+def paired_difference(first: Sequence[float], second: Sequence[float]) -> Interval:
+    """Compare the scores of two systems on the same questions, in the same order.
 
-    Args:
-        first: Scores of the one to compare with.
-        second: Scores of the other, in the same order of questions.
-        resamples: Bootstrap samples.
-        seed: Seed of the draws.
+    Returns:
+        The mean of `second - first` with its interval and `p_value`.
 
     Raises:
         ValueError: the lengths differ, there are no scores, or one is not a finite number.
     """
     ones = np.ones(len(first))
-    return paired_ratio_difference((first, ones), (second, ones), resamples, seed)  # type: ignore[arg-type]
+    return paired_ratio_difference((first, ones), (second, ones))  # type: ignore[arg-type]
 
 
 def paired_ratio_difference(
-    first: tuple[Sequence[float], Sequence[float]],
-    second: tuple[Sequence[float], Sequence[float]],
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> Difference:
+    first: tuple[Sequence[float], Sequence[float]], second: tuple[Sequence[float], Sequence[float]]
+) -> Interval:
     """Compare two ratios of sums, such as micro-averaged F1 of two systems, on the same texts.
 
     Args:
         first: Numerators and denominators of the one to compare with, one of each per text.
         second: The other's, in the same order of texts.
-        resamples: Bootstrap samples.
-        seed: Seed of the draws.
 
     Raises:
         ValueError: the lengths differ, there is nothing to compare, or a value is not a finite number.
@@ -136,13 +99,19 @@ def paired_ratio_difference(
             "have answered the same questions, at least one"
         )
     # The same seed draws the same texts for both.
-    one, other = (_resampled(above, below, resamples, seed) for above, below in (parts[:2], parts[2:]))
+    one, other = (_resampled(above, below, RESAMPLES, 0) for above, below in (parts[:2], parts[2:]))
     gaps = other - one
     means = [above.sum() / below.sum() if below.sum() else 0.0 for above, below in (parts[:2], parts[2:])]
     low, high = np.percentile(gaps, [2.5, 97.5])
     # Sums that differ in their last digit alone are no difference.
     tail = min(float(np.mean(gaps <= 1e-12)), float(np.mean(gaps >= -1e-12)))
-    return Difference(float(means[1] - means[0]), float(low), float(high), min(1.0, 2 * tail), len(parts[0]))
+    return {
+        "mean": float(means[1] - means[0]),
+        "low": float(low),
+        "high": float(high),
+        "p_value": min(1.0, 2 * tail),
+        "n": len(parts[0]),
+    }
 
 
 def flatten_means(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -169,21 +138,11 @@ def _finite(values: Sequence[float]) -> np.ndarray:
     return numbers
 
 
-def _by_cluster(values: np.ndarray, clusters: Sequence[Hashable] | None) -> tuple[np.ndarray, np.ndarray]:
-    if clusters is None:
-        return values, np.ones_like(values)
-    if len(clusters) != len(values):
-        raise ValueError(f"{len(values)} values in {len(clusters)} clusters: every value needs its cluster")
-    numbers: dict[Hashable, int] = {}
-    index = np.fromiter((numbers.setdefault(name, len(numbers)) for name in clusters), dtype=np.int64)
-    return np.bincount(index, weights=values), np.bincount(index).astype(np.float64)
-
-
 def _interval(above: np.ndarray, below: np.ndarray, n: int, resamples: int, seed: int) -> Interval:
     if not below.sum():
-        return Interval(None, None, None, 0)
+        return {"mean": None, "low": None, "high": None, "n": 0}
     low, high = np.percentile(_resampled(above, below, resamples, seed), [2.5, 97.5])
-    return Interval(float(above.sum() / below.sum()), float(low), float(high), n)
+    return {"mean": float(above.sum() / below.sum()), "low": float(low), "high": float(high), "n": n}
 
 
 def _resampled(sums: np.ndarray, counts: np.ndarray, resamples: int, seed: int) -> np.ndarray:

@@ -176,7 +176,7 @@ def summarise_extractions(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         for family in families:
             place = place.setdefault(family, {})
         above, below = zip(*map(part, kept)) if kept else ((), ())
-        place[last] = bootstrap_ratio(above, below).to_json()
+        place[last] = bootstrap_ratio(above, below)
     if "soft" in summary:
         summary["soft"]["thresholds"] = THRESHOLDS
     return summary

@@ -150,7 +150,7 @@ def _paired(first: Run, second: Run) -> dict[str, Any] | None:
     both = first.rows.merge(second.rows, on="id", suffixes=("_first", "_second"))
     if both.empty:
         return None
-    return {name: paired_difference(both[f"{name}_first"], both[f"{name}_second"]).to_json() for name in first.metrics}
+    return {name: paired_difference(both[f"{name}_first"], both[f"{name}_second"]) for name in first.metrics}
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,8 +80,8 @@ def compare_folders(folders: Sequence[str | Path], metric: str | None = None) ->
         columns: list[Any] = [tuple(zip(*(parts[name](run[item]) for item in common))) for run in rows]
         scores[name] = [
             {
-                "score": bootstrap_ratio(*column).to_json(),
-                "difference": paired_ratio_difference(columns[0], column).to_json() if number else None,
+                "score": bootstrap_ratio(*column),
+                "difference": paired_ratio_difference(columns[0], column) if number else None,
             }
             for number, column in enumerate(columns)
         ]

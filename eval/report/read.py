@@ -203,7 +203,7 @@ def _recall(steps: Sequence[Mapping[str, Any]], wanted: set[str]) -> list[float]
 
 
 def _mean(values: Iterable[float]) -> dict[str, Any]:
-    return bootstrap_mean([float(value) for value in values]).to_json()
+    return bootstrap_mean([float(value) for value in values])
 
 
 def _counted(values: pd.Series) -> dict[str, int]:

@@ -273,7 +273,7 @@ def summarise_decisions(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 values[*group, name].append((row["question_id"], score))
 
     def family(kind: str, key: str) -> dict[str, Any]:
-        return {name: bootstrap_pairs(values.get((kind, key, name), ())).to_json() for name in SCORES}
+        return {name: bootstrap_pairs(values.get((kind, key, name), ())) for name in SCORES}
 
     def families(kind: str) -> dict[str, Any]:
         keys = sorted({key for one, key, _ in values if one == kind}, key=lambda key: (len(key), key))

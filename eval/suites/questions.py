@@ -341,9 +341,9 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...]) -> dict[str, Any
     return {
         "primary": names[0],
         "questions": total,
-        "metrics": {name: bootstrap_mean(values).to_json() for name, values in scores.items()},
-        "by_type": {kind: bootstrap_mean(values).to_json() for kind, values in sorted(by_type.items())},
-        "supporting_recall": bootstrap_mean(recalls).to_json(),
+        "metrics": {name: bootstrap_mean(values) for name, values in scores.items()},
+        "by_type": {kind: bootstrap_mean(values) for kind, values in sorted(by_type.items())},
+        "supporting_recall": bootstrap_mean(recalls),
         "counts": {name: sums[name] for name in _COUNTED}
         | {name: dict(sorted(counter.items())) for name, counter in listed.items()},
         "cost": {name: sums[name] for name in _COSTS},

@@ -218,7 +218,7 @@ def summarise_records(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             confusion[row["gold_action"]][row["action"]] += 1
 
     def interval(key: str) -> dict[str, Any]:
-        return bootstrap_pairs(values.get(key, ())).to_json()
+        return bootstrap_pairs(values.get(key, ()))
 
     def family(prefix: str) -> dict[str, Any]:
         return {key.removeprefix(prefix): interval(key) for key in sorted(values) if key.startswith(prefix)}

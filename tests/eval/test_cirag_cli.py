@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 
+from tripletune.data_builders.trajectories import main as build_trajectories
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.data_builders.world.oracle import WorldOracle
 from tripletune.eval.__main__ import main
+from tripletune.eval.systems import other_prompt
+from tripletune.models.data.trajectories import read_trajectories
 from tripletune.models.llm.client import Sampling
 from tripletune.models.llm.programs import main as calls
 
-OPTIONS = WorldOptions(seed=5, train=0, validation=0, test=8, common_knowledge=0)
+OPTIONS = WorldOptions(seed=5, train=8, validation=0, test=8, common_knowledge=0)
+ROOT = Path(__file__).resolve().parents[2]
+SHORT = ROOT / "recipes" / "configs" / "cirag_short_prompts"
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +29,11 @@ def world(tmp_path_factory):
     return folder
 
 
-def command(world, output, *more, oracle=True):
-    teacher = ["--oracle", f"{world}/test"] if oracle else []
+def command(world, output, *more, oracle=True, split="test"):
+    teacher = ["--oracle", f"{world}/{split}"] if oracle else []
     return [
-        "run", "--system", "cirag", "--task", "hotpotqa", "--data", f"{world}/test.jsonl", "--output", str(output),
-        "--corpus", f"{world}/test.corpus.jsonl", "--set", "rerank=no", *teacher, *more,
+        "run", "--system", "cirag", "--task", "hotpotqa", "--data", f"{world}/{split}.jsonl", "--output", str(output),
+        "--corpus", f"{world}/{split}.corpus.jsonl", "--set", "rerank=no", *teacher, *more,
     ]  # fmt: skip
 
 
@@ -163,3 +169,77 @@ def test_gold_links_give_the_recall_of_supporting_passages(world, tmp_path):
     assert main(command(world, tmp_path / "out", "--gold", str(tmp_path / "gold.jsonl"))) == 0
     recall = json.loads((tmp_path / "out" / "metrics.json").read_text())["supporting_recall"]
     assert (recall["n"], recall["mean"] >= 0.9) == (8, True)
+
+
+# From the oracle's run to the student in its place: docs/cirag.md, "Distil a student", at toy size.
+
+
+@pytest.fixture(scope="module")
+def student(tmp_path_factory, tiny_llama):
+    """A run folder with an adapter, as the recipe leaves it."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    from tripletune.models.loading import load_causal_lm
+
+    model, tokenizer = load_causal_lm(tiny_llama, torch.float32)
+    torch.manual_seed(5)
+    adapted = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))
+    folder = tmp_path_factory.mktemp("run")
+    adapted.save_pretrained(folder / "final")
+    tokenizer.save_pretrained(folder / "final")
+    return folder
+
+
+def short_command(world, split, output, *more):
+    return command(
+        world, output, "--set", f"prompts={SHORT}", "--set", "repairs=0", "--set", "max_integration_tokens=4",
+        "--top-k", "1", "--limit", "8" if split == "train" else "3", *more, split=split,
+    )  # fmt: skip
+
+
+def test_the_chain_of_commands(world, student, tmp_path):
+    oracle = tmp_path / "oracle"
+    assert main(short_command(world, "train", oracle)) == 0
+    built = ["--results", str(oracle), "--output", str(tmp_path / "data"), "--validation-fraction", "0.4"]
+    assert build_trajectories(built) == 0
+    chats = [one for split in ("train", "validation") for one in read_trajectories(tmp_path / "data", split)]
+    assert len(chats) == 8
+    assert {one.messages[0]["content"] for one in chats} == {(SHORT / "cirag_integrate.md").read_text().strip()}
+    decisions = ["decisions", "--data", str(tmp_path / "data"), "--model", str(student), "--dtype", "float32"]
+    decisions += ["--max-reply-tokens", "4", "--limit", "3", "--output", str(tmp_path / "decisions")]
+    assert main(decisions) == 0
+    assert json.loads((tmp_path / "decisions" / "metrics.json").read_text())["metrics"]["malformed"]["mean"] == 1.0
+
+    # The oracle extracts and answers, the student integrates.
+    more = ["--integrator", str(student), "--teacher-dtype", "float32", "--set", "max_prompt_tokens=900"]
+    output = tmp_path / "student"
+    assert main(short_command(world, "test", output, *more)) == 0
+    answered = rows(output)
+    assert len(answered) == 3
+    for row in answered:
+        assert row["error"] == ""
+        calls = row["trace"]["tallies"]
+        assert calls["calls.cirag.integrate"] == calls["cut_off.cirag.integrate"] == 1
+        assert calls["calls.cirag.triples"] >= 1
+        assert row["trace"]["stop_reason"] == "malformed"
+    settings = json.loads((output / "settings.json").read_text())
+    assert settings["teacher"].startswith("oracle:")
+    assert settings["integrator"]["weights"]
+    # The same command answers out of the results; another student's weights are another run.
+    assert main(short_command(world, "test", output, *more)) == 0
+    assert rows(output) == answered
+
+
+def test_a_student_that_is_asked_in_other_words_is_told(student, tiny_llama):
+    assert other_prompt(str(student), str(SHORT)) is None  # it brings no prompt
+    assert other_prompt(str(tiny_llama), None) is None
+    learned = student / "final" / "prompt.md"
+    learned.write_text((SHORT / "cirag_integrate.md").read_text().strip() + "\n")
+    try:
+        assert other_prompt(str(student), str(SHORT)) is None
+        warning = other_prompt(str(student), None)
+        assert warning is not None
+        assert str(learned) in warning
+    finally:
+        learned.unlink()

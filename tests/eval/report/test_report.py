@@ -73,7 +73,7 @@ def test_figures_are_those_of_the_rows(home):
     figures = figures_of(read_folder(str(home / "one_round")))
     matches = [row["scores"]["exact_match"] for row in rows]
     assert 0 < sum(matches) < len(matches)
-    assert figures["scores"]["exact_match"] == bootstrap_mean(matches).to_json()
+    assert figures["scores"]["exact_match"] == bootstrap_mean(matches)
     metrics = json.loads((home / "one_round" / "metrics.json").read_text())
     assert figures["scores"] == metrics["metrics"]
     assert figures["recall"]["by_round"]["1"]["mean"] == pytest.approx(metrics["supporting_recall"]["mean"])
@@ -113,7 +113,7 @@ def test_the_report_compares_with_the_first_run(home, report):
         [row["scores"]["exact_match"] for row in first], [row["scores"]["exact_match"] for row in fourth]
     )
     assert group["differences"][0] is None
-    assert group["differences"][3]["exact_match"] == expected.to_json()
+    assert group["differences"][3]["exact_match"] == expected
     assert group["sweeps"] == [{"option": "max_rounds", "values": [1, 2, 4], "runs": [3, 4, 0]}]
 
 

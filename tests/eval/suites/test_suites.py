@@ -280,7 +280,7 @@ class Even(Suite):
         failed = isinstance(reply, Failure)
         return {"id": item.id, "error": reply.error if failed else "", "scores": {"even": float(reply is True)}}
     def summarise(self, log):
-        return {"even": bootstrap_mean([row["scores"]["even"] for row in log.rows()]).to_json()}
+        return {"even": bootstrap_mean([row["scores"]["even"] for row in log.rows()])}
     def show(self, metrics, console):
         console.print(f"even: {metrics['even']['mean']}")
 
