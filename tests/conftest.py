@@ -233,18 +233,21 @@ def records() -> list[Record]:
     return found
 
 
-@pytest.fixture
-def write_records(tmp_path: Path) -> Callable[..., Path]:
-    """Writes records as `<split>-00000.jsonl` in a folder and returns the folder."""
-
-    def write(rows: list[Record], split: str = "train", folder: Path | None = None) -> Path:
-        target = folder or tmp_path / "records"
+def _writer(default: Path) -> Callable[..., Path]:
+    def write(rows: list[Any], split: str = "train", folder: Path | None = None) -> Path:
+        target = folder or default
         target.mkdir(parents=True, exist_ok=True)
         lines = (json.dumps(row.to_json(), ensure_ascii=False) + "\n" for row in rows)
         (target / f"{split}-00000.jsonl").write_text("".join(lines), encoding="utf-8")
         return target
 
     return write
+
+
+@pytest.fixture
+def write_records(tmp_path: Path) -> Callable[..., Path]:
+    """Writes records as `<split>-00000.jsonl` in a folder and returns the folder."""
+    return _writer(tmp_path / "records")
 
 
 @pytest.fixture(scope="session")
@@ -374,15 +377,7 @@ def extraction_pairs() -> list[Any]:
 @pytest.fixture
 def write_pairs(tmp_path: Path) -> Callable[..., Path]:
     """Writes pairs as `<split>-00000.jsonl` in a folder and returns the folder."""
-
-    def write(pairs: list[Any], split: str = "train", folder: Path | None = None) -> Path:
-        target = folder or tmp_path / "pairs"
-        target.mkdir(parents=True, exist_ok=True)
-        lines = (json.dumps(pair.to_json(), ensure_ascii=False) + "\n" for pair in pairs)
-        (target / f"{split}-00000.jsonl").write_text("".join(lines), encoding="utf-8")
-        return target
-
-    return write
+    return _writer(tmp_path / "pairs")
 
 
 @pytest.fixture
@@ -449,15 +444,7 @@ def make_trajectory() -> Callable[..., Any]:
 @pytest.fixture
 def write_trajectories(tmp_path: Path) -> Callable[..., Path]:
     """Writes trajectories as `<split>-00000.jsonl` in a folder and returns the folder."""
-
-    def write(rows: list[Any], split: str = "train", folder: Path | None = None) -> Path:
-        target = folder or tmp_path / "trajectories"
-        target.mkdir(parents=True, exist_ok=True)
-        lines = (json.dumps(row.to_json(), ensure_ascii=False) + "\n" for row in rows)
-        (target / f"{split}-00000.jsonl").write_text("".join(lines), encoding="utf-8")
-        return target
-
-    return write
+    return _writer(tmp_path / "trajectories")
 
 
 @pytest.fixture

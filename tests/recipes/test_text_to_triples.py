@@ -61,9 +61,9 @@ def test_without_validation_pairs_nothing_is_evaluated(
 
 
 @pytest.mark.slow
-def test_two_processes_are_as_one(
-    make_extraction_config: Config, tmp_path: Path, seq2seq: bool, run_recipe: Call
-) -> None:
+def test_two_processes_are_as_one(make_extraction_config: Config, tmp_path: Path, run_recipe: Call) -> None:
+    # Of an encoder-decoder, whose loss is our own; tests of the RAS recipe do it with a decoder.
+    seq2seq = True
     quiet = {"model.lora_dropout": 0.0, "train.max_steps": 4}
     one = make_extraction_config({**quiet, "output_dir": str(tmp_path / "one")}, seq2seq)
     assert run_recipe(command_line(RECIPE, one)) == ""
@@ -76,17 +76,6 @@ def test_two_processes_are_as_one(
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     scores = [lines(config, "evaluations.jsonl")[-1] for config in (one, two)]
     assert scores[1]["loss"] == pytest.approx(scores[0]["loss"], rel=1e-4)
-
-
-@pytest.mark.slow
-def test_tracking_offline(make_extraction_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    config = make_extraction_config({"report_to": ["wandb"], "train.max_steps": 2, "run_name": "named"})
-    done = run(command_line(RECIPE, config))
-    assert done.returncode == 0, done.stderr
-    assert list(tmp_path.rglob("*.wandb"))
 
 
 @pytest.mark.parametrize("seq2seq", [False, True], ids=["decoder", "encoder-decoder"])
@@ -118,11 +107,6 @@ def test_without_trl_packing_is_refused_in_a_sentence(
     assert "pip install trl" in said
 
 
-def break_data(config: Any) -> None:
-    path = Path(config.data.train) / "train-00000.jsonl"
-    path.write_text(path.read_text() + '{"id": "1", "te\n')
-
-
 def other_columns(config: Any) -> None:
     (Path(config.data.train) / "train-00000.jsonl").write_text('{"id": "1", "question": "?"}\n')
 
@@ -141,24 +125,8 @@ def no_room(config: Any) -> None:
     config.data.max_target_tokens = 32
 
 
-def no_data(config: Any) -> None:
-    config.data.train = "/nowhere/pairs"
-
-
-def no_shards(config: Any) -> None:
-    config.data.train_split = "test"
-
-
 def no_pairs(config: Any) -> None:
     (Path(config.data.train) / "train-00000.jsonl").write_text("")
-
-
-def no_such_model(config: Any) -> None:
-    config.model.base = "/nowhere/model"
-
-
-def wrong_targets(config: Any) -> None:
-    config.model.lora_targets = ["query_key_value"]
 
 
 def packed_encoder_decoder(config: Any) -> None:
@@ -168,16 +136,11 @@ def packed_encoder_decoder(config: Any) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (no_data, "no such file or folder: /nowhere/pairs"),
-        (no_shards, "no test*.jsonl"),
         (no_pairs, "holds no text-to-triples pairs"),
-        (break_data, "train-00000.jsonl:13: not valid JSON"),
         (binary_file, "train-00000.jsonl:1"),
         (other_columns, "lacks text"),
         (empty_text, "the text is empty"),
         (no_room, "there are no rows to learn from"),
-        (no_such_model, "'/nowhere/model': there is no such folder"),
-        (wrong_targets, "['query_key_value'] do not exist"),
         (packed_encoder_decoder, "is an encoder-decoder"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
@@ -207,15 +170,6 @@ def test_all_problems_of_a_configuration_come_at_once(tmp_path: Path, run_recipe
     for said in ("did you mean wandb?", "model.lora_rank: 0", "data.prompt: there is no file", "train.pack_tokens: 8"):
         assert said in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_folder_of_another_run_is_not_gone_on_with(
-    make_extraction_config: Config, tmp_path: Path, run_recipe: Call
-) -> None:
-    config = make_extraction_config({"train.save_steps": 2, "train.max_steps": 2}, seq2seq=True)
-    assert run_recipe(command_line(RECIPE, config)) == ""
-    said = run_recipe([*command_line(RECIPE, config), "--train.learning_rate", "0.5", "--train.max_steps", "4"])
-    assert "train.learning_rate was 0.01 and is 0.5" in said
 
 
 CONFIGS = sorted((ROOT / "recipes" / "configs").glob("*t2t*.yaml"))

@@ -96,13 +96,6 @@ def test_training_all_weights_leaves_a_plain_model(trainer_of: Make, kind: str) 
         assert torch.equal(value, dict(trainer.model.named_parameters())[name]), name
 
 
-def test_training_learns(trainer_of: Make, kind: str) -> None:
-    trainer = trainer_of({"train.epochs": 12, "model.lora_dropout": 0.0})
-    trainer.train()
-    found = log(trainer)
-    assert sum(found[-3:]) < (0.9 if kind == "seq2seq" else 0.7) * sum(found[:3])
-
-
 # Replies
 
 
@@ -189,28 +182,6 @@ def test_the_first_token_of_a_packed_sample_is_never_a_label() -> None:
     batch = TextCollator(3, pad_to_multiple_of=1)([packed(rows)])
     assert batch["labels"].tolist() == [[-100, 6, -100, 8, 9]]
     assert batch["position_ids"].tolist() == [[0, 1, 0, 1, 2]]
-
-
-def test_trl_packs_whole_rows(begin_task: Callable[..., Any]) -> None:
-    plain, packs = (
-        begin_task("text_to_triples", {"train.packing": on, "train.pack_tokens": 512}) for on in (False, True)
-    )
-    separate, together = plain.train, packs.train
-    assert sum(map(len, together["seq_lengths"])) == len(separate)
-    assert len(together) < len(separate)
-    found = []
-    for row in together:
-        start = 0
-        for length in row["seq_lengths"]:
-            found.append((row["input_ids"][start : start + length], row["labels"][start : start + length]))
-            start += length
-        assert start <= 512
-    assert sorted(found) == sorted((row["input_ids"], row["labels"]) for row in separate)
-
-
-def test_packing_is_refused_for_encoder_decoders(make_task: Callable[..., Any]) -> None:
-    with pytest.raises(ValueError, match=r"train\.packing: .* is an encoder-decoder"):
-        make_task("text_to_triples", {"train.packing": True}, seq2seq=True).load()
 
 
 # Encoder-decoders

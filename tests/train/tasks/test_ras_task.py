@@ -79,30 +79,6 @@ def test_files_are_memory_mapped_and_reused(
     assert tokenize(source(path), processor, again, tmp_path)[:] == first[:]
 
 
-def test_a_file_cut_off_in_the_middle_is_written_again(
-    tmp_path: Path,
-    records: list[Record],
-    write_records: Write,
-    processor: GraphLLMProcessor,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    path = write_records(records)
-    original = ras.encode_row
-    calls: list[str] = []
-
-    def killed(record: Record, *args: Any) -> dict[str, Any]:
-        calls.append(record.id)
-        if len(calls) == 5:
-            raise KeyboardInterrupt
-        return original(record, *args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ras, "encode_row", killed)
-        with pytest.raises(KeyboardInterrupt):
-            tokenize(source(path), processor, None, tmp_path)
-    assert len(tokenize(source(path), processor, None, tmp_path)) == len(records)
-
-
 def test_the_cache_depends_on_all_that_changes_a_row(
     tmp_path: Path, records: list[Record], write_records: Write, processor: GraphLLMProcessor, tokenizer_folder: Path
 ) -> None:
@@ -138,15 +114,6 @@ def test_the_cache_depends_on_all_that_changes_a_row(
     tokenize(source(path), processor, None, tmp_path)
     counts.append(len(folders()))
     assert counts == list(range(1, 11))
-
-
-def test_nothing_to_learn_from_is_an_error(
-    tmp_path: Path, records: list[Record], write_records: Write, processor: GraphLLMProcessor
-) -> None:
-    path = write_records([record for record in records if record.task == "planning"])
-    for _ in range(2):
-        with pytest.raises(ValueError, match="no rows to learn from"):
-            tokenize(source(path, tasks=("answering",)), processor, None, tmp_path)
 
 
 def test_truncation_is_counted(
@@ -324,9 +291,3 @@ def test_wrong_and_malformed_replies_are_counted(
     assert found["planning/action_accuracy"] == pytest.approx(6 / 8)
     assert found["planning/malformed"] == pytest.approx(1 / 8)
     assert found["answering/exact_match"] == pytest.approx(3 / 4)
-
-
-def test_a_real_model_is_scored(make_graph_llm: Any, records: list[Record]) -> None:
-    model, processor = make_graph_llm()
-    found = score_records(model, processor, None, records[:4], 4, 4)
-    assert 0 <= found["planning/action_accuracy"] <= 1
