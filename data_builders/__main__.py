@@ -33,7 +33,7 @@ from tripletune.data_builders.datasets.writer import (
 )
 from tripletune.data_builders.published import HUB_ID, read_explagraphs, read_released, split_names
 from tripletune.models.data.records import normalize_answer
-from tripletune.models.files import file_digest, read_json
+from tripletune.models.files import read_json
 from tripletune.models.options import add_arguments, from_arguments, setting
 from tripletune.models.program import printable, run_program
 
@@ -143,8 +143,7 @@ def released(arguments: argparse.Namespace) -> None:
             summary="The training data that the authors of RAS released, read back from their prompts into records.",
             drops={"ras_released": dict(drops)} if drops else {},
             issues=dict(+issues),
-            files=_digests(options.input),
-            options=asdict(options) | _written(folder),
+            options=asdict(options),
         )
         numbers = dataset.finish(facts)
     _say(f"rows left out: {_listed(drops)}" if drops else "")
@@ -169,23 +168,14 @@ def explagraphs(arguments: argparse.Namespace) -> None:
             summary="Stance prediction on commonsense graphs (Saha et al., 2021), split at random 60/20/20 as "
             "G-Retriever does, with a seed of our own: the test rows are not the ones of its paper.",
             issues=dict(+issues),
-            files=_digests(options.input),
-            options=asdict(options) | _written(folder),
+            options=asdict(options),
         )
         numbers = dataset.finish(facts)
     _say(f"{folder.output}: {_listed(numbers['splits'])}")
 
 
-def _written(folder: FolderOptions) -> dict[str, Any]:
-    return {name: getattr(folder, name) for name in ("format", "shard_size", "tokenizer")}
-
-
 def _listed(counts: dict[str, Any] | Counter[str]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items())
-
-
-def _digests(location: str) -> dict[str, str]:
-    return {location: file_digest(location)} if Path(location).is_file() else {}
 
 
 def _say(text: str) -> None:

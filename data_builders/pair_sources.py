@@ -56,26 +56,18 @@ def read_source(source: Source, drops: Counter[str], issues: Counter[str]) -> It
         FileNotFoundError: there is no such file.
         ValueError: an unknown reader, or a row with other columns; the message has file and line.
     """
-    return _usable(_rows(source, drops, issues), drops)
-
-
-def read_texts(source: Source) -> Iterator[str]:
-    """Stream the texts of a source, also of rows whose triples can't be used; raises as `read_source`."""
-    return (row.text for row in _rows(source, Counter(), Counter()))
-
-
-def _rows(source: Source, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
-    if source.annotations is None:
-        return _pair_reader(source)(source.location, drops, issues)
-    return _recorded_rows(source, drops, issues)
-
-
-def _usable(rows: Iterator[PairRow], drops: Counter[str]) -> Iterator[PairRow]:
-    for row in rows:
+    for row in read_rows(source, drops, issues):
         if row.unusable is None:
             yield row
         else:
             drops[row.unusable] += 1
+
+
+def read_rows(source: Source, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
+    """Stream the rows of a source, also those whose triples can't be used; as `read_source` otherwise."""
+    if source.annotations is None:
+        return _pair_reader(source)(source.location, drops, issues)
+    return _recorded_rows(source, drops, issues)
 
 
 def _pair_reader(source: Source) -> PairReader:

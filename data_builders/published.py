@@ -184,17 +184,12 @@ def read_explagraphs(path: str | Path, issues: Counter[str] | None = None) -> It
             id=f"explagraphs:{number}:answer",
             question_id=f"explagraphs-{number}",
             task="answering",
-            question=stance_question(first, second),
+            question=f"Argument 1: {first} Argument 2: {second} Does argument 2 support or counter argument 1?",
             action=Action.SUFFICIENT,
             steps=(Step("How are the two arguments connected?", triples),),
             answers=(label,),
             source="explagraphs",
         )
-
-
-def stance_question(first: str, second: str) -> str:
-    """The question put to the model about two arguments."""
-    return f"Argument 1: {first} Argument 2: {second} Does argument 2 support or counter argument 1?"
 
 
 def parse_graph(text: str) -> tuple[tuple[Triple, ...], int]:

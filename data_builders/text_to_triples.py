@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 from typing import Any, Literal
 
 from tripletune.data_builders.datasets.kinds import PAIRS, text_key
@@ -31,13 +30,12 @@ from tripletune.data_builders.pair_sources import (
     check_source,
     clean_row,
     clean_text,
+    read_rows,
     read_source,
-    read_texts,
     triples_key,
 )
 from tripletune.data_builders.readers.triples import PairDrop
 from tripletune.models.data.pairs import ExtractionPair, entity_triple
-from tripletune.models.files import file_digest
 from tripletune.models.options import add_arguments, from_arguments, require, setting
 from tripletune.models.program import run_program
 
@@ -134,15 +132,15 @@ def build_pairs(
         if not dataset.statistics.records:
             told = "; ".join(f"{name}: {listed(drops)}" for name, drops in tally.drops.items() if drops)
             raise ValueError(f"not a single pair could be made ({told or 'the files hold no rows'})")
-        return dataset.finish(_facts(sources, excluded, options, folder, tally, split))
+        return dataset.finish(_facts(sources, excluded, options, tally, split))
 
 
 def _pairs(
     sources: Sequence[Source], excluded: Sequence[Source], options: PairOptions, tally: Tally, seen: SeenTable
 ) -> Iterator[ExtractionPair]:
     for source in excluded:
-        for text in read_texts(source):
-            tally.excluded_texts += seen.first(_TEXT, text_key(clean_text(text))) is None
+        for row in read_rows(source, Counter(), Counter()):
+            tally.excluded_texts += seen.first(_TEXT, text_key(clean_text(row.text))) is None
     for source in sources:
         drops = tally.drops.setdefault(source.name, Counter())
         issues = tally.issues.setdefault(source.name, Counter())
@@ -193,14 +191,12 @@ def _facts(
     sources: Sequence[Source],
     excluded: Sequence[Source],
     options: PairOptions,
-    folder: FolderOptions,
     tally: Tally,
     split: CountedSplit,
 ) -> BuildFacts:
     notes = [split.sentence()] if options.split_name is None else []
     if excluded:
         notes.append(f"{tally.excluded_texts:,} texts of {', '.join(s.text for s in excluded)} were kept out.")
-    paths = [path for source in (*sources, *excluded) for path in (source.location, source.annotations) if path]
     order = {drop.value: place for place, drop in enumerate(PairDrop)}
     return BuildFacts(
         title="Text-to-triples pairs",
@@ -211,14 +207,10 @@ def _facts(
             if drops
         },
         issues={f"{name}: {what}": n for name, issues in tally.issues.items() for what, n in issues.items() if n},
-        files={path: file_digest(path) for path in dict.fromkeys(paths) if Path(path).is_file()},
         options={
             "sources": [source.text for source in sources],
             "exclude": [source.text for source in excluded],
             **vars(options),
-            "format": folder.format,
-            "shard_size": folder.shard_size,
-            "tokenizer": folder.tokenizer,
         },
         notes=notes,
     )

@@ -176,8 +176,11 @@ def build_trajectories(
     drops: Counter[str] = Counter()
 
     with new_dataset(folder, TRAJECTORIES, [file for pair in sources for file in pair]) as dataset:
-        for row, split in _limited(_trajectories(sources, options, counts, drops), options.limit):
+        for row, split in _trajectories(sources, options, counts, drops):
             dataset.write(row, split)
+            # Not islice, which would look at one more row before it ends, and count it.
+            if dataset.statistics.records == options.limit:
+                break
         left_out = {name: drops[name] for name in (_FAILED, _NO_CALLS, _UNREADABLE, _SEEN) if drops[name]}
         left_out |= {reason: counts.in_order[reason] for reason in counts.filters}
         if not dataset.statistics.records:
@@ -243,14 +246,6 @@ def _trajectory(name: str, question_id: str, chat: Chat, options: TrajectoryOpti
         first = learned.index(True)
         learned = tuple(flag or position > first for position, flag in enumerate(learned))
     return Trajectory(name, question_id, options.role, chat.model, chat.messages, learned)
-
-
-def _limited(rows: Iterator[tuple[Trajectory, str]], limit: int | None) -> Iterator[tuple[Trajectory, str]]:
-    for number, row in enumerate(rows, 1):
-        yield row
-        # Not islice, which would look at one more row before it ends, and count it.
-        if number == limit:
-            return
 
 
 def _has_score(name: str, least: float, row: dict[str, Any], chat: Chat) -> bool:

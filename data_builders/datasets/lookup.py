@@ -23,7 +23,6 @@ from tripletune.models.data.records import json_value, read_jsonl
 
 _CACHE_KIB = 64 * 1024
 _KEPT_ROWS = 256
-_MOST_LINES = 20
 T = TypeVar("T")
 
 
@@ -78,7 +77,7 @@ class JsonlIndex:
         keys: Gives the keys a row is found under; it gets "file:line" and the row, and may raise `ValueError`.
 
     Attributes:
-        repeated_lines: Numbers of the first lines with a key that an earlier line has too; the earlier one is found.
+        repeated_line: Number of the first line with a key that an earlier line has too; the earlier one is found.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -87,26 +86,19 @@ class JsonlIndex:
 
     def __init__(self, path: str | Path, keys: Callable[[str, dict[str, Any]], list[str]]) -> None:
         self.path = Path(path)
-        self.repeated_lines: list[int] = []
-        self._count = 0
+        self.repeated_line: int | None = None
         self._seen = SeenTable()
         for where, row in read_jsonl(self.path):
             number = where.rpartition(":")[2]
             for key in keys(where, row):
-                if self._seen.first("row", key, number) is None:
-                    self._count += 1
-                else:
+                if self._seen.first("row", key, number) is not None:
                     self._seen.first("repeated", key)
-                    if len(self.repeated_lines) < _MOST_LINES:
-                        self.repeated_lines.append(int(number))
+                    self.repeated_line = self.repeated_line or int(number)
         self._file = self.path.open("rb")
         weakref.finalize(self, self._file.close)
         self._starts = array("Q", accumulate(map(len, self._file), initial=0))
         # A teacher asks for the row of a question several times.
         self._row = lru_cache(maxsize=_KEPT_ROWS)(self._read)
-
-    def __len__(self) -> int:
-        return self._count
 
     def get(self, key: str) -> tuple[str, dict[str, Any]] | None:
         """The row stored under `key` with its "file:line", or None."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from bisect import insort
+from bisect import bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -112,32 +113,16 @@ class RowKind(ABC, Generic[R]):
         return []
 
 
-class Histogram:
-    """How often each whole number occurs."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[int] = Counter()
-
-    def add(self, value: int) -> None:
-        """Count one value."""
-        self._counts[value] += 1
-
-    def summary(self) -> dict[str, float]:
-        """Count, min, mean, median and max; zeros when nothing was counted."""
-        total = self._counts.total()
-        if not total:
-            return {"count": 0, "min": 0, "mean": 0.0, "median": 0.0, "max": 0}
-        mean = sum(value * count for value, count in self._counts.items()) / total
-        median = (self._at((total - 1) // 2) + self._at(total // 2)) / 2
-        smallest, largest = min(self._counts), max(self._counts)
-        return {"count": total, "min": smallest, "mean": round(mean, 2), "median": median, "max": largest}
-
-    def _at(self, rank: int) -> int:
-        for value in sorted(self._counts):
-            rank -= self._counts[value]
-            if rank < 0:
-                return value
-        raise ValueError(f"rank {rank} lies beyond the values counted")
+def summary(counts: Counter[int]) -> dict[str, float]:
+    """Count, min, mean, median and max of whole numbers, from how often each occurs; zeros when there are none."""
+    total = counts.total()
+    if not total:
+        return {"count": 0, "min": 0, "mean": 0.0, "median": 0.0, "max": 0}
+    values = sorted(counts)
+    ends = list(accumulate(counts[value] for value in values))
+    middle = [values[bisect_right(ends, rank)] for rank in ((total - 1) // 2, total // 2)]
+    mean = sum(value * count for value, count in counts.items()) / total
+    return {"count": total, "min": values[0], "mean": round(mean, 2), "median": sum(middle) / 2, "max": values[-1]}
 
 
 class SmallestHashes:
@@ -176,7 +161,7 @@ class Statistics(Generic[R]):
         self.length = token_counter(tokenizer) if tokenizer else lambda text: len(text.split())
         self._splits: Counter[str] = Counter()
         self._counts: dict[str, dict[str, Counter[str]]] = {}
-        self._lengths: dict[str, dict[str, Histogram]] = {}
+        self._lengths: dict[str, dict[str, Counter[int]]] = {}
         self._samples: dict[str, SmallestHashes] = defaultdict(SmallestHashes)
 
     @property
@@ -196,7 +181,7 @@ class Statistics(Generic[R]):
 
     def measure(self, group: str, what: str, value: int) -> None:
         """Add a value to a distribution: `measure("planning", "input_tokens", 338)`."""
-        self._lengths.setdefault(group, {}).setdefault(what, Histogram()).add(value)
+        self._lengths.setdefault(group, {}).setdefault(what, Counter())[value] += 1
 
     def to_json(self) -> dict[str, Any]:
         """Everything that was counted, as plain numbers, and the samples."""
@@ -208,8 +193,7 @@ class Statistics(Generic[R]):
             "splits": dict(self._splits),
             **{name: {group: dict(counts) for group, counts in one.items()} for name, one in self._counts.items()},
             "lengths": {
-                group: {what: histogram.summary() for what, histogram in one.items()}
-                for group, one in self._lengths.items()
+                group: {what: summary(counts) for what, counts in one.items()} for group, one in self._lengths.items()
             },
             "samples": {label: [self._sample(row) for row in self._samples[label].items()] for label in labels},
         }

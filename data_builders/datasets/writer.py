@@ -21,7 +21,7 @@ import yaml
 
 from tripletune.data_builders.datasets.rows import R, RowKind, Statistics, Table
 from tripletune.models.data.records import normalize_answer
-from tripletune.models.files import check_folder, new_folder, write_json, write_text
+from tripletune.models.files import check_folder, file_digest, new_folder, write_json, write_text
 from tripletune.models.options import require, setting
 from tripletune.models.program import printable
 
@@ -68,9 +68,9 @@ class DatasetWriter(Generic[R]):
         statistics: Counts of the rows written so far.
     """
 
-    def __init__(self, folder: Path, kind: RowKind[R], options: FolderOptions) -> None:
+    def __init__(self, folder: Path, kind: RowKind[R], options: FolderOptions, sources: Sequence[str]) -> None:
         self.folder, self.statistics = folder, Statistics(kind, options.tokenizer)
-        self._kind, self._options = kind, options
+        self._kind, self._options, self._sources = kind, options, sources
         self._counts: Counter[str] = Counter()
         self._shards: dict[str, _JsonlShard | _ParquetShard] = {}
 
@@ -96,7 +96,8 @@ class DatasetWriter(Generic[R]):
         """Finish the shards and write the card.
 
         Args:
-            facts: What the card says besides the numbers.
+            facts: What the card says besides the numbers; how the folder is written and, unless they are given, the
+                digests of the files read are added.
             may_be_empty: Whether there is a data set without rows.
 
         Returns:
@@ -108,6 +109,8 @@ class DatasetWriter(Generic[R]):
         self.close()
         if not self.statistics.records and not may_be_empty:
             raise ValueError(f"there is no {self._kind.name} to write to {self._options.output}")
+        facts.files = facts.files or {path: file_digest(path) for path in self._sources if Path(path).is_file()}
+        facts.options |= {name: getattr(self._options, name) for name in ("format", "shard_size", "tokenizer")}
         write_card(self.folder, facts, self.statistics, self._options.format)
         return self.statistics.to_json()
 
@@ -127,9 +130,9 @@ def new_dataset(
         FileExistsError: the output folder is taken.
         ValueError: another program is writing it, or it is, holds or lies in what is read.
     """
-    read = [path for path in sources if path is not None and Path(path).exists()]
+    read = [str(path) for path in sources if path is not None and Path(path).exists()]
     with new_folder(options.output, MADE, options.overwrite, read) as folder, ExitStack() as stack:
-        writer = DatasetWriter(folder, kind, options)
+        writer = DatasetWriter(folder, kind, options, read)
         stack.callback(writer.close)
         yield writer
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from tripletune.data_builders.datasets.lookup import JsonlIndex
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
@@ -48,15 +48,6 @@ class Teacher(Protocol):
         ...
 
 
-@runtime_checkable
-class KnowsDirectAnswers(Protocol):
-    """A teacher whose annotations also say which questions need no retrieval."""
-
-    def answers_directly(self, question: Question) -> bool:
-        """Whether the question counts as answered without retrieval, as if it had passed the direct-answer test."""
-        ...
-
-
 class RecordedTeacher:
     """Replies recorded in a file, one line per question.
 
@@ -72,9 +63,10 @@ class RecordedTeacher:
     def __init__(self, path: str | Path) -> None:
         self.name = f"recorded replies ({Path(path).name})"
         self._index = JsonlIndex(path, _recorded_keys)
-        if self._index.repeated_lines:
-            line = self._index.repeated_lines[0]
-            raise ValueError(f"{path}:{line}: an earlier line annotates the same question; keep one of them")
+        if self._index.repeated_line is not None:
+            raise ValueError(
+                f"{path}:{self._index.repeated_line}: an earlier line annotates the same question; keep one of them"
+            )
 
     async def helpful_documents(self, question: Question) -> list[int]:
         """See `Teacher`."""

@@ -26,7 +26,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from tripletune.data_builders.datasets.inspect import why_empty
@@ -34,14 +33,13 @@ from tripletune.data_builders.datasets.kinds import RECORDS
 from tripletune.data_builders.datasets.lookup import SeenTable, progress
 from tripletune.data_builders.datasets.rows import SmallestHashes
 from tripletune.data_builders.datasets.writer import DROPPED, NO_RECORDS, BuildFacts, DatasetWriter, new_dataset
-from tripletune.data_builders.hotpotqa_subq.annotations import KnowsDirectAnswers, TripleFile
+from tripletune.data_builders.hotpotqa_subq.annotations import RecordedTeacher, TripleFile
 from tripletune.data_builders.hotpotqa_subq.labelling import LabelOptions, PartTeacher, label_question
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, OpenSource, Source, open_sources
 from tripletune.data_builders.hotpotqa_subq.questions import Dropped, DropReason, Question, UnlabelledQuestion
 from tripletune.data_builders.hotpotqa_subq.teacher import (
     TRIPLES_ROLE,
     BaseModelAnswers,
-    DirectAnswers,
     LLMTeacher,
     StoredAnswers,
     is_correct,
@@ -49,7 +47,6 @@ from tripletune.data_builders.hotpotqa_subq.teacher import (
     prompt_digests,
 )
 from tripletune.models.data.records import Record, whole_characters
-from tripletune.models.files import file_digest
 from tripletune.models.llm.client import CallError, LLMClient, RepliesPending, Sampling, SetupError
 from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted
 from tripletune.models.llm.replies import repair_digest
@@ -113,7 +110,7 @@ def build(
     with new_dataset(options, RECORDS, inputs) as dataset:
         with SubqOutput(dataset, options) as output:
             opened = asyncio.run(job.run(sources, open_client, open_base_model, output))
-        facts = _facts(job, opened, inputs, output.examples)
+        facts = _facts(job, opened, output.examples)
         records = dataset.statistics.records
         if not records and not facts.calls:
             found = [f"{one.source.name}: {n} x {why}" for one in opened for why, n in one.ordered_drops().items()]
@@ -139,7 +136,9 @@ class _Build:
         self.client: LLMClient | None = None
         triples = TripleFile(options.triple_file) if options.distractors and options.triple_file else None
         self._labels = LabelOptions(options.first_subquery, options.distractors, triples, options.seed)
-        self._direct: DirectAnswers | None = StoredAnswers(options.direct_answers) if options.direct_answers else None
+        self._direct: BaseModelAnswers | StoredAnswers | None = None
+        if options.direct_answers:
+            self._direct = StoredAnswers(options.direct_answers)
 
     async def run(
         self,
@@ -239,7 +238,7 @@ class _Build:
 
     async def _is_direct(self, question: Question, one: OpenSource) -> bool:
         """Whether a question counts as answered without retrieval (Algorithm 1, lines 3-4)."""
-        if isinstance(one.teacher, KnowsDirectAnswers) and one.teacher.answers_directly(question):
+        if isinstance(one.teacher, RecordedTeacher) and one.teacher.answers_directly(question):
             return True
         return self._direct is not None and is_correct(await self._direct.answer(question), question.answers)
 
@@ -342,7 +341,7 @@ class SubqOutput:
         self.examples[error.reason.value].add(f"{source}\n{question.id}", line)
 
 
-def _facts(job: _Build, opened: list[OpenSource], inputs: list[str], examples: dict[str, SmallestHashes]) -> BuildFacts:
+def _facts(job: _Build, opened: list[OpenSource], examples: dict[str, SmallestHashes]) -> BuildFacts:
     """The facts of a build whose records are written; `opened` are the sources with what was counted."""
     options, client = job.options, job.client
     notes = [told for one in opened if (told := one.shortage())]
@@ -370,7 +369,6 @@ def _facts(job: _Build, opened: list[OpenSource], inputs: list[str], examples: d
         recovered=_by_source(llm, "recovered"),
         examples={reason: examples[reason].items() for reason in sorted(examples)},
         issues={f"{one.source.name}: {what}": n for one in opened for what, n in one.issues.items() if n},
-        files={path: file_digest(path) for path in inputs if Path(path).is_file()},
         options={"sources": [one.source.text for one in opened], **asdict(options)},
         prompts=prompt_digests(job.prompts) | repair_digest() if llm else {},
         models=models,

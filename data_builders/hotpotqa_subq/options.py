@@ -17,8 +17,6 @@ from tripletune.data_builders.hotpotqa_subq.teacher import LLMTeacher, Shown
 from tripletune.data_builders.readers import get_reader
 from tripletune.models.options import require, setting
 
-# Readers whose benchmark brings gold annotations: they need neither a file nor a teacher.
-ANNOTATED = ("two_wiki",)
 _SHARD = re.compile(r"(\d+)/(\d+)")
 
 
@@ -55,7 +53,8 @@ class Source:
     @property
     def needs_teacher(self) -> bool:
         """Whether only a teacher LLM can label it."""
-        return self.annotations is None and self.reader not in (*ANNOTATED, *PARTS)
+        # 2WikiMultiHopQA brings gold annotations of its own.
+        return self.annotations is None and self.reader not in ("two_wiki", *PARTS)
 
     def questions(self, count: int | None, issues: Counter[str] | None = None) -> Iterator[Question | Dropped]:
         """Stream the rows of the file, the first `count` of them; `issues` counts warnings."""

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from tripletune.data_builders.datasets.lookup import JsonlIndex
 from tripletune.data_builders.hotpotqa_subq.annotations import TripleFile
@@ -231,16 +231,8 @@ def _text(passage: Passage) -> str:
     return f"{' '.join(passage.title.split())}\n{' '.join(passage.text.split())}"
 
 
-class DirectAnswers(Protocol):
-    """What the base model answers without retrieval (RAS, Algorithm 1, lines 3-4)."""
-
-    async def answer(self, question: Question) -> str:
-        """The model's answer."""
-        ...
-
-
 class BaseModelAnswers:
-    """The direct-answer test: a base model answers questions without any document, greedily.
+    """The direct-answer test (RAS, Algorithm 1, lines 3-4): a base model answers without any document, greedily.
 
     Args:
         client: The model; its replies are in the ledger, so the test continues where it was.

@@ -18,7 +18,7 @@ _PLACEHOLDER = re.compile(r"<ENT_(\d+)>")
 
 
 def read_pair_rows(location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
-    """Stream the rows; see `data_builders.readers.triples.PairReader`."""
+    """Stream the rows; see `data_builders.readers.triples.pair_rows`."""
     return pair_rows(location, drops, issues, ("graph", "triples", "triplet"), _with_entities)
 
 

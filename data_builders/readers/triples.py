@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 from tripletune.data_builders.readers._rows import Row, source_rows
 from tripletune.models.data.triples import Triple, parse_triples, plain_markers
@@ -58,22 +58,8 @@ class PairRow:
     unusable: PairDrop | None = None
 
 
-class PairReader(Protocol):
-    """The `read_pair_rows` function of a reader module."""
-
-    def __call__(self, location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
-        """Stream the rows of a file.
-
-        Args:
-            location: As in `data_builders.readers.Reader`.
-            drops: Counts the rows without text, by `PairDrop`; those without usable triples come as `unusable`.
-            issues: Counts warnings that cost no row.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: a row has other columns; the message has file and line.
-        """
-        ...
+# The `read_pair_rows` function of a reader module: location, drops and issues as in `pair_rows`.
+PairReader = Callable[[str, Counter[str], Counter[str]], Iterator[PairRow]]
 
 
 def pair_rows(
@@ -83,14 +69,18 @@ def pair_rows(
     keys: tuple[str, ...],
     text_of: Callable[[Row, str], str | None] | None = None,
 ) -> Iterator[PairRow]:
-    """Stream the rows of a file whose triples stand under one of `keys`; see `PairReader`.
+    """Stream the rows of a file whose triples stand under one of `keys`.
 
     Args:
-        location: As in `PairReader`.
-        drops: As in `PairReader`.
-        issues: As in `PairReader`.
+        location: As in `data_builders.readers.Reader`.
+        drops: Counts the rows without text, by `PairDrop`; those without usable triples come as `unusable`.
+        issues: Counts warnings that cost no row.
         keys: Names that the column of triples may have.
         text_of: Makes the text of a row and its raw text; None for a row without one.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a row has other columns; the message has file and line.
     """
     for where, row in source_rows(location):
         key = next((key for key in keys if key in row), None)
@@ -173,5 +163,5 @@ def _as_text(value: object) -> str | None:
 
 
 def read_pair_rows(location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
-    """Stream the rows; see `data_builders.readers.triples.PairReader`."""
+    """Stream the rows; see `pair_rows`."""
     return pair_rows(location, drops, issues, ("triples", "triplets", "triplet"))

@@ -17,5 +17,5 @@ HUB_ID = "andreaKIM/WikiOFGraph"
 
 
 def read_pair_rows(location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
-    """Stream the rows; see `data_builders.readers.triples.PairReader`."""
+    """Stream the rows; see `data_builders.readers.triples.pair_rows`."""
     return pair_rows(location, drops, issues, ("triplet", "triples"))

@@ -32,8 +32,7 @@ def test_rows_are_found_by_key_with_their_line(tmp_path):
     assert index.get("c") is None
     assert index.is_repeated("ä")
     assert not index.is_repeated("b")
-    assert index.repeated_lines == [5]
-    assert len(index) == 2
+    assert index.repeated_line == 5
 
 
 def test_half_characters_become_unknown_ones(tmp_path):

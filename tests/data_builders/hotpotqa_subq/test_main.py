@@ -282,21 +282,6 @@ def test_a_direct_answer_spares_the_question_its_calls(files, backend, monkeypat
     assert facts(files / "out")["models"]["direct answers"] == "base"
 
 
-def test_parts_of_the_mix_are_cut_to_their_count_and_give_answers_alone(files, backend):
-    rows = [
-        {"sample_id": f"a{n}", "ambiguous_question": f"Who is number {n}?", "annotations": [{"long_answer": "Ann."}]}
-        for n in range(4)
-    ]
-    path = files / "asqa.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert run(arguments(files, files / "out", "--source", f"asqa:{path}", "--asqa-count", "3", "--limit", "5")) == 0
-    build = facts(files / "out")
-    assert build["questions"] == {"hotpotqa": 5, "asqa": 3}
-    assert {r.task for r in read_records(files / "out") if r.source == "asqa"} == {"answering"}
-    assert run(arguments(files, files / "o2", "--source", f"asqa:{path}", "--limit", "5")) == 0
-    assert "gave 4 of the 5 questions asked for" in " ".join(facts(files / "o2")["notes"])
-
-
 @pytest.mark.parametrize(
     ("more", "message"),
     [

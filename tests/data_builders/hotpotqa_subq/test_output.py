@@ -140,13 +140,6 @@ def test_commands_on_a_data_set_without_records_say_so(tmp_path, build, capsys):
     assert build("out", "--overwrite") == NO_RECORDS
 
 
-def test_load_dataset_says_that_there_is_no_data(tmp_path, build):
-    datasets = pytest.importorskip("datasets")
-    build("out")
-    with pytest.raises(datasets.exceptions.DataFilesNotFoundError, match=r"No .* data files found"):
-        datasets.load_dataset(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))
-
-
 def test_examples_are_few_and_do_not_hang_on_the_order(tmp_path):
     rows = [(number, Question(f"q{number}", "Why?", ("x",), (), (), "", "s")) for number in range(40)]
     reasons = (DropReason.NO_HELPFUL, DropReason.NO_TRIPLES)
