@@ -35,7 +35,7 @@ from tripletune.data_builders.published import HUB_ID, read_explagraphs, read_re
 from tripletune.models.data.records import normalize_answer
 from tripletune.models.files import read_json
 from tripletune.models.options import add_arguments, from_arguments, setting
-from tripletune.models.program import printable, run_program
+from tripletune.models.program import plain_console, printable, run_program
 
 _MOST_TROUBLES = 20
 
@@ -93,16 +93,14 @@ def _facts(path: Path) -> tuple[BuildFacts, list[str]]:
 
 
 def _print_table(table: Table) -> None:
-    from rich.console import Console
     from rich.table import Table as RichTable
 
     shown = RichTable(title=table.title, title_justify="left")
     for number, heading in enumerate(table.head):
-        shown.add_column(printable(heading), justify="right" if number else "left", no_wrap=not number)
+        shown.add_column(heading, justify="right" if number else "left", no_wrap=not number)
     for row in table.rows:
-        shown.add_row(*(printable(cell) for cell in row))
-    width = None if sys.stdout.isatty() else 120
-    Console(markup=False, highlight=False, emoji=False, width=width).print(shown)
+        shown.add_row(*row)
+    plain_console(120).print(shown)
 
 
 def validate(arguments: argparse.Namespace) -> int:

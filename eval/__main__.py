@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tripletune.models.program import load_from, names_in, run_program
+from tripletune.models.program import load_from, names_in, plain_console, run_program
 
 SUITES, _REPORT = "tripletune.eval.suites", "tripletune.eval.report"
 # Commands whose name is not that of their suite's module.
@@ -52,10 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace, words: list[str]) -> int:
-    from rich.console import Console
-
-    # A table in a log file must not be cut at the 80 columns a file is taken to have.
-    console = Console() if sys.stdout.isatty() else Console(width=160)
+    console = plain_console(160)
     if args.command in _REPORTS:
         args.run(args, console)
         return 0

@@ -72,7 +72,7 @@ def file_digest(path: str | Path) -> str:
         FileNotFoundError: there is no such file.
     """
     if not Path(path).is_file():
-        raise FileNotFoundError(f"no such file: {path}")
+        raise FileNotFoundError(f"{path} is a folder; give a file" if Path(path).is_dir() else f"no such file: {path}")
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

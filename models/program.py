@@ -12,8 +12,13 @@ import re
 import sys
 from collections.abc import Callable
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from tripletune.models.files import is_full
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
 from tripletune.models.options import nearest
 
 # Third parties that log each HTTP request and index build.
@@ -25,6 +30,21 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 def printable(text: str) -> str:
     """A text without control characters, so that data can't steer a terminal."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def plain_console(width: int = 140) -> Console:
+    """A console of Rich that shows text of data as it is: no markup, and no control characters.
+
+    Args:
+        width: Columns where there is no terminal: Rich would cut a table in a log file at 80.
+    """
+    from rich.console import Console
+
+    class Plain(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(printable(text), **options)
+
+    return Plain(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else width)
 
 
 def run_program(
@@ -76,6 +96,8 @@ def run_program(
             logging.getLogger(__name__).exception("traceback")
         if is_full(error):
             return _say(f"error: no space left on the disk ({error}); free some and run the command again", 1)
+        if isinstance(error, OSError) and error.filename and error.strerror:
+            return _say(f"error: {error.filename}: {error.strerror}", found)
         return _say(f"error: {error}", found)
     finally:
         root.removeHandler(handler)

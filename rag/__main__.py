@@ -26,7 +26,7 @@ from typing import Any, get_args
 from tripletune.models.llm.client import SetupError
 from tripletune.models.llm.options import LLMOptions, backend_names
 from tripletune.models.options import add_arguments, from_arguments, setting
-from tripletune.models.program import run_program
+from tripletune.models.program import printable, run_program
 from tripletune.models.run_folders import check_model_folder, trained_folder
 from tripletune.rag.retrieval.retrievers import RetrieverKind
 from tripletune.rag.systems import LoopOptions, Tools, load_system, system_names
@@ -113,16 +113,15 @@ async def _traced(run: Any) -> Trace:
 
 def show(trace: Trace) -> None:
     """Print the plans, what was retrieved for each sub-query, and the answer."""
-    print(f"Question: {trace.question}")
+    lines = [f"Question: {trace.question}"]
     for action, step in zip_longest(trace.actions, trace.steps):
         # A plan that cannot be read is followed by a retrieval too, and a system that does not plan only retrieves.
         if action is not None:
-            print(f"  plan      {action.reply}")
+            lines.append(f"  plan      {action.reply}")
         if step is not None:
             titles = ", ".join(passage["title"] or passage["id"] for passage in step.passages)
-            print(f"  retrieve  {titles or 'nothing found'}")
-    print(f"  stop      {trace.stop_reason}")
-    print(f"Answer: {trace.answer}")
+            lines.append(f"  retrieve  {titles or 'nothing found'}")
+    print(printable("\n".join([*lines, f"  stop      {trace.stop_reason}", f"Answer: {trace.answer}"])))
 
 
 def extract(args: argparse.Namespace) -> int:

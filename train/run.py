@@ -10,7 +10,7 @@ from typing import Any
 
 from tripletune.models.files import write_json
 from tripletune.models.options import parse_command_line
-from tripletune.models.program import load_from, names_in, run_program
+from tripletune.models.program import load_from, names_in, printable, run_program
 from tripletune.models.run_folders import FINAL, seconds_until
 from tripletune.train.task import TrainingTask
 
@@ -77,7 +77,7 @@ def train(task: TrainingTask, dry_run: bool = False) -> None:
     if not dry_run:
         _train_and_save(task, checkpoint)
     elif state.is_main_process:
-        sys.stdout.write(dry_run_report(task) + "\n")
+        sys.stdout.write(printable(dry_run_report(task)) + "\n")
 
 
 def make_rows(task: TrainingTask) -> None:

@@ -75,7 +75,7 @@ def write_report(args: argparse.Namespace, console: Console) -> None:
         write_json(scratch / FIGURES, report)
     for sentence in report["missing"]:
         logger.warning("%s", sentence.replace("`", ""))
-    console.print(f"{Path(args.output) / PAGE}: {len(found)} results, {len(files)} plots", markup=False)
+    console.print(f"{Path(args.output) / PAGE}: {len(found)} results, {len(files)} plots")
 
 
 def build_report(found: Sequence[Run | Other]) -> dict[str, Any]:

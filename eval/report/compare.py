@@ -106,7 +106,7 @@ def _show(comparison: Mapping[str, Any], console: Console) -> None:
     unit = comparison["unit"]
     for number, run in enumerate(comparison["runs"], 1):
         cost = ", ".join(f"{run['cost'][name]:.1f} {told}" for name, told in _COSTS.items() if name in run["cost"])
-        console.print(f"run {number}: {run['folder']} ({run['name']}), per {unit}: {cost}", markup=False)
+        console.print(f"run {number}: {run['folder']} ({run['name']}), per {unit}: {cost}")
     rows = []
     for name, found in comparison["scores"].items():
         for number, one in enumerate(found, 1):

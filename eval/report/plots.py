@@ -117,7 +117,7 @@ def curve(args: argparse.Namespace, console: Console) -> None:
         show_table(console, "evaluations while training; scores are times 100", ("step", "loss", *names), rows)
     else:
         console.print("the run has no evaluation yet: only its training loss is drawn")
-    console.print(f"written to {output}", markup=False)
+    console.print(f"written to {output}")
 
 
 def read_curve(folder: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

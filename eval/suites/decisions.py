@@ -169,7 +169,7 @@ class DecisionSuite(Suite):
         heads = ("round", "score", "mean", "95 % interval", "decisions", "what it says")
         show_table(console, title, heads, rows, "questions")
         faults = ", ".join(f"{name} {count}" for name, count in metrics["faults"].items()) or "none"
-        console.print(f"errors {metrics['errors']}, faults of the replies: {faults}", markup=False)
+        console.print(f"errors {metrics['errors']}, faults of the replies: {faults}")
 
     async def close(self) -> None:
         """Let go of the student."""

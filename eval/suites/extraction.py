@@ -198,7 +198,7 @@ class ExtractionSuite(Suite):
         show_table(console, title, ("score", "mean", "95 % interval", "what it says"), rows, "texts")
         if soft := metrics.get("soft"):
             limits = ", ".join(f"{name} {value}" for name, value in soft["thresholds"].items())
-            console.print(f"soft: smallest cosines {limits}; embedder {metrics['embedder']}", markup=False)
+            console.print(f"soft: smallest cosines {limits}; embedder {metrics['embedder']}")
         counts, cost, session = metrics["counts"], metrics["cost_per_text"], metrics["session"]
         console.print(
             f"errors {counts['errors']}, replies cut off at their limit {counts['cut_off']}, texts in pieces "

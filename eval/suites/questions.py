@@ -252,10 +252,9 @@ class QuestionSuite(Suite):
             f"errors {counts['errors']} (they score 0), malformed plans {counts['malformed_plans']}, unexpected plans "
             f"{counts['unexpected_plans']}, passages without triples {counts['passages_without_triples']} of "
             f"{counts['passages']}, ended by {_listed(counts['stop_reasons'])}, actions {_listed(counts['actions'])}",
-            markup=False,
         )
         if counts["tallies"]:
-            console.print(f"counted by the system: {_listed(counts['tallies'])}", markup=False)
+            console.print(f"counted by the system: {_listed(counts['tallies'])}")
         console.print(
             f"per question: {cost['calls']} calls, {cost['prompt_tokens']} tokens read, {cost['completion_tokens']} "
             f"written; {session['questions']} questions in {session['seconds']} s, "

@@ -147,8 +147,7 @@ class RecordSuite(Suite):
         ]
         for family, what in (("label", "gold action"), ("history", "steps of history")):
             for key, value in metrics["planning"][f"action_accuracy_by_{family}"].items():
-                told = f"{what}: {key}".replace("[", r"\[")  # rich would read "[SUBQ]" as a style tag
-                rows.append(("planning", "action_accuracy", *interval_cells(value), str(value["n"]), told))
+                rows.append(("planning", "action_accuracy", *interval_cells(value), str(value["n"]), f"{what}: {key}"))
         heads = ("task", "metric", "score", "95 % interval", "records", "what it says")
         show_table(console, "scores on records with gold history", heads, rows, "questions")
         if self.looked_up:

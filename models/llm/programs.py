@@ -30,7 +30,7 @@ from tripletune.models.llm.ledger import (
     sampling_of,
     trouble,
 )
-from tripletune.models.program import run_program
+from tripletune.models.program import plain_console, run_program
 
 _NUMBERS = ("prompt_tokens", "completion_tokens", "retries")
 _TEXTS = ("model", "text", "finish_reason", "status", "detail", "time")
@@ -161,8 +161,6 @@ def _stats(arguments: argparse.Namespace) -> int:
     if arguments.json:
         sys.stdout.write(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
         return 0
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table(title=str(arguments.ledger))
@@ -171,8 +169,8 @@ def _stats(arguments: argparse.Namespace) -> int:
     total = {name: sum(row[name] for row in rows) for name in _STAT_NAMES[2:]}
     for row in [*rows, {"model": "all", "role": "", **total}]:
         cells = (f"{v:,.1f}" if isinstance(v, float) else f"{v:,}" if isinstance(v, int) else v for v in row.values())
-        table.add_row(*map(escape, cells), end_section=row is rows[-1] if rows else False)
-    (Console() if sys.stdout.isatty() else Console(width=140)).print(table)
+        table.add_row(*cells, end_section=row is rows[-1] if rows else False)
+    plain_console().print(table)
     return 0
 
 

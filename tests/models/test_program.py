@@ -6,8 +6,9 @@ import errno
 import logging
 
 import pytest
+from rich.table import Table
 
-from tripletune.models.program import run_program
+from tripletune.models.program import plain_console, run_program
 
 
 class Pending(RuntimeError):
@@ -18,6 +19,7 @@ class Pending(RuntimeError):
     ("error", "code", "said"),
     [
         (ValueError("bad \x1b[31mname"), 2, "error: bad \ufffd[31mname\n"),
+        (OSError(errno.EROFS, "Read-only file system", "/here"), 2, "error: /here: Read-only file system\n"),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "no space left on the disk"),
         (Pending("replies are waited for"), 3, "replies are waited for"),
         (KeyboardInterrupt(), 130, "run the same command again"),
@@ -43,3 +45,11 @@ def test_what_nobody_foresaw_keeps_its_traceback() -> None:
 def test_log_lines_of_data_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_program(lambda: logging.getLogger("x").info("a\x1b[2Jb")) == 0
     assert capsys.readouterr().err == "a\ufffd[2Jb\n"
+
+
+def test_text_of_data_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("[bold]run[/x]", title="\x1b[31mtitle")
+    table.add_row(":smile: \x1b[31mname")
+    plain_console().print(table)
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in ("[bold]run[/x]", "\ufffd[31mtitle", ":smile: \ufffd[31mname"))
