@@ -10,7 +10,7 @@ import pytest
 
 from tripletune.checkpoints.export import export_adapter
 from tripletune.checkpoints.verify import model_input
-from tripletune.models.files import file_digest
+from tripletune.models.files import file_digest, new_folder
 
 Cli = Callable[..., tuple[int, str, str]]
 WANTED = {
@@ -221,6 +221,12 @@ def test_does_not_replace_what_it_reads(place: str, run_copy: Path, cli: Cli) ->
     assert code == 2
     assert "is, holds or lies in what is read" in err
     assert sorted(run_copy.rglob("*")) == before
+
+
+def test_of_two_exports_into_one_folder_the_second_is_refused(tiny_run: Path, tmp_path: Path, cli: Cli) -> None:
+    with new_folder(tmp_path / "out", ["*"]):
+        code, _, err = cli("export", tiny_run, "--output", tmp_path / "out")
+    assert (code, "another program is writing it" in err) == (2, True)
 
 
 def test_failed_export_leaves_the_old_one(
