@@ -63,7 +63,7 @@ STEPS = [
 ROWS = {
     "action_accuracy": ("planner takes the right action", "search, stop, or no search needed",
         "-records", "planning", "action_accuracy"),
-    "action_accuracy_with_history": ("… once something was retrieved", "go on or stop",
+    "action_accuracy_with_history": ("… once something was retrieved", "search again or stop",
         "-records", "planning", "action_accuracy_with_history"),
     "subquery_f1_with_history": ("wording of its next sub-query (F1)", "overlap with the gold sub-query",
         "-records", "planning", "subquery_f1_with_history"),

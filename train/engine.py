@@ -140,7 +140,7 @@ class EngineMixin(Mixed):
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         if self.state.global_step >= self.state.max_steps:
             return  # a finished run that is started again, which would do one step more
-        # Said here, because the epoch does not reach a sampler that is sharded and then skipped into by a resume.
+        # Set here, because accelerate does not pass the epoch to a sampler that is sharded or skipped into by a resume.
         self._sampler.set_epoch(kwargs["epoch"])
         super()._run_epoch(*args, **kwargs)
 

@@ -199,7 +199,7 @@ class TrajectoryEncoder:
         return self._chat.tokens(self._chat.render(turns, reply=False))
 
     def _reply(self, turns: Sequence[Message], place: int, text: str, ids: list[int]) -> tuple[int, int]:
-        """First and last but one token of a reply: what the model writes after the prompt that the loop gives it."""
+        """Start and end (exclusive) of a reply: what the model writes after the prompt that the loop gives it."""
         opening = self._chat.render(turns[:place])
         if not text.startswith(opening):
             raise ValueError(
@@ -225,7 +225,7 @@ class TrajectoryEncoder:
         return self._count(text, ids, start, place), self._count(text, ids, end, place)
 
     def _observation(self, turns: Sequence[Message], place: int, text: str, ids: list[int]) -> tuple[int, int]:
-        """First and last but one token of a turn that the model does not write, without its header."""
+        """Start and end (exclusive) of a turn that the model does not write, without its header."""
         before, upto = (self._chat.render(turns[:number], reply=False) for number in (place, place + 1))
         content = turns[place]["content"].strip()
         found = upto.rfind(content)

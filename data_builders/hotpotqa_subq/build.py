@@ -147,7 +147,7 @@ class _Build:
         open_base_model: Callable[[], LLMClient] | None,
         output: SubqOutput | None = None,
     ) -> list[OpenSource]:
-        """Label all questions; without an output their calls are made and nothing else comes of it."""
+        """Label all questions; without an output only their calls are made."""
         base_model: LLMClient | None = None
         try:
             opened = open_sources(sources, self.options, self._teacher_maker(open_client))
