@@ -3,7 +3,7 @@
 Prompts have hundreds of tokens and labels some tens, so the output layer, the widest of a small model, is run at label
 positions alone. The loss is the cross-entropy summed over label tokens and divided by their number.
 
-Records of one question share a prefix. In one sequence, a trunk and branches that leave it, the prefix is computed once,
+Records of one question share a prefix. In one sequence, a trunk and its branches, the prefix is computed once,
 and a mask lets every token see exactly what it would see in a separate sequence.
 
 Shapes: B rows, T tokens, N label tokens, V vocabulary.
