@@ -19,9 +19,9 @@ from tripletune.models.data.triples import Triple
 from tripletune.models.loading import load_tokenizer, resolve
 from tripletune.models.options import load_config, setting
 from tripletune.models.program import load_from
-from tripletune.rag.triples.extract import CorpusExtraction, ExtractionCounts, read_passages
-from tripletune.rag.triples.extractor import LocalOptions, open_local_extractor
-from tripletune.rag.triples.store import TripleStore, passage_key
+from tripletune.rag.extract import CorpusExtraction, ExtractionCounts, read_passages
+from tripletune.rag.extractor import LocalOptions, open_local_extractor
+from tripletune.rag.triple_store import TripleStore, passage_key
 
 CORPUS = Path(__file__).resolve().parents[2] / "shared" / "data" / "2wikimultihopqa_corpus.jsonl"
 

@@ -32,7 +32,7 @@ from tripletune.data_builders.readers._rows import Row, source_rows
 from tripletune.models.files import file_digest, new_folder, read_json, write_json
 from tripletune.models.options import add_arguments, from_arguments, require, setting
 from tripletune.models.program import run_program
-from tripletune.rag.triples.store import passage_key
+from tripletune.rag.triple_store import passage_key
 
 logger = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import Message
 from tripletune.models.llm.ledger import open_file
 from tripletune.models.llm.replies import REPAIR_ROLE
+from tripletune.rag.systems.cirag.extraction import Fact
 from tripletune.rag.systems.cirag.generation import ANSWER_ROLE
 from tripletune.rag.systems.cirag.integration import CANDIDATES, INTEGRATE_ROLE, read_decision, write_decision
-from tripletune.rag.triples.sentences import Fact
 
 _NOWHERE = Passage("", "", "-")
 
@@ -184,7 +184,7 @@ def _chats_of_run(chats: Sequence[Chat], replies: Sequence[str]) -> list[Chat]:
     """The chats in which a run's replies stand, each reply in one: as few and as long ones as there are.
 
     One chat is the rule. A loop that asks again every round has a chat per round, and one that leaves the oldest
-    candidates out of a prompt that has grown too long (`rag/systems/cirag/history.py`) begins a new chat there.
+    candidates out of a prompt that has grown too long (`rag/systems/cirag/integration.py`) begins a new chat there.
     """
     found: list[Chat] = []
     end = len(replies)

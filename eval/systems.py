@@ -19,11 +19,11 @@ from tripletune.models.llm.ledger_client import LedgerClient
 from tripletune.models.llm.options import LLMOptions, open_client
 from tripletune.models.loading import resolve
 from tripletune.models.run_folders import PROMPT_FILE, check_model_folder, read_json, trained_folder
-from tripletune.rag.retrieval.rerank import open_reranker
-from tripletune.rag.retrieval.retrievers import open_retriever
+from tripletune.rag.retrievers import open_reranker, open_retriever
 from tripletune.rag.systems import System, Tools, load_prompts
-from tripletune.rag.systems.cirag.options import INTEGRATION_PROMPT, PROMPT_NAMES
-from tripletune.rag.triples.store import TripleStore, is_store, open_triples
+from tripletune.rag.systems.cirag import PROMPT_NAMES
+from tripletune.rag.systems.cirag.integration import INTEGRATION_PROMPT
+from tripletune.rag.triple_store import TripleStore, is_store, open_triples
 
 if TYPE_CHECKING:
     from tripletune.models.local.generator import LocalGenerator

@@ -28,13 +28,12 @@ from tripletune.models.llm.options import LLMOptions, backend_names
 from tripletune.models.options import add_arguments, from_arguments, setting
 from tripletune.models.program import printable, run_program
 from tripletune.models.run_folders import check_model_folder, trained_folder
-from tripletune.rag.retrieval.retrievers import RetrieverKind
+from tripletune.rag.extract import PIECE_LIMIT, CorpusExtraction, ExtractionCounts, export_triples, read_passages
+from tripletune.rag.extractor import LocalOptions, TextExtractor, open_extractor
+from tripletune.rag.retrievers import RetrieverKind
 from tripletune.rag.systems import LoopOptions, Tools, load_system, system_names
 from tripletune.rag.trace import Trace
-from tripletune.rag.triples.extract import CorpusExtraction, ExtractionCounts, export_triples, read_passages
-from tripletune.rag.triples.extractor import TextExtractor, add_local_arguments, open_extractor
-from tripletune.rag.triples.sentences import PIECE_LIMIT
-from tripletune.rag.triples.store import TripleStore
+from tripletune.rag.triple_store import TripleStore
 
 logger = logging.getLogger(__name__)
 
@@ -86,8 +85,8 @@ def _ask(args: argparse.Namespace) -> None:
     from transformers.utils.logging import disable_progress_bar
 
     from tripletune.models.local.generator import load_generator
-    from tripletune.rag.retrieval.retrievers import open_retriever
-    from tripletune.rag.triples.store import open_triples
+    from tripletune.rag.retrievers import open_retriever
+    from tripletune.rag.triple_store import open_triples
 
     if not sys.stderr.isatty():
         disable_progress_bar()
@@ -103,12 +102,7 @@ def _ask(args: argparse.Namespace) -> None:
         if not options.graph:
             generator.processor = generator.processor.without_graph()
         tools = Tools(generator, generator, retriever, store)
-        show(asyncio.run(_traced(system.run(args.question, args.question, tools, options))))
-
-
-async def _traced(run: Any) -> Trace:
-    trace: Trace = await run
-    return trace
+        show(asyncio.run(system.run(args.question, args.question, tools, options)))
 
 
 def show(trace: Trace) -> None:
@@ -214,7 +208,7 @@ def _add_extract(commands: Any) -> None:
     add("--prompt", metavar="FILE", help="system prompt instead of ours (rag/prompts/extract_triples.md for a teacher; "
         "for a trained model that in its folder, or models/prompts/extract_triples.md)")  # fmt: skip
     add_arguments(parser, _Part)
-    add_local_arguments(parser)
+    add_arguments(parser.add_argument_group("--model", "how a model on this machine extracts"), LocalOptions)
     add_arguments(parser.add_argument_group("teacher model"), LLMOptions, "teacher", backend=None)
     parser.set_defaults(run=extract, level=logging.INFO)
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from tripletune.models.data.records import Step
 from tripletune.models.llm.client import Completion
 from tripletune.models.rendering import Plan
-from tripletune.rag.retrieval.retrievers import Retrieved
+from tripletune.rag.retrievers import Retrieved
 
 StopReason = Literal[
     "",

@@ -421,8 +421,8 @@ def make_trajectory() -> Callable[..., Any]:
     """A CIRAG trajectory of two rounds with short turns: `make_trajectory(number, teacher="oracle")`."""
     from tripletune.models.data.records import Passage
     from tripletune.models.data.trajectories import Trajectory
+    from tripletune.rag.systems.cirag.extraction import Fact
     from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
-    from tripletune.rag.triples.sentences import Fact
 
     def facts(name: str) -> tuple[Any, ...]:
         passage = Passage("Kelm", "Kelm is a town.")

@@ -9,7 +9,7 @@ PROGRAMS = {
     "build pairs": ("data_builders.text_to_triples", "text-to-triples pairs"),
     "build trajectories": ("data_builders.trajectories", "chats of a teacher in a loop, for distillation"),
     "build corpus": ("data_builders.corpus", "passages of benchmark files, for retrieval"),
-    "build world": ("data_builders.world", "questions about a fictional world"),
+    "build world": ("data_builders.world.build", "questions about a fictional world"),
     "data": ("data_builders", "look at a data set: stats, validate, peek; read released records"),
     "train ras": ("recipes.ras_multitask", "the RAS Graph-LLM"),
     "train text-to-triples": ("recipes.text_to_triples", "the text-to-triples extractor"),

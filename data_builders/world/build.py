@@ -9,9 +9,11 @@ teacher replies, and the articles as a corpus and as pre-extracted triples. The 
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import random
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -31,7 +33,8 @@ from tripletune.data_builders.world.facts import (
 )
 from tripletune.data_builders.world.questions import COMMON, KINDS, QuestionMaker, WorldQuestion, common_questions
 from tripletune.models.files import new_folder, write_json
-from tripletune.models.options import not_one_of, require, setting
+from tripletune.models.options import add_arguments, from_arguments, not_one_of, require, setting
+from tripletune.models.program import run_program
 
 logger = logging.getLogger(__name__)
 
@@ -277,3 +280,21 @@ def _contexts(
         return titles
 
     return [context(question) for question in questions]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; what `run_program` returns is its exit code."""
+    parser = argparse.ArgumentParser(prog="tripletune build world", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--output", required=True, help="folder for the files")
+    parser.add_argument("--overwrite", action="store_true", help="replace a world in the output folder")
+    add_arguments(parser, WorldOptions)
+    given = parser.parse_args(arguments)
+
+    def program() -> None:
+        write_world(from_arguments(WorldOptions, given), given.output, given.overwrite)
+
+    return run_program(program, stopped="stopped; the same command makes the same world")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

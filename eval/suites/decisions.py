@@ -29,6 +29,8 @@ from tripletune.models.files import file_digest, weights_fingerprint
 from tripletune.models.llm.client import Completion, Message, Sampling
 from tripletune.models.loading import resolve
 from tripletune.models.options import setting
+from tripletune.rag.systems.cirag import CiragOptions
+from tripletune.rag.systems.cirag.extraction import Fact
 from tripletune.rag.systems.cirag.integration import (
     INTEGRATE_ROLE,
     Decision,
@@ -36,8 +38,6 @@ from tripletune.rag.systems.cirag.integration import (
     shorten,
     shown_candidates,
 )
-from tripletune.rag.systems.cirag.options import CiragOptions
-from tripletune.rag.triples.sentences import Fact
 
 SCORES = {
     "core_f1": "overlap of the core triples with the teacher's; both without any counts as equal",

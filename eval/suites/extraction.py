@@ -29,9 +29,8 @@ from tripletune.models.llm.client import Completion
 from tripletune.models.llm.options import LLMOptions, backend_names
 from tripletune.models.loading import PYPI
 from tripletune.models.options import add_arguments, from_arguments, setting
-from tripletune.rag.triples.extract import source_pieces
-from tripletune.rag.triples.extractor import TextExtractor, add_local_arguments, choose_shots, open_extractor
-from tripletune.rag.triples.sentences import PIECE_LIMIT
+from tripletune.rag.extract import PIECE_LIMIT, source_pieces
+from tripletune.rag.extractor import LocalOptions, TextExtractor, choose_shots, open_extractor
 
 KIND = "extraction"
 SCORES_FILE = "scores.jsonl"
@@ -104,7 +103,7 @@ class ExtractionSuite(Suite):
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
         """Give a parser the options, those of models among them."""
         add_arguments(parser, ExtractionOptions)
-        add_local_arguments(parser.add_argument_group("models on this machine"))  # type: ignore[arg-type]
+        add_arguments(parser.add_argument_group("models on this machine"), LocalOptions)
         defaults: dict[str, Any] = {"backend": None}
         add_arguments(parser.add_argument_group("teacher model"), LLMOptions, "teacher", **defaults)
 
@@ -146,7 +145,7 @@ class ExtractionSuite(Suite):
     async def ask(self, batch: list[ExtractionPair]) -> list[list[Completion]]:
         """The replies to each pair's pieces."""
         pieces = [source_pieces(pair.title, pair.text, self.options.piece_limit) for pair in batch]
-        completions = iter(await self.extractor.complete([text for texts in pieces for text in texts]))
+        completions = iter(await self.extractor.extract([text for texts in pieces for text in texts]))
         return [list(islice(completions, len(texts))) for texts in pieces]
 
     def score(self, item: ExtractionPair, reply: list[Completion] | Failure) -> dict[str, Any]:
@@ -174,7 +173,7 @@ class ExtractionSuite(Suite):
         """Score all replies; `scores.jsonl` has the scores of each text."""
         options, embed = self.options, None
         if options.embedder:
-            from tripletune.rag.retrieval.retrievers import load_embedder
+            from tripletune.rag.retrievers import load_embedder
 
             embed = load_embedder(options.embedder)
         rows = list(score_rows(predictions(self.items(), log.rows()), embed))

@@ -31,10 +31,10 @@ from tripletune.eval.task import load_task, task_names, task_questions, write_co
 from tripletune.models.files import file_digest
 from tripletune.models.llm.options import LLMOptions
 from tripletune.models.options import add_arguments, from_arguments, setting
-from tripletune.rag.retrieval.retrievers import RetrieverKind
+from tripletune.rag.retrievers import RetrieverKind
 from tripletune.rag.systems import Evidence, FirstQuery, LoopOptions, Tools, load_system, make_options, system_names
 from tripletune.rag.trace import Trace
-from tripletune.rag.triples.store import read_gold
+from tripletune.rag.triple_store import read_gold
 
 logger = logging.getLogger(__name__)
 _COSTS = ("calls", "prompt_tokens", "completion_tokens", "truncated_triples", "truncated_words")

@@ -32,7 +32,7 @@ from tripletune.models.llm.client import Completion
 from tripletune.models.options import setting
 from tripletune.models.rendering import parse_plan
 from tripletune.rag.systems import Evidence, LoopOptions
-from tripletune.rag.triples.store import TripleSource, open_triples
+from tripletune.rag.triple_store import TripleSource, open_triples
 
 MALFORMED = "malformed"
 ANSWER_METRICS = {name: find_metrics()[name] for name in ("exact_match", "f1", "f1_hotpotqa")}

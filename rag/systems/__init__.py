@@ -6,7 +6,7 @@ A new system is one file in this folder that defines `SYSTEM`: it is found by it
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -15,10 +15,9 @@ from tripletune.models.files import read_text
 from tripletune.models.llm.client import Completion, Generator, LLMClient, Message, Sampling
 from tripletune.models.options import nearest, require, set_values, setting
 from tripletune.models.program import load_from, names_in
-from tripletune.rag.retrieval.rerank import Reranker
-from tripletune.rag.retrieval.retrievers import Retriever
+from tripletune.rag.retrievers import Reranker, Retriever
 from tripletune.rag.trace import Trace
-from tripletune.rag.triples.store import TripleSource
+from tripletune.rag.triple_store import TripleSource
 
 Evidence = Literal["triples", "text"]
 FirstQuery = Literal["main_question", "generated"]
@@ -118,7 +117,7 @@ class System:
 
     name: str
     summary: str
-    run: Callable[[str, str, Tools, Any], Awaitable[Trace]]
+    run: Callable[[str, str, Tools, Any], Coroutine[Any, Any, Trace]]
     needs_corpus: Callable[[Any], bool]
     needs_triples: Callable[[Any], bool]
     needs_reranker: Callable[[Any], bool] = lambda options: False
@@ -175,6 +174,7 @@ _NEEDS = {
     "planner": "works with a Graph-LLM, and none was given: name a model",
     "answerer": "works with a Graph-LLM, and none was given: name a model",
     "retriever": "retrieves passages, and no retriever was given: name a corpus",
+    "store": "reads triples extracted before, and none were given: name a file of triples or a store",
     "llm": "prompts a language model, and none was given: name a teacher",
 }
 

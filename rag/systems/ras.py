@@ -17,10 +17,10 @@ from tripletune.models.data.records import Action, ModelInput, Step, normalize_a
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import Generator
 from tripletune.models.rendering import Plan, parse_plan
-from tripletune.rag.retrieval.retrievers import Retrieved, Retriever
+from tripletune.rag.retrievers import Retrieved, Retriever
 from tripletune.rag.systems import LoopOptions, System, Tools, need
 from tripletune.rag.trace import StopReason, Trace
-from tripletune.rag.triples.store import TripleSource
+from tripletune.rag.triple_store import TripleSource
 
 
 async def ras(

@@ -8,7 +8,7 @@ import pytest
 from tripletune.data_builders.corpus import CorpusOptions, build_corpus, ensure_corpus, main
 from tripletune.data_builders.readers import get_reader
 from tripletune.models.data.records import read_corpus
-from tripletune.rag.triples.store import read_gold
+from tripletune.rag.triple_store import read_gold
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 

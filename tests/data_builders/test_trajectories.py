@@ -16,12 +16,11 @@ from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import Completion
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
-from tripletune.rag.retrieval.retrievers import Retrieved
+from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import Tools
-from tripletune.rag.systems.cirag import SYSTEM
+from tripletune.rag.systems.cirag import SYSTEM, CiragOptions
+from tripletune.rag.systems.cirag.extraction import Fact
 from tripletune.rag.systems.cirag.integration import Decision, write_decision
-from tripletune.rag.systems.cirag.options import CiragOptions
-from tripletune.rag.triples.sentences import Fact
 
 WORLD = WorldOptions(seed=5, train=0, validation=0, test=8, common_knowledge=0)
 PAGE = Passage("Ada", "Ada was a writer. She was born in Kelm.")

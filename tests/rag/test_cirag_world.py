@@ -15,10 +15,9 @@ from tripletune.models.data.records import normalize_answer
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
 from tripletune.models.llm.programs import statistics
-from tripletune.rag.retrieval.retrievers import open_retriever
+from tripletune.rag.retrievers import open_retriever
 from tripletune.rag.systems import Tools
-from tripletune.rag.systems.cirag import SYSTEM
-from tripletune.rag.systems.cirag.options import CiragOptions
+from tripletune.rag.systems.cirag import SYSTEM, CiragOptions
 
 OPTIONS = WorldOptions(
     seed=3, train=0, validation=0, test=60, common_knowledge=0, one_hop=0, two_hop=3, three_hop=2, four_hop=1,
@@ -152,7 +151,7 @@ def test_one_round_and_single_granularities(world, retriever, tmp_path):
 
 @pytest.mark.parametrize(
     "levels",
-    [("triples", "sentences"), ("sentences", "passages"), ("triples", "passages"), ("triples",), ("sentences",)],
+    [("triples", "passages"), ("sentences", "passages"), ("sentences",)],
     ids=",".join,
 )
 def test_every_cascade_of_the_papers_table_3_answers(world, retriever, tmp_path, levels):

@@ -18,6 +18,7 @@ from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
 from tripletune.models.loading import load_causal_lm
 from tripletune.models.local.chat import ChatEncoder, eos_token_ids
+from tripletune.rag.systems.cirag.extraction import Fact
 from tripletune.rag.systems.cirag.integration import (
     Decision,
     Round,
@@ -27,7 +28,6 @@ from tripletune.rag.systems.cirag.integration import (
     shown_candidates,
     write_decision,
 )
-from tripletune.rag.triples.sentences import Fact
 from tripletune.train.trajectory_rows import RowOptions, TrajectoryEncoder
 
 # Template, the token that ends a turn, and whether the model's generation configuration has to name it.

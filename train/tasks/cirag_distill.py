@@ -28,7 +28,7 @@ from tripletune.train.trajectory_rows import RowOptions, TrajectoryEncoder
 if TYPE_CHECKING:
     from tripletune.eval.suites.decisions import Case
 
-# The longest reply of the loop (`rag.systems.cirag.options.CiragOptions.max_integration_tokens`).
+# The longest reply of the loop (`rag.systems.cirag.CiragOptions.max_integration_tokens`).
 REPLY_ROOM = 1024
 _HASHES = 1 << 64
 

@@ -173,7 +173,7 @@ def score_pairs(
     replies = generate_replies(model, encoder.tokenizer, prompts, train, process_index, num_processes, enough)
     embed = None
     if train.eval_embedder is not None:
-        from tripletune.rag.retrieval.retrievers import load_embedder
+        from tripletune.rag.retrievers import load_embedder
 
         embed = load_embedder(train.eval_embedder)
     summary = score_extractions((Prediction.of(*both) for both in zip(pairs, replies)), embed)

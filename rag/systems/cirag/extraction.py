@@ -2,7 +2,7 @@
 
 A call depends on the passage alone, so the ledger answers it for every other question that retrieves the passage: what
 the paper calls extraction cached offline. `StoredExtractor` reads triples that were extracted before: from a file, or
-by a trained text-to-triples model (`rag.triples.extract`). JSON is read strictly; a reply that cannot be read is sent
+by a trained text-to-triples model (`rag.extract`). JSON is read strictly; a reply that cannot be read is sent
 back once, then the passage goes on with nothing, as one does whose call is refused, and all of it is counted.
 """
 
@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from functools import lru_cache
+from typing import Protocol, TypeVar
 
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
@@ -21,14 +24,30 @@ from tripletune.models.llm.client import CallError, Message, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.llm.replies import UnusableReply, ask, find_json, find_triples
 from tripletune.rag.systems import PromptSet, QuestionClient
-from tripletune.rag.triples.store import TripleSource
+from tripletune.rag.triple_store import TripleSource
 
 logger = logging.getLogger(__name__)
 
 ENTITIES_ROLE, TRIPLES_ROLE, JOINT_ROLE = "cirag.entities", "cirag.triples", "cirag.joint"
 _ENTITIES = 'write one JSON object {"entities": ["...", ...]} and nothing else'
 _TRIPLES = 'write one JSON object {"triples": [["subject", "predicate", "object"], ...]} and nothing else'
+_WORD = re.compile(r"\w+")
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A triple with its provenance, the maps M^D and M^S of the paper.
+
+    Attributes:
+        triple: The triple.
+        passage: The passage it was extracted from.
+        sentence: The sentence of the passage that states it.
+    """
+
+    triple: Triple
+    passage: Passage
+    sentence: str
 
 
 @dataclass(slots=True)
@@ -54,26 +73,23 @@ class Extractor(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class StoredExtractor:
-    """Triples that were extracted before.
+    """Triples that were extracted before, by passage."""
 
-    Args:
-        store: Triples by passage.
-    """
-
-    def __init__(self, store: TripleSource) -> None:
-        self._store = store
+    store: TripleSource
 
     async def extract(self, passage: Passage, llm: QuestionClient) -> Extracted:
         """See `Extractor`; no call is made."""
-        triples = self._store.get(passage)
+        triples = self.store.get(passage)
         return Extracted(tuple(dict.fromkeys(triples or ())), triples is not None)
 
 
+@dataclass(frozen=True, slots=True)
 class LLMExtractor:
     """Triples from a language model, in two steps or with one prompt for both.
 
-    Args:
+    Attributes:
         prompts: Has the prompts that are named next.
         triples: Name of the prompt for triples.
         entities: Name of the prompt for entities; None: the prompt for triples asks for both.
@@ -81,27 +97,22 @@ class LLMExtractor:
         max_tokens: Longest reply.
     """
 
-    def __init__(
-        self,
-        prompts: PromptSet,
-        triples: str,
-        entities: str | None = None,
-        repairs: int = 1,
-        max_tokens: int = 1536,
-    ) -> None:
-        self._prompts, self._triples, self._entities = prompts, triples, entities
-        self._repairs, self._max_tokens = repairs, max_tokens
+    prompts: PromptSet
+    triples: str
+    entities: str | None = None
+    repairs: int = 1
+    max_tokens: int = 1536
 
     async def extract(self, passage: Passage, llm: QuestionClient) -> Extracted:
         """See `Extractor`."""
         issues: Counter[str] = Counter()
         user, role = passage_text(passage), JOINT_ROLE
-        if self._entities is not None:
-            messages = self._prompts.chat(self._entities, user)
+        if self.entities is not None:
+            messages = self.prompts.chat(self.entities, user)
             entities = await self._ask(llm, ENTITIES_ROLE, messages, read_entities, issues)
             # Without a list the triples are asked for all the same.
             user, role = f"{user}\nEntities: {json.dumps(entities or [], ensure_ascii=False)}", TRIPLES_ROLE
-        found = await self._ask(llm, role, self._prompts.chat(self._triples, user), read_passage_triples, issues)
+        found = await self._ask(llm, role, self.prompts.chat(self.triples, user), read_passage_triples, issues)
         if found is None:
             return Extracted((), False, issues)
         triples, malformed = found
@@ -120,7 +131,7 @@ class LLMExtractor:
         repaired: Counter[str] = Counter()
         try:
             return await ask(
-                llm, messages, parse, role=role, sampling=llm.up_to(self._max_tokens), repairs=self._repairs,
+                llm, messages, parse, role=role, sampling=llm.up_to(self.max_tokens), repairs=self.repairs,
                 repaired=repaired,
             )  # fmt: skip
         except UnusableReply:
@@ -149,7 +160,9 @@ def read_entities(text: str) -> tuple[str, ...]:
     Raises:
         UnusableReply: there is no list of strings.
     """
-    value = _first_of(find_json(text, advice=_ENTITIES), ("entities", "named entities", "named_entities"))
+    value = find_json(text, advice=_ENTITIES)
+    if isinstance(value, dict):
+        value = next((value[name] for name in ("entities", "named entities", "named_entities") if name in value), None)
     if not isinstance(value, list) or not all(isinstance(name, (str, int, float)) for name in value):
         raise UnusableReply("no_entities", f"The reply holds no list of entities; {_ENTITIES}.")
     names = (" ".join(str(name).split()) for name in value)
@@ -174,7 +187,43 @@ def read_passage_triples(text: str) -> tuple[tuple[Triple, ...], int]:
     return tuple(dict.fromkeys(found.triples)), found.malformed
 
 
-def _first_of(value: Any, names: Iterable[str]) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return next((value[name] for name in names if name in value), None)
+def provenance(passage: Passage, triples: Iterable[Triple]) -> list[Fact]:
+    """The triples of a passage with the sentences they come from."""
+    sentences = split_sentences(passage.text)
+    return [Fact(triple, passage, sentences[source_sentence(triple, sentences)]) for triple in triples]
+
+
+@lru_cache(maxsize=8192)
+def split_sentences(text: str) -> tuple[str, ...]:
+    """The sentences of an English text, by the rules of sentencex; a text without any is one sentence.
+
+    White space is folded, and half characters become question marks.
+    """
+    from sentencex import segment
+
+    folded = " ".join(text.encode("utf-8", "replace").decode("utf-8").split())
+    sentences = tuple(stripped for part in segment("en", folded) if (stripped := part.strip()))
+    return sentences or (folded,)
+
+
+def source_sentence(triple: Triple, sentences: Sequence[str]) -> int:
+    """The index of the sentence that states a triple.
+
+    Args:
+        triple: The triple.
+        sentences: At least one sentence.
+    """
+    fields = [_words(field) for field in triple.as_list()]
+    weights = (1.0, 1.0, 2.0)
+
+    def score(sentence: str) -> float:
+        words = set(_words(sentence))
+        shares = (sum(word in words for word in field) / len(field) if field else 0.0 for field in fields)
+        return sum(weight * share for weight, share in zip(weights, shares))
+
+    scores = [score(sentence) for sentence in sentences]
+    return scores.index(max(scores))
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())

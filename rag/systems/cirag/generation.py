@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from tripletune.models.data.records import normalize_answer
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.replies import without_thoughts
 from tripletune.rag.systems import PromptSet, QuestionClient
-from tripletune.rag.systems.cirag.options import CiragOptions
-from tripletune.rag.triples.sentences import Fact
+from tripletune.rag.systems.cirag.extraction import Fact
 
+Granularity = Literal["triples", "sentences", "passages"]
+GRANULARITIES: tuple[Granularity, ...] = get_args(Granularity)
 ANSWER_ROLE = "cirag.answer"
 REFUSAL = "Unanswerable"
 DEFAULT = "default"
@@ -106,7 +108,7 @@ class Generated:
 
 
 async def generate(
-    question: str, pools: Pools, llm: QuestionClient, prompts: PromptSet, options: CiragOptions
+    question: str, pools: Pools, llm: QuestionClient, prompts: PromptSet, granularities: Sequence[str], max_tokens: int
 ) -> Generated:
     """Answer from the most concise context that is enough (eq. 6).
 
@@ -115,19 +117,20 @@ async def generate(
         pools: What the rounds have kept.
         llm: The generator M_R.
         prompts: Has the prompts `cirag_answer_<granularity>`.
-        options: The levels, and the longest reply.
+        granularities: The levels in order.
+        max_tokens: Longest reply.
     """
     attempts: list[Attempt] = []
     skipped = 0
-    for granularity in options.granularities:
+    for granularity in granularities:
         context = pools.context(granularity)
-        if not context and granularity != options.granularities[-1]:
+        if not context and granularity != granularities[-1]:
             skipped += 1
             continue
         completion = await llm.chat(
             prompts.chat(f"cirag_answer_{granularity}", answer_text(question, granularity, context)),
             role=f"{ANSWER_ROLE}.{granularity}",
-            sampling=llm.up_to(options.max_generation_tokens),
+            sampling=llm.up_to(max_tokens),
         )
         answer, faults = read_answer(completion.text, cut_off=completion.finish_reason == "length")
         attempts.append(Attempt(granularity, completion.text, answer, faults))

@@ -24,16 +24,17 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import Message
 from tripletune.models.llm.replies import UnusableReply, ask, find_json, json_values, triple_of, without_thoughts
 from tripletune.rag.systems import PromptSet, QuestionClient
-from tripletune.rag.systems.cirag.options import INTEGRATION_PROMPT, CiragOptions
-from tripletune.rag.triples.sentences import Fact
+from tripletune.rag.systems.cirag.extraction import Fact
 
+History = Literal["chat", "section"]
+INTEGRATION_PROMPT = "cirag_integrate"
 INTEGRATE_ROLE = "cirag.integrate"
 NO_QUESTION = "<no question>"
 THOUGHT, CORE, QUESTION = "thought", "fact_after_filter", "question"
@@ -77,6 +78,7 @@ class Decision:
         query: The next query a_{t+1}; empty for `<no question>`; None when the reply does not say.
         faults: what was wrong with the reply, by name.
         reply: The reply as it came.
+        left_out: Candidates of earlier rounds that its prompt had no room for.
     """
 
     thought: str
@@ -84,6 +86,7 @@ class Decision:
     query: str | None = None
     faults: tuple[str, ...] = ()
     reply: str = ""
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +103,14 @@ async def integrate(
     history: Sequence[Round],
     llm: QuestionClient,
     prompts: PromptSet,
-    options: CiragOptions,
-    fit: Callable[[list[Message]], list[Message]] | None = None,
+    layout: History = "chat",
+    repairs: int = 1,
+    max_tokens: int = 1024,
+    max_prompt_tokens: int | None = None,
 ) -> Decision:
     """K_D of eq. 1: filter the candidates and find the next query.
 
-    A reply that does not say whether to go on is sent back, at most `options.repairs` times. When that does not help,
+    A reply that does not say whether to go on is sent back, at most `repairs` times. When that does not help,
     the decision has no query, and what could be read of the rest.
 
     Args:
@@ -114,19 +119,22 @@ async def integrate(
         history: The rounds before.
         llm: The integrator.
         prompts: Has the prompt `cirag_integrate`.
-        options: How to show the history, and limits.
-        fit: Shortens a chat that is too long; None sends every chat as it is.
+        layout: See `messages_of`.
+        repairs: Most repair turns.
+        max_tokens: Longest reply.
+        max_prompt_tokens: Longest chat; see `shorten`. None sends every chat as it is.
     """
-    messages = messages_of(prompts.texts[INTEGRATION_PROMPT], question, candidates, history, options.history)
-    if fit is not None:
-        messages = fit(messages)
+    messages = messages_of(prompts.texts[INTEGRATION_PROMPT], question, candidates, history, layout)
+    left_out = 0
+    if max_prompt_tokens is not None:
+        messages, left_out = shorten(messages, llm.count_tokens, max_prompt_tokens)
     earlier = [fact.triple for round_ in history for fact in round_.candidates]
     read: list[Decision] = []
 
     def parse(text: str) -> Decision:
         read.append(read_decision(text, candidates, earlier))
         if read[-1].query is None:
-            raise UnusableReply(read[-1].faults[-1], f"It can't be read what to do next: {_FORM}.")
+            raise UnusableReply(read[-1].faults[-1], f"It cannot be read what to do next: {_FORM}.")
         return read[-1]
 
     try:
@@ -135,17 +143,18 @@ async def integrate(
             messages,
             parse,
             role=INTEGRATE_ROLE,
-            sampling=llm.up_to(options.max_integration_tokens),
-            repairs=options.repairs,
+            sampling=llm.up_to(max_tokens),
+            repairs=repairs,
         )
     except UnusableReply:
         decision = read[-1]
-    repairs = ("repaired",) * (len(read) - 1)
-    return replace(decision, faults=(*repairs, *(fault for one in read for fault in one.faults)))
+    repaired = ("repaired",) * (len(read) - 1)
+    faults = (*repaired, *(fault for one in read for fault in one.faults))
+    return replace(decision, faults=faults, left_out=left_out)
 
 
 def messages_of(
-    prompt: str, question: str, candidates: Sequence[Fact], history: Sequence[Round], layout: str = "chat"
+    prompt: str, question: str, candidates: Sequence[Fact], history: Sequence[Round], layout: History = "chat"
 ) -> list[Message]:
     """The integrator's chat.
 

@@ -193,11 +193,6 @@ def test_no_question_is_drawn_twice(world):
     )
 
 
-def test_a_pattern_comes_up_once_before_any_comes_up_again(world):
-    paths = [question.predicates for question in world.questions if question.kind == "1-hop"]
-    assert len(set(paths)) > 0.6 * len(paths)
-
-
 def maker_of(*entities: Entity) -> QuestionMaker:
     """A maker for a few entities; one without facts stands for every other kind."""
     empty = {relation.kind for relation in RELATIONS} - {entity.kind for entity in entities}
@@ -210,11 +205,6 @@ def test_a_world_that_holds_no_such_question_says_what_to_do():
     assert maker.draw("1-hop").answer == "30 km"
     with pytest.raises(ValueError, match="raise articles_per_question"):
         maker.draw("1-hop")
-
-
-def test_a_question_that_holds_its_answer_is_not_asked():
-    with pytest.raises(ValueError, match="no further 1-hop"):
-        maker_of(Entity("The Song of 1999", "film", "the film", "It", {"Release year": "1999"})).draw("1-hop")
 
 
 def test_no_chain_comes_back_to_where_it_was():
@@ -327,8 +317,3 @@ def test_larger_sums_fill_up_and_too_many_is_an_error():
     assert len({question for question, _ in questions}) == 3000
     with pytest.raises(ValueError, match="lower common_knowledge"):
         draw("test", 100_000)
-
-
-def test_the_seed_decides():
-    assert draw("train", 50) == draw("train", 50)
-    assert draw("train", 50) != draw("train", 50, seed=2)

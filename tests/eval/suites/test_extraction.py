@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import tripletune.rag.triples.extractor as extractor_options
+import tripletune.rag.extractor as extractor_options
 from tripletune.eval.__main__ import main
 from tripletune.eval.report.compare import compare_folders
 from tripletune.eval.results import read_results
@@ -31,7 +31,7 @@ class Rule:
         self.replies, self.batch_size, self.concurrency = replies or {}, batch_size, concurrency
         self.batches, self.under_way, self.most = [], 0, 0
 
-    async def complete(self, texts):
+    async def extract(self, texts):
         self.batches.append(list(texts))
         self.under_way += 1
         self.most = max(self.most, self.under_way)
@@ -349,7 +349,7 @@ def test_runs_side_by_side(data, clients, capsys, error_of):
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
-import tripletune.rag.triples.extractor as options
+import tripletune.rag.extractor as options
 from tripletune.eval.__main__ import main
 from tripletune.models.llm.client import Completion
 

@@ -15,7 +15,7 @@ from tripletune.eval.task import Task
 from tripletune.models.data.records import Action, Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import Completion
-from tripletune.rag.retrieval.retrievers import Retrieved
+from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import LoopOptions, Tools, load_system
 
 TASK = Task("toy", "none", ("f1_hotpotqa", "exact_match"), 20)

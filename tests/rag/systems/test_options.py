@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tripletune.rag.systems import PROMPT_FOLDER, LoopOptions, load_prompts, make_options
-from tripletune.rag.systems.cirag import SYSTEM
-from tripletune.rag.systems.cirag.options import PROMPT_NAMES, CiragOptions
+from tripletune.rag.systems.cirag import PROMPT_NAMES, SYSTEM, CiragOptions
 from tripletune.rag.systems.ras import SYSTEM as RAS
 
 

@@ -8,7 +8,7 @@ import pytest
 from tripletune.models.data.records import ModelInput, Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import Completion
-from tripletune.rag.retrieval.retrievers import Retrieved
+from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import LoopOptions, Tools, load_system
 from tripletune.rag.systems.ras import SYSTEM, ras
 
@@ -89,20 +89,6 @@ def test_q0_can_be_the_generated_one_and_a_search_form_of_the_question():
     assert run(Script("[SUBQ] q", "[SUFFICIENT]"), search="Alien director")[1] == ["Alien director"]
 
 
-def test_top_k_reaches_the_retriever():
-    shelf = Shelf()
-    script = Script("[SUBQ] q", "[SUFFICIENT]")
-    asyncio.run(ras(QUESTION, script, script, shelf, Facts(), LoopOptions(top_k=3)))
-    assert shelf.queries == [(QUESTION, 3)]
-
-
-def test_no_retrieval_answers_directly():
-    script = Script("[NO_RETRIEVAL]")
-    trace, queries = run(script)
-    assert (trace.stop_reason, queries, script.inputs[-1][0].steps) == ("no_retrieval", [], ())
-    assert trace.unexpected == 0
-
-
 def test_a_subquery_that_says_sufficient_goes_on():
     script = Script("[SUBQ] q", "[SUBQ] Was the evidence [SUFFICIENT] or sufficient?", "[SUFFICIENT]")
     trace, queries = run(script)
@@ -123,18 +109,23 @@ def test_max_rounds_stops_without_one_more_plan():
     assert script.plans == ["[SUBQ] c"]
 
 
-def test_zero_rounds_answer_directly_without_planning():
-    trace, queries = run(Script(), LoopOptions(max_rounds=0))
-    assert (queries, trace.stop_reason, trace.calls, trace.answer) == ([], "max_rounds", 1, "Ridley Scott")
-
-
-def test_ablations():
-    script = Script()
-    trace, queries = run(script, LoopOptions(planning=False))
-    assert (queries, trace.stop_reason, trace.calls) == ([QUESTION], "single_pass", 1)
-    assert len(script.inputs[0][0].steps[0].triples) == 3
-    trace, queries = run(Script(), LoopOptions(retrieval=False))
-    assert (queries, trace.stop_reason, trace.calls) == ([], "retrieval_off", 1)
+@pytest.mark.parametrize(
+    ("plans", "options", "searched", "stop", "calls"),
+    [
+        (["[NO_RETRIEVAL]"], {}, [], "no_retrieval", 2),
+        ([], {"max_rounds": 0}, [], "max_rounds", 1),
+        ([], {"retrieval": False}, [], "retrieval_off", 1),
+        ([], {"planning": False, "top_k": 3}, [(QUESTION, 3)], "single_pass", 1),
+    ],
+)
+def test_ways_without_a_loop(plans, options, searched, stop, calls):
+    shelf, script = Shelf(), Script(*plans)
+    trace = asyncio.run(ras(QUESTION, script, script, shelf, Facts(), LoopOptions(**options)))
+    assert (shelf.queries, trace.stop_reason, trace.calls, trace.unexpected) == (searched, stop, calls, 0)
+    assert (trace.answer, [len(step.triples) for step in script.inputs[-1][0].steps]) == (
+        "Ridley Scott",
+        [3] * len(searched),
+    )
 
 
 def test_malformed_plan_without_graph_asks_the_question_and_with_graph_answers():
@@ -230,8 +221,3 @@ def test_system_says_what_it_needs():
     assert trace.steps[0].query == "search form"
     with pytest.raises(ValueError, match="is not one of cirag, no_retrieval, ras, standard"):
         load_system("rass")
-
-
-def test_all_wrong_options_are_named_at_once():
-    with pytest.raises(ValueError, match=r"max_rounds: -1 .*top_k: 0 .*evidence: 'graph'"):
-        LoopOptions(max_rounds=-1, top_k=0, evidence="graph")

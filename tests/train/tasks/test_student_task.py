@@ -15,8 +15,8 @@ from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
 from tripletune.models.loading import load_causal_lm
 from tripletune.models.local.chat import eos_token_ids
+from tripletune.rag.systems.cirag.extraction import Fact
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
-from tripletune.rag.triples.sentences import Fact
 from tripletune.train.run import make_rows
 from tripletune.train.sampling import EpochSampler, RepeatedSteps
 from tripletune.train.task import Examples

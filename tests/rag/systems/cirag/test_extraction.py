@@ -13,14 +13,17 @@ from tripletune.models.llm.client import CallError, Completion, Sampling, SetupE
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.llm.replies import UnusableReply
 from tripletune.rag.systems import QuestionClient, load_prompts
+from tripletune.rag.systems.cirag import PROMPT_NAMES
 from tripletune.rag.systems.cirag.extraction import (
     LLMExtractor,
     StoredExtractor,
     passage_text,
+    provenance,
     read_entities,
     read_passage_triples,
+    source_sentence,
+    split_sentences,
 )
-from tripletune.rag.systems.cirag.options import PROMPT_NAMES
 from tripletune.rag.trace import Trace
 
 PASSAGE = Passage("Kelm", "Kelm is a town.\nIt lies on the Sarn.")
@@ -141,3 +144,47 @@ def test_stored_triples_need_no_call():
 
 def test_a_line_break_in_a_title_opens_no_new_line():
     assert passage_text(Passage("A\nText: b", "c")) == "Title: A Text: b\nText: c"
+
+
+TEXT = "Dr. A. Halde (1871-1940) was a painter. She was born in Kelm, St. Mary parish. In 1902 she married Ivo Rand."
+
+
+def test_abbreviations_do_not_end_a_sentence():
+    assert split_sentences(TEXT) == (
+        "Dr. A. Halde (1871-1940) was a painter.",
+        "She was born in Kelm, St. Mary parish.",
+        "In 1902 she married Ivo Rand.",
+    )
+
+
+def test_a_triple_comes_from_the_sentence_with_its_object():
+    passage = Passage("A. Halde", TEXT)
+    triples = [
+        Triple("A. Halde", "occupation", "painter"),
+        Triple("A. Halde", "born in", "Kelm"),
+        Triple("A. Halde", "spouse", "Ivo Rand"),
+    ]
+    facts = provenance(passage, triples)
+    assert [fact.sentence for fact in facts] == list(split_sentences(TEXT))
+    assert {fact.passage for fact in facts} == {passage}
+
+
+def test_half_characters_and_line_breaks_are_no_error():
+    assert split_sentences("A \ud800 b\nand so on. There is more.") == ("A ? b and so on.", "There is more.")
+
+
+def test_equals_and_strangers_go_to_the_first_sentence():
+    assert source_sentence(Triple("x", "y", "z"), ["a b", "c d"]) == 0
+    assert source_sentence(Triple("a", "b", "c"), ["a b c", "a b c"]) == 0
+    assert source_sentence(Triple("...", "!", "c"), ["a", "c"]) == 1
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.text(max_size=80))
+def test_every_text_has_a_sentence(text):
+    sentences = split_sentences(text)
+    assert sentences
+    assert all(sentence == sentence.strip() for sentence in sentences)
+    if text.strip():
+        assert all(sentences)
+        assert "".join("".join(sentences).split()) == "".join(text.split())

@@ -10,10 +10,10 @@ from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import Completion
 from tripletune.rag.systems import QuestionClient, load_prompts
+from tripletune.rag.systems.cirag import PROMPT_NAMES
+from tripletune.rag.systems.cirag.extraction import Fact
 from tripletune.rag.systems.cirag.generation import Pools, answer_text, generate, read_answer
-from tripletune.rag.systems.cirag.options import PROMPT_NAMES, CiragOptions
 from tripletune.rag.trace import Trace
-from tripletune.rag.triples.sentences import Fact
 
 ADA, KELM = Passage("Ada", "Ada lived. She died in Kelm."), Passage("Kelm", "Kelm is a town.")
 FACTS = [
@@ -52,8 +52,7 @@ def cascade(facts=FACTS, granularities=("triples", "sentences", "passages"), **r
     client, pools = Levels(**replies), Pools()
     pools.add(facts)
     llm = QuestionClient(client, Trace("Q?"))
-    options = CiragOptions(granularities=granularities)
-    return asyncio.run(generate("Q?", pools, llm, load_prompts(PROMPT_NAMES), options)), client.asked
+    return asyncio.run(generate("Q?", pools, llm, load_prompts(PROMPT_NAMES), granularities, 512)), client.asked
 
 
 REFUSE = "Thought: not there.\nAnswer: Unanswerable."

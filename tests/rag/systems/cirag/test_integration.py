@@ -11,6 +11,8 @@ from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import Completion, Message
 from tripletune.rag.systems import QuestionClient, load_prompts
+from tripletune.rag.systems.cirag import PROMPT_NAMES
+from tripletune.rag.systems.cirag.extraction import Fact
 from tripletune.rag.systems.cirag.integration import (
     NO_QUESTION,
     Decision,
@@ -23,9 +25,7 @@ from tripletune.rag.systems.cirag.integration import (
     write_decision,
     write_triples,
 )
-from tripletune.rag.systems.cirag.options import PROMPT_NAMES, CiragOptions
 from tripletune.rag.trace import Trace
-from tripletune.rag.triples.sentences import Fact
 
 PASSAGE = Passage("Ada", "Ada was born in London.")
 
@@ -210,7 +210,7 @@ def decide(*replies, **options):
     client, trace = Scripted(*replies), Trace("Q?")
     llm = QuestionClient(client, trace, "q1")
     prompts = load_prompts(PROMPT_NAMES)
-    decision = asyncio.run(integrate("Q?", CANDIDATES, [], llm, prompts, CiragOptions(**options)))
+    decision = asyncio.run(integrate("Q?", CANDIDATES, [], llm, prompts, **options))
     return decision, client, trace
 
 

@@ -6,14 +6,13 @@ import pytest
 
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import CallError, Completion, RepliesPending
+from tripletune.models.llm.client import Completion, RepliesPending
 from tripletune.rag.__main__ import main as ask
-from tripletune.rag.retrieval.retrievers import Retrieved
-from tripletune.rag.systems import Tools, load_system
-from tripletune.rag.systems.cirag import SYSTEM
-from tripletune.rag.systems.cirag.integration import NO_QUESTION, Decision, write_decision
-from tripletune.rag.systems.cirag.options import CiragOptions
-from tripletune.rag.triples.sentences import Fact
+from tripletune.rag.retrievers import Retrieved
+from tripletune.rag.systems import Tools
+from tripletune.rag.systems.cirag import SYSTEM, CiragOptions
+from tripletune.rag.systems.cirag.extraction import Fact
+from tripletune.rag.systems.cirag.integration import Decision, write_decision
 
 QUESTION = "Which river flows through the town where Ada was born?"
 PAGES = {
@@ -167,11 +166,6 @@ def test_an_unreadable_decision_ends_the_loop_with_what_was_kept():
     assert trace.tallies["integration.repaired"] == 1
 
 
-def test_no_core_triples_go_straight_to_the_passages():
-    trace = run(Script(says("")))
-    assert (trace.details["granularity"], trace.tallies["granularities_without_context"]) == ("passages", 2)
-
-
 def test_without_reranker_all_triples_are_candidates():
     trace = run(Script(FIRST, SECOND), rerank=False, candidates=1)
     assert [len(step.triples) for step in trace.steps] == [2, 4]
@@ -220,15 +214,6 @@ def test_every_call_of_a_round_is_made_before_a_pending_one_is_told():
     assert [role for role, *_ in script.asked] == ["cirag.entities"] * 2
 
 
-def test_a_refused_call_is_an_error_of_the_question():
-    class Refusing(Script):
-        async def chat(self, messages, *, role, sampling=None, question_id=""):
-            raise CallError("the prompt is too long")
-
-    with pytest.raises(CallError, match="too long"):
-        run(Refusing())
-
-
 def test_missing_tools_are_named():
     def with_(**tools):
         return lambda: asyncio.run(SYSTEM.run(QUESTION, QUESTION, Tools(**tools), CiragOptions(extraction="store")))
@@ -237,7 +222,7 @@ def test_missing_tools_are_named():
     for tools, message in (
         ({"retriever": Shelf(), "store": Store(), "reranker": Later()}, "name a teacher"),
         ({"llm": script, "store": Store(), "reranker": Later()}, "name a corpus"),
-        ({"llm": script, "retriever": Shelf(), "reranker": Later()}, "no triple file was given"),
+        ({"llm": script, "retriever": Shelf(), "reranker": Later()}, "name a file of triples"),
         ({"llm": script, "retriever": Shelf(), "store": Store()}, "no reranker was given"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -252,18 +237,6 @@ def test_prompts_can_be_replaced(tmp_path):
     assert script.asked[2][1][0]["content"].startswith("You answer a question")
     options = CiragOptions(prompts=str(tmp_path))
     assert SYSTEM.files(options)["cirag_integrate"] != SYSTEM.files(CiragOptions())["cirag_integrate"]
-
-
-def test_the_system_says_what_it_needs():
-    assert load_system("cirag") is SYSTEM
-    assert (SYSTEM.model, SYSTEM.options) == ("llm", CiragOptions)
-    assert SYSTEM.needs_corpus(CiragOptions())
-    assert (SYSTEM.needs_triples(CiragOptions()), SYSTEM.needs_triples(CiragOptions(extraction="store"))) == (
-        False,
-        True,
-    )
-    assert (SYSTEM.needs_reranker(CiragOptions()), SYSTEM.needs_reranker(CiragOptions(rerank=False))) == (True, False)
-    assert NO_QUESTION == "<no question>"
 
 
 def test_ask_names_the_command_that_runs_it(capsys):

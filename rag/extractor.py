@@ -14,11 +14,10 @@ import heapq
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tripletune.models import options as flags
 from tripletune.models.data.pairs import NO_FACTS, extraction_chat, load_instruction, read_pairs
 from tripletune.models.files import weights_fingerprint
 from tripletune.models.llm.client import Completion, LLMClient, Message, Sampling
@@ -26,12 +25,12 @@ from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
 from tripletune.models.llm.options import LLMOptions, load_backend, open_client
 from tripletune.models.loading import ADAPTER_CONFIG, adapter_base, resolve
-from tripletune.models.options import require, setting
-from tripletune.models.run_folders import PROMPT_FILE
+from tripletune.models.options import from_arguments, require, setting
+from tripletune.models.run_folders import CONFIG, PROMPT_FILE
 
 ROLE = "extract.triples"
-TEACHER_PROMPT = Path(__file__).parents[1] / "prompts" / "extract_triples.md"
-TEACHER_TOKENS = 1536
+TEACHER_PROMPT = Path(__file__).parent / "prompts" / "extract_triples.md"
+LOCAL_TOKENS, TEACHER_TOKENS = 512, 1536
 DTYPES = ("float32", "bfloat16", "float16", "auto")
 # Token budget of a local model: 64 texts of usual length.
 _CELLS = 24_576
@@ -47,7 +46,9 @@ class LocalOptions:
         ValueError: a value makes no sense; all problems are named at once.
     """
 
-    max_tokens: int = setting(512, "longest reply; the paper trains on up to 256", at_least=1)
+    max_tokens: int | None = setting(
+        None, "longest reply (default: 512; of a teacher 1536); the paper trains on up to 256", at_least=1
+    )
     beams: int = setting(1, "beams of beam search; 1 is greedy", at_least=1)
     grammar: bool = setting(False, "enforce the format of triples while writing (needs xgrammar, greedy decoding)")
     batch_size: int = setting(64, "most texts under way; it changes no reply in float32", at_least=1)
@@ -115,24 +116,18 @@ class TextExtractor:
         name: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        if concurrency < 1 or batch_size < 1:
-            raise ValueError(f"concurrency {concurrency}, batch_size {batch_size}: both must be at least 1")
         self.model, self.concurrency, self.batch_size = name or client.model, concurrency, batch_size
         self._client, self._prompt = client, prompt
         self._sampling = sampling or Sampling(max_tokens=TEACHER_TOKENS)
         depends = {**prompt.to_json(), **self._sampling.to_json(), **(settings or {})}
         self.settings = json.dumps(depends, ensure_ascii=False)
 
-    async def extract(self, texts: Sequence[str]) -> list[str]:
+    async def extract(self, texts: Sequence[str]) -> list[Completion]:
         """Reply to each text, made by `models.data.pairs.render_source`; `read_reply` reads the replies.
 
         Raises:
-            CallError: a text can't be answered. The batch is then tried one text at a time.
+            CallError: a text can't be answered. `CorpusExtraction` then tries the batch one text at a time.
         """
-        return [completion.text for completion in await self.complete(texts)]
-
-    async def complete(self, texts: Sequence[str]) -> list[Completion]:
-        """The same with what each reply cost."""
         calls = (self._client.chat(self._prompt.chat(text), role=ROLE, sampling=self._sampling) for text in texts)
         return list(await asyncio.gather(*calls))
 
@@ -176,7 +171,9 @@ def open_local_extractor(
         disable_progress_bar()
     options = options or LocalOptions()
     folder = resolve(spec)
-    _check_folder(folder)
+    # What would fail after minutes is refused now; `adapter_base` looks at adapters.
+    if adapter_base(folder) is None and Path(folder).is_dir() and not (Path(folder) / CONFIG).is_file():
+        raise FileNotFoundError(f"{folder} holds no model (neither {CONFIG} nor {ADAPTER_CONFIG})")
     own = Path(folder) / PROMPT_FILE
     if instruction is None:
         instruction = load_instruction(own if own.is_file() else None)
@@ -191,26 +188,10 @@ def open_local_extractor(
     client.model = f"{client.model}@{fingerprint}" if fingerprint else client.model
     # Finished passages are stored by batches, and twice as many texts as fit keep the model busy.
     return TextExtractor(
-        client, ExtractionPrompt(instruction, tuple(shots)), Sampling(max_tokens=options.max_tokens), 8,
+        client, ExtractionPrompt(instruction, tuple(shots)), Sampling(max_tokens=options.max_tokens or LOCAL_TOKENS), 8,
         max(1, options.batch_size // 4), f"local:{spec} {fingerprint}".strip(),
         {"beams": options.beams, "grammar": options.grammar, "dtype": options.dtype},
     )  # fmt: skip
-
-
-def _check_folder(folder: str) -> None:
-    """Refuse now what would fail after minutes: a run without result, an adapter without weights or base model."""
-    place = Path(folder)
-    if adapter_base(folder) is None and place.is_dir() and not (place / "config.json").is_file():
-        found = sorted(place.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
-        hint = f"; the run did not end: finish it, or name {found[-1]}" if found else ""
-        raise FileNotFoundError(f"{folder} holds no model (neither config.json nor {ADAPTER_CONFIG}){hint}")
-
-
-def add_local_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a local model; those not given are None."""
-    group = parser.add_argument_group("--model", "how a model on this machine extracts")
-    flags.add_arguments(group, LocalOptions)
-    parser.set_defaults(**{item.name: None for item in fields(LocalOptions)})
 
 
 def open_extractor(
@@ -222,7 +203,7 @@ def open_extractor(
     """Open the extractor of a command line; a local model's weights are loaded when the first text comes.
 
     Args:
-        args: With `model`, `teacher`, `prompt`, the options of `add_local_arguments` and `--teacher-*`.
+        args: With `model`, `teacher`, `prompt`, the options of `LocalOptions` and `--teacher-*`.
         ledger: Where the replies of a hosted teacher are kept if `--teacher-ledger` names no file.
         untrained: The local model was not trained for this: it gets a teacher's prompt.
         shots: Examples before each text.
@@ -231,27 +212,33 @@ def open_extractor(
         FileNotFoundError: no such model.
         ValueError: an option makes no sense or has no effect, or a key is missing.
     """
-    given = {item.name: getattr(args, item.name) for item in fields(LocalOptions)}
-    given = {name: value for name, value in given.items() if value is not None}
-    options = flags.from_arguments(LocalOptions, argparse.Namespace(**{**asdict(LocalOptions()), **given}))
+    options = from_arguments(LocalOptions, args)
     if args.model:
-        _refuse_teacher_options(args)
+        if given := _set_options(LLMOptions, args, "teacher_", {"backend", "ledger"}):
+            raise ValueError(f"{given}: no effect with --model, which runs on this machine")
         prompt = args.prompt or (TEACHER_PROMPT if untrained else None)
         instruction = load_instruction(prompt) if prompt else None
         return open_local_extractor(args.model, options, instruction, shots, args.teacher_ledger)
-    tokens = options.max_tokens if given.pop("max_tokens", None) is not None else TEACHER_TOKENS
-    if given:
-        wrong = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise ValueError(f"{wrong}: only for --model; a teacher's options begin with --teacher-")
-    instruction = load_instruction(args.prompt or TEACHER_PROMPT)
-    return _teacher(args, ExtractionPrompt(instruction, tuple(shots)), ledger, tokens)
+    if given := _set_options(LocalOptions, args, "", {"max_tokens"}):
+        raise ValueError(f"{given}: only for --model; a teacher's options begin with --teacher-")
+    prompted = ExtractionPrompt(load_instruction(args.prompt or TEACHER_PROMPT), tuple(shots))
+    return _teacher(args, prompted, ledger, options.max_tokens or TEACHER_TOKENS)
+
+
+def _set_options(kind: type[Any], args: argparse.Namespace, prefix: str, besides: set[str]) -> str:
+    """The options of a command line that are not at their defaults."""
+    return ", ".join(
+        f"--{prefix}{one.name}".replace("_", "-")
+        for one in fields(kind)
+        if one.name not in besides and getattr(args, prefix + one.name) != one.default
+    )
 
 
 def _teacher(args: argparse.Namespace, prompt: ExtractionPrompt, ledger: str | None, max_tokens: int) -> TextExtractor:
     args.teacher_backend = args.teacher
     if args.teacher_ledger is None and not load_backend(args.teacher).local:
         args.teacher_ledger = ledger
-    options = flags.from_arguments(LLMOptions, args, "teacher")
+    options = from_arguments(LLMOptions, args, "teacher")
     sampling = options.sampling(max_tokens)
     client = open_client(options)
     if not options.is_local:
@@ -260,16 +247,6 @@ def _teacher(args: argparse.Namespace, prompt: ExtractionPrompt, ledger: str | N
     name = f"{client.model} {weights_fingerprint(resolve(options.model))}".strip()
     # Calls that wait are grouped by the backend; some more than a batch keep the next one full.
     return TextExtractor(client, prompt, sampling, 4 * options.batch_size, name=name)
-
-
-def _refuse_teacher_options(args: argparse.Namespace) -> None:
-    given = [
-        f"--teacher-{item.name.replace('_', '-')}"
-        for item in fields(LLMOptions)
-        if item.name not in ("backend", "ledger") and getattr(args, f"teacher_{item.name}") != item.default
-    ]
-    if given:
-        raise ValueError(f"{', '.join(given)}: no effect with --model, which runs on this machine")
 
 
 def choose_shots(data: str | Path, count: int, split: str | None = "train") -> tuple[tuple[str, str], ...]:

@@ -3,13 +3,16 @@ import sqlite3
 
 import pytest
 
-import tripletune.rag.triples.extractor as extractor_options
-from tripletune.models.data.records import Passage
+import tripletune.rag.extractor as extractor_options
+from tripletune.models.data.records import Passage, Step
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import Completion, RepliesPending
 from tripletune.models.llm.ledger_client import RetriesExhausted
-from tripletune.rag.__main__ import main, parse_shard
-from tripletune.rag.triples.store import TripleStore, open_triples
+from tripletune.models.rendering import parse_plan
+from tripletune.rag.__main__ import main, show
+from tripletune.rag.retrievers import Retrieved
+from tripletune.rag.trace import Trace
+from tripletune.rag.triple_store import TripleStore, open_triples
 
 ROWS = [
     {"title": "Ada", "text": "Ada was born in London."},
@@ -152,7 +155,7 @@ def test_bad_options_are_one_line(tmp_path, clients, capsys):
     assert extract(tmp_path, tmp_path / "gone.jsonl") == 2
     assert extract(tmp_path, path, "--prompt", str(tmp_path / "gone.md")) == 2
     assert extract(tmp_path, path, "--model", str(tmp_path / "no_model")) == 2
-    assert extract(tmp_path, path, "--beams", "2", "--dtype", "float32") == 2
+    assert extract(tmp_path, path, "--beams", "2", "--dtype", "float16") == 2
     assert extract(tmp_path, path, "--max-tokens", "0") == 2
     assert export(tmp_path, path, store="none.sqlite") == 2
     (tmp_path / "text.sqlite").write_text("not a database" * 100)
@@ -197,9 +200,91 @@ def test_an_export_never_writes_over_what_it_reads(tmp_path, clients, capsys):
         assert source.read_bytes() == before
 
 
-def test_shards():
-    assert parse_shard(None) == (0, 1)
-    assert parse_shard("2/5") == (2, 5)
-    for text in ("5/5", "-1/2", "1", "a/b", "0/0"):
-        with pytest.raises(ValueError, match="write it as i/n"):
-            parse_shard(text)
+@pytest.fixture
+def world(tmp_path):
+    passages = [
+        {"title": "Glass Harbour", "text": "A novel by Ida Morn."},
+        {"title": "Ida Morn", "text": "Born in Velsund."},
+    ]
+    facts = [[["Glass Harbour", "Author", "Ida Morn"]], [["Ida Morn", "Birthplace", "Velsund"]]]
+    corpus, triples = tmp_path / "corpus.jsonl", tmp_path / "triples.jsonl"
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in passages))
+    triples.write_text("".join(json.dumps({**p, "triples": t}) + "\n" for p, t in zip(passages, facts)))
+    return ["--corpus", str(corpus), "--triples", str(triples), "--top-k", "1"]
+
+
+class Scripted:
+    async def generate(self, sample, max_new_tokens, evidence=None):
+        if sample.task == "answering":
+            return Completion(sample.steps[-1].triples[0].object)
+        plans = ["[SUBQ] q0", "[SUBQ] Where was Ida Morn born?", "[SUFFICIENT]"]
+        return Completion(plans[len(sample.steps)])
+
+
+@pytest.fixture
+def model(tmp_path, make_graph_llm, monkeypatch):
+    from tripletune.models.graph_llm.loading import add_adapter
+
+    llm, processor = make_graph_llm()
+    folder = tmp_path / "run" / "final"
+    adapted = add_adapter(llm)
+    adapted.save_pretrained(folder)
+    adapted.get_base_model().config.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return tmp_path / "run"
+
+
+def test_ask_shows_every_step_and_the_answer(model, world, monkeypatch, capsys):
+    monkeypatch.setattr("tripletune.models.local.generator.load_generator", lambda *args, **options: Scripted())
+    question = "Where was the author of Glass Harbour born?"
+    assert main(["ask", question, "--model", str(model), *world]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"Question: {question}"
+    assert [line.split(None, 1)[1] for line in lines if line.startswith("  retrieve")] == ["Glass Harbour", "Ida Morn"]
+    assert lines[-2:] == ["  stop      sufficient", "Answer: Velsund"]
+
+
+def test_a_plan_that_cannot_be_read_is_shown_with_what_was_retrieved_after_it(capsys):
+    trace = Trace("Who?", stop_reason="repeated_subquery", answer="Ida Morn")
+    for reply in ("no marker", "[SUBQ] Where?", "[SUBQ] Where?"):
+        trace.add_plan(reply, parse_plan(reply), False)
+    for query, titles in (("Who?", ["A", "B"]), ("Where?", [])):
+        hits = [Retrieved(Passage(title, "text"), 1.0) for title in titles]
+        trace.add_step(Step(query), hits)
+    show(trace)
+    assert [line.strip() for line in capsys.readouterr().out.splitlines()[1:6]] == [
+        "plan      no marker",
+        "retrieve  A, B",
+        "plan      [SUBQ] Where?",
+        "retrieve  nothing found",
+        "plan      [SUBQ] Where?",
+    ]
+
+
+def test_ask_runs_a_real_model_from_a_run_folder(model, world, capsys):
+    assert main(["ask", "Who?", "--model", str(model), "--max-rounds", "1", *world]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("Question: Who?\n")
+    assert "\nAnswer: " in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "nowhere"], "no such folder: nowhere"),
+        (["--corpus", ""], "--corpus"),
+        (["--triples", ""], "--triples"),
+        (["--max-rounds", "-1"], "max_rounds: -1 must"),
+    ],
+)
+def test_bad_questions_are_one_line_and_exit_code_2(model, world, capsys, arguments, message):
+    assert main(["ask", "Who?", "--model", str(model), *world, *arguments]) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error
+    assert error.startswith("error: ")
+    assert "\n" not in error
+
+
+def test_an_empty_question_is_refused(model, world, capsys):
+    assert main(["ask", "  ", "--model", str(model), *world]) == 2
+    assert capsys.readouterr().err == "error: the question is empty\n"

@@ -3,17 +3,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import CallError, Completion, RepliesPending, Sampling, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
-from tripletune.rag.triples.extract import CorpusExtraction, source_pieces
-from tripletune.rag.triples.extractor import ExtractionPrompt, TextExtractor
-from tripletune.rag.triples.store import TripleStore, passage_key
+from tripletune.rag.extract import CorpusExtraction, source_pieces, split_passage
+from tripletune.rag.extractor import ExtractionPrompt, TextExtractor
+from tripletune.rag.triple_store import TripleStore, passage_key
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Rule:
@@ -36,7 +38,7 @@ class Rule:
         for one in found:
             if isinstance(one, Exception):
                 raise one
-        return found
+        return [Completion(one) for one in found]
 
     async def close(self):
         pass
@@ -227,39 +229,25 @@ class Client:
         self.calls.append("closed")
 
 
-def test_a_chat_model_sees_what_training_renders(store):
+def test_a_chat_model_sees_what_training_renders_after_the_examples(store):
     client = Client()
-    extractor = TextExtractor(client, ExtractionPrompt("Extract."), Sampling(max_tokens=99, seed=3))
+    shots = (("Oslo is in Norway.", "(S> Oslo| P> in| O> Norway)"), ("Hm.", ""))
+    extractor = TextExtractor(client, ExtractionPrompt("Extract.", shots), Sampling(max_tokens=99, seed=3))
     run(extractor, store, [Passage("Ada", "Ada\n was born.")])
     asyncio.run(extractor.close())
     (messages, role, sampling), closed = client.calls
-    assert messages == [
-        {"role": "system", "content": "Extract."},
-        {"role": "user", "content": "Ada: Ada was born."},
-    ]
-    assert (role, sampling.max_tokens, sampling.seed, closed) == ("extract.triples", 99, 3, "closed")
-    assert store.choose().model == "scripted"
-    assert "Extract." in store.choose().settings
-    with pytest.raises(ValueError, match="concurrency 0"):
-        TextExtractor(client, ExtractionPrompt("x"), concurrency=0)
-
-
-def test_examples_are_turns_before_the_text(store):
-    client = Client()
-    shots = (("Oslo is in Norway.", "(S> Oslo| P> in| O> Norway)"), ("Hm.", ""))
-    extractor = TextExtractor(client, ExtractionPrompt("Extract.", shots))
-    assert [one.text for one in asyncio.run(extractor.complete(["Ada was born."]))] == ["(S> a| P> b| O> c)"]
-    turns = [(turn["role"], turn["content"]) for turn in client.calls[0][0]]
-    assert turns == [
+    assert [(turn["role"], turn["content"]) for turn in messages] == [
         ("system", "Extract."),
         ("user", "Oslo is in Norway."),
         ("assistant", "(S> Oslo| P> in| O> Norway)"),
         ("user", "Hm."),
         ("assistant", "NONE"),
-        ("user", "Ada was born."),
+        ("user", "Ada: Ada was born."),
     ]
-    plain = TextExtractor(client, ExtractionPrompt("Extract."))
-    assert extractor.settings != plain.settings
+    assert (role, sampling.max_tokens, sampling.seed, closed) == ("extract.triples", 99, 3, "closed")
+    assert store.choose().model == "scripted"
+    assert "Extract." in store.choose().settings
+    assert extractor.settings != TextExtractor(client, ExtractionPrompt("Extract.")).settings
 
 
 def test_the_pieces_of_a_text():
@@ -283,11 +271,38 @@ def test_a_half_character_in_a_reply_costs_no_neighbour(store):
     assert found(store, extraction, given[1]) == (Triple("a", "b", "\ufffd"),)
 
 
+def bare(text):
+    return "".join(text.split())
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    st.text(alphabet=st.one_of(st.sampled_from("ab .?!。\n\"'()"), st.characters(codec="utf-8"))), st.integers(1, 40)
+)
+def test_no_character_is_lost_and_no_piece_is_too_long(text, limit):
+    pieces = split_passage(text, limit)
+    assert "".join(map(bare, pieces)) == bare(text)
+    assert all(piece and len(piece) <= limit for piece in pieces)
+
+
+def test_pieces_end_between_sentences():
+    text = "Dr. Ida Morn was born in the U.S. in 1871. She painted. Was she known? She was."
+    assert split_passage(text, 45) == [
+        "Dr. Ida Morn was born in the U.S. in 1871.",
+        "She painted. Was she known? She was.",
+    ]
+
+
+def test_half_characters_can_be_read():
+    assert split_passage("a\ud800. " * 3, 5) == ["a\ufffd.", "a\ufffd.", "a\ufffd."]
+
+
 KILLED = """
 import asyncio, os, signal, sys
 from tripletune.models.data.records import Passage
-from tripletune.rag.triples.extract import CorpusExtraction
-from tripletune.rag.triples.store import TripleStore
+from tripletune.models.llm.client import Completion
+from tripletune.rag.extract import CorpusExtraction
+from tripletune.rag.triple_store import TripleStore
 
 class Slow:
     model, settings, batch_size, concurrency = "m", "s", 1, 2
@@ -296,7 +311,7 @@ class Slow:
         self.done += 1
         if self.done > 150:
             os.kill(os.getpid(), signal.SIGKILL)
-        return ["(S> a| P> b| O> c)"] * len(texts)
+        return [Completion("(S> a| P> b| O> c)")] * len(texts)
 
 run = CorpusExtraction(Slow(), TripleStore(sys.argv[1]))
 asyncio.run(run.run(Passage("", f"passage {n}") for n in range(400)))

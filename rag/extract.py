@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import textwrap
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -18,17 +19,18 @@ from itertools import islice
 from pathlib import Path
 
 from tripletune.models.data.pairs import ExtractionReply, entity_triple, is_only_a_name, read_reply, render_source
-from tripletune.models.data.records import Passage, read_jsonl
+from tripletune.models.data.records import Passage, read_jsonl, whole_characters
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import new_file
 from tripletune.models.llm.client import CallError, RepliesPending, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
-from tripletune.rag.triples.extractor import TextExtractor
-from tripletune.rag.triples.sentences import PIECE_LIMIT, split_passage
-from tripletune.rag.triples.store import Extraction, TripleStore, passage_key
+from tripletune.rag.extractor import TextExtractor
+from tripletune.rag.triple_store import Extraction, TripleStore, passage_key
 
 logger = logging.getLogger(__name__)
 
+# RAS reads 512 tokens (section D.1); English has some four characters per token, tables and names fewer.
+PIECE_LIMIT = 1600
 _WINDOW = 1024
 # Passages that are stored in one transaction, and how long a finished one waits for it, in seconds.
 _STORED_TOGETHER, _LONGEST_WAIT = 64, 2.0
@@ -89,7 +91,8 @@ class _Job:
 
     key: str
     title: str
-    replies: list[ExtractionReply | None]
+    waiting: int
+    replies: dict[int, ExtractionReply] = field(default_factory=dict)
     problem: BaseException | None = None
 
 
@@ -123,8 +126,6 @@ class CorpusExtraction:
     counts: ExtractionCounts = field(default_factory=ExtractionCounts)
 
     def __post_init__(self) -> None:
-        if self.piece_limit < 1 or self.window < 1:
-            raise ValueError(f"piece limit {self.piece_limit}, window {self.window}: both must be at least 1")
         settings = f"pieces of {self.piece_limit}; {self.extractor.settings}"
         digest = hashlib.sha256(settings.encode(errors="replace")).hexdigest()[:16]
         self.id = self.store.extractor(self.extractor.model, digest, settings)
@@ -196,7 +197,7 @@ class CorpusExtraction:
             self.counts.empty += 1
         else:
             texts = source_pieces(passage.title, passage.text, self.piece_limit)
-            job = _Job(key, passage.title[:100], [None] * len(texts))
+            job = _Job(key, passage.title[:100], len(texts))
             self._under_way.add(key)
             self.counts.split += len(texts) > 1
             self.counts.pieces += len(texts)
@@ -206,8 +207,6 @@ class CorpusExtraction:
     async def _work(self, batch: list[_Piece]) -> None:
         try:
             replies = await self.extractor.extract([piece.text for piece in batch])
-            if len(replies) != len(batch):
-                raise RuntimeError(f"{self.extractor.model} gave {len(replies)} replies to {len(batch)} texts")
         except (SetupError, RetriesExhausted):
             raise
         except Exception as error:
@@ -216,30 +215,30 @@ class CorpusExtraction:
                 for piece in batch:
                     await self._work([piece])
             else:
-                self._receive(batch[0], None, error)
+                job = batch[0].job
+                job.problem = job.problem or error
+                self._complete(job)
             return
         for piece, reply in zip(batch, replies):
-            self._receive(piece, read_reply(reply), None)
+            self._receive(piece, read_reply(reply.text))
 
-    def _receive(self, piece: _Piece, reply: ExtractionReply | None, problem: Exception | None) -> None:
-        job = piece.job
-        if reply is None:
-            job.problem = job.problem or problem
-            # Marks the piece as answered; the passage is not stored.
-            reply = ExtractionReply(())
-        elif reply.is_malformed:
+    def _receive(self, piece: _Piece, reply: ExtractionReply) -> None:
+        if reply.is_malformed:
             self.counts.malformed_replies += 1
             self.counts.recovered_replies += bool(reply.triples)
-        job.replies[piece.place] = reply
-        if all(one is not None for one in job.replies):
-            self._complete(job)
+        piece.job.replies[piece.place] = reply
+        self._complete(piece.job)
 
     def _complete(self, job: _Job) -> None:
+        """Store a passage, or count its problem, when its last piece is answered."""
+        job.waiting -= 1
+        if job.waiting:
+            return
         if job.problem is not None:
             self._under_way.discard(job.key)
             self._count_problem(job.problem, job.title)
             return
-        replies = [reply for reply in job.replies if reply is not None]
+        replies = [job.replies[place] for place in sorted(job.replies)]
         triples = tuple(dict.fromkeys(triple for reply in replies for triple in reply.triples))
         # A reply without a triple that cannot be read counts as one: the passage is not one without facts.
         malformed = sum(reply.malformed + reply.unreadable for reply in replies)
@@ -300,6 +299,33 @@ def source_pieces(title: str, text: str, limit: int = PIECE_LIMIT) -> list[str]:
     title = next(iter(split_passage(title, max(limit // 2 - 2, 1))), "")
     room = max(limit - len(title) - 2, 1)
     return [render_source(title, piece) for piece in split_passage(text, room)]
+
+
+def split_passage(text: str, limit: int = PIECE_LIMIT) -> list[str]:
+    """Cut a text into pieces of whole sentences, as few as filling them one after the other gives.
+
+    A sentence that is longer than a piece is cut between words, a word that is longer anywhere.
+
+    Args:
+        text: The text; white space is folded.
+        limit: Longest piece, in characters.
+
+    Returns:
+        The pieces in order; together they hold every character of the text but white space.
+    """
+    text = " ".join(whole_characters(text).split())
+    if len(text) <= limit:
+        return [text] if text else []
+    from sentencex import segment
+
+    pieces: list[str] = []
+    for sentence in segment("en", text):
+        for part in textwrap.wrap(sentence, limit, break_on_hyphens=False):
+            if pieces and len(pieces[-1]) + 1 + len(part) <= limit:
+                pieces[-1] += f" {part}"
+            else:
+                pieces.append(part)
+    return pieces
 
 
 def read_passages(

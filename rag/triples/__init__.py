@@ -1,1 +1,0 @@
-"""Triples of passages: the stores and the extraction."""
