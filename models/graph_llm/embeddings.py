@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tripletune.models.files import write_json
+from tripletune.models.files import read_json, write_json
 from tripletune.models.loading import best_dtype, load_encoder, resolve
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def encoder_dimension(spec: str) -> int:
     pooling = folder / "1_Pooling" / "config.json"
     # A dense layer behind the pooling changes the width.
     if pooling.exists() and not list(folder.glob("*_Dense")):
-        settings = json.loads(pooling.read_text(encoding="utf-8"))
+        settings = read_json(pooling)
         for key in ("word_embedding_dimension", "embedding_dimension"):
             if key in settings:
                 return int(settings[key])
@@ -80,7 +80,7 @@ class EmbeddingTable:
         folder = Path(folder)
         if not (folder / "table.json").exists():
             raise FileNotFoundError(f"{folder} holds no embedding table (table.json is missing); build it first")
-        self.about: dict[str, Any] = json.loads((folder / "table.json").read_text(encoding="utf-8"))
+        self.about: dict[str, Any] = read_json(folder / "table.json")
         self._keys = np.load(folder / "keys.npy", mmap_mode="r", allow_pickle=False)
         self._vectors = np.load(folder / "vectors.npy", mmap_mode="r", allow_pickle=False)
 

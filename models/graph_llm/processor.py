@@ -12,7 +12,6 @@ prompts of a question begin alike; `train.shared_prefixes` computes that beginni
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from tripletune.models.data.records import TASKS, ModelInput, Record, Step
+from tripletune.models.files import read_json, write_json
 from tripletune.models.graph_llm.graphs import TextGraph, question_graph, step_graphs
 from tripletune.models.local.chat import DATE
 from tripletune.models.rendering import Instructions, render, render_parts
@@ -175,11 +175,8 @@ class GraphLLMProcessor:
 
     def save_pretrained(self, folder: str | Path, **kwargs: Any) -> None:
         """Write the tokenizer and the settings."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         self.tokenizer.save_pretrained(folder)
-        settings = json.dumps(dataclasses.asdict(self.settings), indent=2, ensure_ascii=False)
-        (folder / _SETTINGS_FILE).write_text(settings + "\n", encoding="utf-8")
+        write_json(Path(folder) / _SETTINGS_FILE, dataclasses.asdict(self.settings))
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> GraphLLMProcessor:
@@ -193,7 +190,7 @@ class GraphLLMProcessor:
         path = Path(folder) / _SETTINGS_FILE
         if not path.exists():
             raise FileNotFoundError(f"{folder} has no {_SETTINGS_FILE}: it is not a run, checkpoint or export folder")
-        settings = ProcessorSettings(**json.loads(path.read_text(encoding="utf-8")))
+        settings = ProcessorSettings(**read_json(path))
         return cls(load_tokenizer(folder), settings)
 
     @classmethod
@@ -255,11 +252,7 @@ class GraphLLMProcessor:
         for messages in (system, user) if self.settings.prompt_order == "instruction_first" else (user,):
             try:
                 text = self.tokenizer.apply_chat_template(
-                    messages,
-                    tokenize=False,
-                    add_generation_prompt=True,
-                    enable_thinking=False,
-                    date_string=DATE,
+                    messages, tokenize=False, add_generation_prompt=True, enable_thinking=False, date_string=DATE
                 )
             except jinja2.TemplateError:
                 continue  # many templates refuse a system turn; the sandbox refuses code

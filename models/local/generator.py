@@ -21,13 +21,13 @@ from tripletune.models.graph_llm.embeddings import LiveEmbeddings
 from tripletune.models.graph_llm.graphs import batch_graphs, graph_rows
 from tripletune.models.graph_llm.loading import load_graph_llm
 from tripletune.models.graph_llm.processor import EncodedInput, GraphLLMProcessor
+from tripletune.models.llm.backends.hf import DecodingService
 from tripletune.models.llm.client import Completion, Message, Sampling
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
 from tripletune.models.loading import parse_dtype, resolve
 from tripletune.models.local.continuous_batch import make_decoder
 from tripletune.models.local.decoding import Decoder, Request, decode
-from tripletune.models.local.service import DecodingService
 
 
 class LocalGenerator:

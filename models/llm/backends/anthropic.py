@@ -14,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from tripletune.models.llm.backends._hosted import HostedBackend, count, sampling_fields
+from tripletune.models.llm.backends.openai import HostedBackend, count, sampling_fields
 from tripletune.models.llm.client import CallError, Completion, Message, Sampling, SetupError
 from tripletune.models.llm.options import BackendKind, LLMOptions
 

@@ -30,9 +30,8 @@ from typing import Any, NamedTuple
 
 from tripletune.models.data.records import read_jsonl, whole_characters
 from tripletune.models.files import new_file
-from tripletune.models.llm.backends._hosted import ACCESS, TRANSIENT
 from tripletune.models.llm.backends.anthropic import messages_body, read_message
-from tripletune.models.llm.backends.openai import chat_body, read_chat
+from tripletune.models.llm.backends.openai import ACCESS, TRANSIENT, chat_body, read_chat
 from tripletune.models.llm.client import CallError, Completion, Message, RepliesPending, Sampling, redact
 from tripletune.models.llm.ledger import FAILED, OK, PENDING, PUT, Call, Ledger, make_call, now, row_of, sampling_of
 from tripletune.models.llm.options import BackendKind, LLMOptions

@@ -1,17 +1,231 @@
-"""Any server that speaks OpenAI's chat completions: hosted, vLLM, Ollama, llama.cpp and many more."""
+"""Any server that speaks OpenAI's chat completions: hosted, vLLM, Ollama, llama.cpp and many more.
+
+`HostedBackend` is what all backends over a provider's SDK share: its client, one attempt at a call, its errors as ours.
+"""
 
 from __future__ import annotations
 
+import email.utils
+import importlib
 import json
 import logging
+import math
+import os
+import time
+import urllib.parse
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
-from tripletune.models.llm.backends._hosted import HostedBackend, count, sampling_fields
-from tripletune.models.llm.client import Completion, Message, Sampling
-from tripletune.models.llm.options import BackendKind, LLMOptions
+from tripletune.models.llm.client import CallError, Completion, Message, Sampling, SetupError, TransientError, redact
+from tripletune.models.llm.options import URL_FORM, BackendKind, LLMOptions, is_plain_url
 
+# 425: the server asks for the same request later. 5xx (Anthropic's 529 too) are always worth another attempt.
+TRANSIENT = frozenset({408, 409, 425, 429})
+# What is wrong with the key, the account, the model's name or a setting is wrong for every call, not for this one.
+ACCESS = frozenset({401, 402, 403, 404})
+_SETTINGS = ("max_tokens", "max_completion_tokens", "temperature", "top_p")
+# Gateways answer 403 to a text that they don't let through, too.
+_MODERATED = ("moderation", "flagged")
+# Codes of 429 that no waiting cures.
+_NO_CREDIT = ("insufficient_quota", "billing_hard_limit_reached", "credit balance is too low")
+_PAY = "the account has no credit left: add some, then start again; what was answered is not asked again"
+_SHORTEN = "the prompt and max_tokens don't fit the model: shorten the prompt or lower max_tokens"
+_OWN_SETTINGS = "this model draws with its own settings: set send_temperature to no"
+_TOKEN_FIELD = "lower it, or set token_field to the name that the server asks for"
+# What to do about a word in the message of a malformed request, or about a status code; the first counts. vLLM names
+# max_tokens where the context is too short, so that stands first.
+_HINTS: Mapping[int | str, str] = {
+    "context_length": _SHORTEN,
+    "context length": _SHORTEN,
+    "prompt is too long": _SHORTEN,
+    "max_tokens": _TOKEN_FIELD,
+    "max_completion_tokens": _TOKEN_FIELD,
+    "temperature": _OWN_SETTINGS,
+    "top_p": _OWN_SETTINGS,
+    401: "check the key (its environment variable)",
+    402: _PAY,
+    403: "this key may not use this model: check its rights and the model's name",
+    404: "check the model's name, and that the url is the base URL (Anthropic's without /v1, most others with it)",
+    413: "the request is too large: shorten the prompt",
+}
+_LONGEST_QUOTE = 500
 logger = logging.getLogger(__name__)
+
+
+class HostedBackend:
+    """A model behind a provider's SDK; one attempt a call.
+
+    Args:
+        options: What it is opened with. Without a url the environment says where, else it is the provider's own.
+        api_key: The key. Servers that want none get a placeholder.
+
+    Attributes:
+        model: "<kind>:<model>" and the extra fields. Not the host: a model that moves to another port is the same
+            model, and what it answered is not asked again.
+
+    Raises:
+        ValueError: the key is missing, the environment's url makes no sense, or the SDK is not installed.
+    """
+
+    kind: ClassVar[str]
+    client_class: ClassVar[str]
+    default_url: ClassVar[str]
+    url_variable: ClassVar[str]
+    key_variable: ClassVar[str]
+    hosts: ClassVar[tuple[str, ...]]
+    # Whether temperature and top_p are sent where the options say "auto".
+    sends_temperature: ClassVar[bool]
+    headers: Mapping[str, str] = {}
+
+    def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
+        self.sdk = import_sdk(self.kind)
+        self._url = options.url or os.environ.get(self.url_variable) or self.default_url
+        if not is_plain_url(self._url):
+            raise ValueError(f"{self.url_variable} {URL_FORM}")
+        parts = urllib.parse.urlsplit(self._url)
+        self.host, name = parts.netloc, str(parts.hostname)
+        self.official = any(name == host or name.endswith(f".{host}") for host in self.hosts)
+        if self.official and not api_key:
+            raise ValueError(f"{name} wants a key: set {self.key_variable}, or api_key_env if you set url yourself")
+        # In functions, so that no print of this object shows a key.
+        self._key, self._redact = lambda: api_key or "none", lambda text: redact(text, [api_key or ""])
+        self.model, self.name, self.extra = options.ledger_name, options.model, options.extra_fields or {}
+        wish = options.send_temperature
+        self.send_temperature = self.sends_temperature if wish == "auto" else wish == "yes"
+        self._client: Any = None
+
+    def body(self, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
+        """The body of a request."""
+        raise NotImplementedError
+
+    @staticmethod
+    def read(found: Mapping[str, Any]) -> Completion | None:
+        """The reply in the body of a response; None when there is none."""
+        raise NotImplementedError
+
+    def create(self, client: Any, body: dict[str, Any]) -> Awaitable[Any]:
+        """The SDK's own call; what it gives has the response as `http_response`."""
+        raise NotImplementedError
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        """Reply to a chat; see `models.llm.client.Backend`."""
+        body = self.body(messages, sampling)
+        if self._client is None:
+            # Retries and the time limit are the ledger client's.
+            self._client = getattr(self.sdk, self.client_class)(
+                api_key=self._key(), base_url=self._url, timeout=None, max_retries=0,
+                default_headers=dict(self.headers) or None,
+            )  # fmt: skip
+        start = time.perf_counter()
+        try:
+            response = (await self.create(self._client, body)).http_response
+        except self.sdk.APIError as error:
+            # Without the cause: what an SDK puts into its own exceptions, request headers for one, ends here.
+            raise self._translate(error) from None
+        seconds = time.perf_counter() - start
+        # Decoded here: the SDK's models are no help with servers that leave fields out.
+        try:
+            found = json.loads(response.content)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise TransientError(f"{self.host} sent a reply that is no JSON object: {self._quote(response.text)}")
+        completion = self.read(found)
+        if completion is None:
+            # Some gateways wrap an upstream failure into a response with status 200.
+            detail = f": {self._quote(found['error'])}" if found.get("error") else ""
+            raise TransientError(f"{self.host} sent a response without a reply{detail}")
+        return replace(completion, seconds=seconds)
+
+    async def close(self) -> None:
+        """Close the connections; the next call opens new ones."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    def _quote(self, text: object) -> str:
+        """A text in one line, shortened, without secrets."""
+        found = self._redact(" ".join(str(text).split()))
+        return found if len(found) <= _LONGEST_QUOTE else found[:_LONGEST_QUOTE] + " …"
+
+    def _translate(self, error: Any) -> CallError | TransientError:
+        if isinstance(error, self.sdk.APIConnectionError):
+            cause = error.__cause__
+            shown = self._quote(cause if cause and str(cause) else error)
+            return TransientError(f"no connection to {self.host}, or it broke off: {shown}")
+        if not isinstance(error, self.sdk.APIStatusError):
+            return TransientError(f"{self.host} sent a reply that cannot be read: {self._quote(error)}")
+        status, text, headers = error.status_code, self._quote(error), error.response.headers
+        wish = headers.get("x-should-retry")
+        no_credit = any(code in f"{getattr(error, 'code', '')} {text}" for code in _NO_CREDIT)
+        if wish != "false" and not no_credit and (status in TRANSIENT or status >= 500 or wish == "true"):
+            return TransientError(f"{self.host}: {text}", retry_after(headers))
+        words = [word for word in _HINTS if isinstance(word, str)] if status in (400, 422) else []
+        word = next((word for word in words if word in text), None)
+        advice = _PAY if no_credit else _HINTS.get(word or status, "the request was refused: see the server's words")
+        # "max_tokens and the prompt exceed the context" is about this prompt.
+        setting = word in _SETTINGS and "context" not in text
+        access = status in ACCESS and not (status == 403 and any(mark in text.lower() for mark in _MODERATED))
+        kind = SetupError if no_credit or setting or access else CallError
+        return kind(f"{self.host}: {text}. What to do: {advice}")
+
+
+def import_sdk(name: str) -> Any:
+    """Import a provider's SDK.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ValueError(
+            f"the {name} backend needs the package {name}; run: pip install 'tripletune[teachers]'"
+        ) from None
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds that a response asks to wait: `retry-after-ms`, or `retry-after` in seconds or as a date; None: none."""
+    for name, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
+        text = headers.get(name, "")
+        try:
+            seconds = float(text) / scale
+        except ValueError:
+            try:
+                seconds = max(email.utils.parsedate_to_datetime(text).timestamp() - time.time(), 0.0)
+            except (ValueError, TypeError, OverflowError, OSError):
+                continue
+        if 0 <= seconds < math.inf:
+            return seconds
+    return None
+
+
+def sampling_fields(sampling: Sampling, send: bool) -> dict[str, float]:
+    """The temperature and top_p of a request body.
+
+    Args:
+        sampling: What is asked for.
+        send: Whether this model takes them. If not, only the default (0, which stands for "not asked for" here) and
+            1, the provider's own setting, can be met.
+
+    Raises:
+        SetupError: a setting was asked for that is not sent.
+    """
+    if send:
+        return {"temperature": sampling.temperature, "top_p": sampling.top_p}
+    if sampling.temperature in (0, 1) and sampling.top_p == 1:
+        return {}
+    raise SetupError(
+        f"temperature {sampling.temperature} and top_p {sampling.top_p} can't be had: send_temperature says that "
+        "none is sent. Set it to yes if this model takes them, else ask for temperature 1 and top_p 1"
+    )
+
+
+def count(usage: Any, *names: str) -> int:
+    """Sum of token counts; one that a server leaves out or fills with something else is 0."""
+    values = [usage.get(name) for name in names] if isinstance(usage, dict) else []
+    return sum(value for value in values if type(value) is int and 0 < value < 2**53)
 
 
 def read_chat(found: Mapping[str, Any]) -> Completion | None:

@@ -4,15 +4,13 @@ import asyncio
 import logging
 import sqlite3
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
-from tests.models.llm.virtual_time import now
-from tests.models.llm.virtual_time import run as run_virtually
 from tripletune.models.llm.client import (
     CallError,
     Completion,
@@ -25,7 +23,36 @@ from tripletune.models.llm.client import (
 from tripletune.models.llm.ledger import Ledger, LedgerError
 from tripletune.models.llm.ledger_client import LedgerClient, Limits, RetriesExhausted, Retry, estimate_tokens
 
+T = TypeVar("T")
 QUICK = Retry(first_wait=0, longest_wait=0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps over every wait; when nothing is ready to run, it goes to the next timer at once.
+
+    Don't wait for threads in it: their work is not a timer, and the clock would run ahead of them.
+    """
+
+    ahead = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead
+
+    def _run_once(self) -> None:
+        if not self._ready and self._scheduled:
+            self.ahead += max(0.0, self._scheduled[0]._when - self.time())
+        super()._run_once()
+
+
+def run_virtually(coroutine: Coroutine[Any, Any, T]) -> T:
+    """As `asyncio.run`, on virtual time."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(coroutine)
+
+
+def now() -> float:
+    """The running loop's time, in seconds."""
+    return asyncio.get_running_loop().time()
 
 
 def chat(text: str = "hi") -> list[Message]:

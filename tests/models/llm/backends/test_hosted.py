@@ -17,9 +17,8 @@ pytest.importorskip("anthropic")
 
 from tests.models.llm.server import Faults, MockServer, Reply
 from tripletune.models.llm.backends import anthropic as anthropic_module
-from tripletune.models.llm.backends._hosted import count, import_sdk, retry_after, sampling_fields
 from tripletune.models.llm.backends.anthropic import AnthropicBackend
-from tripletune.models.llm.backends.openai import OpenAIBackend
+from tripletune.models.llm.backends.openai import OpenAIBackend, count, import_sdk, retry_after, sampling_fields
 from tripletune.models.llm.client import CallError, Sampling, SetupError, TransientError, ledger_name, redact
 from tripletune.models.llm.options import LLMOptions, open_client
 
