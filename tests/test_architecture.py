@@ -118,7 +118,7 @@ import os
 if TYPE_CHECKING:
     from tripletune.eval.task import Task
 def f():
-    from tripletune.train.config import RunConfig
+    from tripletune.train.task import RunConfig
     import tripletune.eval.metrics
 """
-    assert imported(ast.parse(source)) == {"train.config.RunConfig", "eval.metrics"}
+    assert imported(ast.parse(source)) == {"train.task.RunConfig", "eval.metrics"}

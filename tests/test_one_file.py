@@ -72,7 +72,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from tripletune.models.data.records import read_jsonl
-from tripletune.train.config import RunConfig
+from tripletune.train.task import RunConfig
 from tripletune.train.text import TextTask, TextTrainSection
 
 @dataclass

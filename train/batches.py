@@ -14,6 +14,8 @@ import logging
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,7 @@ from tripletune.models.files import new_folder, read_json, write_json
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
 from tripletune.models.graph_llm.graphs import GraphRows, batch_graphs
 from tripletune.models.graph_llm.processor import pad_batch
-from tripletune.models.training import PADDING
-from tripletune.train.shared_prefixes import SharedSequence, share_prefixes
+from tripletune.models.training import PADDING, TRUNK
 
 logger = logging.getLogger(__name__)
 ROWS, META = "rows.arrow", "meta.json"
@@ -170,6 +171,73 @@ class TextCollator:
         # The first token of a sample would be predicted from the last one of its neighbour.
         batch["labels"][batch["position_ids"] == 0] = IGNORED
         return batch
+
+
+@dataclass
+class SharedSequence:
+    """Records side by side.
+
+    Attributes:
+        tokens: The trunk (a whole record), then what the other records have of their own.
+        positions: Position of each token within its record.
+        branches: As in `models.training.branch_mask`.
+        shared: As in `models.training.branch_mask`.
+        records: Numbers of the records, in their order in `tokens`.
+        labels: Where each of them has its first label token.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    branches: list[int] = field(default_factory=list)
+    shared: list[int] = field(default_factory=list)
+    records: list[int] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, number: int, row: dict[str, Any]) -> SharedSequence:
+        """A record by itself."""
+        sequence = cls()
+        sequence.add(number, row, 0)
+        return sequence
+
+    def add(self, number: int, row: dict[str, Any], begin: int) -> None:
+        """Append a record from its token `begin` on; those before it are the trunk's."""
+        tokens = [*row["input_ids"], *row["label_ids"]][begin:]
+        self.records.append(number)
+        self.labels.append(len(self.tokens) + len(row["input_ids"]) - begin)
+        self.branches += [len(self.records) - 1 + TRUNK] * len(tokens)
+        self.shared += [begin] * len(tokens)
+        self.positions += range(begin, begin + len(tokens))
+        self.tokens += tokens
+
+
+def share_prefixes(rows: Sequence[dict[str, Any]], own: int | None) -> list[SharedSequence]:
+    """Put the records of each question into one sequence.
+
+    Args:
+        rows: Rows of `train.tasks.ras.encode_row`; those with an equal `question` are put together.
+        own: Token that is never shared: the placeholder, behind which each record has a graph of its own.
+
+    Returns:
+        One sequence per question; the longest record of each is its trunk.
+    """
+    questions: dict[int, list[int]] = {}
+    for number, row in enumerate(rows):
+        questions.setdefault(row["question"], []).append(number)
+    sequences = []
+    for numbers in questions.values():
+        trunk, *others = sorted(numbers, key=lambda number: -rows[number]["length"])
+        sequence = SharedSequence.of(trunk, rows[trunk])
+        for number in others:
+            sequence.add(number, rows[number], _common(rows[trunk]["input_ids"], rows[number]["input_ids"], own))
+        sequences.append(sequence)
+    return sequences
+
+
+def _common(one: Sequence[int], other: Sequence[int], own: int | None) -> int:
+    """How many tokens two prompts begin with alike; the last of a prompt, which its label follows, stays its own."""
+    pairs = zip(one[:-1], other[:-1])
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1] != own, pairs))
 
 
 class RecordCollator:

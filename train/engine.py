@@ -47,7 +47,7 @@ def shared_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
     """Keyword arguments of `TrainingArguments` and its kin that every run sets.
 
     Args:
-        config: A `train.config.RunConfig`.
+        config: A `train.task.RunConfig`.
         evaluates: Whether there is anything to evaluate on; transformers refuses evaluations without.
     """
     train = config.train

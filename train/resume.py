@@ -49,7 +49,7 @@ def save_run_settings(config: Any, train_digest: str) -> None:
     """Write the resolved configuration, git revision and versions into the run folder.
 
     Args:
-        config: The run, a `train.config.RunConfig`.
+        config: The run, a `train.task.RunConfig`.
         train_digest: Fingerprint of the training data; `check_same_run` compares it.
     """
     folder = Path(config.output_dir)
@@ -72,7 +72,7 @@ def check_same_run(config: Any, train_digest: str) -> None:
     """Make sure that the checkpoints in the run folder are of the run that is to continue.
 
     Args:
-        config: The run, a `train.config.RunConfig`.
+        config: The run, a `train.task.RunConfig`.
         train_digest: Fingerprint of the training data; its path may change, its content may not.
 
     Raises:

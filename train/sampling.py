@@ -7,6 +7,7 @@ epoch when a run resumes in its middle.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch.utils.data import Sampler
@@ -57,6 +58,45 @@ class EpochSampler(Sampler[int]):
         tail = [batches.pop()] if batches and len(batches[-1]) < self.batch_size else []
         shuffled = [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()] + tail
         return iter([index for batch in shuffled for index in batch])
+
+
+class QuestionSampler(EpochSampler):
+    """Shuffles questions every epoch; the records of one stay together.
+
+    Questions with equally many records fill batches one after the other: four records to a batch of four or eight.
+    Where sizes do not go together, as three records and a batch of four, questions are divided between two batches.
+
+    Args:
+        lengths: Tokens of each record.
+        questions: Number of each record's question.
+        batch_size: Records of a micro-batch.
+        seed: Seed.
+    """
+
+    def __init__(self, lengths: Sequence[int], questions: Sequence[int], batch_size: int, seed: int) -> None:
+        super().__init__(lengths, batch_size, seed, group_by_length=False)
+        self.questions: dict[int, list[int]] = {}
+        for record, question in enumerate(questions):
+            self.questions.setdefault(int(question), []).append(record)
+
+    @classmethod
+    def of(cls, rows: Any, batch_size: int, seed: int) -> QuestionSampler:
+        """The sampler of tokenised rows."""
+        columns = rows.with_format("numpy")
+        return cls(columns["length"][:], columns["question"][:], batch_size, seed)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = self._generator()
+        groups = list(self.questions.values())
+        chosen = [groups[number] for number in torch.randperm(len(groups), generator=generator).tolist()]
+        order: list[int] = []
+        for group in sorted(chosen, key=len, reverse=True):
+            if len(group) > self.batch_size:
+                # Its records do not all meet: let others meet in every epoch.
+                group = [group[place] for place in torch.randperm(len(group), generator=generator).tolist()]
+            order += group
+        batches = [order[at : at + self.batch_size] for at in range(0, len(order), self.batch_size)]
+        return self._shuffled(batches, generator)
 
 
 class RepeatedSteps(Sampler[int]):

@@ -16,8 +16,7 @@ from tripletune.models.loading import (
     parse_dtype,
 )
 from tripletune.models.options import setting
-from tripletune.train.config import TrainSection
-from tripletune.train.task import Examples, TrainingTask
+from tripletune.train.task import Examples, TrainingTask, TrainSection
 
 if TYPE_CHECKING:
     import torch

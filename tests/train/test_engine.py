@@ -18,7 +18,6 @@ from torch import nn
 from transformers import TrainingArguments
 
 from tripletune.models.graph_llm.loading import add_adapter
-from tripletune.train.config import RunConfig
 from tripletune.train.engine import (
     Engine,
     LossLog,
@@ -31,6 +30,7 @@ from tripletune.train.engine import (
 )
 from tripletune.train.resume import newest_checkpoint, only_run_in
 from tripletune.train.run import make_rows
+from tripletune.train.task import RunConfig
 from tripletune.train.tasks.ras import GraphTask
 
 Config = Callable[..., Any]

@@ -5,8 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tripletune.train.sampling import EpochSampler
-from tripletune.train.shared_prefixes import QuestionSampler
+from tripletune.train.sampling import EpochSampler, QuestionSampler
 
 
 def order(lengths: list[int], batch: int = 4, seed: int = 1, epoch: int = 0, group: bool = True) -> list[int]:

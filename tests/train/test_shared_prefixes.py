@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tripletune.models.data.records import Record
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
 from tripletune.models.training import TRUNK
-from tripletune.train.batches import RecordCollator
-from tripletune.train.shared_prefixes import share_prefixes
+from tripletune.train.batches import RecordCollator, share_prefixes
 from tripletune.train.tasks.ras import encode_row
 
 FAMILIES = ("llama", "smollm2", "qwen2", "qwen3", "gemma", "granite", "cohere", "gpt2", "gptj")

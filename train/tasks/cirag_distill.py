@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tripletune.models.data.trajectories import Trajectory, read_trajectories
 from tripletune.models.files import read_text
 from tripletune.models.options import other_default, setting
-from tripletune.train.config import DataSection, ModelSection, RunConfig, TrainSection, missing_files
-from tripletune.train.task import Examples, Scorer
+from tripletune.train.task import DataSection, Examples, ModelSection, RunConfig, Scorer, TrainSection, missing_files
 from tripletune.train.text import TextTask, TextTrainSection, generate_replies
 from tripletune.train.trajectory_rows import RowOptions, TrajectoryEncoder
 

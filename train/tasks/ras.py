@@ -20,8 +20,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tripletune.models.data.records import TASKS, ModelInput, Record, read_records
 from tripletune.models.options import other_default, setting
-from tripletune.train.config import DataSection, ModelSection, RunConfig, TrainSection, missing_files
-from tripletune.train.task import Examples, Scorer, TrainingTask
+from tripletune.train.task import (
+    DataSection,
+    Examples,
+    ModelSection,
+    RunConfig,
+    Scorer,
+    TrainingTask,
+    TrainSection,
+    missing_files,
+)
 
 if TYPE_CHECKING:
     from tripletune.models.graph_llm.embeddings import EmbeddingTable
@@ -244,7 +252,7 @@ class GraphTask(TrainingTask):
 
     def sampler(self, rows: Any, micro_batch: int, per_step: int) -> Any:
         """As for every run, or with the records of a question together where their prefixes are shared."""
-        from tripletune.train.shared_prefixes import QuestionSampler
+        from tripletune.train.sampling import QuestionSampler
 
         if not self.config.train.shared_prefixes:
             return super().sampler(rows, micro_batch, per_step)
@@ -268,16 +276,20 @@ class GraphTask(TrainingTask):
         self.processor.save_pretrained(folder)
 
     def notes(self) -> list[str]:
-        """Tokens that shared prefixes save."""
-        from tripletune.train.shared_prefixes import tokens_saved
+        """Tokens that shared prefixes save in the first batches, of a thousand at most."""
+        from tripletune.train.batches import share_prefixes
 
-        train = self.config.train
-        if not train.shared_prefixes:
+        size = self.config.train.batch_size
+        if not self.config.train.shared_prefixes:
             return []
-        own = self.processor.graph_token_id
-        shared, apart, count = tokens_saved(self.train, train.batch_size, self.config.seed, own)
+        order = list(self.sampler(self.train, size, size))[: 1000 * size]
+        shared = apart = 0
+        for at in range(0, len(order), size):
+            batch = [self.train[number] for number in order[at : at + size]]
+            apart += sum(row["length"] for row in batch)
+            shared += sum(len(one.tokens) for one in share_prefixes(batch, self.processor.graph_token_id))
         share = f"{shared:,} tokens instead of {apart:,} ({shared / apart:.0%})"
-        return [f"shared prefixes: {share} in the first {count} records"]
+        return [f"shared prefixes: {share} in the first {len(order)} records"]
 
     def example(self) -> tuple[list[int], list[int]]:
         """Tokens and labels of the first record; with shared prefixes of its question's first records."""

@@ -38,8 +38,7 @@ from tripletune.models.data.triples import Triple, format_triples
 from tripletune.models.llm.client import Message
 from tripletune.models.local.chat import ChatEncoder, eos_token_ids
 from tripletune.models.options import other_default, setting
-from tripletune.train.config import DataSection, RunConfig, TrainSection, missing_files
-from tripletune.train.task import Examples, Scorer
+from tripletune.train.task import DataSection, Examples, RunConfig, Scorer, TrainSection, missing_files
 from tripletune.train.text import TextTask, TextTrainSection, generate_replies
 
 # Beside the weights: the instruction of a decoder, and what the model was made for.
