@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks import MODEL, Options, PeakMemory, Result, Way, batches, in_fresh_process, quiet, resident
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
+from tripletune.models.llm.client import Completion
 from tripletune.models.loading import load_tokenizer, resolve
 from tripletune.models.options import load_config, setting
 from tripletune.models.program import load_from
@@ -126,8 +127,8 @@ def stored_extraction(options: StoredOptions) -> Result:
 
 
 def _fill_twice(count: int) -> list[dict[str, Any]]:
-    async def extract(texts: Sequence[str]) -> list[str]:
-        return [f"(S> {text}| P> is in| O> Town {number})" for number, text in enumerate(texts)]
+    async def extract(texts: Sequence[str]) -> list[Completion]:
+        return [Completion(f"(S> {text}| P> is in| O> Town {number})") for number, text in enumerate(texts)]
 
     # An extractor that costs nothing.
     rule: Any = SimpleNamespace(model="rule", settings="none", batch_size=64, concurrency=4, extract=extract)

@@ -125,7 +125,7 @@ def test_graphs_are_those_of_the_records(
     processor: GraphLLMProcessor, records: list[Record], tiny_encoder: Any, tmp_path: Any
 ) -> None:
     strings = [text for record in records for graph in processor.graphs(record.steps) for text in graph.strings]
-    table = EmbeddingTable.build(strings, str(tiny_encoder), tmp_path, progress=False)
+    table = EmbeddingTable.build(strings, str(tiny_encoder), tmp_path)
     chosen = [records[1], records[3], records[9]]
     batch = RecordCollator(3, table)([encode_row(record, processor, table) for record in chosen])
     graphs = batch["graphs"]

@@ -66,7 +66,7 @@ def collated(tiny_encoder: Path, tmp_path: Path, records: list[Record]) -> Calla
         table = None
         if processor.settings.use_graph:
             strings = (text for record in records for graph in processor.graphs(record.steps) for text in graph.strings)
-            table = EmbeddingTable.build(strings, str(tiny_encoder), tmp_path, progress=False)
+            table = EmbeddingTable.build(strings, str(tiny_encoder), tmp_path)
         rows = [encode_row(record, processor, table) for record in records]
         pad, own = processor.tokenizer.pad_token_id, processor.graph_token_id
         return (
