@@ -18,7 +18,7 @@ import sqlite3
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, get_args
@@ -209,7 +209,8 @@ def _add_extract(commands: Any) -> None:
         "for a trained model that in its folder, or models/prompts/extract_triples.md)")  # fmt: skip
     add_arguments(parser, _Part)
     add_arguments(parser.add_argument_group("--model", "how a model on this machine extracts"), LocalOptions)
-    add_arguments(parser.add_argument_group("teacher model"), LLMOptions, "teacher", backend=None)
+    rest = [item.name for item in fields(LLMOptions) if item.name != "backend"]  # `--teacher` names it
+    add_arguments(parser.add_argument_group("teacher model"), LLMOptions, "teacher", only=rest)
     parser.set_defaults(run=extract, level=logging.INFO)
 
 

@@ -252,7 +252,7 @@ class RecordCollator:
         pad_to_multiple_of: Round T up, which keeps the number of shapes small for compiled models.
         action_weight: Weight of the action marker's tokens in the loss.
         answer_weight: Weight of the label tokens of answering records in the loss.
-        shared_prefixes: Put records of one question into one row, their common beginning once.
+        shared_prefixes: Put records of one question into one row, their common prefix once.
         graph_token_id: Placeholder, which ends what is shared.
     """
 

@@ -132,7 +132,7 @@ class GraphTrainSection(TrainSection):
     answer_weight: float = setting(1.0, "weight of the tokens of answering records' labels in the loss", above=0)
     shared_prefixes: bool = setting(
         False,
-        "put records of one question into a batch, their common beginning once; group_by_length then has no effect",
+        "put records of one question into a batch, their common prefix once; group_by_length then has no effect",
     )
 
 
