@@ -249,12 +249,12 @@ def test_a_plan_that_cannot_be_read_is_shown_with_what_was_retrieved_after_it(ca
     for reply in ("no marker", "[SUBQ] Where?", "[SUBQ] Where?"):
         trace.add_plan(reply, parse_plan(reply), False)
     for query, titles in (("Who?", ["A", "B"]), ("Where?", [])):
-        hits = [Retrieved(Passage(title, "text"), 1.0) for title in titles]
+        hits = [Retrieved(Passage(f"{title}\x1b[31m", "text"), 1.0) for title in titles]
         trace.add_step(Step(query), hits)
     show(trace)
     assert [line.strip() for line in capsys.readouterr().out.splitlines()[1:6]] == [
         "plan      no marker",
-        "retrieve  A, B",
+        "retrieve  A\ufffd[31m, B\ufffd[31m",  # no title steers the terminal
         "plan      [SUBQ] Where?",
         "retrieve  nothing found",
         "plan      [SUBQ] Where?",
