@@ -1,7 +1,11 @@
-"""A teacher that knows the facts of a fictional world: it answers the prompts of CIRAG as a perfect model would.
+"""A teacher that knows the facts of a fictional world: it answers the prompts of a system as a perfect model would.
 
 It stands in for a teacher LLM wherever the right decisions must be known: tests of the loop, and trajectories to
-distil on a machine without a teacher. It reads the user's turns of the chat alone, so it works with anybody's prompts:
+distil on a machine without a teacher. It reads the turns of the chat alone, so it works with anybody's prompts.
+
+Calls of a role `system.call` are answered by `oracles/<system>.py`, which has a function for each call. A reader of
+passages, `system.answer`, needs none: it gets the gold answer when the passages hold every gold fact, else the refusal
+word. Calls without a role are CIRAG's, told apart by their form:
 
 - an extraction prompt gets the article's entities and triples, both in one object;
 - an integration prompt gets the gold triples among the new candidates, and the sub-query of the first hop that is
@@ -23,22 +27,37 @@ from tripletune.data_builders.world.questions import WorldQuestion
 from tripletune.models.data.records import Passage, normalize_answer
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import read_json
-from tripletune.models.llm.client import CallError, Completion, Message, Sampling
+from tripletune.models.llm.client import CALL_ROLE, CallError, Completion, Message, Sampling
+from tripletune.models.llm.replies import REPAIR_ROLE
+from tripletune.models.program import load_from, names_in
 from tripletune.rag.systems.cirag.extraction import Fact
 from tripletune.rag.systems.cirag.generation import REFUSAL
 from tripletune.rag.systems.cirag.integration import CANDIDATES, CORE, MAIN_QUESTION, QUESTION, Decision, write_decision
 
 _SECTION = re.compile(r"^\[\[## (.+?) ##\]\]\n(.*)$", re.MULTILINE)
+_ORACLES = "tripletune.data_builders.world.oracles"
 _NOWHERE = Passage("", "", "-")
 
 
 @dataclass(frozen=True, slots=True)
-class _Hop:
-    """What one hop of a question needs: its fact, the sentence that states it, and ways to ask for it."""
+class GoldHop:
+    """What one hop of a question needs.
+
+    Attributes:
+        triple: Its fact.
+        sentence: The sentence of its article that states it.
+        queries: Ways to ask for it; the gold sub-query is the first.
+    """
 
     triple: Triple
     sentence: str
     queries: tuple[str, ...]
+
+    def stands_in(self, passages: str) -> bool:
+        """Whether one of several passages, with blank lines between them, is its article and states it."""
+        blocks = passages.split("\n\n")
+        title = f"{self.triple.subject}\n"
+        return any(title in block and self.sentence in block.partition(title)[2] for block in blocks)
 
 
 class WorldOracle:
@@ -55,6 +74,9 @@ class WorldOracle:
         self.model = f"oracle:world{world.seed}-{world.split}"
         self._world = world
         self._questions = {" ".join(question.text.split()): question for question in world.questions}
+        self._subqueries = {
+            query: hop for question in world.questions for hop in self.hops(question) for query in hop.queries
+        }
 
     @classmethod
     def open(cls, folder: str | Path, split: str) -> WorldOracle:
@@ -77,20 +99,25 @@ class WorldOracle:
         return cls(generate_world(options, split))
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Reply to a prompt of CIRAG.
+        """Reply to a prompt of a system; its role says what it asks for, see `models.llm.client.CALL_ROLE`.
 
         Raises:
-            CallError: it is no such prompt, or about another world.
+            CallError: it is no prompt that can be answered, or about another world.
         """
+        system, _, call = CALL_ROLE.get().removesuffix(REPAIR_ROLE).partition(".")
         turns = [message["content"] for message in messages if message["role"] == "user"]
-        if turns and f"[[## {CANDIDATES} ##]]" in turns[-1]:
+        if system in names_in(_ORACLES) and call in (replies := load_from(_ORACLES, system, "oracle").REPLIES):
+            text = replies[call](self, messages)
+        elif system != "cirag" and call == "answer":
+            text = self.answer(turns[-1])
+        elif turns and f"[[## {CANDIDATES} ##]]" in turns[-1]:
             text = self._integrate(messages)
         elif turns and turns[-1].startswith("Title: "):
             text = self._extract(turns[-1])
         elif turns and "\n\nQuestion: " in turns[-1]:
             text = self._answer(turns[-1])
         else:
-            raise CallError(f"{self.model}: this is no prompt of CIRAG")
+            raise CallError(f"{self.model}: this is no prompt of a system that it knows")
         return Completion(text, sum(len(message["content"].split()) for message in messages), len(text.split()))
 
     async def close(self) -> None:
@@ -106,8 +133,8 @@ class WorldOracle:
     def _integrate(self, messages: Sequence[Message]) -> str:
         users = [dict(_sections(message["content"])) for message in messages if message["role"] == "user"]
         told = [dict(_sections(message["content"])) for message in messages if message["role"] == "assistant"]
-        question = self._question(users[0].get(MAIN_QUESTION, ""))
-        hops = self._hops(question)
+        question = self.question(users[0].get(MAIN_QUESTION, ""))
+        hops = self.hops(question)
         shown = set(_triples(users[-1][CANDIDATES]))
         kept = {triple for turn in told for triple in _triples(turn[CORE])}
         asked = {normalize_answer(turn[QUESTION]) for turn in told} | {normalize_answer(question.text)}
@@ -124,9 +151,9 @@ class WorldOracle:
 
     def _answer(self, turn: str) -> str:
         evidence, _, text = turn.rpartition("\n\nQuestion: ")
-        question = self._question(text)
+        question = self.question(text)
         level, _, rest = evidence.partition(":\n")
-        hops = self._hops(question)
+        hops = self.hops(question)
         if level == "Triples":
             enough = {hop.triple for hop in hops} <= set(_listed(rest))
         else:
@@ -136,13 +163,29 @@ class WorldOracle:
         facts = "; ".join(f"{hop.triple.subject}, {hop.triple.predicate}: {hop.triple.object}" for hop in hops)
         return f"Thought: {facts}.\nAnswer: {question.answer}"
 
-    def _question(self, text: str) -> WorldQuestion:
+    def answer(self, turn: str) -> str:
+        """The answer to a question or sub-query that stands last, after passages that must hold its facts."""
+        passages, _, text = turn.rpartition("Question: ")
+        text = " ".join(text.split())
+        if hop := self._subqueries.get(text):
+            return hop.triple.object if hop.stands_in(passages) else REFUSAL
+        question = self.question(text)
+        enough = all(hop.stands_in(passages) for hop in self.hops(question))
+        return question.answer if enough else REFUSAL
+
+    def question(self, text: str) -> WorldQuestion:
+        """The question of this wording.
+
+        Raises:
+            CallError: the world has none.
+        """
         found = self._questions.get(" ".join(text.split()))
         if found is None:
             raise CallError(f"{self.model}: the world has no question {text!r}")
         return found
 
-    def _hops(self, question: WorldQuestion) -> list[_Hop]:
+    def hops(self, question: WorldQuestion) -> list[GoldHop]:
+        """What the question needs, in reasoning order; nothing for common knowledge."""
         hops = []
         for title, predicate, subquery in zip(question.helpful, question.predicates, question.subqueries):
             entity, article = self._world.entities[title], self._world.articles[title]
@@ -150,7 +193,7 @@ class WorldOracle:
             # The last resort has the title and nothing that could draw in other articles.
             queries = (subquery, *wordings, f"{title} {predicate}", title)
             sentence = article.sentences[article.sentence_of[predicate]]
-            hops.append(_Hop(Triple(title, predicate, entity.facts[predicate]), sentence, queries))
+            hops.append(GoldHop(Triple(title, predicate, entity.facts[predicate]), sentence, queries))
         return hops
 
 

@@ -10,12 +10,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol, TypedDict
 
 from tripletune.models.data.records import ModelInput
 
 _KEY_SHAPE = re.compile(r"\bsk-[A-Za-z0-9_*.-]{4,}|(?<=[Bb]earer )[^\s\"']+|(?<=//)[^\s/@]+(?=@)")
+
+
+# The role of the call under way, for the few backends that reply by it, such as an oracle.
+CALL_ROLE: ContextVar[str] = ContextVar("role", default="")
 
 
 class Message(TypedDict):

@@ -24,6 +24,7 @@ from tenacity.wait import wait_random_exponential
 
 from tripletune.models.data.records import whole_characters
 from tripletune.models.llm.client import (
+    CALL_ROLE,
     Backend,
     CallError,
     Completion,
@@ -281,6 +282,7 @@ class LedgerClient:
     ) -> Completion:
         """One call to the model, stored before it is given back."""
         attempts = empty = 0
+        CALL_ROLE.set(role)  # in the context of this call's own task
         try:
             async for attempt in self._retrying():
                 with attempt:
