@@ -1,6 +1,7 @@
 """What a system works with, opened from the options of `tripletune eval run`: corpus, triples, language models.
 
-`--teacher-backend`, `--teacher-model` and the like name the model that answers all prompts; `--integrator SPEC` puts a
+`--teacher-backend`, `--teacher-model` and the like name the chat model that answers all prompts, beside which `--model`
+and `--planner-model` may name a Graph-LLM that answers or plans; `--integrator SPEC` puts a
 local model, such as a distilled student, in its place in CIRAG's integration phase; `--oracle DIR/SPLIT` is the teacher
 that knows the facts of a fictional world.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +38,8 @@ LLMs = tuple[LLMClient, LLMClient | None, Sampling]
 def llm_problems(options: Any, system: System, teacher: LLMOptions | None) -> list[str]:
     """What of the model options (`suites.questions.QuestionOptions`) does not fit the system, one sentence each."""
     problems = []
+    if options.integrator and system.name != "cirag":
+        problems.append(f"--integrator is for --system cirag, not for {system.name}")
     if system.model == "llm":
         if options.model or options.planner_model or options.untrained:
             problems.append(
@@ -46,21 +50,18 @@ def llm_problems(options: Any, system: System, teacher: LLMOptions | None) -> li
             problems.append(
                 f"--system {system.name} needs one teacher: --teacher-model NAME, or --oracle DIR/SPLIT for a world"
             )
-        if options.integrator and system.name != "cirag":
-            problems.append(f"--integrator is for --system cirag, not for {system.name}")
         return problems
-    if not options.model:
-        problems.append(f"--system {system.name} works with a Graph-LLM: name its folder with --model")
-    given = {
-        "oracle": options.oracle,
-        "integrator": options.integrator,
-        "teacher-model": teacher and not options.oracle,
-    }
-    return problems + [
-        f"--{name} is for systems that prompt a language model; --system {system.name} takes --model"
-        for name, value in given.items()
-        if value
-    ]
+    if teacher is None and not options.model:
+        problems.append(
+            f"--system {system.name} needs a model: the folder of a Graph-LLM with --model, or a chat model with "
+            "--teacher-model"
+        )
+    if teacher is not None and options.model and (options.planner_model or not system.plans):
+        problems.append(
+            f"--system {system.name} has no place for this many models: leave out --model, or --teacher-model and "
+            "--oracle"
+        )
+    return problems
 
 
 def llm_settings(options: Any, teacher: LLMOptions) -> dict[str, Any]:
@@ -131,12 +132,14 @@ def other_prompt(integrator: str, prompts: str | None) -> str | None:
     )
 
 
-def model_settings(options: Any) -> dict[str, Any]:
-    """Which Graph-LLMs plan and answer."""
-    settings: dict[str, Any] = {"dtype": options.dtype}
-    for role, spec in (("model", options.model), ("planner", options.planner_model or options.model)):
-        resolved = model_spec(str(spec), options.untrained)
-        settings[role] = {"spec": resolved, "weights": weights_fingerprint(resolved)}
+def model_settings(options: Any, teacher: bool) -> dict[str, Any]:
+    """Which Graph-LLMs plan and answer, beside a teacher in the place of those not named."""
+    planner = options.planner_model or (None if teacher else options.model)
+    settings: dict[str, Any] = {"dtype": options.dtype} if options.model or planner else {}
+    for role, spec in (("model", options.model), ("planner", planner)):
+        if spec:
+            resolved = model_spec(spec, options.untrained)
+            settings[role] = {"spec": resolved, "weights": weights_fingerprint(resolved)}
     return settings
 
 
@@ -214,7 +217,7 @@ def open_tools(
         system: The system.
         loop: Its options.
         corpus: The passages; None for a system that retrieves nothing.
-        teacher: Of a system that prompts a language model.
+        teacher: The chat model, if there is one: of a system that prompts one, or in the place of a Graph-LLM.
         llms: Its models, where several runs share them; None opens those of `teacher`.
     """
     index = Path(options.index or Path(options.output) / "index")
@@ -222,18 +225,20 @@ def open_tools(
     store = None
     if system.needs_triples(loop):
         store = open_triples(str(options.triples), index / "triples.sqlite", options.extractor)
-    if system.model == "llm":
-        reranker = open_reranker(retriever, options.encoder) if system.needs_reranker(loop) else None
-        llm, integrator, sampling = llms or open_llms(teacher, options.integrator, options.oracle)  # type: ignore[arg-type]
+    tools = Tools(retriever=retriever, store=store)
+    if teacher is not None:
+        llm, integrator, sampling = llms or open_llms(teacher, options.integrator, options.oracle)
         if options.integrator and (warning := other_prompt(options.integrator, loop.prompts)):
             logger.warning("%s", warning)
-        return Tools(
-            retriever=retriever, store=store, llm=llm, integrator=integrator, sampling=sampling, reranker=reranker
-        )
-    answerer = open_generator(model_spec(str(options.model), options.untrained), options)
-    spec = options.planner_model
-    planner = open_generator(model_spec(spec, options.untrained), options) if spec else answerer
-    if not loop.graph:
-        for generator in (answerer, planner):
+        reranker = open_reranker(retriever, options.encoder) if system.needs_reranker(loop) else None
+        tools = replace(tools, llm=llm, integrator=integrator, sampling=sampling, reranker=reranker)
+    if system.model == "llm":
+        return tools
+    answerer = open_generator(model_spec(options.model, options.untrained), options) if options.model else None
+    planner = answerer if teacher is None else None
+    if options.planner_model:
+        planner = open_generator(model_spec(options.planner_model, options.untrained), options)
+    for generator in (answerer, planner):
+        if generator is not None and not loop.graph:
             generator.processor = generator.processor.without_graph()
-    return Tools(planner, answerer, retriever, store)
+    return replace(tools, planner=planner, answerer=answerer)

@@ -1,6 +1,7 @@
 """Ask one question, or read the triples out of a corpus: `tripletune rag ask`, `extract` and `export`.
 
 tripletune rag ask "Who …?" --model FOLDER --corpus FILE --triples FILE
+tripletune rag ask "Who …?" --system ircot --teacher openai --teacher-model NAME --corpus FILE
 tripletune rag extract --corpus FILE --model FOLDER --output triples.sqlite
 tripletune rag export --corpus FILE --store triples.sqlite --output triples.jsonl
 
@@ -18,20 +19,21 @@ import sqlite3
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, get_args
 
-from tripletune.models.llm.client import SetupError
-from tripletune.models.llm.options import LLMOptions, backend_names
+from tripletune.models.data.records import one_line
+from tripletune.models.llm.client import Generator, SetupError
+from tripletune.models.llm.options import LLMOptions, backend_names, open_client
 from tripletune.models.options import add_arguments, from_arguments, setting
 from tripletune.models.program import printable, run_program
 from tripletune.models.run_folders import check_model_folder, trained_folder
 from tripletune.rag.extract import PIECE_LIMIT, CorpusExtraction, ExtractionCounts, export_triples, read_passages
 from tripletune.rag.extractor import LocalOptions, TextExtractor, open_extractor
 from tripletune.rag.retrievers import RetrieverKind
-from tripletune.rag.systems import LoopOptions, Tools, load_system, system_names
+from tripletune.rag.systems import LoopOptions, System, Tools, load_system, make_options, system_names
 from tripletune.rag.trace import Trace
 from tripletune.rag.triple_store import TripleStore
 
@@ -65,44 +67,67 @@ class _Part:
 
 def _ask(args: argparse.Namespace) -> None:
     """Answer the question and show every step on the way."""
-    reading, options = from_arguments(_Reading, args), from_arguments(LoopOptions, args)
+    reading, loop = from_arguments(_Reading, args), from_arguments(LoopOptions, args)
     if not args.question.strip():
         raise ValueError("the question is empty")
     system = load_system(reading.system)
-    if system.model == "llm":
-        raise ValueError(
-            f"system {system.name!r} prompts a language model: run it with `tripletune eval run --system {system.name} "
-            "--teacher-model NAME`"
-        )
+    # Flags of systems that have these options; a system's own are given with --set.
+    flags = {item.name: value for item in fields(loop) if (value := getattr(loop, item.name)) != item.default}
+    options = make_options(system, flags, args.set)
     if system.needs_corpus(options) and not reading.corpus:
         raise ValueError(f"system {system.name!r} retrieves: name a --corpus of JSON lines with title and text")
     if system.needs_triples(options) and not reading.triples:
         raise ValueError(f"system {system.name!r} reads triples: name a --triples file, or set --evidence text")
+    if not args.teacher and (system.model == "llm" or not args.model):
+        graph_llm = "" if system.model == "llm" else ", or the folder of a Graph-LLM with --model"
+        raise ValueError(f"system {system.name!r} needs a model: name a --teacher and a --teacher-model{graph_llm}")
+    if args.teacher and args.model and not system.plans:
+        raise ValueError(f"system {system.name!r} takes one model: leave out --model or --teacher")
 
-    model = trained_folder(args.model)
+    from tripletune.rag.retrievers import open_reranker, open_retriever
+    from tripletune.rag.triple_store import open_triples
+
+    tools = Tools()
+    if args.teacher:
+        args.teacher_backend = args.teacher
+        teacher = from_arguments(LLMOptions, args, "teacher")
+        tools = replace(tools, llm=open_client(teacher), sampling=teacher.sampling(1))
+    if args.model:
+        generator = _open_graph_llm(args.model, reading.dtype, options.graph)
+        tools = replace(tools, planner=None if args.teacher else generator, answerer=generator)
+    with tempfile.TemporaryDirectory() as scratch:
+        index = Path(reading.index or scratch)
+        if reading.triples:
+            tools = replace(tools, store=open_triples(reading.triples, index / "triples.sqlite", reading.extractor))
+        if reading.corpus:
+            kind: Any = reading.retriever
+            tools = replace(tools, retriever=open_retriever(kind, reading.corpus, index, reading.encoder))
+        if system.needs_reranker(options):
+            tools = replace(tools, reranker=open_reranker(tools.retriever, reading.encoder))
+        show(asyncio.run(_run(system, args.question, tools, options)))
+
+
+def _open_graph_llm(folder: str, dtype: str, graph: bool) -> Generator:
+    model = trained_folder(folder)
     check_model_folder(model)
 
     from transformers.utils.logging import disable_progress_bar
 
     from tripletune.models.local.generator import load_generator
-    from tripletune.rag.retrievers import open_retriever
-    from tripletune.rag.triple_store import open_triples
 
     if not sys.stderr.isatty():
         disable_progress_bar()
-    with tempfile.TemporaryDirectory() as scratch:
-        index = Path(reading.index or scratch)
-        store = retriever = None
-        if reading.triples:
-            store = open_triples(reading.triples, index / "triples.sqlite", reading.extractor)
-        if reading.corpus:
-            kind: Any = reading.retriever
-            retriever = open_retriever(kind, reading.corpus, index, reading.encoder)
-        generator = load_generator(model, batch_size=1, dtype=reading.dtype)
-        if not options.graph:
-            generator.processor = generator.processor.without_graph()
-        tools = Tools(generator, generator, retriever, store)
-        show(asyncio.run(system.run(args.question, args.question, tools, options)))
+    generator = load_generator(model, batch_size=1, dtype=dtype)
+    if not graph:
+        generator.processor = generator.processor.without_graph()
+    return generator
+
+
+async def _run(system: System, question: str, tools: Tools, options: Any) -> Trace:
+    try:
+        return await system.run(question, question, tools, options)
+    finally:
+        await tools.close()
 
 
 def show(trace: Trace) -> None:
@@ -111,7 +136,7 @@ def show(trace: Trace) -> None:
     for action, step in zip_longest(trace.actions, trace.steps):
         # A plan that cannot be read is followed by a retrieval too, and a system that does not plan only retrieves.
         if action is not None:
-            lines.append(f"  plan      {action.reply}")
+            lines.append(f"  plan      {one_line(action.reply)}")
         if step is not None:
             titles = ", ".join(passage["title"] or passage["id"] for passage in step.passages)
             lines.append(f"  retrieve  {titles or 'nothing found'}")
@@ -186,9 +211,14 @@ def export(args: argparse.Namespace) -> int:
 def _add_ask(commands: Any) -> None:
     parser = commands.add_parser("ask", help="answer one question")
     parser.add_argument("question")
-    parser.add_argument("--model", required=True, help="run, checkpoint, export or merged folder")
+    parser.add_argument("--model", help="a Graph-LLM: run, checkpoint, export or merged folder")
+    parser.add_argument("--teacher", choices=backend_names(), help="a chat model behind this backend in its place, see "
+        "--teacher-model; with both, RAS plans with the teacher and answers with --model")  # fmt: skip
     add_arguments(parser, _Reading)
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="an option of the system's "
+        "own, for example max_passages=10; repeatable")  # fmt: skip
     add_arguments(parser.add_argument_group("the loop"), LoopOptions)
+    _add_teacher(parser)
     parser.set_defaults(run=_ask, level=logging.WARNING)
 
 
@@ -209,9 +239,13 @@ def _add_extract(commands: Any) -> None:
         "for a trained model that in its folder, or models/prompts/extract_triples.md)")  # fmt: skip
     add_arguments(parser, _Part)
     add_arguments(parser.add_argument_group("--model", "how a model on this machine extracts"), LocalOptions)
+    _add_teacher(parser)
+    parser.set_defaults(run=extract, level=logging.INFO)
+
+
+def _add_teacher(parser: argparse.ArgumentParser) -> None:
     rest = [item.name for item in fields(LLMOptions) if item.name != "backend"]  # `--teacher` names it
     add_arguments(parser.add_argument_group("teacher model"), LLMOptions, "teacher", only=rest)
-    parser.set_defaults(run=extract, level=logging.INFO)
 
 
 def _add_export(commands: Any) -> None:

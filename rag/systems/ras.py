@@ -17,6 +17,7 @@ from tripletune.models.data.records import Action, ModelInput, Step, normalize_a
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import Generator
 from tripletune.models.rendering import Plan, parse_plan
+from tripletune.rag.chat_generator import ANSWER, PLAN, chat_generator, prompt_files
 from tripletune.rag.retrievers import Retrieved, Retriever
 from tripletune.rag.systems import LoopOptions, System, Tools, need
 from tripletune.rag.trace import StopReason, Trace
@@ -141,7 +142,10 @@ def _structure(
 
 async def _run(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:
     retriever = need(tools, "retriever", "ras") if _retrieves(options) else None
-    planner, answerer = need(tools, "planner", "ras"), need(tools, "answerer", "ras")
+    # A chat model takes the places that no Graph-LLM has: both, or one of them (figure 3).
+    planner, answerer = (
+        one or chat_generator(tools, "ras", options.prompts) for one in (tools.planner, tools.answerer)
+    )
     return await ras(question, planner, answerer, retriever, tools.store, options, search)
 
 
@@ -155,4 +159,6 @@ SYSTEM = System(
     run=_run,
     needs_corpus=_retrieves,
     needs_triples=lambda options: _retrieves(options) and options.evidence == "triples",
+    files=prompt_files(PLAN, ANSWER),
+    plans=True,
 )

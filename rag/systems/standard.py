@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tripletune.models.data.records import ModelInput, Step
+from tripletune.rag.chat_generator import READER, answer_once, prompt_files
 from tripletune.rag.systems import LoopOptions, System, Tools, need
 from tripletune.rag.trace import Trace
 
@@ -14,16 +14,9 @@ async def standard(question: str, search: str, tools: Tools, options: LoopOption
 
     Of the options `top_k` and `max_answer_tokens` count.
     """
-    answerer, retriever = need(tools, "answerer", "standard"), need(tools, "retriever", "standard")
     started = time.perf_counter()
-    trace = Trace(question, stop_reason="single_pass")
-    hits = await retriever.retrieve(search, options.top_k)
-    step = Step(search, (), "\n".join(hit.passage.content for hit in hits))
-    trace.add_step(step, hits)
-    sample = ModelInput("answering", question, (step,))
-    completion = await answerer.generate(sample, options.max_answer_tokens, "text")
-    trace.count(completion)
-    trace.answer = completion.text.strip()
+    hits = await need(tools, "retriever", "standard").retrieve(search, options.top_k)
+    trace = await answer_once("standard", question, tools, options, hits, search)
     trace.seconds = time.perf_counter() - started
     return trace
 
@@ -34,4 +27,5 @@ SYSTEM = System(
     run=standard,
     needs_corpus=lambda options: True,
     needs_triples=lambda options: False,
+    files=prompt_files(READER),
 )

@@ -137,12 +137,27 @@ def test_bad_input_gives_one_line_and_exit_code_2(world, tmp_path, capsys, more,
     assert message in errors[0]
 
 
-def test_a_teacher_is_not_for_systems_with_a_graph_llm(world, tmp_path, capsys):
-    args = ["run", "--system", "ras", "--task", "hotpotqa", "--data", f"{world}/test.jsonl", "--output", str(tmp_path)]
-    assert main([*args, "--oracle", f"{world}/test", "--evidence", "text"]) == 2
-    shown = capsys.readouterr().err
-    assert "--system ras works with a Graph-LLM: name its folder with --model" in shown
-    assert "--oracle is for systems that prompt a language model" in shown
+def test_a_chat_model_takes_the_place_of_a_graph_llm(world, tmp_path, capsys):
+    def args(system, *more):
+        data = ["--task", "hotpotqa", "--data", f"{world}/test.jsonl", "--output", str(tmp_path / system), *more]
+        return ["run", "--system", system, *data]
+
+    teacher = ["--oracle", f"{world}/test"]
+    triples = ["--triples", f"{world}/test.triples.jsonl", "--corpus", f"{world}/test.corpus.jsonl"]
+    assert main(args("ras", *teacher, *triples)) == 0
+    assert main(args("ras", *teacher, *triples)) == 0, "the same command goes on"
+    settings = json.loads((tmp_path / "ras" / "settings.json").read_text())
+    assert settings["teacher"].startswith("oracle:")
+    assert set(settings["files"]) == {"ras_plan_chat", "ras_answer_chat"}
+    assert not {"model", "planner", "dtype"} & set(settings)
+    assert main(args("gold_passages", *teacher)) == 0
+    found = json.loads((tmp_path / "gold_passages" / "metrics.json").read_text())
+    assert found["metrics"]["exact_match"]["mean"] == 1.0
+    capsys.readouterr()
+    assert main(args("standard")) == 2
+    assert "--system standard needs a model: the folder of a Graph-LLM with --model, or" in capsys.readouterr().err
+    assert main(args("standard", *teacher, "--model", "folder")) == 2
+    assert "has no place for this many models: leave out --model, or" in capsys.readouterr().err
 
 
 def test_gold_links_of_other_questions_are_refused_and_missing_ones_told(world, tmp_path, capsys):

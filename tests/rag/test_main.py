@@ -285,6 +285,49 @@ def test_bad_questions_are_one_line_and_exit_code_2(model, world, capsys, argume
     assert "\n" not in error
 
 
+@pytest.fixture
+def chat_model(monkeypatch):
+    """A chat model behind `--teacher`, that replies by the role of the call."""
+    replies = {"ircot.think": "So the answer is: Velsund.", "ircot.answer": "Answer: Velsund", "ras.answer": "Velsund"}
+
+    class Chat:
+        model = "scripted"
+        closed = False
+
+        async def chat(self, messages, *, role, sampling=None, question_id=""):
+            if role == "ras.plan":
+                return Completion("[SUFFICIENT]" if "[SUBQ]" in messages[-1]["content"] else "[SUBQ] Who wrote it?")
+            return Completion(replies[role])
+
+        async def close(self):
+            self.closed = True
+
+    chat = Chat()
+    monkeypatch.setattr("tripletune.rag.__main__.open_client", lambda options: chat)
+    return chat
+
+
+@pytest.mark.parametrize(("system", "stop"), [("ras", "sufficient"), ("ircot", "sufficient")])
+def test_ask_with_a_chat_model(world, chat_model, capsys, system, stop):
+    teacher = ["--system", system, "--teacher", "openai", "--teacher-model", "m"]
+    assert main(["ask", "Where was Ida Morn born?", *teacher, *world, "--set", "top_k=1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == [f"  stop      {stop}", "Answer: Velsund"]
+    assert "  retrieve  Ida Morn" in lines
+    assert chat_model.closed
+
+
+def test_a_chat_model_and_a_graph_llm_share_the_work(model, world, chat_model, monkeypatch, capsys):
+    monkeypatch.setattr("tripletune.models.local.generator.load_generator", lambda *args, **options: Scripted())
+    both = ["--teacher", "openai", "--teacher-model", "m", "--model", str(model)]
+    assert main(["ask", "Who wrote Glass Harbour?", *both, *world]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "Answer: Ida Morn", "the Graph-LLM answers"
+    assert main(["ask", "Who?", "--system", "standard", *both, *world]) == 2
+    assert "takes one model: leave out --model or --teacher" in capsys.readouterr().err
+    assert main(["ask", "Who?", "--system", "react", *world]) == 2
+    assert "name a --teacher and a --teacher-model\n" in capsys.readouterr().err
+
+
 def test_an_empty_question_is_refused(model, world, capsys):
     assert main(["ask", "  ", "--model", str(model), *world]) == 2
     assert capsys.readouterr().err == "error: the question is empty\n"

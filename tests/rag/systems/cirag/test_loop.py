@@ -7,7 +7,6 @@ import pytest
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.client import Completion, RepliesPending
-from tripletune.rag.__main__ import main as ask
 from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import Tools
 from tripletune.rag.systems.cirag import SYSTEM, CiragOptions
@@ -237,11 +236,6 @@ def test_prompts_can_be_replaced(tmp_path):
     assert script.asked[2][1][0]["content"].startswith("You answer a question")
     options = CiragOptions(prompts=str(tmp_path))
     assert SYSTEM.files(options)["cirag_integrate"] != SYSTEM.files(CiragOptions())["cirag_integrate"]
-
-
-def test_ask_names_the_command_that_runs_it(capsys):
-    assert ask(["ask", QUESTION, "--system", "cirag", "--model", "x"]) == 2
-    assert "tripletune eval run --system cirag --teacher-model NAME" in capsys.readouterr().err
 
 
 class Counting(Script):

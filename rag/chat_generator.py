@@ -1,0 +1,170 @@
+"""Answers of chat models: RAS's planner and answerer (figures 20 and 21), and the reader that all baselines share."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from tripletune.models.data.records import ModelInput, Passage, Step, one_line
+from tripletune.models.llm.client import Completion, LLMClient, Sampling
+from tripletune.models.llm.replies import without_thoughts
+from tripletune.models.rendering import render
+from tripletune.rag.retrievers import Retrieved
+from tripletune.rag.systems import LoopOptions, PromptSet, QuestionClient, Tools, load_prompts, need
+from tripletune.rag.trace import Trace
+
+PLAN, ANSWER = "ras_plan_chat", "ras_answer_chat"
+READER, CLOSED_BOOK = "answer_passages", "answer_closed_book"
+_PROMPTS = (PLAN, ANSWER, READER, CLOSED_BOOK)
+_LABEL = re.compile(r"\A(?:.*\n)*?[\s*_]*(?:final )?(?:answer|reply)[ \t*_]*:[ \t*_]*(?=\S)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatGenerator:
+    """A `Generator` on a chat model: RAS with few-shot prompts (appendix F.1), no graph token.
+
+    Attributes:
+        client: The chat model.
+        prompts: Has the prompts `PLAN` and `ANSWER`.
+        sampling: How replies are drawn; their length is each call's own.
+        question_id: The question, for the ledger.
+    """
+
+    client: LLMClient
+    prompts: PromptSet
+    sampling: Sampling
+    question_id: str = ""
+
+    async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
+        """See `Generator`; the calls have the roles `ras.plan` and `ras.answer`."""
+        plans = sample.task == "planning"
+        completion = await self.client.chat(
+            self.prompts.chat(PLAN if plans else ANSWER, render(sample, evidence or "triples")),
+            role="ras.plan" if plans else "ras.answer",
+            sampling=replace(self.sampling, max_tokens=max_new_tokens),
+            question_id=self.question_id,
+        )
+        text = without_thoughts(completion.text).strip() if plans else bare_answer(completion.text)
+        return replace(completion, text=text)
+
+
+def chat_generator(tools: Tools, system: str, folder: str | None) -> ChatGenerator:
+    """The chat model of a run as a generator for the question under way.
+
+    Args:
+        tools: Has the model.
+        system: Who asks, for the message when there is no model.
+        folder: A folder with prompts of one's own.
+
+    Raises:
+        ValueError: there is no chat model.
+    """
+    client = need(tools, "llm", system)
+    return ChatGenerator(client, prompts_of(folder), tools.sampling or Sampling(), tools.question_id)
+
+
+@lru_cache(maxsize=16)
+def prompts_of(folder: str | None, names: tuple[str, ...] = _PROMPTS) -> PromptSet:
+    """As `load_prompts`, read once."""
+    return load_prompts(names, folder)
+
+
+def prompt_files(*used: str, names: tuple[str, ...] = _PROMPTS) -> Callable[[Any], Mapping[str, str]]:
+    """`System.files` of a system whose options name a folder of prompts.
+
+    Args:
+        used: Prompts that the system sends.
+        names: All that the folder may hold.
+    """
+    return lambda options: {
+        name: digest for name, digest in prompts_of(options.prompts, names).digests().items() if name in used
+    }
+
+
+def bare_answer(text: str) -> str:
+    """The answer in the reply of a model that was asked for the answer alone.
+
+    Thoughts go, and "Answer:" with what stands before it; the answer ends at the first blank line.
+    """
+    bare = _LABEL.sub("", without_thoughts(text)).strip()
+    return re.split(r"\n\s*\n", bare, maxsplit=1)[0].strip("*_` \n")
+
+
+async def answer_from(
+    system: str,
+    question: str,
+    passages: Iterable[Passage] | None,
+    llm: QuestionClient,
+    prompts: PromptSet,
+    max_tokens: int,
+) -> str:
+    """Answer a question from passages, in one call of the role `<system>.answer`.
+
+    Args:
+        system: Who asks.
+        question: The question.
+        passages: What is read, best first; None for a closed book.
+        llm: The reader.
+        prompts: Has the prompt `READER`, or `CLOSED_BOOK`.
+        max_tokens: Longest reply.
+    """
+    asked = f"Question: {one_line(question)}"
+    if passages is None:
+        chat = prompts.chat(CLOSED_BOOK, asked)
+    else:
+        chat = prompts.chat(READER, f"{show_passages(passages)}\n\n{asked}")
+    completion = await llm.chat(chat, role=f"{system}.answer", sampling=llm.up_to(max_tokens))
+    return bare_answer(completion.text)
+
+
+def show_passages(passages: Iterable[Passage]) -> str:
+    """Passages as all prompts show them: under their titles, with blank lines between them."""
+    return "Passages:\n" + ("\n\n".join(passage.content for passage in passages) or "(nothing was found)")
+
+
+async def answer_once(
+    system: str,
+    question: str,
+    tools: Tools,
+    options: LoopOptions,
+    hits: Sequence[Retrieved] | None = None,
+    query: str = "",
+) -> Trace:
+    """A system of one call: the Graph-LLM or the chat model answers, from passages or from its own knowledge.
+
+    Args:
+        system: Its name.
+        question: The question as the model reads it.
+        tools: Has an answerer or a chat model.
+        options: Of these `max_answer_tokens` and `prompts` count.
+        hits: What is read; None for nothing.
+        query: What was searched for.
+
+    Returns:
+        The trace, with the answer in it.
+
+    Raises:
+        ValueError: there is no model.
+    """
+    started = time.perf_counter()
+    trace = Trace(question, stop_reason="retrieval_off" if hits is None else "single_pass")
+    steps: tuple[Step, ...] = ()
+    if hits is not None:
+        steps = (Step(query, (), "\n".join(hit.passage.content for hit in hits)),)
+        trace.add_step(steps[0], hits)
+    if tools.answerer is not None:
+        sample = ModelInput("answering", question, steps)
+        completion = await tools.answerer.generate(sample, options.max_answer_tokens, "text" if steps else None)
+        trace.count(completion)
+        trace.answer = completion.text.strip()
+    else:
+        llm = QuestionClient(need(tools, "llm", system), trace, tools.question_id, tools.sampling)
+        prompts = prompts_of(options.prompts)
+        passages = None if hits is None else [hit.passage for hit in hits]
+        trace.answer = await answer_from(system, question, passages, llm, prompts, options.max_answer_tokens)
+    trace.seconds = time.perf_counter() - started
+    return trace

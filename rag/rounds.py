@@ -1,0 +1,148 @@
+"""What loops of thoughts and searches on a chat model share: options, searches and their notes, reasons to stop.
+
+IRCoT, ReAct and Self-Ask run with the same retriever, k, reader and budget, so that only the loop differs. One that
+ends without an answer of its own has the reader answer from all passages that it found.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tripletune.models.data.records import Passage, Step, normalize_answer
+from tripletune.models.llm.client import Message
+from tripletune.models.llm.replies import UnusableReply, ask, without_thoughts
+from tripletune.models.options import require, setting
+from tripletune.rag.chat_generator import READER, answer_from, prompts_of
+from tripletune.rag.systems import QuestionClient, Tools, need
+from tripletune.rag.trace import StopReason, Trace, TraceAction
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOptions:
+    """Settings of a run.
+
+    Raises:
+        ValueError: a value is out of range; all problems are named at once.
+    """
+
+    max_rounds: int = setting(4, "most searches", at_least=1)
+    top_k: int = setting(5, "passages per search", at_least=1)
+    max_passages: int = setting(15, "most passages that one prompt shows; the first found stay", at_least=1)
+    repairs: int = setting(1, "most repair turns for a reply that can't be used", at_least=0)
+    prompts: str | None = setting(None, "folder with prompts of one's own")
+    max_thought_tokens: int = setting(256, "longest reply of a round", at_least=1)
+    max_answer_tokens: int = setting(100, "longest reply of the reader", at_least=1)
+
+    def __post_init__(self) -> None:
+        require(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What a reply wants: another search, or to end with an answer.
+
+    Attributes:
+        query: What to search next; empty with an answer.
+        answer: The answer; empty with a query.
+        text: The reply as later prompts show it, without what ran on after it.
+    """
+
+    query: str = ""
+    answer: str = ""
+    text: str = ""
+
+
+class Rounds:
+    """One question's searches and calls, noted in its trace.
+
+    Args:
+        system: The system; its calls have roles that begin with it.
+        question: The main question as the model reads it.
+        tools: The chat model and the retriever.
+        options: The settings.
+
+    Attributes:
+        trace: The notes.
+        passages: All passages found, the first found first.
+    """
+
+    def __init__(self, system: str, question: str, tools: Tools, options: RoundOptions) -> None:
+        self.trace, self.passages = Trace(question), list[Passage]()
+        self._system, self._options, self._started = system, options, time.perf_counter()
+        self._retriever = need(tools, "retriever", system)
+        self._llm = QuestionClient(need(tools, "llm", system), self.trace, tools.question_id, tools.sampling)
+        self._prompts = prompts_of(options.prompts, (system, READER))
+        self._asked: set[str] = set()
+
+    def chat(self, user: str) -> list[Message]:
+        """A chat of the system's own prompt and one user turn."""
+        return self._prompts.chat(self._system, user)
+
+    async def search(self, query: str) -> list[Passage]:
+        """Search; the passages that this search found."""
+        self._asked.add(normalize_answer(query))
+        hits = await self._retriever.retrieve(query, self._options.top_k)
+        self.trace.add_step(Step(query), hits)
+        found = [hit.passage for hit in hits]
+        known = {passage.id for passage in self.passages}
+        self.passages += [passage for passage in found if passage.id not in known]
+        return found
+
+    @property
+    def shown(self) -> list[Passage]:
+        """The passages that a prompt has room for."""
+        return self.passages[: self._options.max_passages]
+
+    async def move(self, call: str, messages: list[Message], read: Callable[[str], Move]) -> Move | None:
+        """Ask what to do next; the trace notes the reply, and why to stop where it ends the loop.
+
+        Args:
+            call: What the call is for; its role is `<system>.<call>`.
+            messages: The chat.
+            read: Reads the reply, or raises `UnusableReply`.
+
+        Returns:
+            The move; None when its query is not to be searched: no search is left, it was searched before, or no
+            reply could be read.
+        """
+        replies: list[str] = []
+
+        def parse(text: str) -> Move:
+            replies.append(text)
+            return read(without_thoughts(text).strip())
+
+        role, sampling = f"{self._system}.{call}", self._llm.up_to(self._options.max_thought_tokens)
+        try:
+            move = await ask(self._llm, messages, parse, role=role, sampling=sampling, repairs=self._options.repairs)
+        except UnusableReply as error:
+            self.trace.tally(f"{call}.{error.reason}")
+            self.trace.malformed += 1
+            self.trace.actions.append(TraceAction(replies[-1], None))
+            self.trace.stop_reason = "malformed"
+            return None
+        self.trace.actions.append(TraceAction(replies[-1], "answer" if move.answer else "search", move.query))
+        self.trace.stop_reason = self._stop(move)
+        return move if move.answer or not self.trace.stop_reason else None
+
+    def _stop(self, move: Move) -> StopReason:
+        if move.answer:
+            return "sufficient"
+        if len(self.trace.steps) == self._options.max_rounds:
+            return "max_rounds"
+        return "repeated_subquery" if normalize_answer(move.query) in self._asked else ""
+
+    async def read(self, question: str, passages: list[Passage]) -> str:
+        """The reader's answer to a question."""
+        limit = self._options.max_answer_tokens
+        return await answer_from(self._system, question, passages, self._llm, self._prompts, limit)
+
+    async def finish(self, answer: str = "") -> Trace:
+        """The trace, with the answer; without one the reader gives it from all passages."""
+        if not answer:
+            self.trace.tally("answered_by_reader")
+            answer = await self.read(self.trace.question, self.shown)
+        self.trace.answer = answer
+        self.trace.seconds = time.perf_counter() - self._started
+        return self.trace

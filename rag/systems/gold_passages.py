@@ -1,0 +1,31 @@
+"""An upper bound of retrieval: the model reads the passages that support the question, and no others."""
+
+from __future__ import annotations
+
+from tripletune.rag.chat_generator import READER, answer_once, prompt_files
+from tripletune.rag.retrievers import Retrieved
+from tripletune.rag.systems import LoopOptions, System, Tools
+from tripletune.rag.trace import Trace
+
+
+async def gold_passages(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:
+    """Answer from the gold passages; see `System.run`. Only `max_answer_tokens` counts.
+
+    Raises:
+        ValueError: it is not known which passages support the question.
+    """
+    if not tools.gold:
+        raise ValueError("it is not known which passages support the question: name --gold links and their --corpus")
+    hits = [Retrieved(passage, 1.0) for passage in tools.gold]
+    return await answer_once("gold_passages", question, tools, options, hits, search)
+
+
+SYSTEM = System(
+    name="gold_passages",
+    summary="answers from the passages that support the question, as if retrieval were perfect",
+    run=gold_passages,
+    needs_corpus=lambda options: False,
+    needs_triples=lambda options: False,
+    files=prompt_files(READER),
+    needs_gold=True,
+)

@@ -1,0 +1,70 @@
+"""IRCoT: retrieval interleaved with a chain of thought (Trivedi et al., 2023).
+
+The question is searched first. Then the model adds one thought at a time, which is the next query, until a thought
+holds the answer. Where the paper leaves a choice: a thought that was searched before ends the loop; passages that
+several searches find are shown once, at most 15 (the paper's figure). As in the paper a reader then answers anew from
+all passages; `reader=no` takes the answer out of the last thought, which saves a call.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tripletune.models.data.records import one_line
+from tripletune.models.llm.replies import UnusableReply
+from tripletune.models.options import setting
+from tripletune.rag.chat_generator import READER, bare_answer, prompt_files, show_passages
+from tripletune.rag.rounds import Move, RoundOptions, Rounds
+from tripletune.rag.systems import System, Tools
+from tripletune.rag.trace import Trace
+
+_ANSWER = re.compile(r"so the (?:final )?answer is:?", re.IGNORECASE)
+_LABEL = re.compile(r"^(?:[-*•]|\d+[.)]|thought(?: \d+)?:)\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class IRCoTOptions(RoundOptions):
+    """Settings of a run; see `RoundOptions`."""
+
+    reader: bool = setting(True, "a reader answers anew when the thoughts end; no takes the last thought's answer")
+
+
+async def ircot(question: str, search: str, tools: Tools, options: IRCoTOptions) -> Trace:
+    """Answer one question with IRCoT; see `System.run`."""
+    rounds = Rounds("ircot", question, tools, options)
+    thoughts: list[str] = []
+    move: Move | None = Move(query=search)
+    while move is not None and not move.answer:
+        await rounds.search(move.query)
+        told = "\n".join(["Thoughts so far:", *thoughts]) if thoughts else "There are no thoughts yet."
+        user = f"{show_passages(rounds.shown)}\n\nQuestion: {one_line(question)}\n\n{told}"
+        move = await rounds.move("think", rounds.chat(user), _read)
+        if move is not None:
+            thoughts.append(move.text)
+    rounds.trace.details["thoughts"] = thoughts
+    return await rounds.finish(move.answer if move is not None and not options.reader else "")
+
+
+def _read(text: str) -> Move:
+    """The first thought of a reply; what it goes on with is dropped."""
+    thought = _LABEL.sub("", next((line.strip() for line in text.splitlines() if line.strip()), ""))
+    if not thought:
+        raise UnusableReply("empty_thought", "There is no thought: write the next one, as one sentence.")
+    if found := _ANSWER.search(text):
+        answer = bare_answer(text[found.end() :])
+        if answer:
+            return Move(answer=answer.rstrip("."), text=text[: found.end()] + " " + answer)
+    return Move(query=thought, text=thought)
+
+
+SYSTEM = System(
+    name="ircot",
+    summary="searches with each thought of a chain, then answers from all passages",
+    run=ircot,
+    needs_corpus=lambda options: True,
+    needs_triples=lambda options: False,
+    options=IRCoTOptions,
+    model="llm",
+    files=prompt_files("ircot", READER, names=("ircot", READER)),
+)

@@ -1,0 +1,31 @@
+"""A lower bound of retrieval: the model reads passages drawn at random from the corpus."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from tripletune.rag.chat_generator import READER, answer_once, prompt_files
+from tripletune.rag.retrievers import Retrieved
+from tripletune.rag.systems import LoopOptions, System, Tools, need
+from tripletune.rag.trace import Trace
+
+
+async def random_passages(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:
+    """Answer from `top_k` passages; see `System.run`. A question gets the same ones in every run of a `share_seed`."""
+    passages: Any = need(tools, "retriever", "random_passages").passages
+    drawn = random.Random(f"{options.share_seed} {search}").sample(
+        range(len(passages)), min(options.top_k, len(passages))
+    )
+    hits = [Retrieved(passages[position], 0.0, position) for position in drawn]
+    return await answer_once("random_passages", question, tools, options, hits, search)
+
+
+SYSTEM = System(
+    name="random_passages",
+    summary="answers from passages drawn at random, as if retrieval were useless",
+    run=random_passages,
+    needs_corpus=lambda options: True,
+    needs_triples=lambda options: False,
+    files=prompt_files(READER),
+)

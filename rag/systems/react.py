@@ -1,0 +1,54 @@
+"""ReAct: thoughts and actions in turns, `Search[...]` and `Finish[...]` (Yao et al., 2023).
+
+Every search is answered by a turn with its passages. Where the paper leaves a choice: a search that would repeat an
+earlier one, or go beyond the last, ends the loop, and the reader answers from all passages (the paper gives no answer).
+"""
+
+from __future__ import annotations
+
+import re
+
+from tripletune.models.data.records import one_line
+from tripletune.models.llm.replies import UnusableReply
+from tripletune.rag.chat_generator import READER, prompt_files, show_passages
+from tripletune.rag.rounds import Move, RoundOptions, Rounds
+from tripletune.rag.systems import System, Tools
+from tripletune.rag.trace import Trace
+
+_ACTION = re.compile(r"\b(search|finish)\s*(?:\d+\s*)?\[([^\]\n]*)\]", re.IGNORECASE)
+
+
+async def react(question: str, search: str, tools: Tools, options: RoundOptions) -> Trace:
+    """Answer one question with ReAct; see `System.run`."""
+    rounds = Rounds("react", question, tools, options)
+    chat = rounds.chat(f"Question: {one_line(question)}")
+    while (move := await rounds.move("act", chat, _read)) is not None and not move.answer:
+        found = await rounds.search(move.query)
+        left = options.max_rounds - len(rounds.trace.steps)
+        told = f"Searches left: {left}" if left else "No search is left: finish now, with your best answer."
+        chat += [
+            {"role": "assistant", "content": move.text},
+            {"role": "user", "content": f"Observation\n{show_passages(found)}\n\n{told}"},
+        ]
+    return await rounds.finish(move.answer if move is not None else "")
+
+
+def _read(text: str) -> Move:
+    """The first action of a reply; a reply that plays on with observations of its own is cut there."""
+    action = _ACTION.search(text)
+    if action is None or not action[2].strip():
+        raise UnusableReply("no_action", "There is no action: end with Search[what to search] or Finish[the answer].")
+    said, value = text[: action.end()], action[2].strip()
+    return Move(query=value, text=said) if action[1].lower() == "search" else Move(answer=value, text=said)
+
+
+SYSTEM = System(
+    name="react",
+    summary="thinks, searches and finishes by actions, turn by turn",
+    run=react,
+    needs_corpus=lambda options: True,
+    needs_triples=lambda options: False,
+    options=RoundOptions,
+    model="llm",
+    files=prompt_files("react", READER, names=("react", READER)),
+)

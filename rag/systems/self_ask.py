@@ -1,0 +1,55 @@
+"""Self-Ask: follow-up questions with intermediate answers (Press et al., 2023), each answered from a search.
+
+Where the paper leaves a choice: its search engine answers follow-up questions itself, so here the reader does, from the
+passages of that search. When no search is left, or a follow-up question comes again, the reader answers the main
+question from all passages.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tripletune.models.data.records import one_line
+from tripletune.models.llm.replies import UnusableReply
+from tripletune.rag.chat_generator import READER, bare_answer, prompt_files
+from tripletune.rag.rounds import Move, RoundOptions, Rounds
+from tripletune.rag.systems import System, Tools
+from tripletune.rag.trace import Trace
+
+_FOLLOW_UP = re.compile(r"follow[ -]?up(?: question)?:[ \t]*(\S[^\n]*)", re.IGNORECASE)
+_FINAL = re.compile(r"so the (?:final )?answer is:?[ \t]*(\S[^\n]*)", re.IGNORECASE)
+
+
+async def self_ask(question: str, search: str, tools: Tools, options: RoundOptions) -> Trace:
+    """Answer one question with Self-Ask; see `System.run`."""
+    rounds = Rounds("self_ask", question, tools, options)
+    told = f"Question: {one_line(question)}"
+    while (move := await rounds.move("follow_up", rounds.chat(told), _read)) is not None and not move.answer:
+        found = await rounds.search(move.query)
+        told += f"\nFollow up: {move.query}\nIntermediate answer: {one_line(await rounds.read(move.query, found))}"
+    rounds.trace.details["follow_ups"] = told.splitlines()[1:]
+    return await rounds.finish(move.answer if move is not None else "")
+
+
+def _read(text: str) -> Move:
+    """The first follow-up question or final answer of a reply; what it goes on with is dropped."""
+    follow_up, final = _FOLLOW_UP.search(text), _FINAL.search(text)
+    if final and not (follow_up and follow_up.start() < final.start()):
+        return Move(answer=bare_answer(final[1]).rstrip("."), text=text)
+    if follow_up:
+        return Move(query=follow_up[1].strip(), text=text)
+    raise UnusableReply(
+        "no_follow_up", 'Write one line: "Follow up: " and a question, or "So the final answer is: " and the answer.'
+    )
+
+
+SYSTEM = System(
+    name="self_ask",
+    summary="asks follow-up questions, answers each from a search, then the question",
+    run=self_ask,
+    needs_corpus=lambda options: True,
+    needs_triples=lambda options: False,
+    options=RoundOptions,
+    model="llm",
+    files=prompt_files("self_ask", READER, names=("self_ask", READER)),
+)
