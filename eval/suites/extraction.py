@@ -173,9 +173,9 @@ class ExtractionSuite(Suite):
         """Score all replies; `scores.jsonl` has the scores of each text."""
         options, embed = self.options, None
         if options.embedder:
-            from tripletune.rag.retrievers import load_embedder
+            from tripletune.rag.embedding import open_embedder
 
-            embed = load_embedder(options.embedder)
+            embed = open_embedder(options.embedder).encode
         rows = list(score_rows(predictions(self.items(), log.rows()), embed))
         write_text(log.folder / SCORES_FILE, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         return {

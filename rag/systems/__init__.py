@@ -18,6 +18,7 @@ from tripletune.models.options import nearest, require, set_values, setting
 from tripletune.models.program import load_from, names_in
 from tripletune.rag.retrievers import Reranker, Retriever
 from tripletune.rag.trace import Trace
+from tripletune.rag.triple_index import TripleIndex
 from tripletune.rag.triple_store import TripleSource
 
 Evidence = Literal["triples", "text"]
@@ -41,6 +42,7 @@ class Tools:
         sampling: How the replies of `llm` and `integrator` are drawn; None is greedy.
         reranker: Ranks triples by a query.
         gold: The passages that support the question under way, for an upper bound; the harness sets it.
+        triples: Searches the triples of the corpus.
         question_id: The question under way, for the ledger; the harness sets it.
     """
 
@@ -53,6 +55,7 @@ class Tools:
     sampling: Sampling | None = None
     reranker: Reranker | None = None
     gold: tuple[Passage, ...] = ()
+    triples: TripleIndex | None = None
     question_id: str = ""
 
     async def close(self) -> None:
@@ -115,6 +118,7 @@ class System:
         needs_corpus: Whether it retrieves under these options.
         needs_triples: Whether it reads triples from a store under these options.
         needs_reranker: Whether it ranks triples by a query under these options.
+        searches_triples: Whether it searches the triples of the corpus, not its passages, under these options.
         options: The class of its options; the fields' defaults are its paper's.
         model: What it works with: "any" (a Graph-LLM, or a chat model in its place), or an "llm" that it prompts.
         files: Digests of the files that its results depend on under these options and a chat model, by name.
@@ -128,6 +132,7 @@ class System:
     needs_corpus: Callable[[Any], bool]
     needs_triples: Callable[[Any], bool]
     needs_reranker: Callable[[Any], bool] = lambda options: False
+    searches_triples: Callable[[Any], bool] = lambda options: False
     options: type[Any] = LoopOptions
     model: Literal["any", "llm"] = "any"
     files: Callable[[Any], Mapping[str, str]] = lambda options: {}
@@ -181,6 +186,7 @@ def make_options(system: System, flags: Mapping[str, Any], settings: Sequence[st
 
 _NEEDS = {
     "retriever": "retrieves passages, and no retriever was given: name a corpus",
+    "triples": "searches the triples of a corpus, and there is no index of them: name a corpus and its triples",
     "store": "reads triples extracted before, and none were given: name a file of triples or a store",
     "llm": "needs a language model, and none was given: name a teacher, or a Graph-LLM where the system takes one",
 }

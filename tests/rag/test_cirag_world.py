@@ -29,7 +29,7 @@ CHAINS = ("2-hop", "3-hop", "4-hop")
 class Words:
     """A reranker that counts the words a text shares with the query."""
 
-    def scores(self, query, texts):
+    async def scores(self, query, texts):
         words = lambda text: set(re.findall(r"\w+", text.lower()))  # noqa: E731
         return [len(words(query) & words(text)) / (1 + len(words(text))) for text in texts]
 

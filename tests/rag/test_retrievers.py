@@ -6,23 +6,11 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tripletune.models.data.triples import Triple
 from tripletune.rag.index import MANIFEST, PassageStore, prepare
-from tripletune.rag.retrievers import (
-    BM25Retriever,
-    DenseRetriever,
-    EmbeddingReranker,
-    HybridRetriever,
-    _embed,
-    open_reranker,
-    open_retriever,
-    reciprocal_rank_fusion,
-    top,
-    verbalise,
-)
+from tripletune.rag.retrievers import open_retriever, top, verbalise
 
 PASSAGES = [
     ("Oslo", "Oslo is the capital of Norway."),
@@ -66,7 +54,7 @@ def test_bm25_breaks_ties_by_position_and_leaves_out_what_shares_no_word(corpus,
 
 @pytest.mark.parametrize("query", ["", "?!", "the of", "zebra"])
 def test_bm25_query_without_known_words_finds_nothing(corpus, tmp_path, query):
-    assert open_retriever("bm25", corpus, tmp_path / "index").rank(query, 3) == []
+    assert positions(open_retriever("bm25", corpus, tmp_path / "index"), query, 3) == []
 
 
 def test_index_is_used_again_and_rebuilt_for_a_changed_corpus(corpus, tmp_path, caplog):
@@ -79,13 +67,6 @@ def test_index_is_used_again_and_rebuilt_for_a_changed_corpus(corpus, tmp_path, 
         file.write(json.dumps({"title": "Zoo", "text": "A zebra."}) + "\n")
     assert positions(open_retriever("bm25", corpus, index), "zebra") == [6]
     assert "corpus_sha256" in caplog.text
-
-
-def test_index_is_rebuilt_for_other_settings(corpus, tmp_path):
-    passages = PassageStore.open(corpus, tmp_path / "index")
-    first = BM25Retriever.open(passages, tmp_path / "index").rank("harbour", 1)
-    second = BM25Retriever.open(passages, tmp_path / "index", k1=0.2, b=0.0).rank("harbour", 1)
-    assert first != second
 
 
 def test_index_folder_of_somebody_else_is_not_touched(corpus, tmp_path):
@@ -142,72 +123,6 @@ def test_missing_corpus_unknown_kind_and_missing_encoder(corpus, tmp_path):
         open_retriever("dense", corpus, tmp_path / "index")
 
 
-def test_reciprocal_rank_fusion_by_hand():
-    fused = reciprocal_rank_fusion([[(7, 9.0), (3, 8.0)], [(3, 0.9), (1, 0.8), (7, 0.7)]])
-    assert [position for position, _ in fused] == [3, 7, 1]
-    assert fused[0][1] == pytest.approx(1 / 62 + 1 / 61)
-    assert [p for p, _ in reciprocal_rank_fusion([[(5, 1.0)], [(2, 1.0)]])] == [2, 5]
-
-
-class FakeEncoder:
-    """Embeds a text as its counts of a few letters, of length one."""
-
-    def encode(self, texts, **_):
-        rows = np.array([[1 + text.lower().count(letter) for letter in "abcdefgh"] for text in texts], dtype=np.float32)
-        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
-
-@pytest.fixture
-def dense(corpus, tmp_path):
-    faiss = pytest.importorskip("faiss")
-    passages = PassageStore.open(corpus, tmp_path / "index")
-    index = faiss.IndexFlatIP(8)
-    index.add(FakeEncoder().encode([p.content for p in passages]))
-    return DenseRetriever(passages, FakeEncoder(), index)
-
-
-def test_dense_ties_keep_corpus_order(dense):
-    query = "Copy\nThe harbour was rebuilt."
-    assert positions(dense, query, 1) == [2]
-    assert positions(dense, query, 2) == [2, 3]
-
-
-def test_dense_ties_beyond_the_cut_are_found(corpus, tmp_path):
-    faiss = pytest.importorskip("faiss")
-    path = tmp_path / "same.jsonl"
-    path.write_text("".join(json.dumps({"title": "", "text": "same"}) + "\n" for _ in range(40)))
-    passages = PassageStore.open(path, tmp_path / "same-index")
-    index = faiss.IndexFlatIP(8)
-    index.add(FakeEncoder().encode([p.content for p in passages]))
-    assert positions(DenseRetriever(passages, FakeEncoder(), index), "same", 3) == [0, 1, 2]
-
-
-def test_hybrid_fuses_both(corpus, tmp_path, dense):
-    bm25 = BM25Retriever.open(dense.passages, tmp_path / "index")
-    hybrid = HybridRetriever([bm25, dense])
-    query = "harbour rebuilt"
-    expected = reciprocal_rank_fusion([bm25.rank(query, 100), dense.rank(query, 100)])[:4]
-    assert hybrid.rank(query, 4) == expected
-    assert positions(hybrid, "?!", 2) == positions(dense, "?!", 2)
-
-
-def test_dense_build_goes_on_after_a_kill(corpus, tmp_path):
-    passages = PassageStore.open(corpus, tmp_path / "index")
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    encoded: list[int] = []
-
-    def encode(texts):
-        encoded.append(len(texts))
-        return FakeEncoder().encode(texts)
-
-    _embed(passages, whole, 8, 2, encode)
-    assert encoded == [2, 2, 2]
-    cut.write_bytes(whole.read_bytes()[: 3 * 32 + 5])
-    _embed(passages, cut, 8, 2, encode)
-    assert cut.read_bytes() == whole.read_bytes()
-    assert encoded == [2, 2, 2, 2, 1]
-
-
 def test_programs_may_share_indexes(tmp_path):
     built: list[str] = []
 
@@ -232,44 +147,7 @@ def test_a_damaged_index_file_is_named(corpus, tmp_path):
         open_retriever("bm25", corpus, tmp_path / "index")
 
 
-class Letters:
-    """Embeds a text as its letter counts, scaled to length one."""
-
-    def __init__(self):
-        self.seen = []
-
-    def __call__(self, texts):
-        self.seen.append(list(texts))
-        rows = np.array([[text.count(letter) + 1e-9 for letter in "abc"] for text in texts])
-        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
-
-def test_scores_are_cosines_and_vectors_are_kept():
-    embed = Letters()
-    reranker = EmbeddingReranker(embed)
-    assert reranker.scores("aa", ["b", "a", "ab", "b"]) == [0.0, 1.0, 0.707107, 0.0]
-    reranker.scores("b", ["ab", "c"])
-    assert embed.seen == [["aa", "b", "a", "ab"], ["b", "c"]]
-
-
-def test_the_oldest_vectors_are_forgotten():
-    embed = Letters()
-    reranker = EmbeddingReranker(embed, kept=1)
-    reranker.scores("a", ["a", "b"])
-    reranker.scores("a", ["b", "a"])
-    assert embed.seen[1] == ["a", "a"]
-
-
 def test_the_best_come_first_and_equals_keep_their_order():
     assert top(["x", "y", "z"], [1.0, 2.0, 1.0], 2) == ["y", "x"]
     assert top([], [], 3) == []
     assert verbalise(Triple("a", "b", "c")) == "a b c"
-
-
-def test_the_retriever_lends_its_embedder_and_bm25_has_none():
-    class Dense:
-        embed = Letters()
-
-    assert open_reranker(Dense(), None).scores("a", ["a"]) == [1.0]
-    with pytest.raises(ValueError, match="BM25 retriever has none"):
-        open_reranker(object(), None)

@@ -172,9 +172,9 @@ def score_pairs(
     replies = generate_replies(model, encoder.tokenizer, prompts, train, process_index, num_processes, enough)
     embed = None
     if train.eval_embedder is not None:
-        from tripletune.rag.retrievers import load_embedder
+        from tripletune.rag.embedding import open_embedder
 
-        embed = load_embedder(train.eval_embedder)
+        embed = open_embedder(train.eval_embedder).encode
     summary = score_extractions((Prediction.of(*both) for both in zip(pairs, replies)), embed)
     return flatten_means(summary)
 

@@ -124,7 +124,7 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
         # Construction: documents D_t, their triples with provenance M^D and M^S, the N best as candidates.
         hits = await retriever.retrieve(query, options.top_k)
         facts = await _construct(hits, extractor, llm, read, trace)
-        candidates = _rerank(query, facts, tools.reranker, options)
+        candidates = await _rerank(query, facts, tools.reranker, options)
         unknown = sum(not read[hit.passage.id].known for hit in hits)
         trace.add_step(Step(query, tuple(fact.triple for fact in candidates)), hits, unknown)
         # Integration: eq. 1 with the history of eq. 2, then the projections of eq. 3 and 4.
@@ -172,14 +172,15 @@ async def _extract_all(passages: dict[str, Passage], extractor: Extractor, llm: 
     return found
 
 
-def _rerank(query: str, facts: list[Fact], reranker: Reranker | None, options: CiragOptions) -> list[Fact]:
+async def _rerank(query: str, facts: list[Fact], reranker: Reranker | None, options: CiragOptions) -> list[Fact]:
     if not options.rerank:
         return facts
     if reranker is None:
         raise ValueError("CIRAG reranks triples, and no reranker was given: name one, or set rerank=False")
     if not facts:
         return []
-    return top(facts, reranker.scores(query, [verbalise(fact.triple) for fact in facts]), options.candidates)
+    scores = await reranker.scores(query, [verbalise(fact.triple) for fact in facts])
+    return top(facts, scores, options.candidates)
 
 
 def _next(decision: Decision, asked: set[str], rounds: int, options: CiragOptions) -> tuple[str, StopReason]:

@@ -44,7 +44,7 @@ class Store:
 class Later:
     """Prefers triples that stand late."""
 
-    def scores(self, query, texts):
+    async def scores(self, query, texts):
         return range(len(texts))
 
 

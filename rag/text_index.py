@@ -1,0 +1,211 @@
+"""Indexes over rows of text, whatever a row is: a passage, or a triple as a sentence.
+
+BM25, vectors (exact search), and both fused by reciprocal ranks. An index lives in a folder beside its manifest
+(`rag/index.py`). Rows with equal scores are ordered by their number, so a ranking never depends on chance.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+
+from tripletune.rag.embedding import Embedder, Together
+from tripletune.rag.index import prepare
+
+logger = logging.getLogger(__name__)
+
+RetrieverKind = Literal["bm25", "dense", "hybrid"]
+# All rows from the first on, and (row, score) pairs of those that were found, best first.
+Rows = Callable[[], Iterable[str]]
+Ranking = list[tuple[int, float]]
+_WORD = re.compile(r"\w+")
+_VECTORS = "vectors.f16"
+# Rows that are embedded between two writes to disk, and rows that are compared with a query at once.
+_CHUNK, _COMPARED = 4096, 65536
+
+
+class TextIndex(Protocol):
+    """Rows of text that are searched; nothing of it runs on the event loop."""
+
+    async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
+        """The at most `k` best rows for each query."""
+        ...
+
+
+def open_text_index(
+    kind: RetrieverKind,
+    folder: str | Path,
+    wanted: dict[str, Any],
+    rows: Rows,
+    count: int,
+    embedder: Embedder | None = None,
+) -> TextIndex:
+    """Open the index of some rows, building what is missing or out of date.
+
+    Args:
+        kind: How rows are found.
+        folder: Holds one sub-folder for BM25 and one for vectors.
+        wanted: What names the rows, for the manifest: JSON values.
+        rows: Gives the rows; called only where an index is built.
+        count: How many there are.
+        embedder: For "dense" and "hybrid".
+
+    Raises:
+        ValueError: unknown kind, no embedder, or no row has a word.
+    """
+    if kind not in get_args(RetrieverKind):
+        raise ValueError(f"retriever {kind!r} is not one of {', '.join(get_args(RetrieverKind))}")
+    if kind == "bm25":
+        return Bm25Index.open(Path(folder) / "bm25", wanted, rows)
+    if embedder is None:
+        raise ValueError(f"retriever {kind!r} needs a sentence encoder: give a hub id, a folder or pypi:<package>")
+    dense = VectorIndex.open(Path(folder) / "dense", wanted, rows, count, embedder)
+    return dense if kind == "dense" else FusedIndex([Bm25Index.open(Path(folder) / "bm25", wanted, rows), dense])
+
+
+class Bm25Index:
+    """BM25 (Robertson and Zaragoza, 2009; the Lucene variant of bm25s), English stems, English stop words left out."""
+
+    def __init__(self, index: Any) -> None:
+        self._index = index
+        self._together: Together[tuple[str, int], Ranking] = Together(self._search)
+
+    @classmethod
+    def open(cls, folder: Path, wanted: dict[str, Any], rows: Rows, k1: float = 1.5, b: float = 0.75) -> Bm25Index:
+        """Open or build the index in `folder`; see `open_text_index`."""
+        import bm25s
+
+        # bm25s sets its own logger to DEBUG when it is imported.
+        logging.getLogger("bm25s").setLevel(logging.WARNING)
+
+        def build(out: Path) -> None:
+            vocabulary: dict[str, int] = {}
+            ids = [[vocabulary.setdefault(token, len(vocabulary)) for token in _tokens(row)] for row in rows()]
+            if not vocabulary:
+                raise ValueError(f"{folder}: no row has a word that is not a stop word, so BM25 finds none")
+            index = bm25s.BM25(k1=k1, b=b)
+            index.index((ids, vocabulary), create_empty_token=False, show_progress=False)
+            index.save(out, allow_pickle=False, show_progress=False)
+
+        prepare(folder, {"kind": "bm25", **wanted, "k1": k1, "b": b, "stemmer": "english"}, build)
+        return cls(bm25s.BM25.load(folder, mmap=True, allow_pickle=False, show_progress=False))
+
+    async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
+        """See `TextIndex`; rows that share no word with the query are left out."""
+        return await self._together([(query, k) for query in queries])
+
+    def _search(self, keys: list[tuple[str, int]]) -> list[Ranking]:
+        read = [(self._index.get_tokens_ids(_tokens(query)), k) for query, k in keys]
+        return [_best(self._index.get_scores_from_ids(ids), k, above=0.0) if ids else [] for ids, k in read]
+
+
+class VectorIndex:
+    """Cosine similarity of sentence embeddings, by exact search over vectors that stay in their file as float16."""
+
+    def __init__(self, vectors: np.ndarray, embedder: Embedder) -> None:
+        self._vectors, self._embedder = vectors, embedder
+        self._together = Together(self._search)
+
+    @classmethod
+    def open(cls, folder: Path, wanted: dict[str, Any], rows: Rows, count: int, embedder: Embedder) -> VectorIndex:
+        """Open or build the index in `folder`; see `open_text_index`. A build that was killed goes on."""
+        width = embedder.width
+        made_by = {"encoder": embedder.name, "weights": embedder.weights, "width": width, "dtype": "float16"}
+        prepare(
+            folder,
+            {"kind": "dense", **wanted, **made_by},
+            lambda out: embed_rows(rows(), count, out / _VECTORS, embedder),
+        )
+        vectors = np.memmap(folder / _VECTORS, dtype=np.float16, mode="r").reshape(-1, width)
+        if len(vectors) != count:
+            raise ValueError(f"{folder} holds {len(vectors):,} vectors for {count:,} rows: remove it to build it again")
+        return cls(vectors, embedder)
+
+    async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
+        """See `TextIndex`; scores are rounded to six decimals, so equal rows tie and keep their order."""
+        vectors = await self._embedder.queries(queries)
+        return await self._together([(vector.tobytes(), k) for vector in vectors])
+
+    def _search(self, keys: list[tuple[bytes, int]]) -> list[Ranking]:
+        import torch
+
+        queries = torch.from_numpy(np.stack([np.frombuffer(vector, np.float32) for vector, _ in keys]))
+        found: list[Ranking] = [[] for _ in keys]
+        # One pass over the file serves all queries that wait.
+        for start in range(0, len(self._vectors), _COMPARED):
+            block = torch.from_numpy(np.array(self._vectors[start : start + _COMPARED])).float()
+            scores = (queries @ block.T).numpy().round(6)
+            for mine, row, (_, k) in zip(found, scores, keys):
+                mine += [(start + place, round(score, 6)) for place, score in _best(row, k)]
+        return [sorted(mine, key=lambda pair: (-pair[1], pair[0]))[:k] for mine, (_, k) in zip(found, keys)]
+
+
+class FusedIndex:
+    """Reciprocal rank fusion (Cormack et al., 2009): the sum of `1 / (constant + rank)` over the indexes."""
+
+    def __init__(self, parts: Sequence[TextIndex], constant: int = 60, depth: int = 100) -> None:
+        self._parts, self._constant, self._depth = parts, constant, depth
+
+    async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
+        """See `TextIndex`; the first `depth` (at least `k`) rows of each index are fused."""
+        found = await asyncio.gather(*(part.rank(queries, max(k, self._depth)) for part in self._parts))
+        return [reciprocal_rank_fusion(rankings, self._constant)[:k] for rankings in zip(*found)]
+
+
+def reciprocal_rank_fusion(rankings: Sequence[Sequence[tuple[int, float]]], constant: int = 60) -> Ranking:
+    """Fuse rankings of `(row, score)` pairs; ranks count from 1 and equal sums are ordered by row."""
+    fused: dict[int, float] = {}
+    for ranking in rankings:
+        for rank, (row, _) in enumerate(ranking, 1):
+            fused[row] = fused.get(row, 0.0) + 1.0 / (constant + rank)
+    return sorted(fused.items(), key=lambda item: (-item[1], item[0]))
+
+
+def embed_rows(rows: Iterable[str], count: int, path: Path, embedder: Embedder, chunk: int = _CHUNK) -> None:
+    """Append the vectors of the rows to `path`, after the complete vectors that it holds already."""
+    size = 2 * embedder.width
+    done = path.stat().st_size // size if path.exists() else 0
+    if done:
+        logger.info("continuing the dense index after %d of %d rows", done, count)
+    with path.open("r+b" if done else "wb") as file:
+        file.truncate(done * size)
+        file.seek(0, 2)
+        left = islice(rows, done, None)
+        while block := list(islice(left, chunk)):
+            file.write(embedder.encode(block).astype(np.float16).tobytes())
+            file.flush()
+            done += len(block)
+            logger.info("embedded %d of %d rows", done, count)
+
+
+@cache
+def _stemmer_and_stop_words() -> tuple[Any, frozenset[str]]:
+    import Stemmer
+    from bm25s.stopwords import STOPWORDS_EN
+
+    return Stemmer.Stemmer("english"), frozenset(STOPWORDS_EN)
+
+
+def _tokens(text: str) -> list[str]:
+    stemmer, stop_words = _stemmer_and_stop_words()
+    words = _WORD.findall(unicodedata.normalize("NFKC", text).lower())
+    return stemmer.stemWords([word for word in words if word not in stop_words])
+
+
+def _best(scores: np.ndarray, k: int, above: float = -np.inf) -> Ranking:
+    """The `k` best rows with a score greater than `above`; of equal scores the earlier row goes first."""
+    candidates = np.flatnonzero(scores > above)
+    if len(candidates) > k:
+        threshold = np.partition(scores[candidates], -k)[-k]
+        candidates = candidates[scores[candidates] >= threshold]
+    order = candidates[np.argsort(-scores[candidates], kind="stable")][:k]
+    return [(int(row), float(scores[row])) for row in order]

@@ -1,0 +1,152 @@
+"""All triples of a corpus as one index: each distinct statement is a row, with its passages and its neighbours.
+
+T2RAG searches the rows as sentences (section 4.2); GEAR walks from a row to those that share an entity with it. Triples
+stay in a file; memory holds numbers alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import unicodedata
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tripletune.models.data.records import normalize_answer
+from tripletune.models.data.triples import Triple
+from tripletune.rag.embedding import Embedder
+from tripletune.rag.index import PassageStore, prepare
+from tripletune.rag.retrievers import verbalise
+from tripletune.rag.text_index import Ranking, RetrieverKind, TextIndex, open_text_index
+from tripletune.rag.triple_store import StoredTriples, TripleSource
+
+logger = logging.getLogger(__name__)
+
+_TRIPLES, _OFFSETS, _PAIRS, _ENTITIES = "triples.jsonl", "offsets.npy", "pairs.index.npy", "entities.index.npy"
+
+
+class TripleIndex:
+    """The distinct triples of a corpus, in the order in which its passages state them.
+
+    Args:
+        passages: The corpus.
+        folder: Holds the rows, as `open` writes them.
+        index: Searches them.
+    """
+
+    def __init__(self, passages: PassageStore, folder: Path, index: TextIndex) -> None:
+        self.passages, self._index = passages, index
+        self._file = (folder / _TRIPLES).open("rb")
+        self._offsets = np.load(folder / _OFFSETS, mmap_mode="r")
+        rows, positions = np.load(folder / _PAIRS)
+        self._passages, self._rows = _Groups(rows, positions), _Groups(positions, rows)
+        self.entities = np.load(folder / _ENTITIES)
+        numbers = np.arange(len(self))
+        self._of_entity = _Groups(self.entities.ravel(), np.concatenate([numbers, numbers]))
+
+    @classmethod
+    def open(
+        cls,
+        kind: RetrieverKind,
+        passages: PassageStore,
+        triples: StoredTriples,
+        index_dir: str | Path,
+        embedder: Embedder | None = None,
+    ) -> TripleIndex:
+        """Open the triples of a corpus in `index_dir/triples`, building what is missing or out of date.
+
+        Args:
+            kind: How rows are found.
+            passages: The corpus.
+            triples: The triples of its passages.
+            index_dir: Holds all indexes of the corpus.
+            embedder: For "dense" and "hybrid".
+
+        Raises:
+            ValueError: no passage has a triple, or see `open_text_index`.
+        """
+        root = Path(index_dir) / "triples"
+        wanted = {"corpus_sha256": passages.sha256, "triples": triples.identity}
+        prepare(root / "rows", {"kind": "triples", **wanted}, lambda out: _write(passages, triples, out))
+        count = len(np.load(root / "rows" / _OFFSETS, mmap_mode="r"))
+        rows = lambda: (verbalise(triple) for triple in _read(root / "rows"))  # noqa: E731
+        return cls(passages, root / "rows", open_text_index(kind, root, wanted, rows, count, embedder))
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __getitem__(self, row: int) -> Triple:
+        self._file.seek(int(self._offsets[row]))
+        return Triple(*json.loads(self._file.readline()))
+
+    def passages_of(self, row: int) -> np.ndarray:
+        """The positions of all passages that state a triple, in the order of the corpus."""
+        return self._passages[row]
+
+    def rows_of(self, position: int) -> np.ndarray:
+        """The triples that a passage states."""
+        return self._rows[position]
+
+    def neighbours(self, row: int, limit: int | None = None) -> np.ndarray:
+        """The rows that share an entity with one, in order; at most `limit` of them."""
+        found = np.concatenate([self._of_entity[entity] for entity in self.entities[:, row]])
+        return np.setdiff1d(found, [row])[:limit]
+
+    async def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
+        """The at most `k` best rows for each query, each with its score."""
+        return await self._index.rank(queries, k)
+
+
+def entity_key(name: str) -> str:
+    """What two names of one entity have in common: case, punctuation, articles and Unicode forms don't count."""
+    return normalize_answer(unicodedata.normalize("NFKC", name))
+
+
+class _Groups:
+    """The values of each key, by number, in order."""
+
+    def __init__(self, keys: np.ndarray, values: np.ndarray) -> None:
+        self._values = values[np.argsort(keys, kind="stable")]
+        self._starts = np.concatenate([[0], np.cumsum(np.bincount(keys))])
+
+    def __getitem__(self, key: int) -> np.ndarray:
+        return self._values[slice(*self._starts[key : key + 2])] if key < len(self._starts) - 1 else self._values[:0]
+
+
+def _write(passages: PassageStore, triples: TripleSource, folder: Path) -> None:
+    rows: dict[Triple, int] = {}
+    names: dict[str, int] = {}
+    offsets, subjects, objects = array("q"), array("i"), array("i")
+    pairs: tuple[array[int], array[int]] = (array("i"), array("i"))
+    unknown = 0
+    with (folder / _TRIPLES).open("wb") as file:
+        for position, passage in enumerate(passages):
+            stated = triples.get(passage)
+            unknown += stated is None
+            for triple in dict.fromkeys(stated or ()):
+                if triple not in rows:
+                    rows[triple] = len(rows)
+                    offsets.append(file.tell())
+                    file.write(json.dumps(triple.as_list()).encode() + b"\n")
+                    for ids, name in ((subjects, triple.subject), (objects, triple.object)):
+                        ids.append(names.setdefault(entity_key(name), len(names)))
+                pairs[0].append(rows[triple])
+                pairs[1].append(position)
+    if not rows:
+        raise ValueError(f"{passages.corpus}: no passage has a triple: were the triples made from another corpus?")
+    logger.log(
+        logging.WARNING if unknown else logging.INFO,
+        "%s: %s distinct triples of %s entities; %s of %s passages were never read",
+        passages.corpus, f"{len(rows):,}", f"{len(names):,}", f"{unknown:,}", f"{len(passages):,}",
+    )  # fmt: skip
+    for name, values in ((_OFFSETS, offsets), (_PAIRS, pairs), (_ENTITIES, (subjects, objects))):
+        np.save(folder / name, np.asarray(values), allow_pickle=False)
+
+
+def _read(folder: Path) -> Iterator[Triple]:
+    with (folder / _TRIPLES).open("rb") as file:
+        for line in file:
+            yield Triple(*json.loads(line))

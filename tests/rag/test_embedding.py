@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import numpy as np
+import pytest
+
+from tripletune.rag.embedding import Embedder, open_embedder
+
+
+class Letters:
+    """Embeds a text as its letter counts; notes what it was asked for."""
+
+    def __init__(self, seconds=0.0):
+        self.seen, self.seconds = [], seconds
+
+    def __call__(self, texts, kind):
+        time.sleep(self.seconds)
+        self.seen.append((kind, list(texts)))
+        return np.array([[text.count(letter) + 1e-9 for letter in "abc"] for text in texts])
+
+
+def test_scores_are_cosines_and_vectors_are_kept():
+    encode = Letters()
+    embedder = Embedder("letters", encode)
+    assert asyncio.run(embedder.scores("aa", ["b", "a", "ab", "b"])) == [0.0, 1.0, 0.707107, 0.0]
+    assert asyncio.run(embedder.scores("aa", [])) == []
+    asyncio.run(embedder.scores("b", ["ab", "c"]))
+    assert encode.seen == [("query", ["aa"]), ("text", ["b", "a", "ab"]), ("query", ["b"]), ("text", ["c"])]
+
+
+def test_the_oldest_vectors_are_forgotten():
+    encode = Letters()
+    embedder = Embedder("letters", encode, kept=1)
+    asyncio.run(embedder.queries(["a", "b"]))
+    asyncio.run(embedder.queries(["b", "a"]))
+    assert [texts for _, texts in encode.seen] == [["a", "b"], ["a"]]
+
+
+def test_while_it_encodes_the_loop_runs_and_what_waits_goes_together():
+    """Defect D1: 64 questions with an encoder of 100 ms took 64 times 100 ms, and no reply was read meanwhile."""
+    encode = Letters(seconds=0.1)
+    embedder = Embedder("letters", encode)
+
+    async def run():
+        longest, done = 0.0, asyncio.Event()
+
+        async def heartbeat():
+            nonlocal longest
+            while not done.is_set():
+                before = time.perf_counter()
+                await asyncio.sleep(0.005)
+                longest = max(longest, time.perf_counter() - before)
+
+        beat = asyncio.create_task(heartbeat())
+        started = time.perf_counter()
+        found = await asyncio.gather(*(embedder.queries(["a" + "b" * number]) for number in range(64)))
+        seconds = time.perf_counter() - started
+        done.set()
+        await beat
+        return found, seconds, longest
+
+    found, seconds, longest = asyncio.run(run())
+    assert [vectors.shape for vectors in found] == [(1, 3)] * 64
+    assert sum(len(texts) for _, texts in encode.seen) == 64
+    assert len(encode.seen) <= 3
+    assert seconds < 1.0
+    assert longest < 0.09
+
+
+def test_a_failure_reaches_everybody_whom_it_concerns_and_nobody_else():
+    def encode(texts, kind):
+        if "bad" in texts:
+            raise RuntimeError("out of memory")
+        return np.ones((len(texts), 2))
+
+    embedder = Embedder("failing", encode)
+
+    async def run():
+        with pytest.raises(RuntimeError, match="out of memory"):
+            await embedder.queries(["good", "bad"])
+        return await embedder.queries(["good"])
+
+    assert asyncio.run(run()).shape == (1, 2)
+
+
+def test_a_vector_does_not_depend_on_company(tiny_encoder):
+    texts = ["Oslo", "Who directed the film?", "a b c d e f g", "Kelm", "Which river crosses Kelm and flows on?"]
+    embedder = open_embedder(str(tiny_encoder))
+    together = embedder.encode(texts)
+    assert (together == np.concatenate([embedder.encode([text]) for text in texts])).all()
+    assert np.linalg.norm(together, axis=1) == pytest.approx(1.0)
+
+
+def test_prompts_tell_queries_from_texts_and_a_process_opens_an_encoder_once(tiny_encoder):
+    plain = open_embedder(str(tiny_encoder))
+    assert open_embedder(str(tiny_encoder), None) is plain
+    prompted = open_embedder(str(tiny_encoder), query_prompt="Find: ")
+    assert prompted.name == f"{tiny_encoder} query='Find: '"
+    assert (prompted.encode(["Oslo"]) == plain.encode(["Oslo"])).all()
+    assert (prompted.encode(["Oslo"], "query") != plain.encode(["Oslo"], "query")).any()
+
+
+def test_an_endpoint_that_speaks_openais_embeddings(monkeypatch):
+    asked = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append((body["model"], body["input"]))
+            rows = [{"object": "embedding", "index": i, "embedding": [i, 1]} for i in range(len(body["input"]))]
+            reply = json.dumps({"object": "list", "model": "m", "data": rows[::-1]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(reply)
+
+        def log_message(self, *args):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    embedder = open_embedder("openai:m", query_prompt="q: ")
+    assert embedder.encode(["a", ""], "query") == pytest.approx(np.array([[0, 1], [0.5**0.5, 0.5**0.5]]))
+    assert asked == [("m", ["q: a", "q: "])]
+    server.shutdown()
+    monkeypatch.delenv("OPENAI_API_KEY")
+    with pytest.raises(ValueError, match=r"encoder openai:other: .*OPENAI_API_KEY"):
+        open_embedder("openai:other")

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from tripletune.rag.embedding import Embedder
+from tripletune.rag.text_index import Bm25Index, embed_rows, open_text_index, reciprocal_rank_fusion
+
+ROWS = ["a cab", "bad", "face", "face", "the of", "cage bead"]
+
+
+def letters(texts, kind):
+    return np.array([[1 + text.lower().count(letter) for letter in "abcdefgh"] for text in texts])
+
+
+@pytest.fixture
+def embedder():
+    return Embedder("letters", letters)
+
+
+def ranked(index, query, k=5):
+    return asyncio.run(index.rank([query], k))[0]
+
+
+def rows(index, query, k=5):
+    return [row for row, _ in ranked(index, query, k)]
+
+
+def opened(kind, folder, embedder=None, texts=ROWS):
+    return open_text_index(kind, folder, {"rows": texts}, lambda: iter(texts), len(texts), embedder)
+
+
+def test_reciprocal_rank_fusion_by_hand():
+    fused = reciprocal_rank_fusion([[(7, 9.0), (3, 8.0)], [(3, 0.9), (1, 0.8), (7, 0.7)]])
+    assert [row for row, _ in fused] == [3, 7, 1]
+    assert fused[0][1] == pytest.approx(1 / 62 + 1 / 61)
+    assert [row for row, _ in reciprocal_rank_fusion([[(5, 1.0)], [(2, 1.0)]])] == [2, 5]
+
+
+def test_vectors_rank_by_cosine_and_ties_keep_their_order(tmp_path, embedder):
+    index = opened("dense", tmp_path, embedder)
+    exact = letters(ROWS, "text") / np.linalg.norm(letters(ROWS, "text"), axis=1, keepdims=True)
+    query = letters(["face"], "query")[0] / np.linalg.norm(letters(["face"], "query"))
+    found = ranked(index, "face", 6)
+    assert [row for row, _ in found] == list(np.argsort(-(exact @ query).round(6), kind="stable"))
+    assert [score for _, score in found] == pytest.approx(sorted(exact @ query, reverse=True), abs=1e-3)
+    assert rows(index, "face", 1) == [2]
+    same = opened("dense", tmp_path / "same", embedder, ["same"] * 40)
+    assert rows(same, "same", 3) == [0, 1, 2]
+
+
+def test_rows_are_found_across_blocks(tmp_path, embedder, monkeypatch):
+    monkeypatch.setattr("tripletune.rag.text_index._COMPARED", 2)
+    blocks = ranked(opened("dense", tmp_path, embedder), "cage bead", 6)
+    monkeypatch.undo()
+    assert blocks == ranked(opened("dense", tmp_path, embedder), "cage bead", 6)
+
+
+def test_queries_that_wait_are_searched_together(tmp_path, embedder):
+    index = opened("dense", tmp_path, embedder)
+
+    async def both():
+        return await asyncio.gather(index.rank(["face", "bad"], 2), index.rank(["a cab"], 3))
+
+    assert asyncio.run(both()) == [[ranked(index, "face", 2), ranked(index, "bad", 2)], [ranked(index, "a cab", 3)]]
+
+
+def test_hybrid_fuses_both(tmp_path, embedder):
+    parts = [ranked(opened(kind, tmp_path, embedder), "bad cage", 100) for kind in ("bm25", "dense")]
+    hybrid = opened("hybrid", tmp_path, embedder)
+    assert ranked(hybrid, "bad cage", 4) == reciprocal_rank_fusion(parts)[:4]
+    assert rows(hybrid, "?!", 2) == rows(opened("dense", tmp_path, embedder), "?!", 2)
+
+
+def test_bm25_is_built_again_for_other_settings(tmp_path):
+    folder = tmp_path / "bm25"
+    first = ranked(Bm25Index.open(folder, {}, lambda: ROWS), "face", 1)
+    assert first != ranked(Bm25Index.open(folder, {}, lambda: ROWS, k1=0.2, b=0.0), "face", 1)
+
+
+def test_vectors_of_a_killed_build_are_kept(tmp_path):
+    encoded = []
+
+    def encode(texts, kind):
+        encoded.append(len(texts))
+        return letters(texts, kind)
+
+    embedder = Embedder("counting", encode)
+    assert embedder.width == 8
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    embed_rows(ROWS, 6, whole, embedder, chunk=2)
+    cut.write_bytes(whole.read_bytes()[: 3 * 16 + 5])
+    embed_rows(ROWS, 6, cut, embedder, chunk=2)
+    assert cut.read_bytes() == whole.read_bytes()
+    assert encoded == [1, 2, 2, 2, 2, 1]
+
+
+def test_vectors_and_rows_must_be_as_many(tmp_path, embedder):
+    opened("dense", tmp_path, embedder)
+    with pytest.raises(ValueError, match="6 vectors for 7 rows: remove it"):
+        open_text_index("dense", tmp_path, {"rows": ROWS}, lambda: ROWS, 7, embedder)
