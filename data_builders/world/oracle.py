@@ -184,6 +184,11 @@ class WorldOracle:
             raise CallError(f"{self.model}: the world has no question {text!r}")
         return found
 
+    def hops_of(self, text: str) -> list[GoldHop]:
+        """What a question or sub-query of this wording needs."""
+        hop = self._subqueries.get(" ".join(text.split()))
+        return [hop] if hop else self.hops(self.question(text))
+
     def hops(self, question: WorldQuestion) -> list[GoldHop]:
         """What the question needs, in reasoning order; nothing for common knowledge."""
         hops = []

@@ -1,0 +1,171 @@
+"""Personalised PageRank over the triples of a corpus, in the manner of HippoRAG 2 (Gutierrez et al., 2025).
+
+Nodes are entities and passages; edges lead between the entities of a triple, between a passage and the entities of its
+triples, and between synonyms. A walk starts at the entities of the triples that are closest to the question and that the
+model keeps, and, with a small weight, at the passages that a retrieval finds. Where the paper leaves a choice: an entity's
+weight is the mean of its triples', shared among its passages; with no triple kept the retrieval's order stands, as there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from scipy.sparse import coo_array, csr_array
+
+from tripletune.models.data.records import Step, one_line
+from tripletune.models.llm.replies import UnusableReply, ask, find_json
+from tripletune.models.options import require, setting
+from tripletune.rag.chat_generator import READER, answer_from, prompt_files, prompts_of
+from tripletune.rag.embedding import Embedder
+from tripletune.rag.graph import personalised_pagerank
+from tripletune.rag.retrievers import Retrieved, verbalise
+from tripletune.rag.systems import QuestionClient, System, Tools, need
+from tripletune.rag.text_index import Ranking
+from tripletune.rag.trace import Trace
+from tripletune.rag.triple_index import TripleIndex
+
+_NAMES = ("ppr_filter", READER)
+_BUILDING = threading.Lock()
+_COMPARED = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class PprOptions:
+    """Settings of a run; the defaults are HippoRAG 2's.
+
+    Raises:
+        ValueError: a value is out of range; all problems are named at once.
+    """
+
+    top_k: int = setting(5, "passages that are read", at_least=1)
+    triples: int = setting(5, "triples closest to the question, whose entities the walk may start at", at_least=1)
+    filter: bool = setting(True, "the model drops triples that do not help; no keeps all of them")
+    damping: float = setting(0.5, "probability that the walk goes on", above=0, below=1)
+    synonyms: float | None = setting(
+        0.8, "smallest cosine of two names of one thing, which needs an --encoder; none has no such edges", above=0
+    )
+    passage_weight: float = setting(0.05, "weight of the passages that a retrieval finds as starts", at_least=0)
+    retrieved: int = setting(100, "how many of these there are", at_least=1)
+    repairs: int = setting(1, "most repair turns for a reply that can't be used", at_least=0)
+    prompts: str | None = setting(None, "folder with prompts of one's own: ppr_filter.md, answer_passages.md")
+    max_filter_tokens: int = setting(128, "longest reply of the filter", at_least=1)
+    max_answer_tokens: int = setting(100, "longest answer", at_least=1)
+
+    def __post_init__(self) -> None:
+        require(self)
+
+
+async def ppr(question: str, search: str, tools: Tools, options: PprOptions) -> Trace:
+    """Answer one question from the passages with the highest PageRank; see `System.run`."""
+    started = time.perf_counter()
+    trace = Trace(question, stop_reason="single_pass")
+    index: TripleIndex = need(tools, "triples", "ppr")
+    llm = QuestionClient(need(tools, "llm", "ppr"), trace, tools.question_id, tools.sampling)
+    prompts = prompts_of(options.prompts, _NAMES)
+
+    hits: list[Retrieved] = await need(tools, "retriever", "ppr").retrieve(search, options.retrieved)
+    (found,) = await index.search([search], options.triples)
+    if options.filter and found:
+        facts = "\n".join(f"{number}. {verbalise(index[row])}" for number, (row, _) in enumerate(found, 1))
+        chat = prompts.chat("ppr_filter", f"Facts:\n{facts}\n\nQuestion: {one_line(question)}")
+        try:
+            kept = await ask(llm, chat, lambda text: _numbers(text, len(found)), role="ppr.filter",
+                             sampling=llm.up_to(options.max_filter_tokens), repairs=options.repairs)  # fmt: skip
+            found = [found[number - 1] for number in kept]
+        except UnusableReply as error:
+            trace.tally(f"filter.{error.reason}")
+    ranking: Ranking = [(hit.position, hit.score) for hit in hits]
+    if found:
+        embedder = need(tools, "reranker", "ppr") if options.synonyms is not None else None
+        ranking = await asyncio.to_thread(_walk, index, embedder, found, ranking, options)
+    best = [Retrieved(index.passages[position], score, position) for position, score in ranking[: options.top_k]]
+    trace.add_step(Step(search, tuple(index[row] for row, _ in found)), best)
+    trace.details["ranking"] = [index.passages[position].id for position, _ in ranking[:100]]
+    passages = [hit.passage for hit in best]
+    trace.answer = await answer_from("ppr", question, passages, llm, prompts, options.max_answer_tokens)
+    trace.seconds = time.perf_counter() - started
+    return trace
+
+
+def _numbers(text: str, most: int) -> list[int]:
+    """The numbers in a reply's list; those that name nothing are passed over."""
+    return [number for number in find_json(text, list) if type(number) is int and 1 <= number <= most]
+
+
+def _walk(
+    index: TripleIndex, embedder: Embedder | None, found: Ranking, hits: Ranking, options: PprOptions
+) -> Ranking:
+    """Positions of passages by PageRank, best first."""
+    with _BUILDING:
+        adjacency = _graph(index, embedder, options.synonyms)
+    entities = int(index.entities.max()) + 1
+    seeds = np.zeros(adjacency.shape[0])
+    weights: dict[int, list[float]] = {}
+    for row, score in found:
+        for entity in set(index.entities[:, row].tolist()):
+            weights.setdefault(entity, []).append(max(score, 1e-6))
+    for entity, scores in weights.items():
+        # Few passages name what is specific.
+        named_in = max(1, int((adjacency[[entity], entities:] > 0).sum()))
+        seeds[entity] = float(np.mean(scores)) / named_in
+    scores = np.array([score for _, score in hits])
+    if hits and options.passage_weight:
+        low, high = scores.min(), scores.max()
+        shares = (scores - low) / (high - low) if high > low else np.ones(len(scores))
+        seeds[[entities + position for position, _ in hits]] = options.passage_weight * shares
+    ranks = personalised_pagerank(adjacency, seeds, options.damping)[entities:].round(12)
+    order = np.lexsort((np.arange(len(ranks)), -ranks))
+    return [(int(position), float(ranks[position])) for position in order if ranks[position] > 0]
+
+
+@lru_cache(maxsize=1)
+def _graph(index: TripleIndex, embedder: Embedder | None, threshold: float | None) -> csr_array:
+    """Edges between entities, then passages, each way; an entity has no edge to itself."""
+    subjects, objects = (column.astype(np.int64) for column in index.entities)
+    entities = int(index.entities.max()) + 1
+    size = entities + len(index.passages)
+    stated = [(row, int(position)) for row in range(len(index)) for position in index.passages_of(row)]
+    rows, positions = np.array(stated, dtype=np.int64).T
+    between = {(int(entity), int(place)) for column in (subjects, objects) for entity, place in zip(column[rows], entities + positions)}
+    parts = [(subjects, objects, np.ones(len(subjects))), (*np.array(sorted(between)).T, np.ones(len(between)))]
+    if embedder is not None and threshold is not None:
+        parts.append(_synonyms(index, embedder, threshold))
+    one, other, weights = (np.concatenate(columns) for columns in zip(*parts))
+    apart = one != other
+    edges = coo_array((weights[apart], (one[apart], other[apart])), shape=(size, size))
+    return (edges + edges.T).tocsr()
+
+
+def _synonyms(index: TripleIndex, embedder: Embedder, threshold: float) -> tuple[Any, Any, Any]:
+    names: dict[int, str] = {}
+    for row in range(len(index)):
+        for entity, name in zip(index.entities[:, row].tolist(), (index[row].subject, index[row].object)):
+            names.setdefault(entity, name)
+    vectors = embedder.encode([names[entity] for entity in range(len(names))])
+    found: Sequence[tuple[Any, Any, Any]] = []
+    for start in range(0, len(vectors), _COMPARED):
+        cosines = np.triu(vectors[start : start + _COMPARED] @ vectors.T, start + 1)
+        one, other = np.nonzero(cosines >= threshold)
+        found = [*found, (one + start, other, cosines[one, other])]
+    one, other, weights = (np.concatenate(columns) for columns in zip(*found))
+    return one, other, weights
+
+
+SYSTEM = System(
+    name="ppr",
+    summary="answers from the passages with the highest PageRank, walked from the triples closest to the question",
+    run=ppr,
+    needs_corpus=lambda options: True,
+    needs_triples=lambda options: True,
+    needs_reranker=lambda options: options.synonyms is not None,
+    options=PprOptions,
+    model="llm",
+    files=prompt_files(*_NAMES, names=_NAMES),
+)
