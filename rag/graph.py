@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -28,7 +28,7 @@ class TripleGraph(Protocol):
         """The triple of a row."""
         ...
 
-    def neighbours(self, row: int) -> Sequence[int]:
+    def neighbours(self, row: int) -> Iterable[int]:
         """The rows that share subject or object with a row."""
         ...
 

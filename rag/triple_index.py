@@ -38,7 +38,7 @@ class TripleIndex:
     """
 
     def __init__(self, passages: PassageStore, folder: Path, index: TextIndex) -> None:
-        self.passages, self._index = passages, index
+        self.passages, self._folder, self._index = passages, folder, index
         self._file = (folder / _TRIPLES).open("rb")
         self._offsets = np.load(folder / _OFFSETS, mmap_mode="r")
         rows, positions = np.load(folder / _PAIRS)
@@ -82,6 +82,9 @@ class TripleIndex:
         self._file.seek(int(self._offsets[row]))
         return Triple(*json.loads(self._file.readline()))
 
+    def __iter__(self) -> Iterator[Triple]:
+        return _read(self._folder)
+
     def passages_of(self, row: int) -> np.ndarray:
         """The positions of all passages that state a triple, in the order of the corpus."""
         return self._passages[row]
@@ -90,10 +93,10 @@ class TripleIndex:
         """The triples that a passage states."""
         return self._rows[position]
 
-    def neighbours(self, row: int, limit: int | None = None) -> np.ndarray:
-        """The rows that share an entity with one, in order; at most `limit` of them."""
+    def neighbours(self, row: int) -> np.ndarray:
+        """The rows that share an entity with one, in order."""
         found = np.concatenate([self._of_entity[entity] for entity in self.entities[:, row]])
-        return np.setdiff1d(found, [row])[:limit]
+        return np.setdiff1d(found, [row])
 
     async def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """The at most `k` best rows for each query, each with its score."""

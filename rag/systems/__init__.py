@@ -119,6 +119,7 @@ class System:
         needs_triples: Whether it reads triples from a store under these options.
         needs_reranker: Whether it ranks triples by a query under these options.
         searches_triples: Whether it searches the triples of the corpus, not its passages, under these options.
+        searches_both: Whether one that searches triples searches passages, too.
         options: The class of its options; the fields' defaults are its paper's.
         model: What it works with: "any" (a Graph-LLM, or a chat model in its place), or an "llm" that it prompts.
         files: Digests of the files that its results depend on under these options and a chat model, by name.
@@ -136,6 +137,7 @@ class System:
     options: type[Any] = LoopOptions
     model: Literal["any", "llm"] = "any"
     files: Callable[[Any], Mapping[str, str]] = lambda options: {}
+    searches_both: bool = False
     plans: bool = False
     needs_gold: bool = False
 

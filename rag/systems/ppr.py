@@ -1,9 +1,10 @@
 """Personalised PageRank over the triples of a corpus, in the manner of HippoRAG 2 (Gutierrez et al., 2025).
 
 Nodes are entities and passages; edges lead between the entities of a triple, between a passage and the entities of its
-triples, and between synonyms. A walk starts at the entities of the triples that are closest to the question and that the
-model keeps, and, with a small weight, at the passages that a retrieval finds. Where the paper leaves a choice: an entity's
-weight is the mean of its triples', shared among its passages; with no triple kept the retrieval's order stands, as there.
+triples, and between synonyms. A walk starts at the entities of the triples that are closest to the question and that
+the model keeps, and, with a small weight, at the passages that a retrieval finds. Where the paper leaves a choice: an
+entity's weight is the mean of its triples', shared among its passages. With no triple kept the retrieval's order
+stands, as in the paper.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -99,9 +99,7 @@ def _numbers(text: str, most: int) -> list[int]:
     return [number for number in find_json(text, list) if type(number) is int and 1 <= number <= most]
 
 
-def _walk(
-    index: TripleIndex, embedder: Embedder | None, found: Ranking, hits: Ranking, options: PprOptions
-) -> Ranking:
+def _walk(index: TripleIndex, embedder: Embedder | None, found: Ranking, hits: Ranking, options: PprOptions) -> Ranking:
     """Positions of passages by PageRank, best first."""
     with _BUILDING:
         adjacency = _graph(index, embedder, options.synonyms)
@@ -115,10 +113,10 @@ def _walk(
         # Few passages name what is specific.
         named_in = max(1, int((adjacency[[entity], entities:] > 0).sum()))
         seeds[entity] = float(np.mean(scores)) / named_in
-    scores = np.array([score for _, score in hits])
     if hits and options.passage_weight:
-        low, high = scores.min(), scores.max()
-        shares = (scores - low) / (high - low) if high > low else np.ones(len(scores))
+        found_by = np.array([score for _, score in hits])
+        low, high = found_by.min(), found_by.max()
+        shares = (found_by - low) / (high - low) if high > low else np.ones(len(hits))
         seeds[[entities + position for position, _ in hits]] = options.passage_weight * shares
     ranks = personalised_pagerank(adjacency, seeds, options.damping)[entities:].round(12)
     order = np.lexsort((np.arange(len(ranks)), -ranks))
@@ -133,8 +131,9 @@ def _graph(index: TripleIndex, embedder: Embedder | None, threshold: float | Non
     size = entities + len(index.passages)
     stated = [(row, int(position)) for row in range(len(index)) for position in index.passages_of(row)]
     rows, positions = np.array(stated, dtype=np.int64).T
-    between = {(int(entity), int(place)) for column in (subjects, objects) for entity, place in zip(column[rows], entities + positions)}
-    parts = [(subjects, objects, np.ones(len(subjects))), (*np.array(sorted(between)).T, np.ones(len(between)))]
+    both, places = np.concatenate([subjects[rows], objects[rows]]), np.tile(entities + positions, 2)
+    named, place = np.unique(np.stack([both, places]), axis=1)
+    parts = [(subjects, objects, np.ones(len(subjects))), (named, place, np.ones(len(named)))]
     if embedder is not None and threshold is not None:
         parts.append(_synonyms(index, embedder, threshold))
     one, other, weights = (np.concatenate(columns) for columns in zip(*parts))
@@ -145,15 +144,15 @@ def _graph(index: TripleIndex, embedder: Embedder | None, threshold: float | Non
 
 def _synonyms(index: TripleIndex, embedder: Embedder, threshold: float) -> tuple[Any, Any, Any]:
     names: dict[int, str] = {}
-    for row in range(len(index)):
-        for entity, name in zip(index.entities[:, row].tolist(), (index[row].subject, index[row].object)):
+    for row, triple in enumerate(index):
+        for entity, name in zip(index.entities[:, row].tolist(), (triple.subject, triple.object)):
             names.setdefault(entity, name)
     vectors = embedder.encode([names[entity] for entity in range(len(names))])
-    found: Sequence[tuple[Any, Any, Any]] = []
+    found = []
     for start in range(0, len(vectors), _COMPARED):
         cosines = np.triu(vectors[start : start + _COMPARED] @ vectors.T, start + 1)
         one, other = np.nonzero(cosines >= threshold)
-        found = [*found, (one + start, other, cosines[one, other])]
+        found.append((one + start, other, cosines[one, other]))
     one, other, weights = (np.concatenate(columns) for columns in zip(*found))
     return one, other, weights
 
@@ -165,6 +164,8 @@ SYSTEM = System(
     needs_corpus=lambda options: True,
     needs_triples=lambda options: True,
     needs_reranker=lambda options: options.synonyms is not None,
+    searches_triples=lambda options: True,
+    searches_both=True,
     options=PprOptions,
     model="llm",
     files=prompt_files(*_NAMES, names=_NAMES),
