@@ -16,6 +16,7 @@ StopReason = Literal[
     "sufficient",
     "no_question",
     "no_retrieval",
+    "no_searchable",
     "max_rounds",
     "repeated_subquery",
     "malformed",
@@ -71,7 +72,8 @@ class Trace:
         answer: The final answer.
         stop_reason: Why planning ended: the planner's own decision ("sufficient", "no_retrieval"), a limit
             ("max_rounds", "repeated_subquery", "malformed"), or a system that does not plan ("single_pass",
-            "retrieval_off"). CIRAG's planner says "no_question".
+            "retrieval_off"). CIRAG's planner says "no_question"; T2RAG has "no_searchable" when no clue can be
+            searched any more.
         malformed: Planning replies without a readable action.
         unexpected: Planning replies with an action that does not belong there.
         calls: Model calls, answering included.

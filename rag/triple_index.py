@@ -102,6 +102,32 @@ class TripleIndex:
         """The at most `k` best rows for each query, each with its score."""
         return await self._index.rank(queries, k)
 
+    async def gather(self, queries: Sequence[str], k: int, candidates: int) -> tuple[list[int], dict[int, float]]:
+        """The best rows of all queries together, until they come from `k` passages (T2RAG, algorithm 2).
+
+        Args:
+            queries: What is searched.
+            k: Most passages; of a row that further passages state, the first in the corpus count.
+            candidates: Rows found for each query.
+
+        Returns:
+            The rows, best first, and for each passage, by position, the score of the row that brought it.
+        """
+        pool: dict[int, float] = {}
+        for ranking in await self.search(queries, candidates):
+            for row, score in ranking:
+                pool[row] = max(score, pool.get(row, score))
+        rows: list[int] = []
+        passages: dict[int, float] = {}
+        for row, score in sorted(pool.items(), key=lambda pair: (-pair[1], pair[0])):
+            if len(passages) == k:
+                break
+            rows.append(row)
+            for position in self.passages_of(row).tolist():
+                if len(passages) < k:
+                    passages.setdefault(position, score)
+        return rows, passages
+
 
 def entity_key(name: str) -> str:
     """What two names of one entity have in common: case, punctuation, articles and Unicode forms don't count."""

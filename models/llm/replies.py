@@ -29,6 +29,10 @@ _BRACKET = re.compile(r"[\[{]")
 _JSON_START = re.compile(r"([\[{])\s*([\"'\[{])")
 _TRAILING_COMMA = re.compile(r",(?=\s*[\]}])")
 _LONGEST_REPAIRED = 20_000
+_ROW = re.compile(
+    r"^[\s*-]*(?:Triples?:\s*)?(?:\[(\d+)\]\s*|\d+[.)]\s+)?([^|\n]+)\|([^|\n]+)\|([^|\n]+)$", re.MULTILINE
+)
+_FIELDS = re.compile(r"()\bSubject:(.+?)\bPredicate:(.+?)\bObject:(.+?)$", re.MULTILINE | re.DOTALL)
 REPAIRED = "JSON that was repaired"
 _MARKER = re.compile(r"\(\s*S>|\|\s*[PO]>")
 _NO_FACTS = re.compile(r"\W*(none|no (facts?|triples?)( found| stated)?)\W*", re.IGNORECASE)
@@ -234,6 +238,20 @@ def _rows_in(value: Any) -> list[Any] | None:
     if not isinstance(value, list):
         return None
     return [value] if triple_of(value) else value
+
+
+def triple_rows(text: str) -> list[tuple[str, list[str]]]:
+    """Rows `subject | predicate | object` of a reply, `[2]` before one that names a number; other lines are prose.
+
+    "Subject: … Predicate: … Object: …" is read too.
+
+    Returns:
+        The number, or nothing, and the three fields, without emphasis and none of them empty.
+    """
+    text = without_thoughts(text)
+    rows = [match.groups() for pattern in (_ROW, _FIELDS) for match in pattern.finditer(text)]
+    found = [(number or "", [" ".join(part.split()).strip("*` ,;") for part in fields]) for number, *fields in rows]
+    return [(number, fields) for number, fields in found if all(fields)]
 
 
 def _explain(text: str, wrong: str, advice: str) -> str:

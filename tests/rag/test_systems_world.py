@@ -23,7 +23,7 @@ OPTIONS = WorldOptions(
     comparison=1, intersection=0,
 )  # fmt: skip
 # GEAR's fusion puts the gold passages among the first ten; the first five, which its paper reads, are enough for 85 %.
-LOOPS = {"ras": {}, "ircot": {}, "react": {}, "self_ask": {}, "gear": {"read_k": 10}}
+LOOPS = {"ras": {}, "ircot": {}, "react": {}, "self_ask": {}, "gear": {"read_k": 10}, "t2rag": {}}
 
 
 class Words:
@@ -117,6 +117,25 @@ def test_calls_are_those_of_the_papers(world, whole):
         if trace.stop_reason == "sufficient":
             assert len(question.helpful) <= len(trace.steps) == trace.tallies["calls.self_ask.answer"]
         assert trace.tallies["calls.self_ask.follow_up"] == len(trace.steps) + 1
+
+
+def test_t2rag_decomposes_once_resolves_each_round_and_answers_once(world, whole):
+    traces = answer_all(world, "t2rag", whole)
+    for question, trace in zip(world.questions, traces):
+        rounds = len(trace.steps)
+        assert trace.tallies == {"calls.t2rag.decompose": 1, "calls.t2rag.resolve": rounds, "calls.t2rag.answer": 1}
+        assert all(0 < len(step.passages) <= 5 for step in trace.steps)
+        if trace.stop_reason == "sufficient":
+            # One round a hop at most; a comparison searches both at once.
+            assert rounds <= (1 if question.kind == "comparison" else len(question.helpful))
+    # This oracle reads propositions alone: passages change nothing, and without propositions it fills nothing.
+    assert right(world, answer_all(world, "t2rag", whole, passages=False)) == right(world, traces)
+    chunks = answer_all(world, "t2rag", whole, unit="passages")
+    assert not any(right(world, chunks))
+    assert {trace.stop_reason for trace in chunks} == {"no_searchable"}
+    single = answer_all(world, "t2rag", whole, max_rounds=1)
+    assert {len(trace.steps) for trace in single} == {1}
+    assert sum(right(world, single)) < sum(right(world, traces)) / 2
 
 
 def test_bounds_of_retrieval(world, whole):

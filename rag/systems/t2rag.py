@@ -1,0 +1,200 @@
+"""T2RAG: a question as triples with unknowns, filled in round by round from the triples of the corpus (section 4.3).
+
+Where the paper leaves a choice:
+
+- `?name` is one unknown wherever it stands: what fills it in one clue fills it in all. A bare `?` stands for itself.
+- A clue is searched once in each wording; while it stays open, the model is shown it in later rounds.
+- At most `top_k` passages a round, also where a proposition stands in several: then the first in the corpus.
+- A reply fills unknowns and changes nothing else of a clue; a clue that it adds is taken.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from tripletune.models.data.records import Step, one_line
+from tripletune.models.data.triples import Triple
+from tripletune.models.llm.replies import UnusableReply, ask, triple_rows
+from tripletune.models.options import require, setting
+from tripletune.rag.chat_generator import bare_answer, prompt_files, prompts_of, show_passages
+from tripletune.rag.retrievers import Retrieved
+from tripletune.rag.systems import QuestionClient, System, Tools, need
+from tripletune.rag.trace import Trace, TraceAction
+from tripletune.rag.triple_index import TripleIndex, entity_key
+
+_PROMPTS = ("t2rag_decompose", "t2rag_resolve", "t2rag_answer")
+# The question mark of "Who's Afraid of Virginia Woolf?" stands behind a word.
+_UNKNOWN = re.compile(r"(?<![^\s(\"'])\?\w*")
+_NOTHING = re.compile(r"\W*(unknown|none|n/?a|not (known|found|given|specified|mentioned|available))\W*", re.IGNORECASE)
+T = TypeVar("T")
+_KINDS = (("Searchable", 1), ("Fuzzy", 2), ("Resolved", 0))
+
+
+@dataclass(frozen=True, slots=True)
+class T2RAGOptions:
+    """Settings of a run.
+
+    Raises:
+        ValueError: a value is out of range; all problems are named at once.
+    """
+
+    max_rounds: int = setting(3, 'N, most rounds; 1 is the ablation "single round" (figure 5)', at_least=1)
+    top_k: int = setting(5, "k, passages per round", at_least=1)
+    candidates: int = setting(100, "propositions found for each clue before all are ranked together", at_least=1)
+    passages: bool = setting(True, 'no shows the model propositions alone ("w/o chunk", figure 5)')
+    unit: Literal["triples", "passages"] = setting(
+        "triples", 'what is searched; passages is "chunk-based slot-filling" (table 5)'
+    )
+    fallback: Literal["once", "always", "stop"] = setting("once", "search the question where no clue can be: once, "
+        "always (section 4.3), or stop (D.3)")  # fmt: skip
+    question_too: bool = setting(False, "search with the question in every round, as the public code does")
+    repairs: int = setting(0, "most repair turns for a question without clues; the public code has 2", at_least=0)
+    prompts: str | None = setting(None, "folder with prompts of one's own: any of t2rag_*.md")
+    max_decompose_tokens: int = setting(512, "longest reply with the clues of a question", at_least=1)
+    max_resolve_tokens: int = setting(1024, "longest reply with filled clues", at_least=1)
+    max_answer_tokens: int = setting(100, "longest answer", at_least=1)
+
+    def __post_init__(self) -> None:
+        require(self)
+
+
+class Clue:
+    """A triple with unknowns, and a number from 1 that stays when they are filled."""
+
+    def __init__(self, number: int, fields: Sequence[str]) -> None:
+        self.number, self.fields = number, list(fields)
+
+    def __str__(self) -> str:
+        return f"[{self.number}] {' | '.join(self.fields)}"
+
+    @property
+    def kind(self) -> int:
+        """Fields with an unknown: 0 is resolved, 1 searchable, 2 (or more) fuzzy."""
+        return min(2, sum(bool(_UNKNOWN.search(text)) for text in self.fields))
+
+    @property
+    def query(self) -> str:
+        """The query proposition: what is known, separated by spaces."""
+        return " ".join(_UNKNOWN.sub(" ", " ".join(self.fields)).split())
+
+    def agrees(self, fields: Sequence[str]) -> bool:
+        """Whether a reply's fields are those of this clue, unknowns aside."""
+        return all(_UNKNOWN.search(a) or entity_key(a) == entity_key(b) for a, b in zip(self.fields, fields))
+
+
+def first_clues(reply: str) -> list[Clue]:
+    """The clues of a question, out of a reply (step 1); `UnusableReply` where there is none."""
+    if rows := triple_rows(reply):
+        return [Clue(number, fields) for number, (_, fields) in enumerate(rows, 1)]
+    raise UnusableReply("no_clue", "The reply holds no line of the form subject | predicate | object.")
+
+
+def update(clues: list[Clue], rows: Iterable[tuple[str, list[str]]]) -> None:
+    """Fill unknowns with what the rows of a reply say, and take the clues that it adds (step 2.3)."""
+    for number, fields in rows:
+        agreeing = sorted((clue for clue in clues if clue.agrees(fields)), key=lambda clue: clue.kind)
+        named = next((clue for clue in clues if str(clue.number) == number), None)
+        if named and named not in agreeing:
+            # The row spells a known field in another way; or the model has numbered its rows anew.
+            agreeing = [clue for clue in agreeing if clue.kind < 2] or [named]
+        clue = named if named in agreeing else next(iter(agreeing), None)
+        if clue is None:
+            clues.append(Clue(len(clues) + 1, fields))
+            continue
+        for place, value in enumerate(fields):
+            old = clue.fields[place]
+            if _UNKNOWN.search(old) and not _UNKNOWN.search(value) and not _NOTHING.fullmatch(value):
+                clue.fields[place] = value
+                if len(old) > 1 and _UNKNOWN.fullmatch(old):
+                    _bind(clues, old, value)
+
+
+def _bind(clues: list[Clue], name: str, value: str) -> None:
+    same = re.compile(rf"{re.escape(name)}(?!\w)", re.IGNORECASE)
+    for clue in clues:
+        clue.fields = [same.sub(lambda _: value, text) for text in clue.fields]
+
+
+async def t2rag(question: str, search: str, tools: Tools, options: T2RAGOptions) -> Trace:
+    """Answer one question with T2RAG (algorithm 1); see `System.run`.
+
+    Raises:
+        ValueError: there is no model, or nothing to search.
+    """
+    started, trace, asked = time.perf_counter(), Trace(question), set[str]()
+    llm = QuestionClient(need(tools, "llm", "t2rag"), trace, tools.question_id, tools.sampling)
+    main = f"Question: {one_line(question)}"
+    try:
+        clues = await _ask("decompose", main, llm, options, trace, first_clues)
+    except UnusableReply:
+        clues, trace.malformed = [], 1
+    while not trace.stop_reason:
+        kinds = [[clue for clue in clues if clue.kind == kind] for kind in range(3)]
+        # Only what became searchable in the last round is searched.
+        queries = [clue.query for clue in kinds[1] if clue.query not in asked]
+        falls_back = kinds[2] and (options.fallback == "always" or (options.fallback == "once" and search not in asked))
+        if not kinds[1] + kinds[2]:
+            trace.stop_reason = "sufficient" if clues else "malformed"
+        elif len(trace.steps) == options.max_rounds:
+            trace.stop_reason = "max_rounds"
+        elif not queries and not falls_back:
+            trace.stop_reason = "no_searchable"
+        else:
+            queries += [search] if options.question_too or not queries else []
+            asked.update(queries)
+            triples, hits = await _retrieve(list(dict.fromkeys(queries)), tools, options)
+            trace.add_step(Step("; ".join(queries), tuple(triples)), hits)
+            parts = [main, *(f"{name} clues:\n{_lines(kinds[kind])}" for name, kind in _KINDS)]
+            parts.append(f"Propositions:\n{_lines(' | '.join(triple.as_list()) for triple in triples)}")
+            parts += [show_passages(hit.passage for hit in hits)] if options.passages else []
+            update(clues, await _ask("resolve", "\n\n".join(parts), llm, options, trace, triple_rows))
+
+    known = f"{main}\n\nClues:\n{_lines(clue for clue in clues if clue.kind < 2)}"
+    trace.answer = await _ask("answer", known, llm, options, trace, bare_answer)
+    trace.details["clues"] = [clue.fields for clue in clues]
+    trace.seconds = time.perf_counter() - started
+    return trace
+
+
+async def _retrieve(queries: list[str], tools: Tools, options: T2RAGOptions) -> tuple[list[Triple], list[Retrieved]]:
+    if options.unit == "triples":
+        triples: TripleIndex = need(tools, "triples", "t2rag")
+        rows, passages = await triples.gather(queries, options.top_k, options.candidates)
+        hits = [Retrieved(triples.passages[position], score, position) for position, score in passages.items()]
+        return [triples[row] for row in rows], hits
+    found = [hit for query in queries for hit in await need(tools, "retriever", "t2rag").retrieve(query, options.top_k)]
+    best = {hit.passage.id: hit for hit in sorted(found, key=lambda hit: hit.score)}
+    return [], sorted(best.values(), key=lambda hit: -hit.score)[: options.top_k]
+
+
+async def _ask(
+    call: str, user: str, llm: QuestionClient, options: T2RAGOptions, trace: Trace, read: Callable[[str], T]
+) -> T:
+    def parse(reply: str) -> T:
+        trace.actions += [] if call == "answer" else [TraceAction(reply, call)]
+        return read(reply)
+
+    chat = prompts_of(options.prompts, _PROMPTS).chat(f"t2rag_{call}", user)
+    sampling = llm.up_to(getattr(options, f"max_{call}_tokens"))
+    return await ask(llm, chat, parse, role=f"t2rag.{call}", sampling=sampling, repairs=options.repairs)
+
+
+def _lines(rows: Iterable[object]) -> str:
+    return "\n".join(map(str, rows)) or "(none)"
+
+
+SYSTEM = System(
+    name="t2rag",
+    summary="turns the question into triples with unknowns, fills them from the triples of the corpus, then answers",
+    run=t2rag,
+    needs_corpus=lambda options: True,
+    needs_triples=lambda options: options.unit == "triples",
+    searches_triples=lambda options: options.unit == "triples",
+    options=T2RAGOptions,
+    model="llm",
+    files=prompt_files(*_PROMPTS, names=_PROMPTS),
+)

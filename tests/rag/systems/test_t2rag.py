@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from tripletune.data_builders.world.build import WorldOptions, write_world
+from tripletune.eval.__main__ import main
+from tripletune.models.data.records import Passage
+from tripletune.models.data.triples import Triple
+from tripletune.models.llm.client import Completion
+from tripletune.models.llm.replies import triple_rows
+from tripletune.rag.__main__ import main as ask
+from tripletune.rag.systems import Tools
+from tripletune.rag.systems.t2rag import SYSTEM, Clue, T2RAGOptions, first_clues, update
+from tripletune.rag.triple_index import TripleIndex
+
+QUESTION = "Which river flows through the town where Ada was born?"
+ROWS = [Triple("Ada", "born in", "Kelm"), Triple("Ada", "is", "writer"), Triple("Kelm", "lies on", "Sarn")]
+PASSAGES = [Passage("Ada", "Ada was born in Kelm."), Passage("Kelm", "Kelm lies on the Sarn.")]
+DECOMPOSED = "Reasoning: first the town.\nTriples:\nAda | was born in | ?town\n?town | lies on | ?river"
+
+
+class Shelf(TripleIndex):
+    """Ada's triples for every query, and Kelm's for those that name the town."""
+
+    def __init__(self):
+        self.queries, self.passages = [], PASSAGES
+
+    async def search(self, queries, k):
+        self.queries.append((list(queries), k))
+        return [[(2, 0.9), (0, 0.5)] if "Kelm" in query else [(0, 0.8), (1, 0.4)] for query in queries]
+
+    def __getitem__(self, row):
+        return ROWS[row]
+
+    def passages_of(self, row):
+        import numpy as np
+
+        return np.array([row // 2])
+
+
+class Script:
+    """Replies in order."""
+
+    model = "script"
+
+    def __init__(self, *replies):
+        self.replies, self.asked = list(replies), []
+
+    async def chat(self, messages, *, role, sampling=None, question_id=""):
+        self.asked.append((role, messages[-1]["content"], sampling.max_tokens))
+        return Completion(self.replies.pop(0), 10, 1)
+
+
+def run(*replies, **options):
+    script, shelf = Script(*replies), Shelf()
+    tools = Tools(llm=script, triples=shelf, question_id="q7")
+    trace = asyncio.run(SYSTEM.run(QUESTION, QUESTION, tools, T2RAGOptions(**options)))
+    assert not script.replies
+    return trace, script, shelf
+
+
+def fields(clues):
+    return [" | ".join(clue.fields) for clue in clues]
+
+
+def test_two_rounds_as_in_the_paper():
+    trace, script, shelf = run(DECOMPOSED, "[1] Ada | was born in | Kelm", "[2] Kelm | lies on | Sarn", "Answer: Sarn")
+    assert (trace.answer, trace.stop_reason, trace.calls) == ("Sarn", "sufficient", 4)
+    assert shelf.queries == [(["Ada was born in"], 100), (["Kelm lies on"], 100)]
+    assert [step.query for step in trace.steps] == ["Ada was born in", "Kelm lies on"]
+    assert [step.triples for step in trace.steps] == [
+        [["Ada", "born in", "Kelm"], ["Ada", "is", "writer"]],
+        [["Kelm", "lies on", "Sarn"], ["Ada", "born in", "Kelm"]],
+    ]
+    assert [[p["title"] for p in step.passages] for step in trace.steps] == [["Ada"], ["Kelm", "Ada"]]
+    assert [role for role, *_ in script.asked] == ["t2rag.decompose", "t2rag.resolve", "t2rag.resolve", "t2rag.answer"]
+    assert script.asked[2][1] == (
+        f"Question: {QUESTION}\n\nSearchable clues:\n[2] Kelm | lies on | ?river\n\nFuzzy clues:\n(none)\n\n"
+        "Resolved clues:\n[1] Ada | was born in | Kelm\n\n"
+        "Propositions:\nKelm | lies on | Sarn\nAda | born in | Kelm\n\n"
+        "Passages:\nKelm\nKelm lies on the Sarn.\n\nAda\nAda was born in Kelm."
+    )
+    assert script.asked[3][1].endswith("Clues:\n[1] Ada | was born in | Kelm\n[2] Kelm | lies on | Sarn")
+    assert [action.action for action in trace.actions] == ["decompose", "resolve", "resolve"]
+
+
+def test_one_reply_may_fill_everything():
+    trace, *_ = run(DECOMPOSED, "[1] Ada | was born in | Kelm\n[2] Kelm | lies on | Sarn", "Sarn")
+    assert (trace.answer, trace.stop_reason, len(trace.steps)) == ("Sarn", "sufficient", 1)
+    trace, _, shelf = run("Ada | is | writer", "yes")
+    assert (trace.answer, trace.stop_reason, shelf.queries) == ("yes", "sufficient", [])
+
+
+def test_what_is_searched_once_is_not_searched_again_and_ends_the_loop():
+    trace, script, shelf = run("Ada | was born in | ?town", "(none)", "Kelm")
+    assert (trace.stop_reason, len(shelf.queries)) == ("no_searchable", 1)
+    assert script.asked[-1][1].endswith("Clues:\n[1] Ada | was born in | ?town"), "the open clue is shown too"
+    # A fuzzy clue is left: the question is searched, once, always, or not at all.
+    for fallback, searches in (("once", 2), ("always", 3), ("stop", 1)):
+        replies = ["(none)"] * searches
+        trace, script, shelf = run(DECOMPOSED, *replies, "Kelm", fallback=fallback)
+        assert [queries for queries, _ in shelf.queries] == [["Ada was born in"], *[[QUESTION]] * (searches - 1)]
+        assert trace.stop_reason == ("max_rounds" if fallback == "always" else "no_searchable")
+        assert script.asked[-1][1].endswith("Clues:\n[1] Ada | was born in | ?town"), "fuzzy clues are not shown"
+
+
+def test_the_options_of_the_papers_tables_and_of_the_public_code():
+    trace, script, _ = run(DECOMPOSED, "[1] Ada | was born in | Kelm", "?", max_rounds=1, passages=False)
+    assert (trace.stop_reason, len(trace.steps)) == ("max_rounds", 1)
+    assert "Passages:" not in script.asked[1][1]
+    _, _, shelf = run(DECOMPOSED, "[1] Ada | was born in | Kelm", "?", max_rounds=1, question_too=True, candidates=7)
+    assert shelf.queries == [(["Ada was born in", QUESTION], 7)]
+
+
+def test_a_question_without_clues_is_answered_at_once():
+    trace, script, shelf = run("I can't.", "Sarn")
+    assert (trace.stop_reason, trace.malformed, shelf.queries, trace.answer) == ("malformed", 1, [], "Sarn")
+    assert script.asked[-1][1].endswith("Clues:\n(none)")
+    trace, script, _ = run("I can't.", "Ada | is | writer", "yes", repairs=2)
+    assert (trace.stop_reason, script.asked[1][0]) == ("sufficient", "t2rag.decompose.repair")
+
+
+def test_passages_are_searched_where_the_unit_is_a_passage():
+    class Retriever:
+        async def retrieve(self, query, k):
+            from tripletune.rag.retrievers import Retrieved
+
+            return [Retrieved(PASSAGES[0], 2.0), Retrieved(PASSAGES[1], float(len(query)))][:k]
+
+    script = Script("Ada | is | ?a\nKelm is here | is | ?b", "(none)", "none")
+    options = T2RAGOptions(unit="passages")
+    assert not SYSTEM.needs_triples(options)
+    trace = asyncio.run(SYSTEM.run(QUESTION, QUESTION, Tools(llm=script, retriever=Retriever()), options))
+    assert [(p["title"], p["score"]) for p in trace.steps[0].passages] == [("Kelm", 15.0), ("Ada", 2.0)]
+    assert "Propositions:\n(none)" in script.asked[1][1]
+
+
+def test_an_unknown_that_is_filled_once_is_filled_everywhere():
+    clues = first_clues("A | directed by | ?Director\n?director | born in | ?year\n?directors | a | aunt of ?director")
+    update(clues, [("1", ["A", "directed by", "Ida Morn"])])
+    assert fields(clues) == [
+        "A | directed by | Ida Morn", "Ida Morn | born in | ?year", "?directors | a | aunt of Ida Morn"
+    ]  # fmt: skip
+    assert [clue.kind for clue in clues] == [0, 1, 1]
+    update(clues, [("1", ["A", "directed by", "Somebody Else"])])
+    assert clues[0].fields[2] == "Ida Morn", "what is resolved stays"
+    bare = first_clues("? | won | 2020\n? | directed by | ?")
+    update(bare, [("1", ["Low Tide", "won", "2020"])])
+    assert fields(bare) == ["Low Tide | won | 2020", "? | directed by | ?"]
+    assert (bare[1].kind, bare[1].query) == (2, "directed by")
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (("2", ["x", "was born at", "1911"]), "B | born in | 1911"),  # its number, with a field spelt anew
+        (("", ["B", "Born in", "1911"]), "B | born in | 1911"),  # no number
+        (("1", ["B", "born in", "1911"]), "B | born in | 1911"),  # rows that are numbered anew
+        (("2", ["B", "born in", "unknown"]), "B | born in | ?y"),
+        (("2", ["B", "born in", "(not specified)"]), "B | born in | ?y"),
+        (("2", ["B", "born in", "?year"]), "B | born in | ?y"),
+        (("2", ["C", "born in", "1911"]), "B | born in | 1911"),
+    ],
+)
+def test_the_clue_that_a_row_means(row, expected):
+    clues = first_clues("A | born in | ?x\nB | born in | ?y\n?z | born in | ?w")
+    update(clues, [row])
+    assert fields(clues) == ["A | born in | ?x", expected, "?z | born in | ?w"]
+
+
+def test_a_row_that_is_no_clue_becomes_one():
+    clues = first_clues("A | born in | ?x")
+    update(clues, [("", ["A", "mother", "B"]), ("", ["B", "died in", "?y"])])
+    assert [(clue.number, clue.kind) for clue in clues] == [(1, 1), (2, 0), (3, 1)]
+
+
+def test_a_question_mark_in_a_name_is_no_unknown():
+    clue = Clue(1, ["Who's Afraid of Virginia Woolf?", "directed by", "?director"])
+    assert (clue.kind, clue.query) == (1, "Who's Afraid of Virginia Woolf? directed by")
+    assert Clue(1, ["(?a)", "b", "c"]).kind == 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "rows"),
+    [
+        ("Triples: a | b | ?c\n- **d** | e | f\n1. g | h | i", ["a|b|?c", "d|e|f", "g|h|i"]),
+        ("[12] 2001: A Space Odyssey | by | x", ["12:2001: A Space Odyssey|by|x"]),
+        ("2001: A Space Odyssey | by | ?", ["2001: A Space Odyssey|by|?"]),
+        ("<think>a | b | c</think>none", []),
+        ("a | b\na | b | c | d\n | b | c", []),
+        ("Fully Resolved Clue 1: Subject: a b Predicate: c Object: d\nNewly Searchable Clue 1: Subject: e, "
+         "Predicate: f, Object: ?", ["a b|c|d", "e|f|?"]),
+        ("Subject: a\nPredicate: b\nObject: c\n\nSubject: d\nPredicate: e\nObject: f", ["a|b|c", "d|e|f"]),
+    ],
+)  # fmt: skip
+def test_rows_of_a_reply(reply, rows):
+    assert [f"{number}:{'|'.join(f)}" if number else "|".join(f) for number, f in triple_rows(reply)] == rows
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("world")
+    write_world(WorldOptions(seed=5, train=0, validation=0, test=8, common_knowledge=0), folder)
+    return folder
+
+
+def test_from_the_command_line(world, tmp_path, capsys):
+    more = ["--corpus", f"{world}/test.corpus.jsonl", "--triples", f"{world}/test.triples.jsonl"]
+    command = ["run", "--system", "t2rag", "--task", "hotpotqa", "--data", f"{world}/test.jsonl", "--oracle",
+               f"{world}/test", "--output", str(tmp_path / "run")]  # fmt: skip
+    assert main([*command, *more]) == 0
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["metrics"]["exact_match"]["mean"] >= 0.85
+    assert metrics["counts"]["tallies"]["calls.t2rag.resolve"] == metrics["counts"]["rounds"]
+    assert main([*command, *more, "--max-rounds", "1"]) == 2
+    assert "'max_rounds': 1" in capsys.readouterr().err
+    assert main([*command, *more[:2]]) == 2
+    assert "--system t2rag reads triples: give --triples FILE" in capsys.readouterr().err
+
+
+def test_one_question_step_by_step(world, monkeypatch, capsys):
+    class Backend(Script):
+        async def close(self):
+            pass
+
+    script = Backend("A | born in | ?x", "[1] A | born in | Kelm", "Answer: Kelm")
+    monkeypatch.setattr("tripletune.rag.__main__.open_client", lambda options: script)
+    words = ["ask", "Where was A born?", "--system", "t2rag", "--teacher", "openai", "--teacher-model", "m",
+             "--corpus", f"{world}/test.corpus.jsonl"]  # fmt: skip
+    assert ask([*words, "--triples", f"{world}/test.triples.jsonl", "--set", "candidates=5"]) == 0
+    assert capsys.readouterr().out.endswith("  stop      sufficient\nAnswer: Kelm\n")
+    assert ask(words) == 2
+    assert "--system t2rag reads triples" in capsys.readouterr().err
