@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tripletune.data_builders.world.oracle import WorldOracle
 
 
-def decompose(oracle: WorldOracle, messages: Sequence[Message]) -> str:
+def _decompose(oracle: WorldOracle, messages: Sequence[Message]) -> str:
     """A clue for each hop; what one hop finds is the subject of the hop that reads its article."""
     hops = [hop.triple for hop in oracle.hops(oracle.question(messages[-1]["content"].removeprefix("Question: ")))]
     rows = []
@@ -23,7 +23,7 @@ def decompose(oracle: WorldOracle, messages: Sequence[Message]) -> str:
     return "Reasoning: one fact after the other.\nTriples:\n" + "\n".join(" | ".join(row) for row in rows)
 
 
-def resolve(oracle: WorldOracle, messages: Sequence[Message]) -> str:
+def _resolve(oracle: WorldOracle, messages: Sequence[Message]) -> str:
     """The open clues of which the propositions know an unknown; a clue is read again with what another one gave."""
     clues, _, shown = messages[-1]["content"].partition("\n\nPropositions:\n")
     facts = [tuple(fields) for _, fields in triple_rows(shown.partition("\n\nPassages:\n")[0])]
@@ -42,7 +42,7 @@ def resolve(oracle: WorldOracle, messages: Sequence[Message]) -> str:
     return "\n".join(filled.values()) or "(none)"
 
 
-def answer(oracle: WorldOracle, messages: Sequence[Message]) -> str:
+def _answer(oracle: WorldOracle, messages: Sequence[Message]) -> str:
     """The answer, where the clues hold every gold fact."""
     text, _, clues = messages[-1]["content"].removeprefix("Question: ").partition("\n\nClues:\n")
     question = oracle.question(text)
@@ -51,4 +51,4 @@ def answer(oracle: WorldOracle, messages: Sequence[Message]) -> str:
     return f"Answer: {question.answer if enough else REFUSAL}"
 
 
-REPLIES = {"decompose": decompose, "resolve": resolve, "answer": answer}
+REPLIES = {"decompose": _decompose, "resolve": _resolve, "answer": _answer}
