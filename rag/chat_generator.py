@@ -88,10 +88,10 @@ def prompt_files(*used: str, names: tuple[str, ...] = _PROMPTS) -> Callable[[Any
 def bare_answer(text: str) -> str:
     """The answer in the reply of a model that was asked for the answer alone.
 
-    Thoughts go, and "Answer:" with what stands before it; the answer ends at the first blank line.
+    Thoughts go. Behind "Answer:" its line counts, and without it what stands before the first blank line.
     """
-    bare = _LABEL.sub("", without_thoughts(text)).strip()
-    return re.split(r"\n\s*\n", bare, maxsplit=1)[0].strip("*_` \n")
+    bare, labels = _LABEL.subn("", without_thoughts(text))
+    return re.split(r"\n" if labels else r"\n\s*\n", bare.strip(), maxsplit=1)[0].strip("*_` \n")
 
 
 async def answer_from(

@@ -1,0 +1,104 @@
+"""The PageRank system on four passages, worked by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+
+from tripletune.models.llm.client import Completion
+from tripletune.rag.retrievers import open_retriever
+from tripletune.rag.systems import Tools
+from tripletune.rag.systems.ppr import SYSTEM, PprOptions, _graph
+from tripletune.rag.triple_index import TripleIndex
+from tripletune.rag.triple_store import open_triples
+
+PASSAGES = {
+    "Ada": ("Ada wrote Glass Harbour.", [["Ada", "wrote", "Glass Harbour"]]),
+    "Harbour": ("It plays in Velsund.", [["Glass Harbour", "set in", "Velsund"]]),
+    "Velsund": ("A town by the sea.", [["velsund", "lies by", "the sea"]]),
+    "Bo": ("Bo wrote songs.", [["Bo", "wrote", "songs"]]),
+}
+
+
+class Chat:
+    model = "scripted"
+
+    def __init__(self, *replies):
+        self.replies, self.asked = list(replies), []
+
+    async def chat(self, messages, *, role, sampling=None, question_id=""):
+        self.asked.append((role, messages[-1]["content"]))
+        return Completion(self.replies.pop(0))
+
+
+class Letters:
+    """Names whose last words begin with the same letter are synonyms."""
+
+    def encode(self, texts):
+        return np.stack([np.eye(26, dtype=np.float32)[ord(text.lower().split()[-1][0]) - ord("a")] for text in texts])
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ppr")
+    rows = [{"title": title, "text": text, "triples": triples} for title, (text, triples) in PASSAGES.items()]
+    (folder / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    retriever = open_retriever("bm25", folder / "all.jsonl", folder / "index")
+    store = open_triples(folder / "all.jsonl", folder / "triples.sqlite")
+    return Tools(
+        retriever=retriever, store=store, reranker=Letters(),
+        triples=TripleIndex.open("bm25", retriever.passages, store, folder / "index"),
+    )  # fmt: skip
+
+
+def run(tools, *replies, **settings):
+    from dataclasses import replace
+
+    chat = Chat(*replies)
+    options = PprOptions(**{"synonyms": None} | settings)
+    return asyncio.run(SYSTEM.run("Where?", "Glass Harbour of Ada", replace(tools, llm=chat), options)), chat.asked
+
+
+def test_edges(tools):
+    edges = _graph(tools.triples, None, None).toarray()
+    # Entities: Ada, Glass Harbour, Velsund (in both spellings), the sea, Bo, songs; then the passages.
+    links = {(int(one), int(other)) for one, other in np.argwhere(edges) if one < other}
+    assert links == {(0, 1), (1, 2), (2, 3), (4, 5)} | {(0, 6), (1, 6), (1, 7), (2, 7), (2, 8), (3, 8), (4, 9), (5, 9)}
+    assert (edges == edges.T).all()
+    with_synonyms = _graph(tools.triples, Letters(), 0.9).toarray()
+    assert {(int(one), int(other)) for one, other in np.argwhere(with_synonyms != edges) if one < other} == {(3, 5)}
+
+
+def test_the_walk_leads_past_what_the_question_names(tools):
+    trace, asked = run(tools, "[1]", "Velsund", top_k=3, triples=2)
+    assert [passage["title"] for passage in trace.steps[0].passages] == ["Ada", "Harbour", "Velsund"]
+    assert trace.answer == "Velsund"
+    assert asked[0] == (
+        "ppr.filter",
+        "Facts:\n1. Ada wrote Glass Harbour\n2. Glass Harbour set in Velsund\n\nQuestion: Where?",
+    )
+    assert asked[1][0] == "ppr.answer"
+    assert trace.steps[0].triples == [["Ada", "wrote", "Glass Harbour"]]
+    assert len(trace.details["ranking"]) == 3, "no walk leads to Bo"
+
+
+@pytest.mark.parametrize("reply", ["[]", "none of them", "[7, true]"])
+def test_without_a_triple_the_retrieval_stands(tools, reply):
+    replies = [reply, reply, "x"] if "[" not in reply else [reply, "x"]
+    trace, _ = run(tools, *replies, top_k=4)
+    titles = [passage["title"] for passage in trace.steps[0].passages]
+    if "[" in reply:
+        assert titles == ["Ada", "Harbour"]
+        assert trace.steps[0].triples == []
+    else:
+        assert trace.tallies["filter.no_json"] == 1, "all triples stay"
+        assert titles == ["Ada", "Harbour", "Velsund"]
+
+
+def test_all_triples_without_the_filter(tools):
+    trace, asked = run(tools, "x", filter=False)
+    assert [role for role, _ in asked] == ["ppr.answer"]
+    assert len(trace.steps[0].triples) == 2

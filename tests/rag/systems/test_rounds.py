@@ -1,0 +1,110 @@
+"""IRCoT, ReAct and Self-Ask on replies as models write them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tripletune.models.data.records import Passage
+from tripletune.models.llm.client import Completion
+from tripletune.rag.retrievers import Retrieved
+from tripletune.rag.systems import Tools, load_system
+
+
+class Chat:
+    """Replies in order; what was asked is kept."""
+
+    model = "scripted"
+
+    def __init__(self, *replies: str) -> None:
+        self.replies, self.asked = list(replies), []
+
+    async def chat(self, messages, *, role, sampling=None, question_id=""):
+        self.asked.append((role, [turn["content"] for turn in messages]))
+        return Completion(self.replies.pop(0), 7, 3)
+
+
+class Shelf:
+    """Every search finds a page of its own and one that all find."""
+
+    async def retrieve(self, query, k):
+        return [Retrieved(Passage(query, "own"), 2.0, 0), Retrieved(Passage("Shared", "page"), 1.0, 1)][:k]
+
+
+def run(name, *replies, **settings):
+    chat, system = Chat(*replies), load_system(name)
+    tools = Tools(retriever=Shelf(), llm=chat)
+    trace = asyncio.run(system.run("Main? A or B.", "Main?", tools, system.options(**settings)))
+    assert not chat.replies
+    return trace, chat.asked
+
+
+def queries(trace):
+    return [step.query for step in trace.steps]
+
+
+def test_ircot_searches_with_its_first_sentence_and_ends_at_the_answer_phrase():
+    trace, asked = run("ircot", "1. Ada wrote it.\nSo she lived in Oslo.", "So the final answer is: Oslo.", "Oslo!")
+    assert queries(trace) == ["Main?", "Ada wrote it."]
+    assert [action.action for action in trace.actions] == ["search", "answer"]
+    assert (trace.answer, trace.stop_reason, trace.details["thoughts"][0]) == ("Oslo!", "sufficient", "Ada wrote it.")
+    assert asked[1][1][1] == (
+        "Passages:\nMain?\nown\n\nShared\npage\n\nAda wrote it.\nown\n\nQuestion: Main? A or B.\n\n"
+        "Thoughts so far:\nAda wrote it."
+    )
+    assert [role for role, _ in asked] == ["ircot.think", "ircot.think", "ircot.answer"]
+
+
+def test_ircot_without_its_reader():
+    trace, asked = run("ircot", "Ada wrote it. So the answer is: Oslo.", reader=False)
+    assert (trace.answer, len(asked)) == ("Oslo", 1)
+    trace, asked = run("ircot", "One.", "One.", "read", reader=False)
+    assert (trace.answer, trace.stop_reason) == ("read", "repeated_subquery")
+
+
+def test_the_first_passages_stay_where_there_is_no_room():
+    _, asked = run("ircot", "One.", "So the answer is: x", "x", max_passages=2)
+    assert "One.\nown" not in asked[1][1][1]
+
+
+def test_react_searches_and_finishes():
+    first = "Thought: what?\nAction: Search[Ada]\nObservation\nPassages: made up\nAction: Finish[wrong]"
+    trace, asked = run("react", first, "<think>x</think>Action 2: finish[Oslo]")
+    assert (queries(trace), trace.answer, trace.stop_reason) == (["Ada"], "Oslo", "sufficient")
+    assert asked[1][1][2:] == [
+        "Thought: what?\nAction: Search[Ada]",
+        "Observation\nPassages:\nAda\nown\n\nShared\npage\n\nSearches left: 3",
+    ]
+
+
+def test_react_at_its_limit_and_on_a_repeated_search_leaves_the_answer_to_the_reader():
+    trace, asked = run("react", "Search[a]", "Search[b]", "by reader", max_rounds=1)
+    assert (trace.answer, trace.stop_reason, queries(trace)) == ("by reader", "max_rounds", ["a"])
+    assert "No search is left: finish now" in asked[1][1][-1]
+    trace, _ = run("react", "Search[Ada]", "Search[the ada]", "by reader")
+    assert (trace.stop_reason, trace.tallies["answered_by_reader"]) == ("repeated_subquery", 1)
+
+
+@pytest.mark.parametrize(("name", "call"), [("react", "act"), ("self_ask", "follow_up"), ("ircot", "think")])
+def test_a_reply_that_cannot_be_read_is_repaired_once_then_the_reader_answers(name, call):
+    bad = "" if name == "ircot" else "Let me see."
+    trace, asked = run(name, bad, bad, "by reader")
+    assert [role for role, _ in asked] == [f"{name}.{call}", f"{name}.{call}.repair", f"{name}.answer"]
+    assert (trace.answer, trace.stop_reason, trace.malformed) == ("by reader", "malformed", 1)
+    assert trace.actions[0].action is None
+
+
+def test_self_ask_answers_each_follow_up_from_its_own_search():
+    trace, asked = run(
+        "self_ask", "Yes.\nFollow up: Who wrote it?\nIntermediate answer: Bob", "Ada",
+        "So the final answer is: Oslo.\nFollow up: more?",
+    )  # fmt: skip
+    assert (queries(trace), trace.answer, trace.stop_reason) == (["Who wrote it?"], "Oslo", "sufficient")
+    assert asked[1] == (
+        "self_ask.answer",
+        [asked[1][1][0], "Passages:\nWho wrote it?\nown\n\nShared\npage\n\nQuestion: Who wrote it?"],
+    )
+    told = "Question: Main? A or B.\nFollow up: Who wrote it?\nIntermediate answer: Ada"
+    assert asked[2][1][1] == told
+    assert trace.details["follow_ups"] == told.splitlines()[1:]
