@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import Any, Generic, Literal, TypeVar, get_args
@@ -24,7 +25,7 @@ Kind = Literal["query", "text"]
 Encode = Callable[[list[str], Kind], np.ndarray]
 Prompts = Mapping[Kind, str | None]
 ENDPOINT = "openai:"
-_BATCH = 64
+_BATCH, _PATIENCE = 64, 0.005
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -35,52 +36,47 @@ class Together(Generic[K, V]):
     Args:
         work: Distinct keys to their values, in order.
         kept: Values to keep by key; the oldest go first.
+        patience: Seconds in which the thread waits for more before it starts: replies of models come in flocks.
     """
 
-    def __init__(self, work: Callable[[list[K]], Sequence[V]], kept: int = 0) -> None:
-        self._work, self._size = work, kept
+    def __init__(self, work: Callable[[list[K]], Sequence[V]], kept: int = 0, patience: float = 0.0) -> None:
+        self._work, self._size, self._patience = work, kept, patience
         self._kept: dict[K, V] = {}
-        self._waiting: dict[K, list[dict[K, V | Exception]]] = {}
+        self._waiting: list[tuple[Sequence[K], Future[list[V]]]] = []
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1)
 
     async def __call__(self, keys: Sequence[K]) -> list[V]:
         """The values of the keys; what `work` raises is raised by all calls that it was done for."""
-        found: dict[K, V | Exception] = {}
+        future: Future[list[V]] = Future()
         with self._lock:
-            for key in dict.fromkeys(keys):
-                if key in self._kept:
-                    found[key] = self._kept[key]
-                else:
-                    self._waiting.setdefault(key, []).append(found)
-        if any(key not in found for key in keys):
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._work_off)
-        values: list[V] = []
-        for key in keys:
-            value = found[key]
-            if isinstance(value, Exception):
-                raise value
-            values.append(value)
-        return values
+            self._waiting.append((keys, future))
+        self._thread.submit(self._work_off)
+        return await asyncio.wrap_future(future)
 
     def _work_off(self) -> None:
-        # A call that came while the thread was busy finds its keys done by the job before its own.
-        with self._lock:
-            waiting, self._waiting = self._waiting, {}
-        if not waiting:
+        # A job may find nothing to do: an earlier one has done its call too, and has answered it at once.
+        if not self._waiting:
             return
-        values: Sequence[V | Exception]
-        try:
-            values = done = self._work(list(waiting))
-        except Exception as error:
-            values, done = [error] * len(waiting), []
+        time.sleep(self._patience)
         with self._lock:
-            self._kept.update(zip(waiting, done))
-            for key in list(self._kept)[: max(0, len(self._kept) - self._size)]:
-                del self._kept[key]
-        for callers, (key, value) in zip(waiting.values(), zip(waiting, values)):
-            for found in callers:
-                found[key] = value
+            calls, self._waiting = self._waiting, []
+        calls = [call for call in calls if call[1].set_running_or_notify_cancel()]
+        wanted = dict.fromkeys(key for keys, _ in calls for key in keys)
+        values = {key: self._kept[key] for key in wanted if key in self._kept}
+        missing = [key for key in wanted if key not in values]
+        try:
+            fresh = dict(zip(missing, self._work(missing))) if missing else {}
+        except Exception as error:
+            for _, future in calls:
+                future.set_exception(error)
+            return
+        values |= fresh
+        self._kept |= fresh
+        for key in list(self._kept)[: max(0, len(self._kept) - self._size)]:
+            del self._kept[key]
+        for keys, future in calls:
+            future.set_result([values[key] for key in keys])
 
 
 class Embedder:
@@ -95,7 +91,7 @@ class Embedder:
 
     def __init__(self, name: str, encode: Encode, weights: str = "", kept: int = 50_000) -> None:
         self.name, self.weights, self._encode = name, weights, encode
-        self._together: Together[tuple[Kind, str], np.ndarray] = Together(self._work, kept)
+        self._together: Together[tuple[Kind, str], np.ndarray] = Together(self._work, kept, _PATIENCE)
 
     @cached_property
     def width(self) -> int:
