@@ -23,7 +23,7 @@ MANIFEST = "manifest.json"
 _BUILDING = "building.json"
 _OFFSETS = "offsets.npy"
 # Names that indexes have, those of bm25s included.
-_MADE = (MANIFEST, _OFFSETS, "vectors.f*", "triples.jsonl", "*.index.json", "*.index.npy", "*.index.jsonl")
+_MADE = (MANIFEST, _OFFSETS, "vectors.f*", "*.faiss", "triples.jsonl", "*.index.json", "*.index.npy", "*.index.jsonl")
 
 
 def prepare(folder: Path, wanted: dict[str, Any], build: Callable[[Path], None]) -> None:

@@ -11,7 +11,7 @@ from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.rag.embedding import Embedder
 from tripletune.rag.index import PassageStore
-from tripletune.rag.text_index import RetrieverKind, TextIndex, open_text_index
+from tripletune.rag.text_index import RetrieverKind, TextIndex, VectorSearch, open_text_index
 
 T = TypeVar("T")
 
@@ -46,7 +46,11 @@ class CorpusRetriever:
 
 
 def open_retriever(
-    kind: RetrieverKind, corpus: str | Path, index_dir: str | Path, embedder: Embedder | None = None
+    kind: RetrieverKind,
+    corpus: str | Path,
+    index_dir: str | Path,
+    embedder: Embedder | None = None,
+    search: VectorSearch = "flat",
 ) -> CorpusRetriever:
     """Open the index of a corpus, building what is missing or out of date.
 
@@ -55,6 +59,7 @@ def open_retriever(
         corpus: A JSON-lines corpus.
         index_dir: Holds all indexes of this corpus, one sub-folder a kind.
         embedder: For "dense" and "hybrid".
+        search: How vectors are searched.
 
     Raises:
         FileNotFoundError: there is no such corpus.
@@ -63,7 +68,8 @@ def open_retriever(
     passages = PassageStore.open(corpus, index_dir)
     wanted = {"corpus_sha256": passages.sha256}
     rows = lambda: (passage.content for passage in passages)  # noqa: E731
-    return CorpusRetriever(passages, open_text_index(kind, index_dir, wanted, rows, len(passages), embedder))
+    index = open_text_index(kind, index_dir, wanted, rows, len(passages), embedder, search)
+    return CorpusRetriever(passages, index)
 
 
 class Reranker(Protocol):

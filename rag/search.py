@@ -11,7 +11,7 @@ from tripletune.rag.embedding import open_embedder
 from tripletune.rag.index import PassageStore
 from tripletune.rag.retrievers import open_retriever
 from tripletune.rag.systems import LoopOptions, System, Tools
-from tripletune.rag.text_index import RetrieverKind
+from tripletune.rag.text_index import RetrieverKind, VectorSearch
 from tripletune.rag.triple_index import TripleIndex
 from tripletune.rag.triple_store import open_triples
 
@@ -32,6 +32,9 @@ class SearchOptions:
         None,
         "sentence encoder of dense retrieval and of reranking: hub id, folder, pypi:<package>, or openai:<model> on an "
         "OpenAI-compatible server (OPENAI_BASE_URL, OPENAI_API_KEY)",
+    )
+    vectors: VectorSearch = setting(
+        "flat", "compare a query with all vectors, or find the nearest through an HNSW graph: for a million and more"
     )
     query_prompt: str | None = setting(None, "put before queries (default: what the encoder's settings say)")
     text_prompt: str | None = setting(None, "put before texts (default: what the encoder's settings say)")
@@ -73,8 +76,8 @@ def open_search(options: SearchOptions, system: System, loop: Any, corpus: str |
         store = open_triples(str(options.triples), index / "triples.sqlite", options.extractor)
     if corpus and store and system.searches_triples(loop):
         passages = PassageStore.open(corpus, index)
-        triples = TripleIndex.open(options.retriever, passages, store, index, embedder)
+        triples = TripleIndex.open(options.retriever, passages, store, index, embedder, options.vectors)
     if corpus and (triples is None or system.searches_both):
-        retriever = open_retriever(options.retriever, corpus, index, embedder)
+        retriever = open_retriever(options.retriever, corpus, index, embedder, options.vectors)
     reranker = embedder if system.needs_reranker(loop) else None
     return Tools(retriever=retriever, store=store, triples=triples, reranker=reranker)

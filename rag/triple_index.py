@@ -20,7 +20,7 @@ from tripletune.models.data.triples import Triple
 from tripletune.rag.embedding import Embedder
 from tripletune.rag.index import PassageStore, prepare
 from tripletune.rag.retrievers import verbalise
-from tripletune.rag.text_index import Ranking, RetrieverKind, TextIndex, open_text_index
+from tripletune.rag.text_index import Ranking, RetrieverKind, TextIndex, VectorSearch, open_text_index
 from tripletune.rag.triple_store import StoredTriples, TripleSource
 
 logger = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ class TripleIndex:
         triples: StoredTriples,
         index_dir: str | Path,
         embedder: Embedder | None = None,
+        search: VectorSearch = "flat",
     ) -> TripleIndex:
         """Open the triples of a corpus in `index_dir/triples`, building what is missing or out of date.
 
@@ -64,6 +65,7 @@ class TripleIndex:
             triples: The triples of its passages.
             index_dir: Holds all indexes of the corpus.
             embedder: For "dense" and "hybrid".
+            search: How vectors are searched.
 
         Raises:
             ValueError: no passage has a triple, or see `open_text_index`.
@@ -73,7 +75,8 @@ class TripleIndex:
         prepare(root / "rows", {"kind": "triples", **wanted}, lambda out: _write(passages, triples, out))
         count = len(np.load(root / "rows" / _OFFSETS, mmap_mode="r"))
         rows = lambda: (verbalise(triple) for triple in _read(root / "rows"))  # noqa: E731
-        return cls(passages, root / "rows", open_text_index(kind, root, wanted, rows, count, embedder))
+        index = open_text_index(kind, root, wanted, rows, count, embedder, search)
+        return cls(passages, root / "rows", index)
 
     def __len__(self) -> int:
         return len(self._offsets)

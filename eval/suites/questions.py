@@ -180,6 +180,7 @@ class QuestionSuite(Suite):
         if embeds:
             prompts = {"query_prompt": options.query_prompt, "text_prompt": options.text_prompt}
             models |= {name: text for name, text in prompts.items() if text is not None}
+            models |= {"vectors": options.vectors} if options.vectors != "flat" else {}
         if options.gold:
             models["gold"] = file_digest(options.gold)
         return {

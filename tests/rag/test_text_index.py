@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -13,6 +14,10 @@ ROWS = ["a cab", "bad", "face", "face", "the of", "cage bead"]
 
 def letters(texts, kind):
     return np.array([[1 + text.lower().count(letter) for letter in "abcdefgh"] for text in texts])
+
+
+def hashed(texts, kind):
+    return np.stack([np.random.default_rng(crc32(text.encode())).normal(size=16) for text in texts])
 
 
 @pytest.fixture
@@ -49,6 +54,20 @@ def test_vectors_rank_by_cosine_and_ties_keep_their_order(tmp_path, embedder):
     assert rows(index, "face", 1) == [2]
     same = opened("dense", tmp_path / "same", embedder, ["same"] * 40)
     assert rows(same, "same", 3) == [0, 1, 2]
+
+
+def test_a_graph_finds_what_exact_search_finds(tmp_path):
+    texts = [f"row {number}" for number in range(500)]
+    embedder = Embedder("hashed", hashed)
+    flat = opened("dense", tmp_path, embedder, texts)
+    for _ in range(2):
+        graph = open_text_index("dense", tmp_path, {"rows": texts}, lambda: iter(texts), 500, embedder, "hnsw")
+        for number in (3, 77, 499):
+            assert ranked(graph, f"row {number}", 5) == ranked(flat, f"row {number}", 5)
+    assert len(ranked(graph, "row 1", 600)) == 500
+    assert (tmp_path / "hnsw" / "graph.faiss").is_file()
+    hybrid = open_text_index("hybrid", tmp_path, {"rows": texts}, lambda: iter(texts), 500, embedder, "hnsw")
+    assert ranked(hybrid, "row 77", 1)[0][0] == 77
 
 
 def test_rows_are_found_across_blocks(tmp_path, embedder, monkeypatch):
