@@ -48,6 +48,9 @@ class Together(Generic[K, V]):
 
     async def __call__(self, keys: Sequence[K]) -> list[V]:
         """The values of the keys; what `work` raises is raised by all calls that it was done for."""
+        known = [self._kept.get(key) for key in keys]
+        if all(value is not None for value in known):
+            return known  # type: ignore[return-value]
         future: Future[list[V]] = Future()
         with self._lock:
             self._waiting.append((keys, future))

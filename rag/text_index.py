@@ -33,8 +33,8 @@ _WORD = re.compile(r"\w+")
 _VECTORS, _GRAPH = "vectors.f16", "graph.faiss"
 # HNSW (Malkov and Yashunin, 2018): links per row, and the least rows that a search keeps in view.
 _LINKS, _IN_VIEW = 32, 128
-# Rows that are embedded between two writes to disk, and rows that are compared with a query at once.
-_CHUNK, _COMPARED = 4096, 65536
+# Rows that are embedded between two writes to disk; that are ranked at once; that the processor's cache holds.
+_CHUNK, _COMPARED, _CACHED = 4096, 65536, 1024
 
 
 class TextIndex(Protocol):
@@ -145,7 +145,8 @@ class VectorIndex:
             {"kind": "dense", **wanted, **made_by},
             lambda out: embed_rows(rows(), count, out / _VECTORS, embedder),
         )
-        vectors = np.memmap(folder / _VECTORS, dtype=np.float16, mode="r").reshape(-1, width)
+        # "c" instead of "r": torch warns of memory that can't be written.
+        vectors = np.memmap(folder / _VECTORS, dtype=np.float16, mode="c").reshape(-1, width)
         if len(vectors) != count:
             raise ValueError(f"{folder} holds {len(vectors):,} vectors for {count:,} rows: remove it to build it again")
         return cls(vectors, embedder, _open_graph(folder, wanted | made_by, vectors) if search == "hnsw" else None)
@@ -162,12 +163,13 @@ class VectorIndex:
         if self._graph is not None:
             return [self._through_graph(vector, k) for vector, (_, k) in zip(vectors, keys)]
         queries = torch.from_numpy(vectors)
+        decoded = torch.empty(_CACHED, queries.shape[1])
         found: list[Ranking] = [[] for _ in keys]
         # One pass over the file serves all queries that wait.
         for start in range(0, len(self._vectors), _COMPARED):
-            block = torch.from_numpy(np.array(self._vectors[start : start + _COMPARED])).float()
-            scores = (queries @ block.T).numpy().round(6)
-            for mine, row, (_, k) in zip(found, scores, keys):
+            block = torch.from_numpy(self._vectors[start : start + _COMPARED])
+            scores = [queries @ decoded[: len(part)].copy_(part).T for part in block.split(_CACHED)]
+            for mine, row, (_, k) in zip(found, torch.cat(scores, 1).numpy().round(6), keys):
                 mine += [(start + place, round(score, 6)) for place, score in _best(row, k)]
         return [sorted(mine, key=lambda pair: (-pair[1], pair[0]))[:k] for mine, (_, k) in zip(found, keys)]
 

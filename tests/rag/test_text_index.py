@@ -71,7 +71,8 @@ def test_a_graph_finds_what_exact_search_finds(tmp_path):
 
 
 def test_rows_are_found_across_blocks(tmp_path, embedder, monkeypatch):
-    monkeypatch.setattr("tripletune.rag.text_index._COMPARED", 2)
+    monkeypatch.setattr("tripletune.rag.text_index._COMPARED", 3)
+    monkeypatch.setattr("tripletune.rag.text_index._CACHED", 2)
     blocks = ranked(opened("dense", tmp_path, embedder), "cage bead", 6)
     monkeypatch.undo()
     assert blocks == ranked(opened("dense", tmp_path, embedder), "cage bead", 6)
