@@ -24,11 +24,11 @@ from tripletune.data_builders.hotpotqa_subq.teacher import (
     FILTER_ROLE,
     QUERY_ROLE,
     TRIPLES_ROLE,
+    document_text,
     filter_text,
     load_subq_prompts,
     query_text,
     shown_documents,
-    triples_text,
 )
 from tripletune.models.files import check_new
 from tripletune.models.llm.client import LLMClient
@@ -243,7 +243,7 @@ def _prompts(question: Question, options: BuildOptions) -> Iterator[tuple[str, s
             yield QUERY_ROLE, query_text(question, passage, earlier), _SUBQUERY_CHARACTERS
             earlier.append("q" * _SUBQUERY_CHARACTERS)
         if calls[TRIPLES_ROLE]:
-            text = triples_text(passage)
+            text = f"Document: {document_text(passage)}"
             yield TRIPLES_ROLE, text, _TRIPLES_PER_CHARACTER * len(text)
 
 

@@ -160,7 +160,7 @@ class LLMTeacher:
         """See `Teacher`."""
         if self._triples_from is not None:
             return self._triples_from.of(question.passages[document])
-        messages = self._prompts.chat("subq_triples", triples_text(question.passages[document]))
+        messages = self._prompts.chat("subq_triples", f"Document: {document_text(question.passages[document])}")
         triples, malformed = await self._ask(TRIPLES_ROLE, messages, lambda text, _: read_triples(text), question)
         self.malformed += malformed
         return list(triples)
@@ -209,25 +209,22 @@ def shown_documents(question: Question, shown: Shown) -> list[int]:
 
 def filter_text(question: Question, shown: Sequence[int]) -> str:
     """The user's turn of the document filter: question and numbered documents."""
-    documents = "\n\n".join(f"[{number}] {_text(question.passages[index])}" for number, index in enumerate(shown, 1))
+    documents = "\n\n".join(
+        f"[{number}] {document_text(question.passages[index])}" for number, index in enumerate(shown, 1)
+    )
     return f"Question: {' '.join(question.question.split())}\n\nDocuments:\n{documents}"
 
 
 def query_text(question: Question, passage: Passage, earlier: Sequence[str]) -> str:
     """The user's turn of a sub-query: main question, document, earlier sub-queries."""
-    parts = [f"Main question: {' '.join(question.question.split())}", f"Document: {_text(passage)}"]
+    parts = [f"Main question: {' '.join(question.question.split())}", f"Document: {document_text(passage)}"]
     if earlier:
         parts.append("\n".join(["Earlier sub-queries:", *(f"- {subquery}" for subquery in earlier)]))
     return "\n\n".join(parts)
 
 
-def triples_text(passage: Passage) -> str:
-    """The user's turn of the triple extraction: the document alone."""
-    return f"Document: {_text(passage)}"
-
-
-def _text(passage: Passage) -> str:
-    # Every text on one line: a line break in a title could be taken for the next document.
+def document_text(passage: Passage) -> str:
+    """Title and text, each on one line: a line break in a title could be taken for the next document."""
     return f"{' '.join(passage.title.split())}\n{' '.join(passage.text.split())}"
 
 

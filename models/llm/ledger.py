@@ -17,8 +17,6 @@ import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,10 +59,12 @@ CREATE TABLE uses (
 CREATE TABLE batches (id INTEGER PRIMARY KEY, file TEXT NOT NULL, requests INTEGER NOT NULL, time TEXT NOT NULL);
 CREATE TABLE imports (digest TEXT PRIMARY KEY, replies INTEGER NOT NULL, time TEXT NOT NULL);
 """
+NOW = "strftime('%Y-%m-%dT%H:%M:%SZ', 'now')"
 # A reply is never replaced. A failure gives way to anything, a call that waits for a batch only to its reply.
-PUT = """
+PUT = f"""
 INSERT INTO calls (key, model, sampling, messages, text, prompt_tokens, completion_tokens, seconds, retries,
-    finish_reason, status, detail, time) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    finish_reason, status, detail, time)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, coalesce(?, {NOW}))
 ON CONFLICT (key) DO UPDATE SET text = excluded.text, prompt_tokens = excluded.prompt_tokens,
     completion_tokens = excluded.completion_tokens, seconds = excluded.seconds, retries = excluded.retries,
     finish_reason = excluded.finish_reason, status = excluded.status, detail = excluded.detail, time = excluded.time
@@ -91,8 +91,13 @@ class Call(NamedTuple):
     messages: str
 
 
-def make_call(model: str, sampling: Sampling, messages: Sequence[Message]) -> Call:
+def make_call(model: str, sampling: Sampling | str, messages: Sequence[Message] | str) -> Call:
     """The ledger's view of a call.
+
+    Args:
+        model: The model's name.
+        sampling: How the reply is drawn; text is canonical JSON already, as a ledger has it.
+        messages: The chat, or its canonical JSON.
 
     Returns:
         Key and JSON texts; equal calls give equal ones in every process and Python version.
@@ -100,15 +105,8 @@ def make_call(model: str, sampling: Sampling, messages: Sequence[Message]) -> Ca
     Raises:
         ValueError: the messages hold something that is not JSON or not Unicode.
     """
-    return call_of_json(model, _sampling_json(sampling), canonical(list(messages)))
-
-
-def call_of_json(model: str, sampling: str, messages: str) -> Call:
-    """A call from texts that are canonical already; `make_call` for everything else.
-
-    Raises:
-        ValueError: a text is not Unicode.
-    """
+    sampling = sampling if isinstance(sampling, str) else canonical(sampling.to_json())
+    messages = messages if isinstance(messages, str) else canonical(list(messages))
     try:
         # A line break is escaped in JSON, so that the three parts can't run into each other.
         content = "\n".join((canonical(model), sampling, messages)).encode("utf-8")
@@ -130,16 +128,12 @@ def sampling_of(text: str) -> Sampling:
         raise ValueError(f"sampling {text[:80]!r} cannot be read: {error}") from None
 
 
-def now() -> str:
-    """The time in UTC, to the second."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def row_of(call: Call, completion: Completion, status: str = OK, detail: str = "") -> tuple[Any, ...]:
-    """The parameters of `PUT`."""
-    reply = completion
+def row_of(
+    call: Call, reply: Completion, status: str = OK, detail: str = "", time: str | None = None
+) -> tuple[Any, ...]:
+    """The parameters of `PUT`; without a time it is now."""
     numbers = (reply.prompt_tokens, reply.completion_tokens, reply.seconds, reply.retries)
-    return (*call, reply.text, *numbers, reply.finish_reason, status, detail, now())
+    return (*call, reply.text, *numbers, reply.finish_reason, status, detail, time)
 
 
 class Ledger:
@@ -332,11 +326,6 @@ def _check_or_create(connection: sqlite3.Connection, path: Path) -> None:
     except BaseException:
         connection.execute("ROLLBACK")
         raise
-
-
-@lru_cache(maxsize=256)
-def _sampling_json(sampling: Sampling) -> str:
-    return canonical(sampling.to_json())
 
 
 def _completion(row: tuple[Any, ...], cached: bool) -> Completion:

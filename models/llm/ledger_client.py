@@ -177,6 +177,17 @@ class LedgerClient:
         self._flights: dict[str, _Flight] = {}
         # The failure that ends the run: nothing is sent after it.
         self._ended: Exception | None = None
+        own = self._retry
+        backoff = wait_random_exponential(multiplier=own.first_wait, max=own.longest_wait)
+        self._retrying = AsyncRetrying(
+            retry=retry_if_exception_type(TransientError),
+            wait=lambda state: backoff(state) + _asked_wait(state),
+            stop=lambda state: bool(
+                self._ended or state.attempt_number >= own.attempts or _asked_wait(state) > own.patience
+            ),
+            before_sleep=self._say_again,
+            reraise=True,
+        )
 
     async def __aenter__(self) -> LedgerClient:
         return self
@@ -216,8 +227,16 @@ class LedgerClient:
         if flight is None:
             flight = self._flights[call.key] = _Flight()
             flight.task = asyncio.create_task(self._fetch(flight, call, messages, sampling, role, question_id))
-            flight.task.add_done_callback(lambda task: self._landed(call.key, task))
-        completion = await self._join(call.key, flight)
+            # Looked at, so that a failure whose waiters have all gone is not reported as forgotten.
+            flight.task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        flight.waiting += 1
+        try:
+            # Shielded: one waiter that is cancelled must not take the call away from the others.
+            completion = await asyncio.shield(flight.task)
+        finally:
+            flight.waiting -= 1
+            if not flight.waiting and (flight.task.done() or self._abandon(flight)):
+                del self._flights[call.key]
         if first:
             return completion
         if self.ledger is not None:
@@ -255,23 +274,6 @@ class LedgerClient:
             if self.ledger is not None:
                 self.ledger.close()
 
-    def _landed(self, key: str, task: asyncio.Task[Completion]) -> None:
-        if (flight := self._flights.get(key)) is not None and flight.task is task:
-            del self._flights[key]
-        if task.done() and not task.cancelled():
-            # Looked at, so that a failure whose waiters have all gone is not reported as forgotten.
-            task.exception()
-
-    async def _join(self, key: str, flight: _Flight) -> Completion:
-        # Shielded: one waiter that is cancelled must not take the call away from the others.
-        flight.waiting += 1
-        try:
-            return await asyncio.shield(flight.task)
-        finally:
-            flight.waiting -= 1
-            if not flight.waiting and not flight.task.done() and self._abandon(flight):
-                self._landed(key, flight.task)
-
     def _abandon(self, flight: _Flight) -> bool:
         """End a call that nobody waits for; its reply is waited for when the run ends by a failure."""
         return not (self._ended and flight.sent) and flight.task.cancel()
@@ -282,7 +284,7 @@ class LedgerClient:
         """One call to the model, stored before it is given back."""
         attempts = empty = 0
         try:
-            async for attempt in self._retrying():
+            async for attempt in self._retrying.copy():
                 with attempt:
                     attempts = attempt.retry_state.attempt_number
                     completion = await self._attempt(flight, messages, sampling)
@@ -337,19 +339,6 @@ class LedgerClient:
         except (LedgerError, OSError) as error:
             self.stop(error)
             raise
-
-    def _retrying(self) -> AsyncRetrying:
-        retry = self._retry
-        backoff = wait_random_exponential(multiplier=retry.first_wait, max=retry.longest_wait)
-        return AsyncRetrying(
-            retry=retry_if_exception_type(TransientError),
-            wait=lambda state: backoff(state) + _asked_wait(state),
-            stop=lambda state: bool(
-                self._ended or state.attempt_number >= retry.attempts or _asked_wait(state) > retry.patience
-            ),
-            before_sleep=self._say_again,
-            reraise=True,
-        )
 
     def _say_again(self, state: RetryCallState) -> None:
         reason = redact(str(state.outcome.exception() if state.outcome else ""), self._secrets)

@@ -22,7 +22,6 @@ from tripletune.models.llm.ledger import (
     PENDING,
     PUT,
     Ledger,
-    call_of_json,
     canonical,
     make_call,
     open_file,
@@ -124,7 +123,7 @@ def ledger_troubles(path: Path) -> Iterator[str]:
             if line != "ok":
                 yield f"SQLite: {line}"
         for key, model, sampling, messages in connection.execute("SELECT key, model, sampling, messages FROM calls"):
-            if call_of_json(model, sampling, messages).key != key:
+            if make_call(model, sampling, messages).key != key:
                 yield f"call {key}: its key is not that of its model, sampling and messages"
         query = "SELECT count(*) FROM uses WHERE call_id NOT IN (SELECT id FROM calls)"
         orphans = connection.execute(query).fetchone()[0]
@@ -152,7 +151,7 @@ def _row(values: Mapping[str, Any], where: str) -> tuple[Any, ...]:
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     numbers = {name: values[name] for name in ("text", *_NUMBERS, "seconds", "finish_reason")}
-    return (*row_of(call, Completion(**numbers), values["status"], values["detail"])[:-1], values["time"])
+    return row_of(call, Completion(**numbers), *(values[name] for name in ("status", "detail", "time")))
 
 
 def _stats(arguments: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tripletune.models.llm.backends.openai import HostedBackend, count, sampling_fields
@@ -62,14 +63,12 @@ class AnthropicBackend(HostedBackend):
     def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
         super().__init__(options, api_key)
         self._seen: dict[bytes, None] = {}
+        extra = options.extra_fields or {}
+        self.body = partial(messages_body, options.model, self._is_cached, self.send_temperature, extra)
         if self.send_temperature:
             self.headers = {"anthropic-version": _SAMPLING_VERSION}
         else:
             logger.info("%s: temperature is not sent; replies are drawn with the provider's settings", self.model)
-
-    def body(self, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
-        """The body of a call; see `messages_body`."""
-        return messages_body(self.name, messages, sampling, self.send_temperature, self.extra, self._is_cached)
 
     def create(self, client: Any, body: dict[str, Any]) -> Awaitable[Any]:
         """`client.messages.create`; fields that its newest version has no names for go with the rest."""
@@ -93,21 +92,21 @@ class AnthropicBackend(HostedBackend):
 
 def messages_body(
     model: str,
-    messages: Sequence[Message],
-    sampling: Sampling,
+    is_cached: Callable[[str], bool],
     send_temperature: bool,
     extra: Mapping[str, Any],
-    is_cached: Callable[[str], bool],
+    messages: Sequence[Message],
+    sampling: Sampling,
 ) -> dict[str, Any]:
     """The body of a call to the Messages API.
 
     Args:
         model: The provider's name of the model.
-        messages: The chat; several system texts are joined by a blank line.
-        sampling: How the reply is drawn; its seed is not sent.
+        is_cached: Whether a system prompt is marked for the provider's cache.
         send_temperature: Whether temperature and top_p (if below 1) are sent.
         extra: More fields of the body.
-        is_cached: Whether a system prompt is marked for the provider's cache.
+        messages: The chat; several system texts are joined by a blank line.
+        sampling: How the reply is drawn; its seed is not sent.
 
     Raises:
         CallError: the chat has no turn of the user.

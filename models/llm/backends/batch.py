@@ -24,6 +24,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count as count_from
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +34,7 @@ from tripletune.models.files import new_file
 from tripletune.models.llm.backends.anthropic import messages_body, read_message
 from tripletune.models.llm.backends.openai import ACCESS, TRANSIENT, chat_body, read_chat
 from tripletune.models.llm.client import CallError, Completion, Message, RepliesPending, Sampling, redact
-from tripletune.models.llm.ledger import FAILED, OK, PENDING, PUT, Call, Ledger, make_call, now, row_of, sampling_of
+from tripletune.models.llm.ledger import FAILED, NOW, OK, PENDING, PUT, Call, Ledger, make_call, row_of, sampling_of
 from tripletune.models.llm.options import BackendKind, LLMOptions
 
 REFUSED = "refused in a batch: "
@@ -61,12 +62,16 @@ class BatchBackend:
     def __init__(self, options: LLMOptions, ledger: Ledger | None, room: tuple[int, int] | None = None) -> None:
         if ledger is None:
             raise ValueError("backend batch needs a ledger: name a file, such as runs/ledger.sqlite")
-        self.model, self.name, self.layout = options.ledger_name, options.model, options.batch_layout
+        self.model, self.layout = options.ledger_name, options.batch_layout
         self.folder = Path(options.batch_folder or f"{ledger.path}.batch")
-        self._ledger, self._room, self._extra = ledger, room or ROOMS[self.layout], options.extra_fields or {}
-        self._token_field = "max_completion_tokens" if options.token_field == "auto" else options.token_field
+        self._ledger, self._room, extra = ledger, room or ROOMS[self.layout], options.extra_fields or {}
+        token_field = "max_completion_tokens" if options.token_field == "auto" else options.token_field
         wish = options.send_temperature
-        self.send_temperature = self.layout == "openai" if wish == "auto" else wish == "yes"
+        sends = self.layout == "openai" if wish == "auto" else wish == "yes"
+        self._body = partial(chat_body, options.model, token_field, sends, extra)
+        if self.layout == "anthropic":
+            # Calls of one batch that share a system prompt share the provider's cache where they meet it in time.
+            self._body = partial(messages_body, options.model, lambda system: True, sends, extra)
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Note that a call waits.
@@ -109,7 +114,7 @@ class BatchBackend:
             written = list(_write_files(lines, names, self._room))
             for file, ids in written:
                 connection.execute(
-                    "INSERT INTO batches (file, requests, time) VALUES (?, ?, ?)", (str(file), len(ids), now())
+                    f"INSERT INTO batches (file, requests, time) VALUES (?, ?, {NOW})", (str(file), len(ids))
                 )
                 connection.executemany("UPDATE calls SET detail = ? WHERE id = ?", [(str(file), one) for one in ids])
         return [file for file, _ in written]
@@ -134,12 +139,6 @@ class BatchBackend:
         else:
             request = {"custom_id": key, "params": body}
         return json.dumps(request, ensure_ascii=False).encode("utf-8") + b"\n"
-
-    def _body(self, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
-        if self.layout == "openai":
-            return chat_body(self.name, messages, sampling, self._token_field, self.send_temperature, self._extra)
-        # Calls of one batch that share a system prompt share the provider's cache where they meet it in time.
-        return messages_body(self.name, messages, sampling, self.send_temperature, self._extra, lambda system: True)
 
 
 def _write_files(
@@ -237,7 +236,7 @@ def import_replies(ledger: Ledger, path: str | Path) -> Counter[str] | None:
             raise ValueError(
                 f"{path}: none of its {total} replies belongs to a call of {ledger.path}; is it the right ledger?"
             )
-        connection.execute("INSERT INTO imports (digest, replies, time) VALUES (?, ?, ?)", (digest, total, now()))
+        connection.execute(f"INSERT INTO imports (digest, replies, time) VALUES (?, ?, {NOW})", (digest, total))
     return counts
 
 

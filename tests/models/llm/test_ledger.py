@@ -20,7 +20,6 @@ from tripletune.models.llm.ledger import (
     SCHEMA_VERSION,
     Ledger,
     LedgerError,
-    call_of_json,
     make_call,
     sampling_of,
 )
@@ -94,7 +93,7 @@ def test_equal_calls_have_equal_keys():
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.floats(0, 2), st.lists(st.text("ab"), max_size=2))
 def test_a_call_is_read_back_from_what_is_stored(text, temperature, stop):
     made = call(text, temperature=temperature, stop=tuple(stop))
-    assert call_of_json(made.model, made.sampling, made.messages) == made
+    assert make_call(made.model, made.sampling, made.messages) == made
     again = make_call(made.model, sampling_of(made.sampling), json.loads(made.messages))
     assert again == made
     assert len(made.key) <= 64

@@ -203,9 +203,9 @@ def test_the_name_of_the_token_field():
         ask(OpenAIBackend, server, token_field="max_completion_tokens")
         assert "max_tokens" not in server.bodies[0]
         assert server.bodies[0]["max_completion_tokens"] == 512
-    assert make(OpenAIBackend, None).token_field == "max_completion_tokens"
-    assert make(OpenAIBackend, "https://x.openai.azure.com/v1").token_field == "max_completion_tokens"
-    assert make(OpenAIBackend, "https://notopenai.com/v1", None).token_field == "max_tokens"
+    assert "max_completion_tokens" in make(OpenAIBackend, None).body(CHAT, Sampling())
+    assert "max_completion_tokens" in make(OpenAIBackend, "https://x.openai.azure.com/v1").body(CHAT, Sampling())
+    assert "max_tokens" in make(OpenAIBackend, "https://notopenai.com/v1", None).body(CHAT, Sampling())
 
 
 # What goes wrong.
