@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tripletune.data_builders.world import RELATION_OF
 from tripletune.data_builders.world.build import MANIFEST, World, WorldOptions, generate_world
-from tripletune.data_builders.world.facts import RELATION_OF
 from tripletune.data_builders.world.questions import WorldQuestion
 from tripletune.models.data.records import Passage, normalize_answer
 from tripletune.models.data.triples import Triple
@@ -58,7 +58,7 @@ class WorldOracle:
 
     @classmethod
     def open(cls, folder: str | Path, split: str) -> WorldOracle:
-        """The oracle of a split of a world that `data_builders.world` has written; the world is made again.
+        """The oracle of a split of a world that `data_builders.world.build` has written; the world is made again.
 
         Raises:
             FileNotFoundError: the folder holds no world.
@@ -104,8 +104,8 @@ class WorldOracle:
         return json.dumps({"entities": entities, "triples": triples}, ensure_ascii=False)
 
     def _integrate(self, messages: Sequence[Message]) -> str:
-        users = [dict(_sections(message["content"])) for message in messages if message["role"] == "user"]
-        told = [dict(_sections(message["content"])) for message in messages if message["role"] == "assistant"]
+        users = [dict(_SECTION.findall(message["content"])) for message in messages if message["role"] == "user"]
+        told = [dict(_SECTION.findall(message["content"])) for message in messages if message["role"] == "assistant"]
         question = self._question(users[0].get(MAIN_QUESTION, ""))
         hops = self._hops(question)
         shown = set(_triples(users[-1][CANDIDATES]))
@@ -128,7 +128,8 @@ class WorldOracle:
         level, _, rest = evidence.partition(":\n")
         hops = self._hops(question)
         if level == "Triples":
-            enough = {hop.triple for hop in hops} <= set(_listed(rest))
+            listed = {Triple(*json.loads(line)) for line in rest.splitlines() if line.startswith("[")}
+            enough = {hop.triple for hop in hops} <= listed
         else:
             enough = all(" ".join(hop.sentence.split()) in rest for hop in hops)
         if not hops or not enough:
@@ -154,16 +155,5 @@ class WorldOracle:
         return hops
 
 
-def _sections(turn: str) -> Iterator[tuple[str, str]]:
-    for match in _SECTION.finditer(turn):
-        yield match.group(1), match.group(2)
-
-
 def _triples(text: str) -> list[Triple]:
     return [Triple(*row) for row in json.loads(text)["fact"]]
-
-
-def _listed(text: str) -> Iterator[Triple]:
-    for line in text.splitlines():
-        if line.startswith("["):
-            yield Triple(*json.loads(line))

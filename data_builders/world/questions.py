@@ -19,7 +19,7 @@ from itertools import combinations, islice, pairwise
 from operator import itemgetter
 from string import ascii_uppercase
 
-from tripletune.data_builders.world.facts import (
+from tripletune.data_builders.world import (
     RELATION_OF,
     RELATIONS,
     RELATIONS_OF_KIND,
@@ -35,7 +35,6 @@ COMPARISON = "comparison"
 INTERSECTION = "intersection"
 COMMON = "common"
 KINDS: tuple[str, ...] = (*CHAIN_KINDS, COMPARISON, INTERSECTION, COMMON)
-_LEVELS = {"1-hop": "easy", "3-hop": "hard", "4-hop": "hard", COMMON: "easy"}
 _ATTEMPTS = 2000
 _YES_NO = 0.4
 _CLOSEST_YEARS = 5
@@ -66,16 +65,6 @@ class WorldQuestion:
     predicates: tuple[str, ...] = ()
     subqueries: tuple[str, ...] = ()
     test: str = ""
-
-    @property
-    def official_type(self) -> str:
-        """HotpotQA's `type`: "comparison" or "bridge"."""
-        return COMPARISON if self.kind == COMPARISON else "bridge"
-
-    @property
-    def level(self) -> str:
-        """HotpotQA's `level`: "easy", "medium" or "hard"."""
-        return _LEVELS.get(self.kind, "medium")
 
 
 class QuestionMaker:
