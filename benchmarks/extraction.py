@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks import MODEL, Options, PeakMemory, Result, Way, batches, in_fresh_process, quiet, resident
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import Completion
+from tripletune.models.llm import Completion
 from tripletune.models.loading import load_tokenizer, resolve
 from tripletune.models.options import load_config, setting
 from tripletune.models.program import load_from

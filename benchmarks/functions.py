@@ -99,7 +99,7 @@ def _call(scratch: str) -> list[str]:
     from tripletune.data_builders.hotpotqa_subq.questions import Question
     from tripletune.data_builders.hotpotqa_subq.teacher import LLMTeacher
     from tripletune.models.data.records import Passage
-    from tripletune.models.llm.options import LLMOptions, open_client
+    from tripletune.models.llm.backends import LLMOptions, open_client
 
     async def ask(url: str) -> list[str]:
         async with open_client(LLMOptions(model="fixed", url=url, ledger=f"{scratch}/calls.sqlite")) as client:

@@ -20,8 +20,8 @@ from typing import Any
 
 from benchmarks import Options, PeakMemory, Result, Way, in_fresh_process, take_turns
 from tripletune.data_builders.world.build import WorldOptions, write_world
-from tripletune.models.llm.client import Message
-from tripletune.models.llm.options import LLMOptions, open_client
+from tripletune.models.llm import Message
+from tripletune.models.llm.backends import LLMOptions, open_client
 from tripletune.models.options import setting
 
 _PROMPT = "You look at a question and at the documents that were found for it. " * 12

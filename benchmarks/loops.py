@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks import ENCODER, MODEL, Options, Result, Way, quiet, take_turns
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.suites.questions import QuestionOptions, QuestionSuite
-from tripletune.models.llm.options import LLMOptions
+from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.options import setting
 
 

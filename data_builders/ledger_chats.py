@@ -20,7 +20,7 @@ from typing import Any
 
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import Message
+from tripletune.models.llm import Message
 from tripletune.models.llm.ledger import open_file
 from tripletune.models.llm.replies import REPAIR_ROLE
 from tripletune.rag.systems.cirag.extraction import Fact

@@ -13,7 +13,7 @@ from typing import Any
 
 from tripletune.models.data.records import read_jsonl
 from tripletune.models.files import lock_folder, new_file, read_json, write_json
-from tripletune.models.llm.client import redact
+from tripletune.models.llm import redact
 
 logger = logging.getLogger(__name__)
 

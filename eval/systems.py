@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tripletune.models.files import file_digest, weights_fingerprint
-from tripletune.models.llm.client import LLMClient, Sampling
+from tripletune.models.llm import LLMClient, Sampling
+from tripletune.models.llm.backends import LLMOptions, open_client
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
-from tripletune.models.llm.options import LLMOptions, open_client
 from tripletune.models.loading import resolve
 from tripletune.models.run_folders import PROMPT_FILE, check_model_folder, read_json, trained_folder
 from tripletune.rag.retrievers import open_reranker, open_retriever

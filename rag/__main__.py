@@ -23,8 +23,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, get_args
 
-from tripletune.models.llm.client import SetupError
-from tripletune.models.llm.options import LLMOptions, backend_names
+from tripletune.models.llm import SetupError
+from tripletune.models.llm.backends import LLMOptions, backend_names
 from tripletune.models.options import add_arguments, from_arguments, setting
 from tripletune.models.program import printable, run_program
 from tripletune.models.run_folders import check_model_folder, trained_folder

@@ -22,7 +22,7 @@ from tripletune.models.data.pairs import ExtractionReply, entity_triple, is_only
 from tripletune.models.data.records import Passage, read_jsonl, whole_characters
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import new_file
-from tripletune.models.llm.client import CallError, RepliesPending, SetupError
+from tripletune.models.llm import CallError, RepliesPending, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.rag.extractor import TextExtractor
 from tripletune.rag.triple_store import Extraction, TripleStore, passage_key

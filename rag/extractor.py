@@ -20,10 +20,10 @@ from typing import Any
 
 from tripletune.models.data.pairs import NO_FACTS, extraction_chat, load_instruction, read_pairs
 from tripletune.models.files import weights_fingerprint
-from tripletune.models.llm.client import Completion, LLMClient, Message, Sampling
+from tripletune.models.llm import Completion, LLMClient, Message, Sampling
+from tripletune.models.llm.backends import LLMOptions, load_backend, open_client
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
-from tripletune.models.llm.options import LLMOptions, load_backend, open_client
 from tripletune.models.loading import ADAPTER_CONFIG, adapter_base, resolve
 from tripletune.models.options import from_arguments, require, setting
 from tripletune.models.run_folders import CONFIG, PROMPT_FILE

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from tripletune.models.data.records import Step
-from tripletune.models.llm.client import Completion
+from tripletune.models.llm import Completion
 from tripletune.models.rendering import Plan
 from tripletune.rag.retrievers import Retrieved
 

@@ -29,7 +29,7 @@ from tripletune.data_builders.trajectories import TrajectoryOptions
 from tripletune.eval.suites.questions import QuestionOptions
 from tripletune.eval.task import load_task
 from tripletune.models.files import write_text
-from tripletune.models.llm.options import LLMOptions
+from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.options import parse_command_line, setting, to_arguments, to_yaml
 from tripletune.models.program import run_program
 from tripletune.rag.retrievers import RetrieverKind

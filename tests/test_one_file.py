@@ -37,8 +37,8 @@ def read_questions(location, issues=None, source="mine"):
 ''',
     "models/llm/backends/mine.py": '''
 """A teacher that knows where Ada was born."""
-from tripletune.models.llm.client import Completion
-from tripletune.models.llm.options import BackendKind
+from tripletune.models.llm import Completion
+from tripletune.models.llm.backends import BackendKind
 
 LABELS = '{"documents": [1], "answerable": true, "triples": [["Ada", "born in", "London"]]}'
 

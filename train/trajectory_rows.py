@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from tripletune.models.data.records import IGNORED
 from tripletune.models.data.trajectories import Trajectory
-from tripletune.models.llm.client import CallError, Message
+from tripletune.models.llm import CallError, Message
 from tripletune.models.local.chat import ChatEncoder
 from tripletune.rag.systems.cirag.integration import shorten
 

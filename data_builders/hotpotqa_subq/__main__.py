@@ -31,8 +31,8 @@ from tripletune.data_builders.hotpotqa_subq.teacher import (
     shown_documents,
 )
 from tripletune.models.files import check_new
-from tripletune.models.llm.client import LLMClient
-from tripletune.models.llm.options import LLMOptions, backend_names, open_client
+from tripletune.models.llm import LLMClient
+from tripletune.models.llm.backends import LLMOptions, backend_names, open_client
 from tripletune.models.options import add_arguments, from_arguments
 from tripletune.models.program import run_program
 

@@ -47,7 +47,7 @@ from tripletune.data_builders.hotpotqa_subq.teacher import (
     prompt_digests,
 )
 from tripletune.models.data.records import Record, whole_characters
-from tripletune.models.llm.client import CallError, LLMClient, RepliesPending, Sampling, SetupError
+from tripletune.models.llm import CallError, LLMClient, RepliesPending, Sampling, SetupError
 from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted
 from tripletune.models.llm.replies import repair_digest
 

@@ -15,7 +15,7 @@ from tripletune.data_builders.hotpotqa_subq.annotations import Teacher, TripleFi
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
 from tripletune.models.data.records import Action, Record, Step, normalize_answer
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import RepliesPending
+from tripletune.models.llm import RepliesPending
 
 FirstSubquery = Literal["main_question", "generated"]
 # Two letters stand in many texts by chance: MuSiQue lists "NO" as an alias of Norway.

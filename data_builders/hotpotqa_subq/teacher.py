@@ -41,7 +41,7 @@ from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Questio
 from tripletune.data_builders.readers._rows import Row
 from tripletune.models.data.records import Passage, normalize_answer
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import LLMClient, Message, Sampling
+from tripletune.models.llm import LLMClient, Message, Sampling
 from tripletune.models.llm.replies import UnusableReply, ask
 from tripletune.rag.systems import PromptSet, load_prompts
 

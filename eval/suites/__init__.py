@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from tripletune.eval.results import METRICS, ResultLog
 from tripletune.models.files import read_json, write_json
-from tripletune.models.llm.client import RepliesPending, SetupError
+from tripletune.models.llm import RepliesPending, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.options import add_arguments, from_arguments, setting
 

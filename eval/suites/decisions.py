@@ -26,7 +26,7 @@ from tripletune.models.data.records import Passage, record_files
 from tripletune.models.data.trajectories import Trajectory, read_trajectories
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import file_digest, weights_fingerprint
-from tripletune.models.llm.client import Completion, Message, Sampling
+from tripletune.models.llm import Completion, Message, Sampling
 from tripletune.models.loading import resolve
 from tripletune.models.options import setting
 from tripletune.rag.systems.cirag import CiragOptions

@@ -25,8 +25,8 @@ from tripletune.eval.triples import PARTS, ROUGE, Prediction, score_rows, summar
 from tripletune.models.data.pairs import ExtractionPair, read_pairs, read_replies, read_reply
 from tripletune.models.data.records import record_files
 from tripletune.models.files import file_digest, write_text
-from tripletune.models.llm.client import Completion
-from tripletune.models.llm.options import LLMOptions, backend_names
+from tripletune.models.llm import Completion
+from tripletune.models.llm.backends import LLMOptions, backend_names
 from tripletune.models.loading import PYPI
 from tripletune.models.options import add_arguments, from_arguments, setting
 from tripletune.rag.extract import PIECE_LIMIT, source_pieces

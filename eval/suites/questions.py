@@ -29,7 +29,7 @@ from tripletune.eval.systems import (
 )
 from tripletune.eval.task import load_task, task_names, task_questions, write_context_corpus
 from tripletune.models.files import file_digest
-from tripletune.models.llm.options import LLMOptions
+from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.options import add_arguments, from_arguments, setting
 from tripletune.rag.retrievers import RetrieverKind
 from tripletune.rag.systems import Evidence, FirstQuery, LoopOptions, Tools, load_system, make_options, system_names

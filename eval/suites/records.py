@@ -28,7 +28,7 @@ from tripletune.eval.systems import model_spec, open_generator, triples_settings
 from tripletune.models.data.records import Action, Passage, Record, Step, read_records, record_files
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import file_digest, weights_fingerprint
-from tripletune.models.llm.client import Completion
+from tripletune.models.llm import Completion
 from tripletune.models.options import setting
 from tripletune.models.rendering import parse_plan
 from tripletune.rag.systems import Evidence, LoopOptions

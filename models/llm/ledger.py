@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from tenacity import Retrying, retry_if_exception_message, stop_after_delay, wait_random
 
 from tripletune.models.data.records import whole_characters
-from tripletune.models.llm.client import Completion, Message, Sampling
+from tripletune.models.llm import Completion, Message, Sampling
 
 OK, FAILED, PENDING = "ok", "failed", "pending"
 SCHEMA_VERSION = 1

@@ -23,7 +23,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 from tenacity.wait import wait_random_exponential
 
 from tripletune.models.data.records import whole_characters
-from tripletune.models.llm.client import (
+from tripletune.models.llm import (
     Backend,
     CallError,
     Completion,
@@ -203,7 +203,7 @@ class LedgerClient:
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
     ) -> Completion:
-        """Reply to a chat; see `models.llm.client.LLMClient.chat`.
+        """Reply to a chat; see `models.llm.LLMClient.chat`.
 
         Equal calls under way together are sent once; all but the first get `cached=True`.
 

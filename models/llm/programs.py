@@ -13,8 +13,8 @@ from typing import Any
 
 from tripletune.models.data.records import read_jsonl
 from tripletune.models.files import new_file
+from tripletune.models.llm import Completion
 from tripletune.models.llm.backends.batch import import_replies, reset, waiting
-from tripletune.models.llm.client import Completion
 from tripletune.models.llm.ledger import (
     ADD_USE,
     FAILED,

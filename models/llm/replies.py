@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from tripletune.models.data.records import whole_characters
 from tripletune.models.data.triples import Triple, parse_triples, plain_markers
-from tripletune.models.llm.client import LLMClient, Message, Sampling
+from tripletune.models.llm import LLMClient, Message, Sampling
 
 T = TypeVar("T")
 PROMPTS = Path(__file__).parents[1] / "prompts"

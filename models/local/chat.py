@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from tripletune.models.data.pairs import NO_FACTS, read_reply
-from tripletune.models.llm.client import CallError, Message
+from tripletune.models.llm import CallError, Message
 
 if TYPE_CHECKING:
     import torch

@@ -21,8 +21,8 @@ from tripletune.models.graph_llm.embeddings import LiveEmbeddings
 from tripletune.models.graph_llm.graphs import batch_graphs, graph_rows
 from tripletune.models.graph_llm.loading import load_graph_llm
 from tripletune.models.graph_llm.processor import EncodedInput, GraphLLMProcessor
+from tripletune.models.llm import Completion, Message, Sampling
 from tripletune.models.llm.backends.hf import DecodingService
-from tripletune.models.llm.client import Completion, Message, Sampling
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
 from tripletune.models.loading import parse_dtype, resolve
@@ -146,7 +146,7 @@ class LocalGenerator:
 
 
 class _GraphBackend:
-    """The `models.llm.client.Backend` of a generator: a call's message is the input as JSON."""
+    """The `models.llm.Backend` of a generator: a call's message is the input as JSON."""
 
     def __init__(self, generator: LocalGenerator, model: str) -> None:
         self.model, self._generator = model, generator

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tripletune.models.files import read_text
-from tripletune.models.llm.client import Completion, Generator, LLMClient, Message, Sampling
+from tripletune.models.llm import Completion, Generator, LLMClient, Message, Sampling
 from tripletune.models.options import nearest, require, set_values, setting
 from tripletune.models.program import load_from, names_in
 from tripletune.rag.retrievers import Reranker, Retriever

@@ -15,7 +15,7 @@ import time
 
 from tripletune.models.data.records import Action, ModelInput, Step, normalize_answer
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import Generator
+from tripletune.models.llm import Generator
 from tripletune.models.rendering import Plan, parse_plan
 from tripletune.rag.retrievers import Retrieved, Retriever
 from tripletune.rag.systems import LoopOptions, System, Tools, need

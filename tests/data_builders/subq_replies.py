@@ -19,7 +19,7 @@ from typing import Any
 from tripletune.data_builders.hotpotqa_subq.teacher import FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE, load_subq_prompts
 from tripletune.data_builders.readers._rows import PassageFinder, title_key
 from tripletune.models.data.records import Passage
-from tripletune.models.llm.client import Completion
+from tripletune.models.llm import Completion
 from tripletune.models.llm.replies import REPAIR_ROLE
 
 _NUMBERED = re.compile(r"^\[(\d+)\] (.*)$", re.MULTILINE)

@@ -13,7 +13,7 @@ from tripletune.eval.__main__ import main as evaluate
 from tripletune.models.data.records import Passage, read_jsonl
 from tripletune.models.data.trajectories import read_trajectories
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import Completion
+from tripletune.models.llm import Completion
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
 from tripletune.rag.retrievers import Retrieved

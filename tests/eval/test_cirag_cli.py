@@ -14,7 +14,7 @@ from tripletune.data_builders.world.oracle import WorldOracle
 from tripletune.eval.__main__ import main
 from tripletune.eval.systems import other_prompt
 from tripletune.models.data.trajectories import read_trajectories
-from tripletune.models.llm.client import Sampling
+from tripletune.models.llm import Sampling
 from tripletune.models.llm.programs import main as calls
 
 OPTIONS = WorldOptions(seed=5, train=8, validation=0, test=8, common_knowledge=0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import CallError, Completion, RepliesPending, Sampling, SetupError
+from tripletune.models.llm import CallError, Completion, RepliesPending, Sampling, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.rag.extract import CorpusExtraction, source_pieces, split_passage
 from tripletune.rag.extractor import ExtractionPrompt, TextExtractor
@@ -300,7 +300,7 @@ def test_half_characters_can_be_read():
 KILLED = """
 import asyncio, os, signal, sys
 from tripletune.models.data.records import Passage
-from tripletune.models.llm.client import Completion
+from tripletune.models.llm import Completion
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.triple_store import TripleStore
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tripletune.models.data.records import Passage
-from tripletune.models.llm.client import CallError, SetupError
+from tripletune.models.llm import CallError, SetupError
 from tripletune.rag.__main__ import main
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import LocalOptions, choose_shots, open_local_extractor

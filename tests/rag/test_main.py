@@ -6,7 +6,7 @@ import pytest
 import tripletune.rag.extractor as extractor_options
 from tripletune.models.data.records import Passage, Step
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import Completion, RepliesPending
+from tripletune.models.llm import Completion, RepliesPending
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.rendering import parse_plan
 from tripletune.rag.__main__ import main, show

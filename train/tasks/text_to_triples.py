@@ -35,7 +35,7 @@ from tripletune.models.data.pairs import (
 )
 from tripletune.models.data.records import IGNORED
 from tripletune.models.data.triples import Triple, format_triples
-from tripletune.models.llm.client import Message
+from tripletune.models.llm import Message
 from tripletune.models.local.chat import ChatEncoder, eos_token_ids
 from tripletune.models.options import other_default, setting
 from tripletune.train.task import DataSection, Examples, RunConfig, Scorer, TrainSection, missing_files

@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from tripletune.models.llm import CallError, Completion, Message, Sampling, SetupError
+from tripletune.models.llm.backends import BackendKind, LLMOptions
 from tripletune.models.llm.backends.openai import HostedBackend, count, sampling_fields
-from tripletune.models.llm.client import CallError, Completion, Message, Sampling, SetupError
-from tripletune.models.llm.options import BackendKind, LLMOptions
 
 logger = logging.getLogger(__name__)
 # 512 tokens, the lowest of the models' limits, are hardly less than this many bytes in any script.

@@ -31,11 +31,11 @@ from typing import Any, NamedTuple
 
 from tripletune.models.data.records import read_jsonl, whole_characters
 from tripletune.models.files import new_file
+from tripletune.models.llm import CallError, Completion, Message, RepliesPending, Sampling, redact
+from tripletune.models.llm.backends import BackendKind, LLMOptions
 from tripletune.models.llm.backends.anthropic import messages_body, read_message
 from tripletune.models.llm.backends.openai import ACCESS, TRANSIENT, chat_body, read_chat
-from tripletune.models.llm.client import CallError, Completion, Message, RepliesPending, Sampling, redact
 from tripletune.models.llm.ledger import FAILED, NOW, OK, PENDING, PUT, Call, Ledger, make_call, row_of, sampling_of
-from tripletune.models.llm.options import BackendKind, LLMOptions
 
 REFUSED = "refused in a batch: "
 # Requests and bytes that a provider takes in one file: 200 and 256 MB, counted as the smaller kind of megabyte.

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from tripletune.models.llm.client import CallError, Completion, Message, Sampling, SetupError, ledger_name
-from tripletune.models.llm.options import BackendKind, LLMOptions
+from tripletune.models.llm import CallError, Completion, Message, Sampling, SetupError, ledger_name
+from tripletune.models.llm.backends import BackendKind, LLMOptions
 from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights, parse_dtype
 from tripletune.models.local.chat import ChatEncoder, Repetition, TripleGrammar, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder
@@ -229,7 +229,7 @@ class HFBackend:
         self._service = DecodingService(self._decoder, self.model)
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Reply to a chat, together with the calls that wait; see `models.llm.client.Backend`.
+        """Reply to a chat, together with the calls that wait; see `models.llm.Backend`.
 
         A reply is cut at the end of the model's context if that comes before `max_tokens`.
         """

@@ -18,8 +18,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
-from tripletune.models.llm.client import CallError, Completion, Message, Sampling, SetupError, TransientError, redact
-from tripletune.models.llm.options import URL_FORM, BackendKind, LLMOptions, is_plain_url
+from tripletune.models.llm import CallError, Completion, Message, Sampling, SetupError, TransientError, redact
+from tripletune.models.llm.backends import URL_FORM, BackendKind, LLMOptions, is_plain_url
 
 # 425: the server asks for the same request later. 5xx (Anthropic's 529 too) are always worth another attempt.
 TRANSIENT = frozenset({408, 409, 425, 429})
@@ -108,7 +108,7 @@ class HostedBackend:
         raise NotImplementedError
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Reply to a chat; see `models.llm.client.Backend`."""
+        """Reply to a chat; see `models.llm.Backend`."""
         body = self.body(messages, sampling)
         if self._client is None:
             # Retries and the time limit are the ledger client's.

@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import CallError, Message, SetupError
+from tripletune.models.llm import CallError, Message, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.llm.replies import UnusableReply, ask, find_json, find_triples
 from tripletune.rag.systems import PromptSet, QuestionClient

@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import Message
+from tripletune.models.llm import Message
 from tripletune.models.llm.replies import UnusableReply, ask, find_json, json_values, triple_of, without_thoughts
 from tripletune.rag.systems import PromptSet, QuestionClient
 from tripletune.rag.systems.cirag.extraction import Fact

@@ -17,9 +17,8 @@ from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
 from tripletune.data_builders.hotpotqa_subq.teacher import FILTER_ROLE, filter_text, load_subq_prompts
 from tripletune.data_builders.world.build import WorldOptions, generate_world
 from tripletune.models.data.records import read_records
-from tripletune.models.llm import options
+from tripletune.models.llm import CallError, Completion, SetupError, TransientError, options
 from tripletune.models.llm.backends.batch import import_replies
-from tripletune.models.llm.client import CallError, Completion, SetupError, TransientError
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
 from tripletune.models.llm.programs import import_calls

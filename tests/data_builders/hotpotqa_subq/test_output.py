@@ -14,7 +14,7 @@ from tripletune.data_builders.hotpotqa_subq import __main__ as command_line
 from tripletune.data_builders.hotpotqa_subq.build import EXAMPLES, LONGEST_REPLY, SubqOutput
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
-from tripletune.models.llm.client import Completion
+from tripletune.models.llm import Completion
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
 

@@ -22,7 +22,7 @@ from tripletune.data_builders.hotpotqa_subq.teacher import (
 )
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import CallError, Completion, RepliesPending, Sampling
+from tripletune.models.llm import CallError, Completion, RepliesPending, Sampling
 
 QUESTION = Question(
     id="q1",

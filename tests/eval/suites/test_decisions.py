@@ -12,7 +12,7 @@ from tripletune.eval.suites.decisions import DecisionSuite, decision_cases, mean
 from tripletune.models.data.records import Passage
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import CallError, Completion, Message, Sampling
+from tripletune.models.llm import CallError, Completion, Message, Sampling
 from tripletune.rag.systems.cirag.extraction import Fact
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
 

@@ -17,7 +17,7 @@ from tripletune.eval.suites.extraction import ExtractionOptions, ExtractionSuite
 from tripletune.eval.triples import PARTS, Prediction, score_rows, summarise_extractions
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import CallError, Completion, RepliesPending, SetupError
+from tripletune.models.llm import CallError, Completion, RepliesPending, SetupError
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -351,7 +351,7 @@ import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 import tripletune.rag.extractor as options
 from tripletune.eval.__main__ import main
-from tripletune.models.llm.client import Completion
+from tripletune.models.llm import Completion
 
 class Client:
     model, asked = "scripted", 0

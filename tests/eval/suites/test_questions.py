@@ -8,7 +8,7 @@ import pytest
 from tripletune.eval.__main__ import main
 from tripletune.eval.task import load_task, task_names
 from tripletune.models.data.records import Action, Record
-from tripletune.models.llm.client import Completion
+from tripletune.models.llm import Completion
 
 HOTPOT = [
     {

@@ -13,7 +13,7 @@ from tripletune.eval.suites.records import RecordOptions, RecordSuite, score_pre
 from tripletune.eval.systems import triples_settings
 from tripletune.models.data.records import Action, Passage, Record, Step
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import Completion
+from tripletune.models.llm import Completion
 from tripletune.rag.triple_store import Extraction, StoredTriples, TripleStore, passage_key
 
 STEP = Step("Q1?", (Triple("a", "b", "c"),), "text")

@@ -14,7 +14,7 @@ from tripletune.eval.suites.questions import QuestionOptions, QuestionSuite
 from tripletune.eval.task import Task
 from tripletune.models.data.records import Action, Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import Completion
+from tripletune.models.llm import Completion
 from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import LoopOptions, Tools, load_system
 

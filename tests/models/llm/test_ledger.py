@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tripletune.models.llm.client import Completion, Sampling
+from tripletune.models.llm import Completion, Sampling
 from tripletune.models.llm.ledger import (
     APPLICATION_ID,
     SCHEMA_VERSION,
@@ -190,8 +190,8 @@ def test_a_closed_ledger_says_so_and_an_unused_one_leaves_no_file(path):
 
 WRITER = """
 import sys
-from tripletune.models.llm.client import Completion
-from tripletune.models.llm.client import Sampling
+from tripletune.models.llm import Completion
+from tripletune.models.llm import Sampling
 from tripletune.models.llm.ledger import Ledger, make_call
 
 with Ledger(sys.argv[1]) as ledger:

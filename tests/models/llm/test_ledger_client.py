@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tripletune.models.llm.client import (
+from tripletune.models.llm import (
     CallError,
     Completion,
     Message,

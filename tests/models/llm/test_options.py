@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tripletune.models.llm import CallError, Sampling
+from tripletune.models.llm.backends import LLMOptions, load_backend, open_client
 from tripletune.models.llm.backends.batch import BatchBackend
-from tripletune.models.llm.client import CallError, Sampling
-from tripletune.models.llm.options import LLMOptions, load_backend, open_client
 from tripletune.models.options import add_arguments, from_arguments
 
 SECRET = "sk-hunter2-0123456789"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tripletune.models.llm.client import Completion, Message
+from tripletune.models.llm import Completion, Message
 from tripletune.models.llm.replies import REPAIRED, UnusableReply, ask, find_json, find_triples, repair_turns
 
 QUESTION: list[Message] = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "A number?"}]

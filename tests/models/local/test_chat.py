@@ -5,7 +5,7 @@ import pytest
 
 from tripletune.models.data.pairs import read_reply
 from tripletune.models.data.triples import Triple, format_triples
-from tripletune.models.llm.client import CallError, Message
+from tripletune.models.llm import CallError, Message
 from tripletune.models.local.chat import ChatEncoder, Repetition, join_system
 from tripletune.models.local.decoding import Request
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tripletune.models.data.records import ModelInput, Passage, Step
-from tripletune.models.llm.client import Completion
+from tripletune.models.llm import Completion
 from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import LoopOptions, Tools, load_system
 from tripletune.rag.systems.no_retrieval import no_retrieval

@@ -7,7 +7,7 @@ import pytest
 
 from tripletune.models.data.records import ModelInput, Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import Completion
+from tripletune.models.llm import Completion
 from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import LoopOptions, Tools, load_system
 from tripletune.rag.systems.ras import SYSTEM, ras

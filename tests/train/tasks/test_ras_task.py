@@ -12,7 +12,7 @@ import pytest
 from tripletune.models.data.records import Action, ModelInput, Record, read_records
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
-from tripletune.models.llm.client import Completion
+from tripletune.models.llm import Completion
 from tripletune.models.local.generator import LocalGenerator
 from tripletune.train.run import train
 from tripletune.train.task import Examples

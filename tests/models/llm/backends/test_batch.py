@@ -13,11 +13,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tripletune.models.llm import CallError, Completion, Message, RepliesPending, Sampling
+from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.llm.backends.batch import BatchBackend, batch_reply, import_replies, waiting
-from tripletune.models.llm.client import CallError, Completion, Message, RepliesPending, Sampling
 from tripletune.models.llm.ledger import Ledger, make_call
 from tripletune.models.llm.ledger_client import LedgerClient
-from tripletune.models.llm.options import LLMOptions
 from tripletune.models.llm.programs import main
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -221,7 +221,7 @@ import asyncio, os, signal, sys
 from tripletune.models.llm.backends.batch import BatchBackend
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
-from tripletune.models.llm.options import LLMOptions
+from tripletune.models.llm.backends import LLMOptions
 
 async def main(folder, when):
     ledger = Ledger(f"{folder}/calls.sqlite")

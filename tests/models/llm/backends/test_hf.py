@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from tripletune.models.llm import CallError, Completion, Message, Sampling
 from tripletune.models.llm.backends.hf import HFBackend
-from tripletune.models.llm.client import CallError, Completion, Message, Sampling
 from tripletune.models.local.decoding import Draw, Request
 
 GREEDY = Sampling(max_tokens=12)

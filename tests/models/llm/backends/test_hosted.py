@@ -16,11 +16,11 @@ pytest.importorskip("openai")
 pytest.importorskip("anthropic")
 
 from tests.models.llm.server import Faults, MockServer, Reply
+from tripletune.models.llm import CallError, Sampling, SetupError, TransientError, ledger_name, redact
+from tripletune.models.llm.backends import LLMOptions, open_client
 from tripletune.models.llm.backends import anthropic as anthropic_module
 from tripletune.models.llm.backends.anthropic import AnthropicBackend
 from tripletune.models.llm.backends.openai import OpenAIBackend, count, import_sdk, retry_after, sampling_fields
-from tripletune.models.llm.client import CallError, Sampling, SetupError, TransientError, ledger_name, redact
-from tripletune.models.llm.options import LLMOptions, open_client
 
 KEY = "sk-test-0123456789"
 CHAT: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one two three"}]

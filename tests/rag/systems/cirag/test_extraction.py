@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import CallError, Completion, Sampling, SetupError
+from tripletune.models.llm import CallError, Completion, Sampling, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.llm.replies import UnusableReply
 from tripletune.rag.systems import QuestionClient, load_prompts

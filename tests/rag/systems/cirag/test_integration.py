@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import Completion, Message
+from tripletune.models.llm import Completion, Message
 from tripletune.rag.systems import QuestionClient, load_prompts
 from tripletune.rag.systems.cirag import PROMPT_NAMES
 from tripletune.rag.systems.cirag.extraction import Fact

@@ -6,7 +6,7 @@ import pytest
 
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import Completion, RepliesPending
+from tripletune.models.llm import Completion, RepliesPending
 from tripletune.rag.__main__ import main as ask
 from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import Tools
