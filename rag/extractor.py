@@ -235,7 +235,6 @@ def _set_options(kind: type[Any], args: argparse.Namespace, prefix: str, besides
 
 
 def _teacher(args: argparse.Namespace, prompt: ExtractionPrompt, ledger: str | None, max_tokens: int) -> TextExtractor:
-    args.teacher_backend = args.teacher
     if args.teacher_ledger is None and not load_backend(args.teacher).local:
         args.teacher_ledger = ledger
     options = from_arguments(LLMOptions, args, "teacher")

@@ -129,7 +129,7 @@ def run(house: Path, *words: object) -> str:
 def test_a_task_a_metric_a_reader_a_system_and_a_teacher_are_a_file_each(house: Path) -> None:
     shown = run(
         house, "eval", "run", "--system", "mine", "--task", "mine", "--data", "questions.jsonl", "--output", "out",
-        "--teacher-backend", "mine", "--teacher-model", "m",
+        "--teacher", "mine", "--teacher-model", "m",
     )  # fmt: skip
     assert "The first letter is right" in shown
     found = json.loads((house / "out" / "metrics.json").read_text())

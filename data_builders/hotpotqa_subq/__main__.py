@@ -107,7 +107,6 @@ def _teacher(parser: argparse.ArgumentParser, parsed: argparse.Namespace, option
         ValueError: options of a teacher LLM are given and no such teacher is, most often a forgotten `--teacher`.
     """
     if parsed.teacher != ANNOTATIONS:
-        parsed.teacher_backend = parsed.teacher
         parsed.teacher_ledger = parsed.teacher_ledger or options.ledger
         return from_arguments(LLMOptions, parsed, "teacher")
     names = [name for name in vars(parsed) if name in _LLM_ALONE or name.startswith("teacher_")]

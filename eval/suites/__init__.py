@@ -15,8 +15,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,9 +23,9 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from tripletune.eval.results import METRICS, ResultLog
+from tripletune.eval.results import ABOUT, METRICS, ResultLog
 from tripletune.models.files import read_json, write_json
-from tripletune.models.llm import RepliesPending, SetupError
+from tripletune.models.llm import RepliesPending, SetupError, redact
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.options import add_arguments, from_arguments, setting
 
@@ -170,7 +169,8 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None, clients:
         for suite in suites:
             options = suite.options
             logs.append(ResultLog(options.output, suite.settings(), options.overwrite, suite.retry_errors))
-            logs[-1].note(suite.command, len(suite.ids), data=options.data, concurrency=suite.concurrency)
+            about = {"command": [redact(word) for word in suite.command], "questions": len(suite.ids)}
+            write_json(logs[-1].folder / ABOUT, about | {"data": options.data, "concurrency": suite.concurrency})
         codes, pending = asyncio.run(_run_all(suites, logs, console, clients))
     finally:
         for log in logs:
@@ -191,8 +191,7 @@ async def _run_all(
             before, started, waits = len(log.done), time.perf_counter(), 0
             if any(name not in log.done for name in suite.ids):
                 suite.open()
-                with _progress(len(suite.ids), before, suite.unit) as advance:
-                    waits = await _answer(suite, log, advance)
+                waits = await _answer(suite, log)
             waiting += waits
             if not waits:
                 codes.append(_finish(suite, log, len(log.done) - before, time.perf_counter() - started, console))
@@ -205,23 +204,32 @@ async def _run_all(
     return codes, " ".join(told) if waiting else ""
 
 
-async def _answer(suite: Suite, log: ResultLog, advance: Callable[[], None]) -> int:
+async def _answer(suite: Suite, log: ResultLog) -> int:
     """Answer the items that have no row; gives how many wait for a batch."""
-    waiting = 0
+    waiting, before, total = 0, len(log.done), len(suite.ids)
     batches = suite.batches(item for item in suite.items() if item.id not in log.done)
+    last = started = time.monotonic()
+    # A bar on a terminal, a plain log line every half minute elsewhere.
+    bar = tqdm(total=total, initial=before, unit=suite.unit, disable=not sys.stderr.isatty())
 
     async def work() -> None:
-        nonlocal waiting
+        nonlocal waiting, last
         # All workers draw from one iterator: never more items than are under way are in memory.
         for batch in batches:
             for item, reply in await _ask(suite, batch):
                 if isinstance(reply, RepliesPending):
                     waiting += 1
-                else:
-                    log.append(suite.score(item, reply))
-                    advance()
+                    continue
+                log.append(suite.score(item, reply))
+                bar.update()
+                done, now = len(log.done), time.monotonic()
+                if bar.disable and (now - last >= _SECONDS_BETWEEN_LINES or done == total):
+                    speed = (done - before) / max(now - started, 1e-9)
+                    logger.info("%d of %d %ss, %.2f per second", done, total, suite.unit, speed)
+                    last = now
 
-    await asyncio.gather(*(work() for _ in range(suite.concurrency)))
+    with bar:
+        await asyncio.gather(*(work() for _ in range(suite.concurrency)))
     return waiting
 
 
@@ -280,22 +288,3 @@ def show_table(
     console.print(table)
     if drawn:
         console.print(f"Scores are times 100, with the 95 % interval of a bootstrap over {drawn}.")
-
-
-@contextmanager
-def _progress(total: int, before: int, unit: str) -> Iterator[Callable[[], None]]:
-    """To be called for each finished item: a bar on a terminal, a plain log line every half minute elsewhere."""
-    done, started = before, time.monotonic()
-    last = started
-
-    def advance() -> None:
-        nonlocal done, last
-        done += 1
-        bar.update()
-        now = time.monotonic()
-        if bar.disable and (now - last >= _SECONDS_BETWEEN_LINES or done == total):
-            logger.info("%d of %d %ss, %.2f per second", done, total, unit, (done - before) / max(now - started, 1e-9))
-            last = now
-
-    with tqdm(total=total, initial=before, unit=unit, disable=not sys.stderr.isatty()) as bar:
-        yield advance

@@ -104,8 +104,8 @@ class ExtractionSuite(Suite):
         """Give a parser the options, those of models among them."""
         add_arguments(parser, ExtractionOptions)
         add_arguments(parser.add_argument_group("models on this machine"), LocalOptions)
-        defaults: dict[str, Any] = {"backend": None}
-        add_arguments(parser.add_argument_group("teacher model"), LLMOptions, "teacher", **defaults)
+        rest = [item.name for item in dataclasses.fields(LLMOptions) if item.name != "backend"]  # `--teacher` names it
+        add_arguments(parser.add_argument_group("teacher model"), LLMOptions, "teacher", only=rest)
 
     @classmethod
     def from_arguments(cls, args: argparse.Namespace) -> ExtractionSuite:

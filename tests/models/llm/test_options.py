@@ -15,15 +15,15 @@ from tripletune.models.options import add_arguments, from_arguments
 SECRET = "sk-hunter2-0123456789"
 
 
-def parsed(*arguments: str, prefix: str = "teacher", **defaults: object) -> LLMOptions:
+def parsed(*arguments: str, prefix: str = "teacher") -> LLMOptions:
     parser = argparse.ArgumentParser()
-    add_arguments(parser, LLMOptions, prefix, **defaults)
+    add_arguments(parser, LLMOptions, prefix)
     return from_arguments(LLMOptions, parser.parse_args(arguments), prefix)
 
 
 def test_every_field_is_an_option():
     found = parsed(
-        *("--teacher-backend", "anthropic", "--teacher-model", "m", "--teacher-url", "http://127.0.0.1:1/v1"),
+        *("--teacher", "anthropic", "--teacher-model", "m", "--teacher-url", "http://127.0.0.1:1/v1"),
         *("--teacher-api-key-env", "MY_KEY", "--teacher-ledger", "l.sqlite", "--teacher-concurrency", "3"),
         *("--teacher-requests-per-minute", "60", "--teacher-tokens-per-minute", "1e5", "--teacher-timeout", "7.5"),
         *("--teacher-attempts", "2", "--teacher-temperature", "0.5", "--teacher-top-p", "0.9", "--teacher-seed", "4"),
@@ -38,8 +38,8 @@ def test_every_field_is_an_option():
     assert found.sampling(64, ("x",)) == Sampling(0.5, 0.9, 64, ("x",), 4)
 
 
-def test_defaults_and_prefix_can_be_others():
-    found = parsed("--base-lm-model", "m", prefix="base-lm", backend="hf")
+def test_the_prefix_can_be_another():
+    found = parsed("--base-lm", "hf", "--base-lm-model", "m", prefix="base-lm")
     assert found == LLMOptions(backend="hf", model="m")
 
 
