@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from tripletune.data_builders.corpus import CorpusOptions
 from tripletune.data_builders.trajectories import TrajectoryOptions
+from tripletune.eval import load_task
 from tripletune.eval.suites.questions import QuestionOptions
-from tripletune.eval.task import load_task
 from tripletune.models.files import write_text
 from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.options import parse_command_line, setting, to_arguments, to_yaml

@@ -116,7 +116,7 @@ def test_the_checker_finds_imports_in_functions() -> None:
     source = """
 import os
 if TYPE_CHECKING:
-    from tripletune.eval.task import Task
+    from tripletune.eval import Task
 def f():
     from tripletune.train.task import RunConfig
     import tripletune.eval.metrics

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tripletune.eval.metrics import find_metrics
+from tripletune.eval import find_metrics
 from tripletune.eval.results import METRICS, RESULTS, read_results
 from tripletune.eval.statistics import bootstrap_ratio, flatten, paired_ratio_difference
 from tripletune.eval.suites import interval_cells, show_table

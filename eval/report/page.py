@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from tripletune.eval.metrics import find_metrics
+from tripletune.eval import find_metrics
 from tripletune.eval.report.read import COSTS, LEVELS
 from tripletune.eval.statistics import flatten
 from tripletune.models.program import printable

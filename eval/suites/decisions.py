@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tripletune.eval.metrics.answers import f1
+from tripletune.eval.metrics import f1
 from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import bootstrap_pairs
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table

@@ -15,7 +15,7 @@ from typing import Any, get_args
 from rich.console import Console
 
 from tripletune.data_builders.hotpotqa_subq.questions import Question
-from tripletune.eval.metrics import find_metrics, score_answer
+from tripletune.eval import find_metrics, load_task, score_answer, task_names, task_questions, write_context_corpus
 from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import bootstrap_mean
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
@@ -29,7 +29,6 @@ from tripletune.eval.systems import (
     run_problems,
     triples_settings,
 )
-from tripletune.eval.task import load_task, task_names, task_questions, write_context_corpus
 from tripletune.models.files import file_digest
 from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.options import add_arguments, from_arguments, setting

@@ -19,7 +19,7 @@ from typing import Any, get_args
 
 from rich.console import Console
 
-from tripletune.eval.metrics import find_metrics, score_answer
+from tripletune.eval import find_metrics, score_answer
 from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import bootstrap_pairs
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table

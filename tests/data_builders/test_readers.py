@@ -14,7 +14,7 @@ from tripletune.data_builders.published import parse_graph, read_explagraphs, sp
 from tripletune.data_builders.readers import _rows, get_reader, names_with
 from tripletune.data_builders.readers.claims import NOT_BINARY
 from tripletune.data_builders.readers.hotpotqa import OUT_OF_RANGE
-from tripletune.eval.task import load_task, task_questions
+from tripletune.eval import load_task, task_questions
 from tripletune.models.data.triples import Triple
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"

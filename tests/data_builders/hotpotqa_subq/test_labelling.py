@@ -13,7 +13,7 @@ from tripletune.data_builders.hotpotqa_subq.questions import Question
 from tripletune.data_builders.readers import get_reader
 from tripletune.data_builders.readers._rows import NO_ANSWER
 from tripletune.data_builders.readers.arc_easy import NOT_TRAIN
-from tripletune.eval.task import load_task
+from tripletune.eval import load_task
 from tripletune.models.data.records import Action, Passage, Step, read_records
 from tripletune.models.data.triples import Triple
 

@@ -5,8 +5,8 @@ import types
 
 import pytest
 
+from tripletune.eval import load_task, task_names
 from tripletune.eval.__main__ import main
-from tripletune.eval.task import load_task, task_names
 from tripletune.models.data.records import Action, Record
 from tripletune.models.llm import Completion
 
