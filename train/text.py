@@ -166,7 +166,7 @@ def generate_replies(
         train: Says how many prompts are in a batch, and the longest reply.
         process_index: Index of this process.
         num_processes: How many there are.
-        criterion: Stopping criterion on a `models.local.decoding.Request`, such as
+        criterion: Stopping criterion on a `models.local.Request`, such as
             `models.local.chat.Repetition.found`.
 
     Returns:
@@ -174,9 +174,9 @@ def generate_replies(
     """
     from accelerate.utils import gather_object
 
+    from tripletune.models.local import Request, decode
     from tripletune.models.local.chat import eos_token_ids
     from tripletune.models.local.continuous_batch import make_decoder
-    from tripletune.models.local.decoding import Request, decode
 
     was_training = model.training
     model.eval()

@@ -17,7 +17,7 @@ from tripletune.models.llm import CallError, Message
 if TYPE_CHECKING:
     import torch
 
-    from tripletune.models.local.decoding import Request
+    from tripletune.models.local import Request
 
 # System turns whose tokens are kept.
 _BEGINNINGS = 64
@@ -155,7 +155,7 @@ def join_system(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 class TripleGrammar:
-    """A `models.local.decoding.Constraint`: only tokens that keep a reply within the format.
+    """Only tokens that keep a reply within the format.
 
     Raises:
         ValueError: xgrammar is not installed, or does not know this kind of tokenizer.

@@ -26,8 +26,8 @@ from tripletune.models.llm.backends.hf import DecodingService
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
 from tripletune.models.loading import parse_dtype, resolve
+from tripletune.models.local import Decoder, Request, decode
 from tripletune.models.local.continuous_batch import make_decoder
-from tripletune.models.local.decoding import Decoder, Request, decode
 
 
 class LocalGenerator:

@@ -22,9 +22,9 @@ import torch
 from tripletune.models.llm import CallError, Completion, Message, Sampling, SetupError, ledger_name
 from tripletune.models.llm.backends import BackendKind, LLMOptions
 from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights, parse_dtype
+from tripletune.models.local import CELLS, Decoder, Draw, Request
 from tripletune.models.local.chat import ChatEncoder, Repetition, TripleGrammar, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder
-from tripletune.models.local.decoding import CELLS, Decoder, Draw, Request, context_length
 
 logger = logging.getLogger(__name__)
 
@@ -268,15 +268,17 @@ class HFBackend:
         if self._lm is None:
             lm: Any = load_weights(self._spec, self._dtype)
             self._ends = eos_token_ids(self._tokenizer, lm.generation_config)
-            self._context = context_length(lm)
+            text = None if lm.config.is_encoder_decoder else lm.config.get_text_config()
+            self._context = getattr(text, "max_position_embeddings", None)
             self._repetition = Repetition(self._tokenizer).found if self._ends_repetition else None
             self._lm = lm.to("cuda") if torch.cuda.is_available() else lm
         pad = self._tokenizer.pad_token_id
         pad = int(pad if pad is not None else (self._ends or [0])[0])
-        grammar = None
+        more: dict[str, Any] = {"beams": self._beams, "cells": self._cells}
         if self._grammar:
-            grammar = TripleGrammar(self._tokenizer, self._lm.get_output_embeddings().weight.shape[0], self._ends)
-        return make_decoder(self._lm, self._ends, pad, self.batch_size, self._cells, self._beams, grammar)
+            vocabulary = self._lm.get_output_embeddings().weight.shape[0]
+            more["constraint"] = TripleGrammar(self._tokenizer, vocabulary, self._ends).restrict
+        return make_decoder(self._lm, self._ends, pad, self.batch_size, **more)
 
     def _criterion(self, stops: Sequence[str]) -> Callable[[Request], bool] | None:
         """What ends a reply besides its end token: a stop text, or repetition."""

@@ -6,8 +6,8 @@ import pytest
 from tripletune.models.data.pairs import read_reply
 from tripletune.models.data.triples import Triple, format_triples
 from tripletune.models.llm import CallError, Message
+from tripletune.models.local import Request
 from tripletune.models.local.chat import ChatEncoder, Repetition, join_system
-from tripletune.models.local.decoding import Request
 
 CHAT: list[Message] = [{"role": "system", "content": "Plan."}, {"role": "user", "content": "Who?"}]
 
@@ -137,7 +137,7 @@ def test_other_texts_are_not(grammar, tokenizer, text):
 def test_an_untrained_model_writes_triples_or_is_cut_off(grammar, llama, tokenizer, rows):
     from tripletune.models.local.continuous_batch import ContinuousBatch
 
-    batch = ContinuousBatch(llama, {2}, 3, rows=rows, constraint=grammar)
+    batch = ContinuousBatch(llama, {2}, 3, rows=rows, constraint=grammar.restrict)
     requests = [Request([5 + number, 9], 120) for number in range(5)]
     for request in requests:
         batch.add(request)
@@ -151,9 +151,9 @@ def test_an_untrained_model_writes_triples_or_is_cut_off(grammar, llama, tokeniz
 
 
 def test_generate_is_held_to_it_too(grammar, llama, tokenizer):
-    from tripletune.models.local.decoding import GenerateBatch
+    from tripletune.models.local import GenerateBatch
 
-    batch = GenerateBatch(llama, {2}, 3, constraint=grammar)
+    batch = GenerateBatch(llama, {2}, 3, constraint=grammar.restrict)
     for number in range(3):
         batch.add(Request([5 + number], 40))
     done = batch.run()

@@ -5,8 +5,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from tripletune.models.local import Request
 from tripletune.models.local.continuous_batch import ContinuousBatch, fits
-from tripletune.models.local.decoding import Request
 
 END, PAD = 2, 3
 FAMILIES = ("llama", "qwen2", "qwen3", "granite", "gpt2", "cohere", "gemma")

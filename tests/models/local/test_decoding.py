@@ -2,7 +2,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from tripletune.models.local.decoding import GenerateBatch, Request
+from tripletune.models.local import GenerateBatch, Request
 
 
 @pytest.fixture

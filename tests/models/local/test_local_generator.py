@@ -11,7 +11,7 @@ import torch
 from tripletune.models.data.records import ModelInput, Record
 from tripletune.models.graph_llm.loading import add_adapter
 from tripletune.models.llm import Completion
-from tripletune.models.local.decoding import Request
+from tripletune.models.local import Request
 from tripletune.models.local.generator import LocalGenerator, load_generator
 
 Make = Callable[..., Any]

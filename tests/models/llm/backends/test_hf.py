@@ -11,7 +11,7 @@ import torch
 
 from tripletune.models.llm import CallError, Completion, Message, Sampling
 from tripletune.models.llm.backends.hf import HFBackend
-from tripletune.models.local.decoding import Draw, Request
+from tripletune.models.local import Draw, Request
 
 GREEDY = Sampling(max_tokens=12)
 WARM = Sampling(temperature=0.8, top_p=0.9, max_tokens=12, seed=1)
