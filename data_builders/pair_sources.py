@@ -19,7 +19,7 @@ from tripletune.data_builders import readers
 from tripletune.data_builders.datasets.lookup import JsonlIndex
 from tripletune.data_builders.hotpotqa_subq.options import Source
 from tripletune.data_builders.hotpotqa_subq.questions import Dropped
-from tripletune.data_builders.readers._rows import PassageFinder
+from tripletune.data_builders.readers._rows import find_passage
 from tripletune.data_builders.readers.triples import (
     MALFORMED_TRIPLES,
     PairDrop,
@@ -71,16 +71,14 @@ def read_rows(source: Source, drops: Counter[str], issues: Counter[str]) -> Iter
 
 
 def _pair_reader(source: Source) -> PairReader:
-    names = readers.names_with("read_pair_rows")
-    if source.reader not in names:
-        known = ", ".join(names)
-        if source.reader in readers.names_with("read_questions"):
-            raise ValueError(
-                f"source {source.name!r}: {source.reader} reads questions; add the file of a teacher's recorded "
-                f"replies, {source.reader}:FILE:REPLIES, or take a reader of pairs ({known})"
-            )
-        raise ValueError(f"source {source.name!r}: there is no reader {source.reader!r}; the readers are {known}")
-    reader: PairReader = load_from(readers.__name__, source.reader, "reader").read_pair_rows
+    module = load_from(readers.__name__, source.reader, "reader")
+    if not hasattr(module, "read_pair_rows"):
+        raise ValueError(
+            f"source {source.name!r}: {source.reader} reads questions; add the file of a teacher's recorded replies, "
+            f"{source.reader}:FILE:REPLIES, or take a reader of pairs "
+            f"({', '.join(readers.names_with('read_pair_rows'))})"
+        )
+    reader: PairReader = module.read_pair_rows
     return reader
 
 
@@ -95,9 +93,8 @@ def _recorded_rows(source: Source, drops: Counter[str], issues: Counter[str]) ->
             drops[PairDrop.NO_ANNOTATION] += 1
             continue
         where, row = found
-        find = PassageFinder(question.passages)
         for title, rows in row.get("triples", {}).items():
-            number = find(title)
+            number = find_passage(title, question.passages)
             triples, malformed = published_triples(rows) or ([], 1)
             if number is None:
                 drops[PairDrop.NO_PASSAGE] += 1

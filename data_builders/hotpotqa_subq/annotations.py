@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from tripletune.data_builders.datasets.lookup import JsonlIndex
 from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
-from tripletune.data_builders.readers._rows import PassageFinder, Row, title_key
+from tripletune.data_builders.readers._rows import Row, find_passage, title_key
 from tripletune.models.data.records import Passage, normalize_answer, read_jsonl, shown, text_fields
 from tripletune.models.data.triples import Triple, triples_from_json
 from tripletune.models.llm.replies import triple_of
@@ -71,8 +71,7 @@ class RecordedTeacher:
     async def helpful_documents(self, question: Question) -> list[int]:
         """See `Teacher`."""
         _, row = self._row(question)
-        find = PassageFinder(question.passages)
-        documents = [find(title) for title in row.get("helpful", [])]
+        documents = [find_passage(title, question.passages) for title in row.get("helpful", [])]
         for title, document in zip(row.get("helpful", []), documents):
             if document is None:
                 raise UnlabelledQuestion(DropReason.HELPFUL_NOT_IN_CONTEXT, title)
@@ -81,8 +80,10 @@ class RecordedTeacher:
     async def subqueries(self, question: Question, documents: list[int]) -> list[str]:
         """See `Teacher`."""
         _, row = self._row(question)
-        find = PassageFinder(question.passages)
-        asked = {find(entry["title"]): entry["question"].strip() for entry in row.get("subqueries", [])}
+        asked = {
+            find_passage(entry["title"], question.passages): entry["question"].strip()
+            for entry in row.get("subqueries", [])
+        }
         for document in documents:
             if not asked.get(document):
                 raise UnlabelledQuestion(DropReason.NO_SUBQUERY, question.passages[document].title)
@@ -91,8 +92,8 @@ class RecordedTeacher:
     async def triples(self, question: Question, document: int) -> list[Triple]:
         """See `Teacher`."""
         where, row = self._row(question)
-        find = PassageFinder(question.passages)
-        rows = [rows for title, rows in row.get("triples", {}).items() if find(title) == document]
+        found = row.get("triples", {}).items()
+        rows = [rows for title, rows in found if find_passage(title, question.passages) == document]
         return list(triples_from_json(rows[0], where)) if rows else []
 
     def answers_directly(self, question: Question) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.data_builders.hotpotqa_subq.teacher import FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE, load_subq_prompts
-from tripletune.data_builders.readers._rows import PassageFinder, title_key
+from tripletune.data_builders.readers._rows import find_passage, title_key
 from tripletune.models.data.records import Passage
 from tripletune.models.llm import Completion
 from tripletune.models.llm.replies import REPAIR_ROLE
@@ -87,9 +87,9 @@ def recorded_reply(row: dict[str, Any], role: str, contents: Sequence[str]) -> s
     prompt, role = contents[1], role.removesuffix(REPAIR_ROLE)
     if role == FILTER_ROLE:
         shown = [title for _, title in _NUMBERED.findall(prompt)]
-        find = PassageFinder([Passage(title, "x") for title in shown])
+        passages = [Passage(title, "x") for title in shown]
         # 0 stands for a title that is not shown: there is no such document.
-        found = [find(" ".join(title.split())) for title in row.get("helpful", [])]
+        found = [find_passage(" ".join(title.split()), passages) for title in row.get("helpful", [])]
         numbers = [0 if place is None else place + 1 for place in found]
         return json.dumps({"documents": list(dict.fromkeys(numbers)), "answerable": True})
     document = _DOCUMENT.search(prompt)

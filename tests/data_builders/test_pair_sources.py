@@ -167,7 +167,7 @@ def test_questions_the_reader_leaves_out_are_counted(tmp_path):
 
 def test_unusable_sources_are_named(tmp_path):
     assert {"genwiki", "triples", "wikiofgraph"} <= set(names_with("read_pair_rows"))
-    with pytest.raises(ValueError, match=r"there is no reader 'nope'; the readers are .*wikiofgraph"):
+    with pytest.raises(ValueError, match=r"reader 'nope' is not one of .*wikiofgraph"):
         check_source(Source.parse("nope:file.jsonl"))
     with pytest.raises(ValueError, match=r"hotpotqa reads questions; add the file of a teacher's recorded replies"):
         check_source(Source.parse("hotpotqa:file.jsonl"))

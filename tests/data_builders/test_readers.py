@@ -222,7 +222,7 @@ def test_what_is_no_file_of_rows_is_said(tmp_path):
 def test_missing_file_and_unknown_reader(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no such file: .*gone\.json"):
         list(get_reader("hotpotqa")(str(tmp_path / "gone.json")))
-    with pytest.raises(ValueError, match=r"question reader: 'explagraphs' is not one of .*hotpotqa"):
+    with pytest.raises(ValueError, match=r"reader 'explagraphs' is not one of .*hotpotqa"):
         get_reader("explagraphs")
     assert {"hotpotqa", "musique", "two_wiki"} <= set(names_with("read_questions"))
 
