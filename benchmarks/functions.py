@@ -24,7 +24,7 @@ from tripletune.data_builders.world.build import WorldOptions, write_world
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = tuple(f"{ROOT}/{room}/" for room in ("models", "rag", "data_builders", "eval", "train", "recipes"))
 # Where a question's loop begins, and where its result is written.
-_LOOP, _WRITTEN = "rag/systems/ras.py:_run", "eval/results.py:ResultLog.append"
+_LOOP, _WRITTEN = "rag/systems/ras.py:ras", "eval/results.py:ResultLog.append"
 
 
 def functions(options: Options) -> Result:

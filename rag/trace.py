@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from tripletune.models.data.records import Step
 from tripletune.models.llm import Completion
-from tripletune.models.rendering import Plan
 from tripletune.rag.retrievers import Retrieved
 
 StopReason = Literal[
@@ -114,13 +113,6 @@ class Trace:
         self.completion_tokens += completion.completion_tokens
         self.truncated_triples += completion.truncated_triples
         self.truncated_words += completion.truncated_words
-
-    def add_plan(self, reply: str, plan: Plan, unexpected: bool) -> None:
-        """Add a planning reply and how it was read."""
-        action = plan.action.value if plan.action else None
-        self.actions.append(TraceAction(reply, action, plan.subquery, unexpected))
-        self.malformed += plan.malformed
-        self.unexpected += unexpected
 
     def add_step(self, step: Step, hits: Sequence[Retrieved], passages_without_triples: int = 0) -> None:
         """Add a round of retrieval."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
+from dataclasses import replace
 
-from tripletune.models.data.records import ModelInput, Step
-from tripletune.rag.systems import LoopOptions, System, Tools, need
+from tripletune.rag.systems import LoopOptions, System, Tools
+from tripletune.rag.systems.ras import ras
 from tripletune.rag.trace import Trace
 
 
@@ -14,18 +14,8 @@ async def standard(question: str, search: str, tools: Tools, options: LoopOption
 
     Of the options `top_k` and `max_answer_tokens` count.
     """
-    answerer, retriever = need(tools, "answerer", "standard"), need(tools, "retriever", "standard")
-    started = time.perf_counter()
-    trace = Trace(question, stop_reason="single_pass")
-    hits = await retriever.retrieve(search, options.top_k)
-    step = Step(search, (), "\n".join(hit.passage.content for hit in hits))
-    trace.add_step(step, hits)
-    sample = ModelInput("answering", question, (step,))
-    completion = await answerer.generate(sample, options.max_answer_tokens, "text")
-    trace.count(completion)
-    trace.answer = completion.text.strip()
-    trace.seconds = time.perf_counter() - started
-    return trace
+    options = replace(options, retrieval=True, max_rounds=1, planning=False, evidence="text")
+    return await ras(question, search, replace(tools, store=None), options)
 
 
 SYSTEM = System(

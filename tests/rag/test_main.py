@@ -8,10 +8,9 @@ from tripletune.models.data.records import Passage, Step
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import Completion, RepliesPending
 from tripletune.models.llm.ledger_client import RetriesExhausted
-from tripletune.models.rendering import parse_plan
 from tripletune.rag.__main__ import main, show
 from tripletune.rag.retrievers import Retrieved
-from tripletune.rag.trace import Trace
+from tripletune.rag.trace import Trace, TraceAction
 from tripletune.rag.triple_store import TripleStore, open_triples
 
 ROWS = [
@@ -247,7 +246,7 @@ def test_ask_shows_every_step_and_the_answer(model, world, monkeypatch, capsys):
 def test_a_plan_that_cannot_be_read_is_shown_with_what_was_retrieved_after_it(capsys):
     trace = Trace("Who?", stop_reason="repeated_subquery", answer="Ida Morn")
     for reply in ("no marker", "[SUBQ] Where?", "[SUBQ] Where?"):
-        trace.add_plan(reply, parse_plan(reply), False)
+        trace.actions.append(TraceAction(reply, None))
     for query, titles in (("Who?", ["A", "B"]), ("Where?", [])):
         hits = [Retrieved(Passage(f"{title}\x1b[31m", "text"), 1.0) for title in titles]
         trace.add_step(Step(query), hits)

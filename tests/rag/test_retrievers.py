@@ -47,7 +47,7 @@ def positions(retriever, query, k=5):
 
 
 def test_passages_are_read_by_position(corpus, tmp_path):
-    store = PassageStore.open(corpus, tmp_path / "index")
+    store = PassageStore(corpus, tmp_path / "index")
     assert [(store[i].title, store[i].text) for i in range(len(store))] == PASSAGES
     assert store[1] == list(store)[1]
 
@@ -82,9 +82,9 @@ def test_index_is_used_again_and_rebuilt_for_a_changed_corpus(corpus, tmp_path, 
 
 
 def test_index_is_rebuilt_for_other_settings(corpus, tmp_path):
-    passages = PassageStore.open(corpus, tmp_path / "index")
-    first = BM25Retriever.open(passages, tmp_path / "index").rank("harbour", 1)
-    second = BM25Retriever.open(passages, tmp_path / "index", k1=0.2, b=0.0).rank("harbour", 1)
+    passages = PassageStore(corpus, tmp_path / "index")
+    first = BM25Retriever(passages, tmp_path / "index").rank("harbour", 1)
+    second = BM25Retriever(passages, tmp_path / "index", k1=0.2, b=0.0).rank("harbour", 1)
     assert first != second
 
 
@@ -160,7 +160,7 @@ class FakeEncoder:
 @pytest.fixture
 def dense(corpus, tmp_path):
     faiss = pytest.importorskip("faiss")
-    passages = PassageStore.open(corpus, tmp_path / "index")
+    passages = PassageStore(corpus, tmp_path / "index")
     index = faiss.IndexFlatIP(8)
     index.add(FakeEncoder().encode([p.content for p in passages]))
     return DenseRetriever(passages, FakeEncoder(), index)
@@ -176,14 +176,14 @@ def test_dense_ties_beyond_the_cut_are_found(corpus, tmp_path):
     faiss = pytest.importorskip("faiss")
     path = tmp_path / "same.jsonl"
     path.write_text("".join(json.dumps({"title": "", "text": "same"}) + "\n" for _ in range(40)))
-    passages = PassageStore.open(path, tmp_path / "same-index")
+    passages = PassageStore(path, tmp_path / "same-index")
     index = faiss.IndexFlatIP(8)
     index.add(FakeEncoder().encode([p.content for p in passages]))
     assert positions(DenseRetriever(passages, FakeEncoder(), index), "same", 3) == [0, 1, 2]
 
 
 def test_hybrid_fuses_both(corpus, tmp_path, dense):
-    bm25 = BM25Retriever.open(dense.passages, tmp_path / "index")
+    bm25 = BM25Retriever(dense.passages, tmp_path / "index")
     hybrid = HybridRetriever([bm25, dense])
     query = "harbour rebuilt"
     expected = reciprocal_rank_fusion([bm25.rank(query, 100), dense.rank(query, 100)])[:4]
@@ -192,7 +192,7 @@ def test_hybrid_fuses_both(corpus, tmp_path, dense):
 
 
 def test_dense_build_goes_on_after_a_kill(corpus, tmp_path):
-    passages = PassageStore.open(corpus, tmp_path / "index")
+    passages = PassageStore(corpus, tmp_path / "index")
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     encoded: list[int] = []
 

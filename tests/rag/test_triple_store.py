@@ -72,7 +72,7 @@ def test_a_store_where_nothing_can_be_written_is_read(store, tmp_path, monkeypat
     assert source.get(OSLO) == TRIPLES
     assert sorted(path.name for path in store.path.parent.iterdir()) == before
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
-        source._store.put(number, [Extraction("a", ())])
+        source.store.put(number, [Extraction("a", ())])
     source.close()
     (tmp_path / "text.sqlite").write_text("not a database" * 100)
     with pytest.raises(ValueError, match="can't be used as a triple store"):

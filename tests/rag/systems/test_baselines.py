@@ -35,7 +35,7 @@ def test_no_retrieval_shows_the_question_alone():
 
 def test_standard_shows_the_text_of_the_passages():
     model = Model()
-    tools = Tools(answerer=model, retriever=Shelf())
+    tools = Tools(model, model, Shelf())
     trace = asyncio.run(standard("Q? Pick one.", "Q?", tools, LoopOptions(top_k=2)))
     step = Step("Q?", (), "T0\nQ? text 0\nT1\nQ? text 1")
     assert model.inputs == [(ModelInput("answering", "Q? Pick one.", (step,)), 100, "text")]
@@ -46,4 +46,4 @@ def test_standard_shows_the_text_of_the_passages():
 def test_a_missing_tool_is_named():
     assert load_system("standard").run is standard
     with pytest.raises(ValueError, match="no retriever was given"):
-        asyncio.run(standard("Q?", "Q?", Tools(answerer=Model()), LoopOptions()))
+        asyncio.run(standard("Q?", "Q?", Tools(Model(), Model()), LoopOptions()))

@@ -53,9 +53,9 @@ class Facts:
         return (Triple(query, "has", "common"), Triple(query, "has", number))
 
 
-def run(script: Script, options: LoopOptions | None = None, facts: Facts | None = None, search: str = ""):
+def run(script: Script, options: LoopOptions | None = None, facts: Facts | None = None, search: str = QUESTION):
     shelf = Shelf()
-    trace = asyncio.run(ras(QUESTION, script, script, shelf, facts or Facts(), options, search))
+    trace = asyncio.run(ras(QUESTION, search, Tools(script, script, shelf, facts or Facts()), options or LoopOptions()))
     return trace, [query for query, _ in shelf.queries]
 
 
@@ -120,7 +120,7 @@ def test_max_rounds_stops_without_one_more_plan():
 )
 def test_ways_without_a_loop(plans, options, searched, stop, calls):
     shelf, script = Shelf(), Script(*plans)
-    trace = asyncio.run(ras(QUESTION, script, script, shelf, Facts(), LoopOptions(**options)))
+    trace = asyncio.run(ras(QUESTION, QUESTION, Tools(script, script, shelf, Facts()), LoopOptions(**options)))
     assert (shelf.queries, trace.stop_reason, trace.calls, trace.unexpected) == (searched, stop, calls, 0)
     assert (trace.answer, [len(step.triples) for step in script.inputs[-1][0].steps]) == (
         "Ridley Scott",
@@ -142,7 +142,8 @@ def test_malformed_plan_after_an_empty_step_asks_the_question():
             return []
 
     shelf, script = NoHits(), Script("[SUBQ] other", "garbage", "garbage")
-    trace = asyncio.run(ras(QUESTION, script, script, shelf, Facts(), LoopOptions(first_query="generated")))
+    options = LoopOptions(first_query="generated")
+    trace = asyncio.run(ras(QUESTION, QUESTION, Tools(script, script, shelf, Facts()), options))
     assert [query for query, _ in shelf.queries] == ["other", QUESTION]
     assert (trace.stop_reason, trace.malformed) == ("repeated_subquery", 2)
 
@@ -184,22 +185,25 @@ def test_a_share_of_the_triples_is_drawn_by_seed_and_keeps_its_order():
 def test_text_evidence_needs_no_store():
     script = Script("[SUBQ] q", "[SUFFICIENT]")
     options = LoopOptions(evidence="text")
-    trace = asyncio.run(ras(QUESTION, script, script, Shelf(), None, options))
+    trace = asyncio.run(ras(QUESTION, QUESTION, Tools(script, script, Shelf()), options))
     assert {evidence for _, _, evidence in script.inputs} == {"text"}
     assert trace.steps[0].triples == []
 
 
 def test_missing_tools_are_named():
-    script = Script("[SUBQ] q")
-    with pytest.raises(ValueError, match="no triple store"):
-        asyncio.run(ras(QUESTION, script, script, Shelf(), None))
-    with pytest.raises(ValueError, match="no retriever"):
-        asyncio.run(ras(QUESTION, Script("[SUBQ] q"), script, None, Facts()))
+    script = Script("[SUBQ] q", "[SUBQ] q")
+    for tools, missing in (
+        (Tools(script, script, Shelf()), "reads triples extracted before"),
+        (Tools(script, script, store=Facts()), "no retriever"),
+        (Tools(answerer=script), "works with a Graph-LLM"),
+    ):
+        with pytest.raises(ValueError, match=missing):
+            asyncio.run(ras(QUESTION, QUESTION, tools, LoopOptions()))
 
 
 def test_planner_and_answerer_can_be_two_models():
     planner, answerer = Script("[SUBQ] q", "[SUFFICIENT]", answer="planner"), Script(answer="answerer")
-    trace = asyncio.run(ras(QUESTION, planner, answerer, Shelf(), Facts()))
+    trace = asyncio.run(ras(QUESTION, QUESTION, Tools(planner, answerer, Shelf(), Facts()), LoopOptions()))
     assert trace.answer == "answerer"
     assert [sample.task for sample, _, _ in answerer.inputs] == ["answering"]
 
