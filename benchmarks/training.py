@@ -245,8 +245,8 @@ def _measured(tasks: Mapping[str, Any], repeats: int, full_logits: str = "") -> 
             picked = [task.train[number] for number in numbers]
             batch = collator(picked)
             cells += batch["input_ids"].numel()
-            shared = "branches" in batch
-            tokens += int((batch["branches"] != PADDING).sum()) if shared else sum(row["length"] for row in picked)
+            shared = "record_of" in batch
+            tokens += int((batch["record_of"] != PADDING).sum()) if shared else sum(row["length"] for row in picked)
         found.append(way.row("rows", "tokens", rows=len(task.train), tokens=tokens, padding_share=1 - tokens / cells))
         found[-1]["time_against_first"] = found[-1]["seconds"] / found[0]["seconds"]
     return found

@@ -87,16 +87,12 @@ class Loaded:
         return list(self.tokenizer(case["text"])["input_ids"]) if "text" in case else case["prompt_ids"], {}
 
     def _graph_prompt(self, sample: ModelInput) -> tuple[list[int], dict[str, Any]]:
-        from tripletune.models.graph_llm.graphs import batch_graphs, graph_rows
+        from tripletune.models.graph_llm.graphs import embed_batch
 
         encoded = self.processor.encode_input(sample)
         if not self.processor.settings.use_graph:
             return encoded.input_ids, {}
-        strings = list(dict.fromkeys(text for graph in encoded.graphs for text in graph.strings))
-        table = self._embeddings.vectors(strings)
-        rows = graph_rows(encoded.graphs, {text: row for row, text in enumerate(strings)})
-        graphs = batch_graphs([rows], table.__getitem__, self._embeddings.dimension)
-        return encoded.input_ids, {"graphs": graphs.to(self.model.device)}
+        return encoded.input_ids, {"graphs": embed_batch([encoded.graphs], self._embeddings).to(self.model.device)}
 
     @cached_property
     def _embeddings(self) -> Any:

@@ -265,11 +265,11 @@ def make_batch(embeddings: Any) -> Callable[..., dict[str, Any]]:
     def make(processor: Any, records: list[Record], labels: bool = True, side: str = "right") -> dict[str, Any]:
         import torch
 
-        from tripletune.models.graph_llm.graphs import batch_graphs, graph_rows
+        from tripletune.models.graph_llm.graphs import embed_batch
         from tripletune.models.graph_llm.processor import pad_batch
 
         prompts = [processor.encode_input(record.input) for record in records]
-        ends = [processor.encode_label(record) if labels else [] for record in records]
+        ends = [processor.encode_label(record)[0] if labels else [] for record in records]
         lists = [[*p.input_ids, *e] for p, e in zip(prompts, ends)]
         ids, mask = pad_batch(lists, 3), pad_batch([[1] * len(row) for row in lists], 0)
         if side == "left":
@@ -282,10 +282,7 @@ def make_batch(embeddings: Any) -> Callable[..., dict[str, Any]]:
                 start = len(prompt.input_ids)
                 batch["labels"][row, start : start + len(end)] = torch.tensor(end)
         if processor.settings.use_graph:
-            strings = list(dict.fromkeys(text for p in prompts for graph in p.graphs for text in graph.strings))
-            rows = {text: number for number, text in enumerate(strings)}
-            table = embeddings.vectors(strings)
-            batch["graphs"] = batch_graphs([graph_rows(p.graphs, rows) for p in prompts], table.__getitem__, 16)
+            batch["graphs"] = embed_batch([prompt.graphs for prompt in prompts], embeddings)
         return batch
 
     return make

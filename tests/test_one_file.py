@@ -71,7 +71,6 @@ SYSTEM = System("mine", "asks the teacher", run, lambda options: False, lambda o
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tripletune.models.data.records import read_jsonl
 from tripletune.train.task import RunConfig
 from tripletune.train.text import TextTask, TextTrainSection
 
@@ -84,7 +83,7 @@ class Mine(TextTask):
 
     @cached_property
     def sources(self):
-        return self.source_pair(lambda path, split: (row for _, row in read_jsonl(path)))
+        return self.source_pair(lambda row, where: row)
 
     def tokenised(self, source, cache):
         from tripletune.train.batches import cached_rows

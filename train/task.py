@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tripletune.models.data.records import record_files
+from tripletune.models.data.records import record_files, stored_rows
 from tripletune.models.files import file_digest
 from tripletune.models.options import setting
 
@@ -133,7 +133,7 @@ class Examples:
     """Examples of files, or of one split of folders, read as a stream.
 
     Attributes:
-        read: Reads a file, or a folder's split.
+        read: Makes an example of a stored row and its place (file and line), such as `Record.from_json`.
         places: Files or folders, each with the share of it that is taken.
         split: Shards of folders.
         limit: Most examples of a place; None takes all.
@@ -142,7 +142,7 @@ class Examples:
         what: What the examples are called.
     """
 
-    read: Callable[[str, str | None], Iterator[Any]]
+    read: Callable[[dict[str, Any], str], Any]
     places: tuple[tuple[str, float], ...]
     split: str
     limit: int | None = None
@@ -152,17 +152,13 @@ class Examples:
 
     def __iter__(self) -> Iterator[Any]:
         for path, share in self.places:
-            found = self.read(path, self._split(path))
-            keep = self.keep
-            yield from islice((one for one in found if keep is None or keep(one, share)), self.limit)
+            found = (self.read(row, where) for where, row in stored_rows(path, self.split))
+            yield from islice((one for one in found if self.keep is None or self.keep(one, share)), self.limit)
 
     @cached_property
     def digest(self) -> str:
         """Fingerprint of the files' content and of the selection."""
-        files = [
-            (share, [file_digest(file) for file in record_files(path, self._split(path))])
-            for path, share in self.places
-        ]
+        files = [(share, [file_digest(file) for file in record_files(path, self.split)]) for path, share in self.places]
         return hashlib.sha256(repr((files, self.split, self.limit, self.selection)).encode()).hexdigest()
 
     @property
@@ -179,9 +175,6 @@ class Examples:
         """
         if next(iter(self), None) is None:
             raise ValueError(f"{', '.join(self.paths)} (split {self.split!r}) holds no {self.what}")
-
-    def _split(self, path: str) -> str | None:
-        return self.split if Path(path).is_dir() else None
 
 
 class TrainingTask:
@@ -293,7 +286,7 @@ class TrainingTask:
         """Training and validation data of one place each; validation is optional where no such shards exist.
 
         Args:
-            read: Reads a file, or a folder's split.
+            read: Makes an example of a stored row.
             **options: More of `Examples`.
         """
         data = self.config.data

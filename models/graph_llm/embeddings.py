@@ -12,7 +12,6 @@ import json
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -74,28 +73,25 @@ def string_key(text: str) -> int:
 
 
 class EmbeddingTable:
-    """A read-only, memory-mapped table of string embeddings."""
+    """A read-only, memory-mapped table of string embeddings.
+
+    Attributes:
+        dimension: Width D of a vector.
+        digest: Name of the table: row numbers are only good with the table they were looked up in.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         folder = Path(folder)
         if not (folder / "table.json").exists():
             raise FileNotFoundError(f"{folder} holds no embedding table (table.json is missing); build it first")
-        self.about: dict[str, Any] = read_json(folder / "table.json")
+        about = read_json(folder / "table.json")
         self._keys = np.load(folder / "keys.npy", mmap_mode="r", allow_pickle=False)
         self._vectors = np.load(folder / "vectors.npy", mmap_mode="r", allow_pickle=False)
+        self.dimension = int(self._vectors.shape[1])
+        self.digest = hashlib.sha256(self._keys.tobytes() + json.dumps(about).encode()).hexdigest()[:16]
 
     def __len__(self) -> int:
         return len(self._keys)
-
-    @property
-    def dimension(self) -> int:
-        """Width D of a vector."""
-        return int(self._vectors.shape[1])
-
-    @property
-    def digest(self) -> str:
-        """Name of the table: row numbers are only good with the table they were looked up in."""
-        return hashlib.sha256(self._keys.tobytes() + json.dumps(self.about).encode()).hexdigest()[:16]
 
     def rows(self, strings: Iterable[str]) -> dict[str, int]:
         """Row number of each distinct string.

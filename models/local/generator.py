@@ -18,9 +18,9 @@ from peft import PeftModel
 from tripletune.models.data.records import ModelInput, Step
 from tripletune.models.files import weights_fingerprint
 from tripletune.models.graph_llm.embeddings import LiveEmbeddings
-from tripletune.models.graph_llm.graphs import batch_graphs, graph_rows
+from tripletune.models.graph_llm.graphs import embed_batch
 from tripletune.models.graph_llm.loading import load_graph_llm
-from tripletune.models.graph_llm.processor import EncodedInput, GraphLLMProcessor
+from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.models.llm import Completion, Message, Sampling
 from tripletune.models.llm.backends.hf import DecodingService
 from tripletune.models.llm.ledger import Ledger
@@ -125,12 +125,7 @@ class LocalGenerator:
         """The graphs of a batch, as `GraphLLM.forward` and `generate` take them."""
         if not self.processor.settings.use_graph:
             return {}
-        inputs: list[EncodedInput] = [request.data for request in requests]
-        distinct = list(dict.fromkeys(text for item in inputs for graph in item.graphs for text in graph.strings))
-        table = self.embeddings.vectors(distinct)
-        rows = {text: row for row, text in enumerate(distinct)}
-        samples = [graph_rows(item.graphs, rows) for item in inputs]
-        batch = batch_graphs(samples, table.__getitem__, self.embeddings.dimension)
+        batch = embed_batch([request.data.graphs for request in requests], self.embeddings)
         return {"graphs": batch.to(self.model.device)}
 
     def _completion(self, request: Request) -> Completion:

@@ -179,9 +179,9 @@ def test_packed_samples_have_the_loss_and_gradients_of_separate_ones(
 
 def test_the_first_token_of_a_packed_sample_is_never_a_label() -> None:
     rows = [{"input_ids": [5, 6], "labels": [5, 6]}, {"input_ids": [7, 8, 9], "labels": [7, 8, 9]}]
-    batch = TextCollator(3, pad_to_multiple_of=1)([packed(rows)])
-    assert batch["labels"].tolist() == [[-100, 6, -100, 8, 9]]
-    assert batch["position_ids"].tolist() == [[0, 1, 0, 1, 2]]
+    batch = TextCollator(3)([packed(rows)])
+    assert batch["labels"].tolist() == [[-100, 6, -100, 8, 9, -100, -100, -100]]
+    assert batch["position_ids"].tolist() == [[0, 1, 0, 1, 2, 0, 1, 2]]
 
 
 # Encoder-decoders

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tripletune.models.data.trajectories import Trajectory, read_trajectories
+from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.files import read_text
 from tripletune.models.options import other_default, setting
 from tripletune.train.task import DataSection, Examples, ModelSection, RunConfig, Scorer, TrainSection, missing_files
@@ -288,7 +288,7 @@ def _source(
         return one.question_id not in without and drawn < share * _HASHES
 
     what = "trajectories but those of validation questions" if without else "trajectories"
-    return Examples(read_trajectories, tuple(places), split, limit, keep, (sorted(without),), what)
+    return Examples(Trajectory.from_json, tuple(places), split, limit, keep, (sorted(without),), what)
 
 
 def _has_split(path: str, split: str) -> bool:

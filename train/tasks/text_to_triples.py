@@ -31,7 +31,6 @@ from tripletune.models.data.pairs import (
     ExtractionPair,
     extraction_chat,
     load_instruction,
-    read_pairs,
 )
 from tripletune.models.data.records import IGNORED
 from tripletune.models.data.triples import Triple, format_triples
@@ -91,7 +90,7 @@ class PairTask(TextTask):
     @cached_property
     def sources(self) -> tuple[Examples, Examples | None]:
         """Training and validation pairs."""
-        return self.source_pair(read_pairs, what="text-to-triples pairs")
+        return self.source_pair(ExtractionPair.from_json, what="text-to-triples pairs")
 
     @cached_property
     def instruction(self) -> str | None:
