@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ import jinja2
 import yaml
 
 from tripletune.models.files import read_json, read_text, write_json, write_text
+from tripletune.models.options import read_yaml
 from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, is_adapter, is_text_model, seconds_until, task_of
 
 CARD = "README.md"
@@ -71,16 +72,11 @@ def collect_provenance(source: Path, scores: Sequence[str | Path] = (), licence:
     """
     kept = source / PROVENANCE
     if kept.is_file():
-        content = read_json(kept)
-        if not content.keys() <= {item.name for item in fields(Provenance)}:
-            raise ValueError(f"{kept}: it does not have the expected layout; export the run again")
-        provenance = Provenance(**content)
+        provenance = Provenance(**read_json(kept))
     else:
         provenance = _collect_from_run(source)
     provenance = replace(provenance, **_names(source), licence=licence or provenance.licence)
     for file in map(Path, scores):
-        if not file.is_file():
-            raise FileNotFoundError(f"scores file {file}: there is no such file")
         # Files of several tasks all have the name metrics.json; their folder tells them apart.
         provenance.scores[f"{file.resolve().parent.name}/{file.name}"] = public(read_json(file))
     return provenance
@@ -105,10 +101,7 @@ def _names(source: Path) -> dict[str, Any]:
 def _collect_from_run(source: Path) -> Provenance:
     provenance, run = Provenance(), source.resolve().parent
     if (run / "config.yaml").is_file():
-        try:
-            provenance.config = public(yaml.safe_load(read_text(run / "config.yaml"))) or {}
-        except (yaml.YAMLError, RecursionError) as error:
-            raise ValueError(f"{run / 'config.yaml'}: not valid YAML ({' '.join(str(error).split())})") from None
+        provenance.config = public(read_yaml(run / "config.yaml"))
     if (run / "environment.json").is_file():
         about = read_json(run / "environment.json")
         # The command line and the machine stay private.

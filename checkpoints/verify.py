@@ -8,22 +8,20 @@ instructions, equal logits prove adapter, base model, graph modules and text enc
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import metadata
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-import tripletune
-from tripletune.models.data.records import ModelInput, Step, text_fields
-from tripletune.models.files import file_digest, read_json, read_text, write_json
+from tripletune.models.data.records import ModelInput, Step
+from tripletune.models.files import file_digest, read_json, read_text
 from tripletune.models.run_folders import (
     PROMPT_FILE,
     check_model_folder,
@@ -39,8 +37,6 @@ TOLERANCE = 1e-3
 FORMAT = 1
 LOGIT_SAMPLE = 64
 MAX_NEW_TOKENS = 32
-_OUTPUTS = ("name", "prompt_ids", "logit_ids", "logits", "log_normaliser", "reply_ids")
-
 _CASES = Path(__file__).with_name("cases.yaml")
 
 # A case is a JSON object: a name, and what a model reads.
@@ -103,15 +99,8 @@ class Loaded:
 
 
 def model_input(case: Case) -> ModelInput:
-    """The input of a Graph-LLM that a case stands for.
-
-    Raises:
-        ValueError: the case does not have the expected layout.
-    """
-    where = f"case {case['name']!r}"
-    texts = text_fields(case, where, "case", ("task", "question"))
-    steps = tuple(Step.from_json(step, where) for step in case.get("steps") or ())
-    return ModelInput(texts["task"], texts["question"], steps)  # type: ignore[arg-type]
+    """The input of a Graph-LLM that a case stands for."""
+    return ModelInput(case["task"], case["question"], tuple(Step.from_json(step) for step in case["steps"]))
 
 
 def load(folder: str | Path) -> Loaded:
@@ -162,9 +151,6 @@ def observe(loaded: Loaded, cases: Sequence[Case] | None = None) -> dict[str, An
     Args:
         loaded: The model.
         cases: What it is asked; its own `cases` unless given.
-
-    Raises:
-        ValueError: a case does not have the expected layout.
     """
     from tripletune.models.local.chat import eos_token_ids
 
@@ -228,33 +214,6 @@ def _reply(model: Any, prompt: Sequence[int], ends: Sequence[int], pad: int, ext
 def weight_digests(folder: str | Path) -> dict[str, str]:
     """SHA-256 of every weight file of a folder."""
     return {file.name: file_digest(file) for file in weight_files(folder)}
-
-
-def read_reference(folder: str | Path) -> dict[str, Any]:
-    """Read `verify.json`.
-
-    Raises:
-        FileNotFoundError: the folder has none.
-        ValueError: it is malformed or of another format.
-    """
-    path = Path(folder) / REFERENCE
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{folder} has no {REFERENCE}: only folders written by `tripletune checkpoints export` or `merge` can be "
-            "verified"
-        )
-    reference = read_json(path)
-    if reference.get("format") != FORMAT:
-        raise ValueError(f"{path}: format {reference.get('format')!r} is not {FORMAT}: export the run again")
-    cases = reference.get("cases")
-    if not isinstance(cases, list) or not cases:
-        raise ValueError(f"{path} holds no cases: export the run again")
-    for number, case in enumerate(cases, 1):
-        lost = [name for name in _OUTPUTS if not isinstance(case, dict) or name not in case]
-        if lost or not all(isinstance(value, (int, float)) for value in (*case["logits"], case["log_normaliser"])):
-            what = f"it lacks {', '.join(lost)}" if lost else "its logits are not numbers"
-            raise ValueError(f"{path}: case {number} does not have the expected layout ({what}): export the run again")
-    return reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,44 +312,45 @@ def verify(folder: str | Path, run: str | Path | None = None, tolerance: float =
     if not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {folder}")
     check_model_folder(folder)
-    reference = read_reference(folder)
+    path = folder / REFERENCE
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder} has no {REFERENCE}: only folders written by `tripletune checkpoints export` or `merge` can be "
+            "verified"
+        )
+    reference = read_json(path)
+    if reference.get("format") != FORMAT:
+        raise ValueError(f"{path}: format {reference.get('format')!r} is not {FORMAT}: export the run again")
     # Before the slow part, so that a wrong name is told at once.
     source = trained_folder(run) if run is not None else None
     recorded, digests = reference.get("weights") or {}, weight_digests(folder)
     other = sorted(name for name in digests.keys() | recorded.keys() if digests.get(name) != recorded.get(name))
-    observed = observe_in_new_process(folder, reference)
+    observed = observe_in_new_process(folder, reference["cases"])
     comparisons = [Comparison(REFERENCE, compare_observations(reference, observed, tolerance).cases, other)]
     if source is not None:
         check_model_folder(source)
-        trained = observe_in_new_process(source, reference)
+        trained = observe_in_new_process(source, reference["cases"])
         comparisons.append(compare_observations(trained, observed, tolerance, str(run)))
     return comparisons
 
 
-def observe_in_new_process(folder: Path, reference: dict[str, Any]) -> dict[str, Any]:
+def observe_in_new_process(folder: Path, cases: Sequence[Case]) -> dict[str, Any]:
     """`observe` in a fresh Python, so that nothing this process has loaded can stand in for a missing file.
 
     Raises:
-        ValueError: the folder can't be loaded; the message is that of the other process.
+        ValueError: the other process was killed; what it raises itself is raised here.
     """
-    with tempfile.TemporaryDirectory(prefix="tripletune-verify-") as scratch:
-        cases, output = Path(scratch) / "cases.json", Path(scratch) / "observed.json"
-        write_json(cases, {"cases": reference["cases"]})
-        command = [sys.executable, "-m", "tripletune.checkpoints", "observe", str(folder)]
-        # The packages need not be installed: the other process finds them where this one did.
-        places = [str(Path(tripletune.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-        done = subprocess.run(
-            [*command, "--cases", str(cases), "--output", str(output)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
-        )
-        if done.returncode or not output.exists():
-            lines = [line for line in done.stderr.splitlines() if line.strip()] or ["it said nothing"]
-            reason = next((line for line in lines if line.startswith("error: ")), lines[-1])
-            raise ValueError(reason.removeprefix("error: "))
-        return read_json(output)
+    try:
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            return pool.submit(_observe_folder, folder, cases).result()
+    except BrokenProcessPool:
+        raise ValueError(
+            f"the process that loaded {folder} was killed: is there memory for the model in float32?"
+        ) from None
+
+
+def _observe_folder(folder: Path, cases: Sequence[Case]) -> dict[str, Any]:
+    return observe(load(folder), cases)
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> str:

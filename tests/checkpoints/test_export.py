@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tripletune.checkpoints.export import export_adapter
+from tripletune import checkpoints
+from tripletune.checkpoints import export_adapter
 from tripletune.checkpoints.verify import model_input
 from tripletune.models.files import file_digest, new_folder
 
@@ -232,15 +233,13 @@ def test_of_two_exports_into_one_folder_the_second_is_refused(tiny_run: Path, tm
 def test_failed_export_leaves_the_old_one(
     run_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
-    from tripletune.checkpoints import export as module
-
     assert cli("export", run_copy, "--output", tmp_path / "out")[0] == 0
     before = (tmp_path / "out" / "verify.json").read_bytes()
 
     def full_disk(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "weight_digests", full_disk)
+    monkeypatch.setattr(checkpoints, "weight_digests", full_disk)
     code, _, err = cli("export", run_copy, "--output", tmp_path / "out", "--overwrite")
     assert (code, (tmp_path / "out" / "verify.json").read_bytes()) == (1, before)
     assert "no space left" in err

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tripletune.checkpoints.export import export_adapter
-from tripletune.checkpoints.merge import merge_adapter
+from tripletune.checkpoints import export_adapter, merge_adapter
 
 Cli = Callable[..., tuple[int, str, str]]
 PROMPT = "Write down every fact.\n"
@@ -177,4 +176,4 @@ def test_a_whole_model_needs_no_export(tmp_path: Path, tiny_llama: Path, cli: Cl
     (run / "final" / "extractor.json").write_text(json.dumps({"task": "text_to_triples"}))
     code, _, err = cli("export", run, "--output", tmp_path / "out")
     assert code == 2
-    assert "it is a whole model and stands by itself already" in err
+    assert "it is a whole model and needs neither export nor merge" in err
