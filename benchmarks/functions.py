@@ -96,7 +96,7 @@ def _record(options: Options, scratch: str) -> list[str]:
 
 
 def _call(scratch: str) -> list[str]:
-    from tripletune.data_builders.hotpotqa_subq.questions import Question
+    from tripletune.data_builders.hotpotqa_subq import Question
     from tripletune.data_builders.hotpotqa_subq.teacher import LLMTeacher
     from tripletune.models.data.records import Passage
     from tripletune.models.llm.backends import LLMOptions, open_client

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tripletune.data_builders.datasets.lookup import SeenTable, progress
-from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question
+from tripletune.data_builders.hotpotqa_subq import DropReason, Question
 from tripletune.data_builders.readers import get_reader
 from tripletune.data_builders.readers._rows import Row, source_rows
 from tripletune.models.files import file_digest, new_folder, read_json, write_json

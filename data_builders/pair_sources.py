@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from tripletune.data_builders import readers
 from tripletune.data_builders.datasets.lookup import JsonlIndex
+from tripletune.data_builders.hotpotqa_subq import Dropped
 from tripletune.data_builders.hotpotqa_subq.options import Source
-from tripletune.data_builders.hotpotqa_subq.questions import Dropped
 from tripletune.data_builders.readers._rows import find_passage
 from tripletune.data_builders.readers.triples import (
     MALFORMED_TRIPLES,

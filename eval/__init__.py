@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tripletune.data_builders.hotpotqa_subq.questions import Question
+from tripletune.data_builders.hotpotqa_subq import Question
 from tripletune.data_builders.readers import get_reader
 from tripletune.models.files import new_file
 from tripletune.models.options import load_config, nearest, not_one_of, setting

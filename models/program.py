@@ -98,7 +98,8 @@ def run_program(
             return _say(f"error: no space left on the disk ({error}); free some and run the command again", 1)
         if isinstance(error, OSError) and error.filename and error.strerror:
             return _say(f"error: {error.filename}: {error.strerror}", found)
-        return _say(f"error: {error}", found)
+        # Higher codes say how a run ended well: replies are waited for.
+        return _say(f"error: {error}" if found < 3 else str(error), found)
     finally:
         root.removeHandler(handler)
         root.setLevel(before)

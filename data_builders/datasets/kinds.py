@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tripletune.data_builders.datasets.rows import RowKind, Statistics, Table, length_table
 from tripletune.models.data.pairs import ExtractionPair, entity_triple
-from tripletune.models.data.records import TASKS, Action, Record, normalize_answer
+from tripletune.models.data.records import TASKS, YES_NO, Action, Record, mentions, normalize_answer
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.rendering import Instructions, render
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from tripletune.models.data.triples import Triple
 
-YES_NO = ("yes", "no")
 # Stands between facts that are searched as one text: no name holds it, so no name is found across two facts.
 _BETWEEN_FACTS = " \ue000 "
 # Table 4: name, key of the numbers (with the statistics that are shown), planning and answering in the paper.
@@ -184,8 +183,8 @@ def _names(triples: Any) -> set[str]:
 
 def _named(facts: set[Triple], answers: tuple[str, ...]) -> bool:
     """Whether a fact names an answer in whole words, both normalised as answers are."""
-    text = f" {normalize_answer(_BETWEEN_FACTS.join(' '.join(fact.as_list()) for fact in facts))} "
-    return any(f" {normalize_answer(answer)} " in text for answer in answers)
+    text = _BETWEEN_FACTS.join(" ".join(fact.as_list()) for fact in facts)
+    return any(mentions(text, answer) for answer in answers)
 
 
 # RAS, section D.1.

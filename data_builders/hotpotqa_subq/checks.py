@@ -15,11 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from tripletune.data_builders.datasets.kinds import YES_NO
-from tripletune.data_builders.hotpotqa_subq.annotations import mentions
-from tripletune.data_builders.hotpotqa_subq.labelling import gives_away_answer
-from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question
-from tripletune.models.data.records import normalize_answer
+from tripletune.data_builders.hotpotqa_subq import DropReason, Question, gives_away_answer
+from tripletune.models.data.records import YES_NO, mentions, normalize_answer
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.replies import UnusableReply, find_json, find_triples, without_thoughts
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tripletune.data_builders.hotpotqa_subq.questions import Question
+from tripletune.data_builders.hotpotqa_subq import Question
 from tripletune.models.data.records import Passage, shown, stored_rows, whole_characters
 
 _CHUNK = 1 << 18

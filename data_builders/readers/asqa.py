@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from tripletune.data_builders.hotpotqa_subq.questions import Dropped, Question
+from tripletune.data_builders.hotpotqa_subq import Dropped, Question
 from tripletune.data_builders.readers._rows import (
     NO_ANSWER,
     Row,

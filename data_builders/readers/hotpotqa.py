@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from tripletune.data_builders.hotpotqa_subq.questions import Dropped, DropReason, Question
+from tripletune.data_builders.hotpotqa_subq import Dropped, DropReason, Question
 from tripletune.data_builders.readers._rows import (
     Row,
     context_passages,

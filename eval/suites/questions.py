@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from rich.console import Console
 
-from tripletune.data_builders.hotpotqa_subq.questions import Question
+from tripletune.data_builders.hotpotqa_subq import Question
 from tripletune.eval import find_metrics, load_task, score_answer, task_names, task_questions, write_context_corpus
 from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import bootstrap_mean

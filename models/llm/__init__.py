@@ -143,6 +143,8 @@ class TransientError(RuntimeError):
 class RepliesPending(RuntimeError):
     """A call that waits for a batch file to be answered."""
 
+    exit_code = 3
+
 
 def ledger_name(kind: str, model: str, extra: Mapping[str, Any] | None) -> str:
     """What the ledger calls a model: kind, name, and request fields that change its replies."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tripletune.data_builders.hotpotqa_subq.questions import Dropped, DropReason, Question
+from tripletune.data_builders.hotpotqa_subq import Dropped, DropReason, Question
 from tripletune.data_builders.published import parse_graph, read_explagraphs, split_names
 from tripletune.data_builders.readers import _rows, get_reader, names_with
 from tripletune.data_builders.readers.claims import NOT_BINARY

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tripletune.data_builders.hotpotqa_subq import DropReason, Hop, Question, UnlabelledQuestion
 from tripletune.data_builders.hotpotqa_subq.annotations import (
     MALFORMED_TRIPLES,
     MusiqueTeacher,
@@ -13,14 +14,12 @@ from tripletune.data_builders.hotpotqa_subq.annotations import (
     TwoWikiTeacher,
     hop_question,
     joined_question,
-    mentions,
     open_teacher,
     place_evidences,
     relation_question,
     spoken_name,
     tidy_question,
 )
-from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Hop, Question, UnlabelledQuestion
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 
@@ -47,12 +46,7 @@ RECORDED = {
 
 
 def replies(teacher, asked):
-    async def ask():
-        documents = await teacher.helpful_documents(asked)
-        subqueries = await teacher.subqueries(asked, documents)
-        return documents, subqueries, [await teacher.triples(asked, document) for document in documents]
-
-    return asyncio.run(ask())
+    return [list(column) for column in zip(*asyncio.run(teacher.annotate(asked)))]
 
 
 def reason(teacher, asked) -> DropReason:
@@ -63,11 +57,11 @@ def reason(teacher, asked) -> DropReason:
 
 def test_recorded_replies_keep_the_reasoning_order(tmp_path):
     teacher = RecordedTeacher(write(tmp_path / "t.jsonl", RECORDED | {"_id": "q0"}, RECORDED))
-    assert replies(teacher, question("A", "B")) == (
+    assert replies(teacher, question("A", "B")) == [
         [1, 0],
         ["Of B?", "Of A?"],
         [[Triple("b", "is", "y")], [Triple("a", "is", "x")]],
-    )
+    ]
 
 
 def test_recorded_direct_comes_from_its_own_key_alone(tmp_path):
@@ -164,11 +158,11 @@ def test_two_wiki_asks_by_names_the_planner_has_seen():
         text="Where did the director of film Steel (1979 Film) die?",
         evidences=(Triple("Steel", "director", "Harold Young"), Triple("Harold Young", "place of death", "Rome")),
     )
-    assert replies(TwoWikiTeacher(), asked) == (
+    assert replies(TwoWikiTeacher(), asked) == [
         [1, 0],
         ["Who directed Steel (1979 film)?", "Where did Harold Young die?"],
         [[asked.evidences[0]], [asked.evidences[1]]],
-    )
+    ]
 
 
 def test_two_wiki_joins_what_is_asked_of_one_document():
@@ -285,8 +279,3 @@ def test_joined_question_repeats_nothing():
 )
 def test_tidy_question(typed, tidy):
     assert tidy_question(typed) == tidy
-
-
-def test_mentions_takes_whole_words():
-    assert mentions("Born in (New York), 1900.", "new york")
-    assert not mentions("The Normans", "Norman")

@@ -6,10 +6,16 @@ from pathlib import Path
 import pytest
 
 from tests.data_builders.subq_replies import RecordedClient
+from tripletune.data_builders.hotpotqa_subq import (
+    Annotation,
+    DropReason,
+    Question,
+    UnlabelledQuestion,
+    gives_away_answer,
+    label_question,
+)
 from tripletune.data_builders.hotpotqa_subq.build import build, in_order
-from tripletune.data_builders.hotpotqa_subq.labelling import LabelOptions, gives_away_answer, label_question
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
-from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
 from tripletune.data_builders.world.build import WorldOptions, generate_world
 from tripletune.models.data.records import Passage, read_records
 from tripletune.models.data.triples import Triple
@@ -29,21 +35,16 @@ class FakeTeacher:
     name = "fake"
 
     def __init__(self, documents=(0, 2), subqueries=("Who wrote Dune?", "Where was Herbert born?"), empty=None):
-        self.documents, self.asked, self.empty = list(documents), list(subqueries), empty
+        self.documents, self.asked, self.empty = documents, subqueries, empty
 
-    async def helpful_documents(self, question):
-        return self.documents
-
-    async def subqueries(self, question, documents):
-        return self.asked
-
-    async def triples(self, question, document):
-        fact = Triple(question.passages[document].title, "is", "here")
-        return [] if document == self.empty else [fact, fact]
+    async def annotate(self, question):
+        facts = {number: [Triple(question.passages[number].title, "is", "here")] * 2 for number in self.documents}
+        facts |= {self.empty: []}
+        return [Annotation(number, asked, facts[number]) for number, asked in zip(self.documents, self.asked)]
 
 
-def label(teacher, direct=False, question=QUESTION, **options):
-    return asyncio.run(label_question(question, teacher, direct, LabelOptions(**options)))
+def label(teacher, direct=False, **options):
+    return asyncio.run(label_question(QUESTION, teacher, direct, **options))
 
 
 def test_two_documents_give_three_planning_records_and_one_answer():
@@ -92,7 +93,6 @@ def test_direct_answer_leaves_the_chain_out():
     ("teacher", "reason"),
     [
         (FakeTeacher(documents=[], subqueries=[]), DropReason.NO_HELPFUL),
-        (FakeTeacher(subqueries=["Only one?"]), DropReason.NO_SUBQUERY),
         (FakeTeacher(empty=2), DropReason.NO_TRIPLES),
         (FakeTeacher(subqueries=["Who wrote Dune?", "Is Tacoma his town?"]), DropReason.ANSWER_IN_SUBQUERY),
     ],

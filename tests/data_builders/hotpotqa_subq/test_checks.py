@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tripletune.data_builders.hotpotqa_subq import DropReason, Question
 from tripletune.data_builders.hotpotqa_subq.checks import (
     BARE_NUMBERS,
     LABEL,
@@ -18,7 +19,6 @@ from tripletune.data_builders.hotpotqa_subq.checks import (
     read_subquery,
     read_triples,
 )
-from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.replies import REPAIRED, UnusableReply

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tripletune.data_builders.hotpotqa_subq.annotations import TripleFile
-from tripletune.data_builders.hotpotqa_subq.build import build
-from tripletune.data_builders.hotpotqa_subq.labelling import LabelOptions, PartTeacher, label_question
-from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, OpenSource, Source
-from tripletune.data_builders.hotpotqa_subq.questions import Question
+from tripletune.data_builders.hotpotqa_subq import Annotation, Question, label_question
+from tripletune.data_builders.hotpotqa_subq.annotations import PartTeacher, TripleFile
+from tripletune.data_builders.hotpotqa_subq.build import OpenSource, build
+from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
 from tripletune.data_builders.readers import get_reader
 from tripletune.data_builders.readers._rows import NO_ANSWER
 from tripletune.data_builders.readers.arc_easy import NOT_TRAIN
@@ -26,14 +25,9 @@ QUESTION = Question(
 class Teacher:
     name = "fake"
 
-    async def helpful_documents(self, question):
-        return [0, 1]
-
-    async def subqueries(self, question, documents):
-        return ["Who first?", "Who next?"]
-
-    async def triples(self, question, document):
-        return [Triple(question.passages[document].title, "is", "here")]
+    async def annotate(self, question):
+        found = [Triple(passage.title, "is", "here") for passage in question.passages]
+        return [Annotation(0, "Who first?", found[:1]), Annotation(1, "Who next?", found[1:2])]
 
 
 @pytest.fixture
@@ -42,11 +36,11 @@ def triple_file(tmp_path):
     # "Other 3" is not covered: a passage without triples can't be a distractor.
     rows = [{"title": p.title, "text": p.text, "triples": [[p.title, "is", "there"]]} for p in PASSAGES[:5]]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return TripleFile(path)
+    return TripleFile(path).of
 
 
 def label(**options):
-    return asyncio.run(label_question(QUESTION, Teacher(), False, LabelOptions(**options)))
+    return asyncio.run(label_question(QUESTION, Teacher(), **options))
 
 
 def test_without_the_option_a_step_holds_the_kept_document_alone():
@@ -55,7 +49,7 @@ def test_without_the_option_a_step_holds_the_kept_document_alone():
 
 @pytest.mark.parametrize("count", [1, 2, 3, 9])
 def test_distractors_join_every_step_and_are_never_kept_documents(triple_file, count):
-    steps = label(distractors=count, triple_file=triple_file)[-1].steps
+    steps = label(distractors=count, triples_of=triple_file)[-1].steps
     for gold, step in zip(("Gold", "Also gold"), steps):
         subjects = [triple.subject for triple in step.triples]
         assert subjects.count(gold) == 1
@@ -66,9 +60,9 @@ def test_distractors_join_every_step_and_are_never_kept_documents(triple_file, c
 
 
 def test_distractors_hang_on_seed_and_question_alone(triple_file):
-    one, two = (label(distractors=2, triple_file=triple_file, seed=3) for _ in range(2))
+    one, two = (label(distractors=2, triples_of=triple_file, seed=3) for _ in range(2))
     assert one == two
-    orders = {label(distractors=2, triple_file=triple_file, seed=seed)[-1].steps for seed in range(12)}
+    orders = {label(distractors=2, triples_of=triple_file, seed=seed)[-1].steps for seed in range(12)}
     assert len(orders) > 1
     places = {step.triples[0].subject == "Gold" for steps in orders for step in steps[:1]}
     assert places == {True, False}  # the kept document does not always stand first

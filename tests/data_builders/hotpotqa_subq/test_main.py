@@ -1,6 +1,7 @@
 import asyncio
 import json
 import sqlite3
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
@@ -9,15 +10,17 @@ import pytest
 from tests.data_builders import subq_replies
 from tests.data_builders.hotpotqa_subq.test_build import hotpot_row, write
 from tripletune.data_builders.datasets.kinds import RECORDS
+from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import FolderOptions, new_dataset
 from tripletune.data_builders.hotpotqa_subq import __main__ as command_line
-from tripletune.data_builders.hotpotqa_subq.__main__ import SAMPLE, estimate
+from tripletune.data_builders.hotpotqa_subq.__main__ import estimate
 from tripletune.data_builders.hotpotqa_subq.__main__ import main as run
-from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
+from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source, usable_questions
 from tripletune.data_builders.hotpotqa_subq.teacher import FILTER_ROLE, filter_text, load_subq_prompts
 from tripletune.data_builders.world.build import WorldOptions, generate_world
 from tripletune.models.data.records import read_records
-from tripletune.models.llm import CallError, Completion, SetupError, TransientError, options
+from tripletune.models.llm import CallError, Completion, SetupError, TransientError
+from tripletune.models.llm.backends import open_client
 from tripletune.models.llm.backends.batch import import_replies
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
@@ -221,7 +224,7 @@ def test_a_batch_build_stops_three_times(files, backend, capsys, monkeypatch):
     call = ["--source", f"hotpotqa:{files / 'questions.jsonl'}", "--output", str(files / "out")]
     call += ["--validation-fraction", "0.3", "--teacher", "batch", "--teacher-model", "m", "--overwrite"]
     ledger, sizes = files / "out.ledger.sqlite", []
-    monkeypatch.setattr(command_line, "open_client", options.open_client)
+    monkeypatch.setattr(command_line, "open_client", open_client)
     for round_ in range(3):
         message = ends_with(3, capsys, call)
         assert not (files / "out").exists()
@@ -369,11 +372,12 @@ def test_calls_are_counted_by_formula(tmp_path, options, calls):
     assert (number, tuple(found.values())) == (calls[0], calls)
 
 
-def test_tokens_are_those_of_the_sample(tmp_path):
-    rows = [row(100 + number) for number in range(SAMPLE + 50)]
-    _, _, stages = counted(tmp_path, rows)
-    # All rows are of one length, so the sample gives what all of them would.
-    question = next(Source("hotpotqa", "hotpotqa", str(tmp_path / "q.jsonl")).questions(1))
+def test_tokens_are_those_of_all_prompts(tmp_path):
+    _, _, stages = counted(tmp_path, [row(100 + number) for number in range(50)])
+    # All rows are of one length.
+    source, options = Source("hotpotqa", "hotpotqa", str(tmp_path / "q.jsonl")), BuildOptions(str(tmp_path / "out"))
+    with SeenTable() as seen:
+        _, question = next(usable_questions(source, options, seen, Counter()))
     prompt = len(load_subq_prompts().texts["subq_filter"]) + len(filter_text(question, [0, 1]))
-    assert stages[FILTER_ROLE] == pytest.approx((SAMPLE + 50, (SAMPLE + 50) * prompt / 4, (SAMPLE + 50) * 10))
-    assert counted(tmp_path, rows)[2] == stages
+    assert stages[FILTER_ROLE] == [50, 50 * prompt / 4, 50 * 10]
+    assert estimate([source], options, lambda text: 2 * len(text))[1][FILTER_ROLE] == [50, 50 * prompt * 2, 50 * 80]

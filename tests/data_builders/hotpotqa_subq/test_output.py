@@ -1,19 +1,16 @@
 """A teacher whose replies are unusable: the build ends with a card, counts and examples, and says so."""
 
 import json
-import shutil
 
 import pytest
 
 from tests.data_builders.hotpotqa_subq.test_build import hotpot_row, write
 from tripletune.data_builders.__main__ import main
 from tripletune.data_builders.datasets.inspect import why_empty
-from tripletune.data_builders.datasets.kinds import RECORDS
-from tripletune.data_builders.datasets.writer import DROPPED, NO_RECORDS, new_dataset
+from tripletune.data_builders.datasets.writer import DROPPED, NO_RECORDS
+from tripletune.data_builders.hotpotqa_subq import DropReason
 from tripletune.data_builders.hotpotqa_subq import __main__ as command_line
-from tripletune.data_builders.hotpotqa_subq.build import EXAMPLES, LONGEST_REPLY, SubqOutput
-from tripletune.data_builders.hotpotqa_subq.options import BuildOptions
-from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
+from tripletune.data_builders.hotpotqa_subq.build import EXAMPLES, LONGEST_REPLY
 from tripletune.models.llm import Completion
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
@@ -93,6 +90,7 @@ def test_a_build_without_records_has_a_card_that_says_why(tmp_path, build, capsy
         f"subq.filter: {DropReason.WRONG_DOCUMENTS.value}": 6,
     }
     assert found["calls"]["subq.filter"] == {"calls": QUESTIONS}
+    assert {len(examples) for examples in found["examples"].values()} == {EXAMPLES}
     card = (folder / "README.md").read_text(encoding="utf-8")
     for part in (
         "**None: no question could be labelled.**",
@@ -138,20 +136,6 @@ def test_commands_on_a_data_set_without_records_say_so(tmp_path, build, capsys):
     # It can be replaced like any data set.
     assert build("out") == 2
     assert build("out", "--overwrite") == NO_RECORDS
-
-
-def test_examples_are_few_and_do_not_hang_on_the_order(tmp_path):
-    rows = [(number, Question(f"q{number}", "Why?", ("x",), (), (), "", "s")) for number in range(40)]
-    reasons = (DropReason.NO_HELPFUL, DropReason.NO_TRIPLES)
-    options, found = BuildOptions(str(tmp_path / "out")), []
-    for order in (rows, rows[::-1]):
-        with new_dataset(options, RECORDS) as dataset, SubqOutput(dataset, options) as output:
-            for number, question in order:
-                output.drop("s", number, question, UnlabelledQuestion(reasons[number % 2], "d", "subq.filter", "r"))
-        found.append({reason: kept.items() for reason, kept in output.examples.items()})
-        shutil.rmtree(tmp_path / "out")
-    assert found[0] == found[1]
-    assert {reason: len(lines) for reason, lines in found[0].items()} == {r.value: EXAMPLES for r in reasons}
 
 
 def test_what_is_no_data_set_without_records(tmp_path):

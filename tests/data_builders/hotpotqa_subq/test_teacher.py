@@ -3,10 +3,9 @@ import json
 
 import pytest
 
+from tripletune.data_builders.hotpotqa_subq import DropReason, Question, UnlabelledQuestion, label_question
 from tripletune.data_builders.hotpotqa_subq.annotations import TripleFile
 from tripletune.data_builders.hotpotqa_subq.checks import read_documents, read_subquery, read_triples
-from tripletune.data_builders.hotpotqa_subq.labelling import label_question
-from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
 from tripletune.data_builders.hotpotqa_subq.teacher import (
     FILTER_ROLE,
     MAX_TOKENS,
@@ -16,7 +15,6 @@ from tripletune.data_builders.hotpotqa_subq.teacher import (
     BaseModelAnswers,
     LLMTeacher,
     StoredAnswers,
-    is_correct,
     load_subq_prompts,
     prompt_digests,
 )
@@ -74,7 +72,7 @@ def script(**replies):
 
 def label(client, question=QUESTION, **options):
     teacher = LLMTeacher(client, **options)
-    return asyncio.run(label_question(question, teacher, False)), teacher
+    return asyncio.run(label_question(question, teacher)), teacher
 
 
 def reason(client, **options):
@@ -250,8 +248,6 @@ def test_a_direct_answer_is_the_first_line_of_a_plain_prompt():
     assert (role, tokens, question_id) == ("subq.direct", 5, "q1")
     (turn,) = messages
     assert turn["content"].endswith("Question: Where was the author of Dune born?\nAnswer:")
-    assert is_correct("The Nile.", ["Amazon", "nile"])
-    assert not is_correct("Nile river", ["nile"])
 
 
 def test_stored_answers_are_looked_up_and_a_bad_line_is_named(tmp_path):

@@ -4,9 +4,8 @@ from collections import Counter
 
 import pytest
 
+from tripletune.data_builders.hotpotqa_subq import Question, label_question
 from tripletune.data_builders.hotpotqa_subq.annotations import RecordedTeacher
-from tripletune.data_builders.hotpotqa_subq.labelling import label_question
-from tripletune.data_builders.hotpotqa_subq.questions import Question
 from tripletune.data_builders.readers.hotpotqa import OUT_OF_RANGE, read_questions
 from tripletune.data_builders.world import SPLITS
 from tripletune.data_builders.world.build import WorldOptions, generate_world, main, write_world

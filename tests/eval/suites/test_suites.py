@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tripletune.data_builders.hotpotqa_subq.questions import Question
+from tripletune.data_builders.hotpotqa_subq import Question
 from tripletune.eval import Task, find_metrics
 from tripletune.eval.__main__ import main
 from tripletune.eval.results import ResultLog
