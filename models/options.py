@@ -212,21 +212,12 @@ def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, 
             if not isinstance(node, dict):
                 raise ConfigError(f"{path}: {parent}: expected names and values, found {node!r}")
         node[leaf] = value
-    return from_tree(kind, tree, str(path or "the command line"))
-
-
-def from_tree(kind: type[T], tree: Any, where: str) -> T:
-    """A configuration from nested names and values.
-
-    Raises:
-        ConfigError: with every problem found; `where` says which file or command it stands in.
-    """
     found: list[str] = []
     config = _build(kind, tree, "", found)
     found = found or problems(config)
     if found:
         listed = "\n".join(f"  - {problem}" for problem in found)
-        raise ConfigError(f"{where}: {len(found)} problem(s)\n{listed}")
+        raise ConfigError(f"{path or 'the command line'}: {len(found)} problem(s)\n{listed}")
     return config
 
 
@@ -267,8 +258,8 @@ def convert(value: Any, hint: Any) -> Any:
         hint = next(part for part in typing.get_args(hint) if part is not types.NoneType)
     origin = typing.get_origin(hint)
     if origin is Literal:
-        if value not in typing.get_args(hint):
-            known = [str(choice) for choice in typing.get_args(hint)]
+        known = typing.get_args(hint)
+        if value not in known:
             raise ValueError(f"{value!r} is not one of {', '.join(known)}{nearest(str(value), known)}")
         return value
     if origin in (list, tuple):
@@ -352,26 +343,21 @@ def add_arguments(parser: Any, kind: type, prefix: str = "", only: Sequence[str]
     for item in (fields[name] for name in (fields if only is None else only)):
         missing = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
         default = None if missing else item.default_factory() if callable(item.default_factory) else item.default
-        choices: Any = typing.get_args(hints[item.name]) if typing.get_origin(hints[item.name]) is Literal else None
-        if typing.get_origin(hints[item.name]) not in (list, tuple):  # whose items are checked later
-            choices = choices or _choices(item) or None
-        more: dict[str, Any] = {
-            "choices": choices,
-            "metavar": _metavar(item.name, hints[item.name]) if choices is None else None,
-        }
-        if hints[item.name] is bool:
-            more = {"action": argparse.BooleanOptionalAction if default else "store_true"}
-        elif typing.get_origin(hints[item.name]) in (list, tuple):
+        hint = hints[item.name]
+        is_list = typing.get_origin(hint) in (list, tuple)
+        more: dict[str, Any] = {}
+        if hint is bool:
+            more["action"] = argparse.BooleanOptionalAction if default else "store_true"
+        elif is_list:
             more["action"] = _Repeatable
+        if not is_list and (choices := typing.get_args(hint) if typing.get_origin(hint) is Literal else _choices(item)):
+            more["choices"] = choices
+        elif hint is not bool:
+            number = {int, float} & {hint, *typing.get_args(hint)}
+            more["metavar"] = "N" if number else item.name.rpartition("_")[2].upper()
         parser.add_argument(
             f"--{_flag(item, prefix)}", default=default, help=_help(item, default), required=missing, **more
         )
-
-
-def _metavar(name: str, hint: Any) -> str:
-    """N for a number, else the last word of the name."""
-    number = any(kind in (int, float) for kind in (hint, *typing.get_args(hint)))
-    return "N" if number else name.rpartition("_")[2].upper()
 
 
 class _Repeatable(argparse.Action):

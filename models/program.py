@@ -4,6 +4,7 @@ their place: a module in the folder of backends, readers, systems or tasks is on
 
 from __future__ import annotations
 
+import errno
 import importlib
 import logging
 import os
@@ -14,12 +15,11 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tripletune.models.files import is_full
+from tripletune.models.options import nearest
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
-from tripletune.models.options import nearest
 
 # Third parties that log each HTTP request and index build.
 NOISY = ("anthropic", "bm25s", "faiss", "httpcore", "httpcore2", "httpx", "httpx2", "openai", "sentence_transformers",
@@ -94,7 +94,7 @@ def run_program(
             raise
         if verbose:
             logging.getLogger(__name__).exception("traceback")
-        if is_full(error):
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return _say(f"error: no space left on the disk ({error}); free some and run the command again", 1)
         if isinstance(error, OSError) and error.filename and error.strerror:
             return _say(f"error: {error.filename}: {error.strerror}", found)

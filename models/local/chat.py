@@ -162,7 +162,14 @@ class TripleGrammar:
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int, ends: Collection[int]) -> None:
-        self._library = import_xgrammar()
+        try:
+            import xgrammar
+        except ImportError as error:
+            raise ValueError(
+                f"the grammar needs the package {error.name or 'xgrammar'}: pip install 'tripletune[grammar]', or "
+                "extract without --grammar"
+            ) from None
+        self._library: Any = xgrammar
         try:
             known = self._library.TokenizerInfo.from_huggingface(
                 tokenizer, vocab_size=vocabulary, stop_token_ids=sorted(ends)
@@ -218,19 +225,3 @@ class Repetition:
         for _ in range(_REPEATED):
             start = text.rfind("(S>", 0, max(start, 0))
         return start > 0 and len(read_reply(text[:start]).triples) == len(reply.triples)
-
-
-def import_xgrammar() -> Any:
-    """Import xgrammar.
-
-    Raises:
-        ValueError: it is not installed.
-    """
-    try:
-        import xgrammar
-    except ImportError as error:
-        raise ValueError(
-            f"the grammar needs the package {error.name or 'xgrammar'}: pip install 'tripletune[grammar]', or extract "
-            "without --grammar"
-        ) from None
-    return xgrammar

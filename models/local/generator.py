@@ -55,15 +55,6 @@ class LocalGenerator:
         self._service = DecodingService(self._decoder, "the Graph-LLM")
         self._client: LedgerClient | None = None
 
-    def keep_calls(self, ledger: Ledger, name: str) -> None:
-        """Send the calls of `generate` through an LLM client with a ledger.
-
-        Args:
-            ledger: Where they are kept; it is closed with the generator.
-            name: The model's name there; it must change with the weights.
-        """
-        self._client = LedgerClient(_GraphBackend(self, name), ledger, retry=Retry(1))
-
     async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
         """Reply to one input, together with those of other tasks."""
         if self._client is None:
@@ -175,5 +166,5 @@ def load_generator(
     generator = LocalGenerator(model, processor, batch_size)
     if ledger is not None:
         name = f"graph:{folder}{'' if dtype == 'float32' else f' {dtype}'}@{weights_fingerprint(resolve(folder))}"
-        generator.keep_calls(Ledger(str(ledger)), name)
+        generator._client = LedgerClient(_GraphBackend(generator, name), Ledger(ledger), retry=Retry(1))
     return generator

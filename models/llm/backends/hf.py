@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from tripletune.models.llm import CallError, Completion, Message, Sampling, SetupError, ledger_name
-from tripletune.models.llm.backends import BackendKind, LLMOptions
+from tripletune.models.llm.backends import BackendKind
 from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights, parse_dtype
 from tripletune.models.local import CELLS, Decoder, Draw, Request
 from tripletune.models.local.chat import ChatEncoder, Repetition, TripleGrammar, eos_token_ids
@@ -95,7 +95,10 @@ class DecodingService:
 
     async def close(self) -> None:
         """End the thread. Requests that wait fail, and what is under way stops at its next token."""
-        self._fail(CallError(f"{self._name}: the model was closed while this call waited"))
+        error = CallError(f"{self._name}: the model was closed while this call waited")
+        for future in self._futures.values():
+            if not future.done() and not future.get_loop().is_closed():
+                future.set_exception(error)
         self._arrived = []
         decoder, self._decoder = self._decoder, None
         if decoder is not None:
@@ -140,29 +143,21 @@ class DecodingService:
                 while not request.done and self._decoder is decoder:
                     await self._in_thread(decoder.run)
             except Exception as problem:
+                if isinstance(problem, torch.OutOfMemoryError):
+                    problem = CallError(
+                        f"{self._name}: a prompt of {len(request.prompt)} tokens and a reply of up to {request.limit} "
+                        "don't fit the memory: set dtype bfloat16, lower max_tokens, or take a smaller model"
+                    )
                 future = self._futures.get(request)
                 if future is not None and not future.done():
-                    future.set_exception(self._told(problem, request))
+                    future.set_exception(problem)
             self._settle()
         decoder.clear()
-
-    def _told(self, problem: Exception, request: Request) -> Exception:
-        if not isinstance(problem, torch.OutOfMemoryError):
-            return problem
-        return CallError(
-            f"{self._name}: a prompt of {len(request.prompt)} tokens and a reply of up to {request.limit} don't fit "
-            "the memory: set dtype bfloat16, lower max_tokens, or take a smaller model"
-        )
 
     def _settle(self) -> None:
         for request, future in self._futures.items():
             if request.done and not future.done():
                 future.set_result(None)
-
-    def _fail(self, error: Exception) -> None:
-        for future in self._futures.values():
-            if not future.done() and not future.get_loop().is_closed():
-                future.set_exception(error)
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
         if self._executor is None:
@@ -305,8 +300,7 @@ class HFBackend:
         )
 
 
-def _open(options: LLMOptions, key: str | None, ledger: object) -> HFBackend:
-    return HFBackend(options.model, options.batch_size, options.dtype, options.extra_fields)
-
-
-BACKEND = BackendKind(_open, local=True)
+BACKEND = BackendKind(
+    lambda options, key, ledger: HFBackend(options.model, options.batch_size, options.dtype, options.extra_fields),
+    local=True,
+)

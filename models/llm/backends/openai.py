@@ -82,7 +82,12 @@ class HostedBackend:
     body: Callable[[Sequence[Message], Sampling], dict[str, Any]]
 
     def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
-        self.sdk = import_sdk(self.kind)
+        try:
+            self.sdk = importlib.import_module(self.kind)
+        except ImportError:
+            raise ValueError(
+                f"the {self.kind} backend needs the package {self.kind}; run: pip install 'tripletune[teachers]'"
+            ) from None
         self._url = options.url or os.environ.get(self.url_variable) or self.default_url
         if not is_plain_url(self._url):
             raise ValueError(f"{self.url_variable} {URL_FORM}")
@@ -168,20 +173,6 @@ class HostedBackend:
         access = status in ACCESS and not (status == 403 and any(mark in text.lower() for mark in _MODERATED))
         kind = SetupError if no_credit or setting or access else CallError
         return kind(f"{self.host}: {text}. What to do: {advice}")
-
-
-def import_sdk(name: str) -> Any:
-    """Import a provider's SDK.
-
-    Raises:
-        ValueError: it is not installed.
-    """
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise ValueError(
-            f"the {name} backend needs the package {name}; run: pip install 'tripletune[teachers]'"
-        ) from None
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

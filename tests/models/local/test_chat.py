@@ -163,11 +163,11 @@ def test_generate_is_held_to_it_too(grammar, llama, tokenizer):
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):
-    from tripletune.models.local.chat import import_xgrammar
+    from tripletune.models.local.chat import TripleGrammar
 
     monkeypatch.setitem(sys.modules, "xgrammar", None)
     with pytest.raises(ValueError, match=r"pip install 'tripletune\[grammar\]'"):
-        import_xgrammar()
+        TripleGrammar(None, 9, {2})
 
 
 class Words:

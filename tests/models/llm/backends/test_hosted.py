@@ -4,6 +4,7 @@ import asyncio
 import email.utils
 import logging
 import math
+import sys
 import time
 import traceback
 from typing import Any
@@ -20,7 +21,7 @@ from tripletune.models.llm import CallError, Sampling, SetupError, TransientErro
 from tripletune.models.llm.backends import LLMOptions, open_client
 from tripletune.models.llm.backends import anthropic as anthropic_module
 from tripletune.models.llm.backends.anthropic import AnthropicBackend
-from tripletune.models.llm.backends.openai import OpenAIBackend, count, import_sdk, retry_after, sampling_fields
+from tripletune.models.llm.backends.openai import OpenAIBackend, count, retry_after, sampling_fields
 
 KEY = "sk-test-0123456789"
 CHAT: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one two three"}]
@@ -399,7 +400,7 @@ def test_retry_after_takes_anything(headers):
     assert found is None or (math.isfinite(found) and found >= 0)
 
 
-def test_names_fields_and_counts():
+def test_names_fields_and_counts(monkeypatch):
     assert ledger_name("openai", "m", None) == ledger_name("openai", "m", {}) == "openai:m"
     assert sampling_fields(Sampling(0.7, 0.9), True) == {"temperature": 0.7, "top_p": 0.9}
     assert sampling_fields(Sampling(0.0), False) == sampling_fields(Sampling(1.0), False) == {}
@@ -407,8 +408,9 @@ def test_names_fields_and_counts():
         sampling_fields(Sampling(1.0, 0.9), False)
     values = {"a": 3, "b": 4, "c": None, "d": "x", "e": -1, "f": True, "g": 2**70}
     assert (count(values, *"abcdefgh"), count("x", "a")) == (7, 0)
+    monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(ValueError, match=r"pip install 'tripletune\[teachers\]'"):
-        import_sdk("no_such_package_at_all")
+        make(OpenAIBackend)
 
 
 # Event loops.
