@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from benchmarks import ENCODER, MODEL, Options, Result, quiet
-from benchmarks.llm import fixed_server
+from benchmarks.calls import fixed_server
 from benchmarks.training import RAS, one_pass, open_task, records
 from tripletune.data_builders.world.build import WorldOptions, write_world
 
