@@ -23,8 +23,8 @@ from tripletune.models.data.triples import Triple
 from tripletune.models.llm import Message
 from tripletune.models.llm.ledger import open_file
 from tripletune.models.llm.replies import REPAIR_ROLE
+from tripletune.rag.systems.cirag import ANSWER_ROLE
 from tripletune.rag.systems.cirag.extraction import Fact
-from tripletune.rag.systems.cirag.generation import ANSWER_ROLE
 from tripletune.rag.systems.cirag.integration import CANDIDATES, INTEGRATE_ROLE, read_decision, write_decision
 
 _NOWHERE = Passage("", "", "-")

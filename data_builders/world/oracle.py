@@ -24,8 +24,8 @@ from tripletune.models.data.records import Passage, normalize_answer
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import read_json
 from tripletune.models.llm import CallError, Completion, Message, Sampling
+from tripletune.rag.systems.cirag import REFUSAL
 from tripletune.rag.systems.cirag.extraction import Fact
-from tripletune.rag.systems.cirag.generation import REFUSAL
 from tripletune.rag.systems.cirag.integration import CANDIDATES, CORE, MAIN_QUESTION, QUESTION, Decision, write_decision
 
 _SECTION = re.compile(r"^\[\[## (.+?) ##\]\]\n(.*)$", re.MULTILINE)

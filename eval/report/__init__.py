@@ -21,7 +21,7 @@ from tripletune.eval.report.page import page_of
 from tripletune.eval.report.read import Other, Run, figures_of, read_folder
 from tripletune.eval.statistics import flatten, paired_difference
 from tripletune.models.files import check_folder, new_folder, write_json, write_text
-from tripletune.rag.systems.cirag.generation import GRANULARITIES
+from tripletune.rag.systems.cirag import GRANULARITIES
 
 logger = logging.getLogger(__name__)
 PAGE, FIGURES = "report.md", "report.json"

@@ -19,7 +19,7 @@ import pandas as pd
 from tripletune.eval.results import ABOUT, METRICS, RESULTS, SETTINGS, read_results
 from tripletune.eval.statistics import bootstrap_mean
 from tripletune.models.files import read_json
-from tripletune.rag.systems.cirag.generation import DEFAULT, GRANULARITIES
+from tripletune.rag.systems.cirag import DEFAULT, GRANULARITIES
 
 LEVELS = (*GRANULARITIES, DEFAULT)
 COSTS = ("calls", "tokens_read", "tokens_written")

@@ -176,6 +176,7 @@ _NEEDS = {
     "retriever": "retrieves passages, and no retriever was given: name a corpus",
     "store": "reads triples extracted before, and none were given: name a file of triples or a store",
     "llm": "prompts a language model, and none was given: name a teacher",
+    "reranker": "reranks triples, and no reranker was given: name one, or set rerank=False",
 }
 
 

@@ -10,9 +10,8 @@ from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import Completion
 from tripletune.rag.systems import QuestionClient, load_prompts
-from tripletune.rag.systems.cirag import PROMPT_NAMES
+from tripletune.rag.systems.cirag import PROMPT_NAMES, CiragOptions, Pools, answer_text, generate, read_answer
 from tripletune.rag.systems.cirag.extraction import Fact
-from tripletune.rag.systems.cirag.generation import Pools, answer_text, generate, read_answer
 from tripletune.rag.trace import Trace
 
 ADA, KELM = Passage("Ada", "Ada lived. She died in Kelm."), Passage("Kelm", "Kelm is a town.")
@@ -27,9 +26,9 @@ def test_a_triple_that_is_kept_again_brings_its_other_passage():
     pools = Pools()
     pools.add([Fact(Triple("Ada", "died in", "Kelm"), ADA, "She died in Kelm.")])
     pools.add([Fact(Triple("Ada", "died in", "Kelm"), KELM, "Ada died here.")])
-    assert pools.triples() == ['["Ada", "died in", "Kelm"]']
-    assert pools.sentences() == ["[Ada] She died in Kelm.", "[Kelm] Ada died here."]
-    assert pools.passages() == [ADA.content, KELM.content]
+    assert pools.context("triples") == ['["Ada", "died in", "Kelm"]']
+    assert pools.context("sentences") == ["[Ada] She died in Kelm.", "[Kelm] Ada died here."]
+    assert pools.context("passages") == [ADA.content, KELM.content]
 
 
 class Levels:
@@ -51,8 +50,9 @@ class Levels:
 def cascade(facts=FACTS, granularities=("triples", "sentences", "passages"), **replies):
     client, pools = Levels(**replies), Pools()
     pools.add(facts)
-    llm = QuestionClient(client, Trace("Q?"))
-    return asyncio.run(generate("Q?", pools, llm, load_prompts(PROMPT_NAMES), granularities, 512)), client.asked
+    trace, options = Trace("Q?"), CiragOptions(granularities=granularities)
+    asyncio.run(generate("Q?", pools, QuestionClient(client, trace), load_prompts(PROMPT_NAMES), options, trace))
+    return trace, client.asked
 
 
 REFUSE = "Thought: not there.\nAnswer: Unanswerable."
@@ -60,20 +60,20 @@ REFUSE = "Thought: not there.\nAnswer: Unanswerable."
 
 def test_the_first_sufficient_level_answers():
     found, asked = cascade(triples="Thought: easy.\nAnswer: Kelm")
-    assert (found.answer, found.granularity, len(asked)) == ("Kelm", "triples", 1)
+    assert (found.answer, found.details["granularity"], len(asked)) == ("Kelm", "triples", 1)
     found, asked = cascade(triples=REFUSE, sentences="Answer: Kelm")
-    assert (found.answer, found.granularity, len(asked)) == ("Kelm", "sentences", 2)
+    assert (found.answer, found.details["granularity"], len(asked)) == ("Kelm", "sentences", 2)
     found, _ = cascade(
         triples="Answer: Unanswerable, the triples name no town", sentences=REFUSE, passages="Answer: Kelm"
     )
-    assert (found.answer, found.granularity) == ("Kelm", "passages")
+    assert (found.answer, found.details["granularity"]) == ("Kelm", "passages")
 
 
 def test_nothing_sufficient_gives_the_passage_answer_and_says_default():
     found, asked = cascade(triples=REFUSE, sentences=REFUSE, passages=REFUSE)
-    assert (found.answer, found.granularity, len(asked)) == ("Unanswerable.", "default", 3)
+    assert (found.answer, found.details["granularity"], len(asked)) == ("Unanswerable.", "default", 3)
     found, _ = cascade(granularities=("sentences",), sentences="")
-    assert (found.answer, found.granularity) == ("", "default")
+    assert (found.answer, found.details["granularity"]) == ("", "default")
 
 
 def test_each_level_shows_its_own_evidence_once():
@@ -92,7 +92,7 @@ def test_levels_without_evidence_are_passed_over_but_for_the_last():
     found, asked = cascade(facts=[], passages=REFUSE)
     assert [role for role, _ in asked] == ["cirag.answer.passages"]
     assert "(nothing was found)" in asked[0][1]
-    assert (found.granularity, found.skipped) == ("default", 2)
+    assert (found.details["granularity"], found.tallies["granularities_without_context"]) == ("default", 2)
 
 
 @pytest.mark.parametrize("levels", [("triples", "passages"), ("sentences",), ("sentences", "passages")])
