@@ -11,22 +11,19 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Generic, Literal
+from typing import Any, Generic, Literal
 
 import yaml
 
-from tripletune.data_builders.datasets.rows import R, RowKind, Statistics, Table
+from tripletune.data_builders.datasets import R, RowKind, Statistics, Table
 from tripletune.models.data.records import normalize_answer
 from tripletune.models.files import check_folder, file_digest, new_folder, write_json, write_text
 from tripletune.models.options import require, setting
 from tripletune.models.program import printable
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 CARD, STATISTICS = "README.md", "statistics.json"
 # Questions that a teacher LLM could not label (`data_builders.hotpotqa_subq.build`).
@@ -72,16 +69,14 @@ class DatasetWriter(Generic[R]):
         self.folder, self.statistics = folder, Statistics(kind, options.tokenizer)
         self._kind, self._options, self._sources = kind, options, sources
         self._counts: Counter[str] = Counter()
-        self._shards: dict[str, _JsonlShard | _ParquetShard] = {}
+        self._shards: dict[str, _Shard] = {}
 
     def write(self, row: R, split: str) -> None:
         """Append a row to a split."""
-        shard = self._shards.get(split)
-        if shard is None:
-            path = self.folder / f"{split}-{self._counts[split] // self._options.shard_size:05d}.{self._options.format}"
-            shard = _JsonlShard(path) if self._options.format == "jsonl" else _ParquetShard(path, self._kind)
-            self._shards[split] = shard
-        shard.write(row.to_json())
+        if split not in self._shards:
+            name = f"{split}-{self._counts[split] // self._options.shard_size:05d}.{self._options.format}"
+            self._shards[split] = _Shard(self.folder / name, self._kind)
+        self._shards[split].write(row.to_json())
         self.statistics.add(row, split)
         self._counts[split] += 1
         if self._counts[split] % self._options.shard_size == 0:
@@ -154,40 +149,47 @@ def split_name_problems(name: str | None) -> list[str]:
     return [f"split_name: {name!r} must be made of letters, digits, underscores and single dots"]
 
 
-class _JsonlShard:
-    def __init__(self, path: Path) -> None:
-        self._file: IO[str] = path.open("w", encoding="utf-8")
+class _Shard:
+    """A file of a split; rows are written in groups, as Parquet needs."""
 
-    def write(self, row: dict[str, Any]) -> None:
-        self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class _ParquetShard:
     def __init__(self, path: Path, kind: RowKind[Any]) -> None:
-        import pyarrow.parquet as pq
-
-        self._schema = kind.schema()
-        self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
         self._rows: list[dict[str, Any]] = []
+        if path.suffix == ".jsonl":
+            file = path.open("w", encoding="utf-8")
+            self._append = lambda rows: file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            self._close = file.close
+        else:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+
+            # Explicit, since a shard whose first rows have empty lists does not show its types.
+            schema = pa.schema(_arrow(kind.layout))
+            shard = pq.ParquetWriter(path, schema, compression="zstd")
+            self._append = lambda rows: shard.write_table(pa.Table.from_pylist(rows, schema=schema))
+            self._close = shard.close
 
     def write(self, row: dict[str, Any]) -> None:
         self._rows.append(row)
-        if len(self._rows) >= _ROW_GROUP:
+        if len(self._rows) == _ROW_GROUP:
             self._flush()
 
     def close(self) -> None:
         self._flush()
-        self._writer.close()
+        self._close()
 
     def _flush(self) -> None:
-        import pyarrow as pa
-
         if self._rows:
-            self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
+            self._append(self._rows)
             self._rows = []
+
+
+def _arrow(layout: Any) -> Any:
+    """A `RowKind.layout` as an Arrow type."""
+    import pyarrow as pa
+
+    if isinstance(layout, Mapping):
+        return pa.struct([(name, _arrow(inner)) for name, inner in layout.items()])
+    return pa.list_(_arrow(layout[0])) if isinstance(layout, list) else pa.type_for_alias(layout)
 
 
 @dataclass
@@ -233,40 +235,37 @@ class BuildFacts:
 
 def write_card(folder: Path, facts: BuildFacts, statistics: Statistics[R], format: str) -> None:
     """Write `README.md` and `statistics.json` into a data set folder that holds its shards."""
-    numbers = statistics.to_json()
-    head = front_matter(statistics.kind, list(numbers["splits"]), format, facts.title)
-    write_text(folder / CARD, f"{head}\n{card_body(statistics.kind, facts, numbers)}")
+    numbers, kind = statistics.to_json(), statistics.kind
+    # Where the splits are, and the features of a row.
+    head = {
+        "pretty_name": facts.title,
+        "task_categories": [kind.hub_task],
+        "tags": ["retrieval-augmented-generation", "knowledge-graph"],
+        "configs": [
+            {
+                "config_name": "default",
+                "data_files": [{"split": split, "path": f"{split}-*.{format}"} for split in numbers["splits"]],
+            }
+        ],
+        "dataset_info": {"config_name": "default", "features": _inner(kind.layout)},
+    }
+    top = yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
+    write_text(folder / CARD, f"---\n{top}---\n\n{card_body(kind, facts, numbers)}")
     write_json(folder / STATISTICS, {"statistics": numbers, "build": dataclasses.asdict(facts)})
 
 
-def front_matter(kind: RowKind[R], splits: Sequence[str], format: str, title: str) -> str:
-    """The YAML head of the card: where the splits are, and the features of a row."""
-    files = [{"split": split, "path": f"{split}-*.{format}"} for split in splits]
-    features = [{"name": one.name, **_feature(one.type)} for one in kind.schema()]
-    head = {
-        "pretty_name": title,
-        "task_categories": [kind.hub_task],
-        "tags": ["retrieval-augmented-generation", "knowledge-graph"],
-        "configs": [{"config_name": "default", "data_files": files}],
-        "dataset_info": {"config_name": "default", "features": features},
-    }
-    return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n"
-
-
-def _feature(kind: pa.DataType) -> dict[str, Any]:
-    """A field's type as the hub writes it."""
-    inner = _inner(kind)
+def _feature(layout: Any) -> dict[str, Any]:
+    """A `RowKind.layout` as the hub writes it."""
+    inner = _inner(layout)
     return inner if isinstance(inner, dict) else {"struct" if isinstance(inner, list) else "dtype": inner}
 
 
-def _inner(kind: pa.DataType) -> Any:
-    import pyarrow as pa
-
-    if pa.types.is_list(kind):
-        return {"list": _inner(kind.value_type)}
-    if pa.types.is_struct(kind):
-        return [{"name": one.name, **_feature(one.type)} for one in kind]
-    return str(kind)
+def _inner(layout: Any) -> Any:
+    if isinstance(layout, str):
+        return layout
+    if isinstance(layout, list):
+        return {"list": _inner(layout[0])}
+    return [{"name": name, **_feature(one)} for name, one in layout.items()]
 
 
 def card_body(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> str:

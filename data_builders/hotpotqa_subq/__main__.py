@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import partial
 
+from tripletune.data_builders.datasets import token_counter
 from tripletune.data_builders.datasets.lookup import SeenTable
-from tripletune.data_builders.datasets.rows import token_counter
 from tripletune.data_builders.hotpotqa_subq import Question
 from tripletune.data_builders.hotpotqa_subq.build import build
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source, usable_questions

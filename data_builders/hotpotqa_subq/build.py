@@ -28,10 +28,10 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+from tripletune.data_builders.datasets import SmallestHashes
 from tripletune.data_builders.datasets.inspect import why_empty
 from tripletune.data_builders.datasets.kinds import RECORDS
 from tripletune.data_builders.datasets.lookup import SeenTable
-from tripletune.data_builders.datasets.rows import SmallestHashes
 from tripletune.data_builders.datasets.writer import DROPPED, NO_RECORDS, BuildFacts, DatasetWriter, new_dataset
 from tripletune.data_builders.hotpotqa_subq import DropReason, Question, Teacher, UnlabelledQuestion, label_question
 from tripletune.data_builders.hotpotqa_subq.annotations import (

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tripletune.data_builders.datasets import Statistics
 from tripletune.data_builders.datasets.kinds import KINDS
-from tripletune.data_builders.datasets.rows import Statistics
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.records import Action, Record, Step

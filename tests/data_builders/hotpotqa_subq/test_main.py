@@ -298,7 +298,7 @@ def test_a_direct_answer_spares_the_question_its_calls(files, backend, monkeypat
             ["--validation-fraction", "1", "--shard-size", "0"],
             "shard_size: 0 must be at least 1; validation_fraction: 1.0",
         ),
-        (["--source", "nope:f:t"], "question reader: 'nope' is not one of"),
+        (["--source", "nope:f:t"], "reader 'nope' is not one of"),
         (["--source", "hotpotqa:gone.jsonl:gone.teacher.jsonl", "--source", "a=hotpotqa:q"], "two sources are called"),
         (["--source", "a=hotpotqa:gone.jsonl:gone.teacher.jsonl"], "no such file: gone.teacher.jsonl"),
     ],
