@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tripletune.eval import find_metrics
-from tripletune.eval.report.read import COSTS, LEVELS
+from tripletune.eval.report.runs import COSTS, LEVELS
 from tripletune.eval.statistics import flatten
 from tripletune.models.program import printable
 
@@ -61,11 +61,11 @@ def ablation_name(run: Mapping[str, Any]) -> str:
     return str(run["name"]).removeprefix(f"{run['system']} ")
 
 
-def interval(value: Mapping[str, Any] | None, times: float = 100, digits: int = 1) -> str:
+def interval(value: Mapping[str, Any] | None, times: float = 100, digits: int = 1, sign: str = "") -> str:
     """A mean with its interval; a dash where there is nothing."""
     if not value or value["mean"] is None:
         return "-"
-    mean, low, high = (format(times * value[key], f".{digits}f") for key in ("mean", "low", "high"))
+    mean, low, high = (format(times * value[key], f"{sign}.{digits}f") for key in ("mean", "low", "high"))
     return f"{mean} ({low} to {high})"
 
 
@@ -323,11 +323,10 @@ def _sources(report: Mapping[str, Any]) -> list[str]:
 
 
 def _gap(gaps: Mapping[str, Any] | None, metric: str) -> list[str]:
-    gap = (gaps or {}).get(metric)
-    if gap is None:
+    if gaps is None:
         return ["", ""]
-    mean, low, high = (f"{100 * gap[key]:+.1f}" for key in ("mean", "low", "high"))
-    return [f"{mean} ({low} to {high})", "< 0.001" if gap["p_value"] < 0.001 else f"{gap['p_value']:.3f}"]
+    p = gaps[metric]["p_value"]
+    return [interval(gaps[metric], sign="+"), "< 0.001" if p < 0.001 else f"{p:.3f}"]
 
 
 def _role(found: Mapping[str, float | None] | None) -> str:

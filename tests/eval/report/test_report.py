@@ -10,8 +10,17 @@ import pytest
 
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.__main__ import main
-from tripletune.eval.report import ABLATIONS, ablations_of, build_report, group_runs, sweeps_of
-from tripletune.eval.report.read import Other, Run, figures_of, read_folder
+from tripletune.eval.report import build_report
+from tripletune.eval.report.runs import (
+    ABLATIONS,
+    Other,
+    Run,
+    ablations_of,
+    figures_of,
+    group_runs,
+    read_folder,
+    sweeps_of,
+)
 from tripletune.eval.statistics import bootstrap_mean, paired_difference
 from tripletune.models.data.records import read_corpus
 
@@ -325,7 +334,7 @@ def test_runs_over_other_questions_are_another_group():
     same_name = run_of("e")
     same_name.settings["task"]["metrics"] = ["f1"]
     groups = group_runs([run_of("a"), run_of("b", data="other"), run_of("c", task="musique"), run_of("d"), same_name])
-    assert [(group.task, [run.folder for run in group.runs]) for group in groups] == [
+    assert [(group.runs[0].task, [run.folder for run in group.runs]) for group in groups] == [
         ("hotpotqa", ["a", "d"]), ("hotpotqa", ["b"]), ("musique", ["c"]), ("hotpotqa", ["e"]),
     ]  # fmt: skip
 

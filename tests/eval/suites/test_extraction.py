@@ -10,7 +10,7 @@ import pytest
 
 import tripletune.rag.extractor as extractor_options
 from tripletune.eval.__main__ import main
-from tripletune.eval.report.compare import compare_folders
+from tripletune.eval.report import compare_folders
 from tripletune.eval.results import read_results
 from tripletune.eval.suites import QuestionsPending, run_suites
 from tripletune.eval.suites.extraction import ExtractionOptions, ExtractionSuite, predictions, totals
