@@ -29,7 +29,7 @@ from tripletune.models.options import add_arguments, from_arguments, setting
 from tripletune.models.program import printable, run_program
 from tripletune.models.run_folders import check_model_folder, trained_folder
 from tripletune.rag.extract import PIECE_LIMIT, CorpusExtraction, ExtractionCounts, export_triples, read_passages
-from tripletune.rag.extractor import LocalOptions, TextExtractor, open_extractor
+from tripletune.rag.extractor import LocalOptions, open_extractor
 from tripletune.rag.retrievers import RetrieverKind
 from tripletune.rag.systems import LoopOptions, Tools, load_system, system_names
 from tripletune.rag.trace import Trace
@@ -59,7 +59,7 @@ class _Part:
     """Which passages of a corpus `extract` reads."""
 
     piece_limit: int = setting(PIECE_LIMIT, "most characters; longer passages are cut between sentences", at_least=1)
-    shard: str | None = setting(None, "i/n (i from 0): only every n-th passage")
+    shard: str = setting("0/1", "i/n (i from 0): only every n-th passage")
     limit: int | None = setting(None, "only the first N passages", at_least=1)
 
 
@@ -121,15 +121,24 @@ def show(trace: Trace) -> None:
 def extract(args: argparse.Namespace) -> int:
     """Read the triples out of a corpus."""
     part = from_arguments(_Part, args)
-    shard = parse_shard(part.shard)
+    shard = _SHARD.fullmatch(part.shard)
+    if shard is None or int(shard[1]) >= int(shard[2]):
+        raise ValueError(f"--shard {part.shard!r}: write it as i/n with i from 0 to n - 1, for example 0/4")
     if not Path(args.corpus).is_file():
         raise FileNotFoundError(f"no such corpus: {args.corpus}")
     # A paid reply is kept even when its passage was not finished.
     extractor = open_extractor(args, ledger=f"{args.output}.ledger.sqlite")
     store = TripleStore(args.output)
-    try:
+
+    async def read_all() -> ExtractionCounts:
         run = CorpusExtraction(extractor, store, part.piece_limit)
-        counts = asyncio.run(_extract(run, extractor, args.corpus, shard, part.limit))
+        try:
+            return await run.run(read_passages(args.corpus, run.counts, (int(shard[1]), int(shard[2])), part.limit))
+        finally:
+            await extractor.close()
+
+    try:
+        counts = asyncio.run(read_all())
     except SetupError as error:
         raise ValueError(str(error)) from error
     except RuntimeError as error:
@@ -146,29 +155,6 @@ def extract(args: argparse.Namespace) -> int:
         logger.info("%s passages wait for a batch's replies", f"{counts.pending:,}")
         return 3
     return 1 if counts.failed else 0
-
-
-async def _extract(
-    run: CorpusExtraction, extractor: TextExtractor, corpus: str, shard: tuple[int, int], limit: int | None
-) -> ExtractionCounts:
-    try:
-        return await run.run(read_passages(corpus, run.counts, shard, limit))
-    finally:
-        await extractor.close()
-
-
-def parse_shard(text: str | None) -> tuple[int, int]:
-    """Read "i/n".
-
-    Raises:
-        ValueError: it is not of that form, with i from 0 to n - 1.
-    """
-    if text is None:
-        return 0, 1
-    match = _SHARD.fullmatch(text)
-    if match is None or int(match[1]) >= int(match[2]):
-        raise ValueError(f"--shard {text!r}: write it as i/n with i from 0 to n - 1, for example 0/4")
-    return int(match[1]), int(match[2])
 
 
 def export(args: argparse.Namespace) -> int:

@@ -63,38 +63,13 @@ class LocalOptions:
         return ["grammar and beams: the grammar follows one reply at a time; use one beam"] if both else []
 
 
-@dataclass(frozen=True, slots=True)
-class ExtractionPrompt:
-    """An instruction with examples.
-
-    Attributes:
-        instruction: The system's turn.
-        shots: Examples: the source text and the reply to it.
-    """
-
-    instruction: str
-    shots: tuple[tuple[str, str], ...] = ()
-
-    def chat(self, source_text: str) -> list[Message]:
-        """The chat that asks for the triples of a text from `models.data.pairs.render_source`."""
-        system, user = extraction_chat(source_text, self.instruction)
-        turns: list[Message] = [system]
-        for text, reply in self.shots:
-            turns += [{"role": "user", "content": text}, {"role": "assistant", "content": reply or NO_FACTS}]
-        return [*turns, user]
-
-    def to_json(self) -> dict[str, Any]:
-        """What replies depend on, for the settings of a store or a run."""
-        shots = {"shots": [list(shot) for shot in self.shots]} if self.shots else {}
-        return {"instruction": self.instruction, **shots}
-
-
 class TextExtractor:
     """A text-to-triples model behind an `LLMClient`; one call per text.
 
     Args:
         client: The model, with ledger, limits and retries.
-        prompt: What it is asked.
+        instruction: What it is asked, the system's turn.
+        shots: Examples, turns of the chat: the source text and the reply to it.
         sampling: How replies are drawn; None: greedy, at most `TEACHER_TOKENS` tokens.
         concurrency: Batches under way; a client has its own limit besides.
         batch_size: Texts per batch; where it is above 1 they come sorted by length.
@@ -109,7 +84,8 @@ class TextExtractor:
     def __init__(
         self,
         client: LLMClient,
-        prompt: ExtractionPrompt,
+        instruction: str,
+        shots: Sequence[tuple[str, str]] = (),
         sampling: Sampling | None = None,
         concurrency: int = 64,
         batch_size: int = 1,
@@ -117,9 +93,12 @@ class TextExtractor:
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.model, self.concurrency, self.batch_size = name or client.model, concurrency, batch_size
-        self._client, self._prompt = client, prompt
+        self._client, self._instruction, self._examples = client, instruction, list[Message]()
+        for text, reply in shots:
+            self._examples += [{"role": "user", "content": text}, {"role": "assistant", "content": reply or NO_FACTS}]
         self._sampling = sampling or Sampling(max_tokens=TEACHER_TOKENS)
-        depends = {**prompt.to_json(), **self._sampling.to_json(), **(settings or {})}
+        told = {"instruction": instruction} | ({"shots": [list(shot) for shot in shots]} if shots else {})
+        depends = {**told, **self._sampling.to_json(), **(settings or {})}
         self.settings = json.dumps(depends, ensure_ascii=False)
 
     async def extract(self, texts: Sequence[str]) -> list[Completion]:
@@ -128,8 +107,11 @@ class TextExtractor:
         Raises:
             CallError: a text can't be answered. `CorpusExtraction` then tries the batch one text at a time.
         """
-        calls = (self._client.chat(self._prompt.chat(text), role=ROLE, sampling=self._sampling) for text in texts)
-        return list(await asyncio.gather(*calls))
+        chats = (extraction_chat(text, self._instruction) for text in texts)
+        return await asyncio.gather(*(
+            self._client.chat([system, *self._examples, user], role=ROLE, sampling=self._sampling)
+            for system, user in chats
+        ))  # fmt: skip
 
     def pending_message(self) -> str | None:
         """What to do about calls that wait for a batch's replies; None for other backends."""
@@ -188,7 +170,7 @@ def open_local_extractor(
     client.model = f"{client.model}@{fingerprint}" if fingerprint else client.model
     # Finished passages are stored by batches, and twice as many texts as fit keep the model busy.
     return TextExtractor(
-        client, ExtractionPrompt(instruction, tuple(shots)), Sampling(max_tokens=options.max_tokens or LOCAL_TOKENS), 8,
+        client, instruction, shots, Sampling(max_tokens=options.max_tokens or LOCAL_TOKENS), 8,
         max(1, options.batch_size // 4), f"local:{spec} {fingerprint}".strip(),
         {"beams": options.beams, "grammar": options.grammar, "dtype": options.dtype},
     )  # fmt: skip
@@ -212,17 +194,27 @@ def open_extractor(
         FileNotFoundError: no such model.
         ValueError: an option makes no sense or has no effect, or a key is missing.
     """
-    options = from_arguments(LocalOptions, args)
+    local = from_arguments(LocalOptions, args)
     if args.model:
         if given := _set_options(LLMOptions, args, "teacher_", {"backend", "ledger"}):
             raise ValueError(f"{given}: no effect with --model, which runs on this machine")
         prompt = args.prompt or (TEACHER_PROMPT if untrained else None)
         instruction = load_instruction(prompt) if prompt else None
-        return open_local_extractor(args.model, options, instruction, shots, args.teacher_ledger)
+        return open_local_extractor(args.model, local, instruction, shots, args.teacher_ledger)
     if given := _set_options(LocalOptions, args, "", {"max_tokens"}):
         raise ValueError(f"{given}: only for --model; a teacher's options begin with --teacher-")
-    prompted = ExtractionPrompt(load_instruction(args.prompt or TEACHER_PROMPT), tuple(shots))
-    return _teacher(args, prompted, ledger, options.max_tokens or TEACHER_TOKENS)
+    instruction = load_instruction(args.prompt or TEACHER_PROMPT)
+    args.teacher_backend = args.teacher
+    if args.teacher_ledger is None and not load_backend(args.teacher).local:
+        args.teacher_ledger = ledger
+    options = from_arguments(LLMOptions, args, "teacher")
+    client, sampling = open_client(options), options.sampling(local.max_tokens or TEACHER_TOKENS)
+    if not options.is_local:
+        return TextExtractor(client, instruction, shots, sampling, options.concurrency)
+    # The same folder may hold other weights tomorrow: their fingerprint is part of the name.
+    name = f"{client.model} {weights_fingerprint(resolve(options.model))}".strip()
+    # Calls that wait are grouped by the backend; some more than a batch keep the next one full.
+    return TextExtractor(client, instruction, shots, sampling, 4 * options.batch_size, name=name)
 
 
 def _set_options(kind: type[Any], args: argparse.Namespace, prefix: str, besides: set[str]) -> str:
@@ -232,20 +224,6 @@ def _set_options(kind: type[Any], args: argparse.Namespace, prefix: str, besides
         for one in fields(kind)
         if one.name not in besides and getattr(args, prefix + one.name) != one.default
     )
-
-
-def _teacher(args: argparse.Namespace, prompt: ExtractionPrompt, ledger: str | None, max_tokens: int) -> TextExtractor:
-    if args.teacher_ledger is None and not load_backend(args.teacher).local:
-        args.teacher_ledger = ledger
-    options = from_arguments(LLMOptions, args, "teacher")
-    sampling = options.sampling(max_tokens)
-    client = open_client(options)
-    if not options.is_local:
-        return TextExtractor(client, prompt, sampling, options.concurrency)
-    # The same folder may hold other weights tomorrow: their fingerprint is part of the name.
-    name = f"{client.model} {weights_fingerprint(resolve(options.model))}".strip()
-    # Calls that wait are grouped by the backend; some more than a batch keep the next one full.
-    return TextExtractor(client, prompt, sampling, 4 * options.batch_size, name=name)
 
 
 def choose_shots(data: str | Path, count: int, split: str | None = "train") -> tuple[tuple[str, str], ...]:

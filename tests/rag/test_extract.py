@@ -12,7 +12,7 @@ from tripletune.models.data.triples import Triple
 from tripletune.models.llm import CallError, Completion, RepliesPending, Sampling, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.rag.extract import CorpusExtraction, source_pieces, split_passage
-from tripletune.rag.extractor import ExtractionPrompt, TextExtractor
+from tripletune.rag.extractor import TextExtractor
 from tripletune.rag.triple_store import TripleStore, passage_key
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -232,7 +232,7 @@ class Client:
 def test_a_chat_model_sees_what_training_renders_after_the_examples(store):
     client = Client()
     shots = (("Oslo is in Norway.", "(S> Oslo| P> in| O> Norway)"), ("Hm.", ""))
-    extractor = TextExtractor(client, ExtractionPrompt("Extract.", shots), Sampling(max_tokens=99, seed=3))
+    extractor = TextExtractor(client, "Extract.", shots, Sampling(max_tokens=99, seed=3))
     run(extractor, store, [Passage("Ada", "Ada\n was born.")])
     asyncio.run(extractor.close())
     (messages, role, sampling), closed = client.calls
@@ -247,7 +247,7 @@ def test_a_chat_model_sees_what_training_renders_after_the_examples(store):
     assert (role, sampling.max_tokens, sampling.seed, closed) == ("extract.triples", 99, 3, "closed")
     assert store.choose().model == "scripted"
     assert "Extract." in store.choose().settings
-    assert extractor.settings != TextExtractor(client, ExtractionPrompt("Extract.")).settings
+    assert extractor.settings != TextExtractor(client, "Extract.").settings
 
 
 def test_the_pieces_of_a_text():
