@@ -44,7 +44,7 @@ class Reply:
 
 @dataclass
 class Faults:
-    """Probabilities of what goes wrong; the sum is at most 1.
+    """Probabilities of what goes wrong.
 
     `at_most` faults meet the same request body, then it is answered: a client with more attempts always gets through.
     """
@@ -62,10 +62,6 @@ class Faults:
     hang_seconds: float = 30.0
 
     KINDS = ("rate_limit", "server_error", "hang", "cut_off", "broken_off", "drop", "empty")
-
-    def __post_init__(self) -> None:
-        if sum(getattr(self, kind) for kind in self.KINDS) > 1 + 1e-9:
-            raise ValueError(f"the probabilities of the faults are above 1 in sum: {self}")
 
     def draw(self, key: str, attempt: int) -> str | None:
         """The fault of a request's n-th attempt (from 0), or None."""
@@ -87,14 +83,9 @@ def body_key(body: Body) -> str:
 
 def texts(body: Body) -> list[str]:
     """The texts of a request in either layout, the system prompt first."""
-
-    def flat(content: Any) -> str:
-        if isinstance(content, str):
-            return content
-        return "".join(block.get("text", "") for block in content or [])
-
-    system = [flat(body["system"])] if body.get("system") else []
-    return system + [flat(message["content"]) for message in body.get("messages", [])]
+    system = body.get("system") or []
+    blocks = [{"content": system}] if isinstance(system, str) and system else [{"content": b["text"]} for b in system]
+    return [message["content"] for message in (*blocks, *body["messages"])]
 
 
 def echo(body: Body) -> str:
@@ -109,11 +100,8 @@ def count(text: str) -> int:
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The events of a log file, in order; a half-written last line is left out."""
-    events = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []:
-        if line.endswith("\n"):
-            events.append(json.loads(line))
-    return events
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 class MockServer:
@@ -122,7 +110,6 @@ class MockServer:
     Attributes:
         answered: Per body key, how often it was answered in full and without a fault.
         requests: Per body key, how often it arrived.
-        faulty: Per kind of fault, how often it was served.
         most_at_once: Most requests that were under way at one time.
         authorizations: The keys that clients sent (in memory alone, never in the log).
         bodies: The last 1,000 request bodies.
@@ -138,11 +125,9 @@ class MockServer:
         self.reply, self.delay, self.port, self.faults = reply, delay, 0, faults or Faults()
         self.answered: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()
-        self.faulty: Counter[str] = Counter()
         self.at_once = self.most_at_once = 0
         self.authorizations: set[str] = set()
         self.bodies: deque[Body] = deque(maxlen=1000)
-        self._cached: set[str] = set()
         self._log = Path(log).open("a", encoding="utf-8") if log else None  # noqa: SIM115
 
     @property
@@ -161,7 +146,14 @@ class MockServer:
         self._stop = asyncio.Event()
 
         async def run() -> None:
-            runner = await self.start()
+            app = web.Application(client_max_size=64 * 2**20)
+            app.router.add_post("/v1/chat/completions", self._handle)
+            app.router.add_post("/v1/messages", self._handle)
+            # Requests that still hang when the server stops are cut at once.
+            runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.05)
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", backlog=1024, port=0).start()
+            self.port = runner.addresses[0][1]
             started.set()
             await self._stop.wait()
             await runner.cleanup()
@@ -184,19 +176,6 @@ class MockServer:
         if self._log:
             self._log.close()
 
-    async def start(self) -> web.AppRunner:
-        """Listen, in the running event loop."""
-        app = web.Application(client_max_size=64 * 2**20)
-        app.router.add_post("/v1/chat/completions", self._handle)
-        app.router.add_post("/v1/messages", self._handle)
-        # Requests that still hang when the server stops are cut at once.
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.05)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", self.port, backlog=1024)
-        await site.start()
-        self.port = runner.addresses[0][1]
-        return runner
-
     def _note(self, event: str, key: str, **more: Any) -> None:
         if self._log:
             line = {"time": time.time(), "event": event, "key": key, **more}
@@ -205,7 +184,7 @@ class MockServer:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        key, anthropic = body_key(body), request.path.endswith("/messages")
+        key = body_key(body)
         attempt = self.requests[key]
         self.requests[key] += 1
         self.authorizations.add(request.headers.get("Authorization") or request.headers.get("X-Api-Key") or "")
@@ -214,36 +193,30 @@ class MockServer:
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
-            return await self._answer(request, body, key, attempt, anthropic)
+            return await self._answer(request, body, key, attempt)
         finally:
             self.at_once -= 1
 
-    async def _answer(
-        self, request: web.Request, body: Body, key: str, attempt: int, anthropic: bool
-    ) -> web.StreamResponse:
-        fault = self.faults.draw(key, attempt)
+    async def _answer(self, request: web.Request, body: Body, key: str, attempt: int) -> web.StreamResponse:
+        anthropic, fault = request.path.endswith("/messages"), self.faults.draw(key, attempt)
         if fault:
-            self.faulty[fault] += 1
             self._note("fault", key, attempt=attempt, fault=fault)
-        if fault == "hang":
-            await asyncio.sleep(self.faults.hang_seconds)
-        elif self.delay:
-            await asyncio.sleep(self.delay)
+        await asyncio.sleep(self.faults.hang_seconds if fault == "hang" else self.delay)
         if fault in ("hang", "drop"):
             return _end(request)
-        if fault == "rate_limit":
-            wait = {"Retry-After": str(self.faults.retry_after)}
-            return _error(Reply(status=429, message="slow down", headers=wait), anthropic)
-        if fault == "server_error":
-            return _error(Reply(status=500, message="the mock failed"), anthropic)
-        found = Reply("") if fault == "empty" else self.reply(body)
+        found = self.reply(body)
         reply = Reply(found) if isinstance(found, str) else found
+        if fault == "rate_limit":
+            reply = Reply(status=429, message="slow down", headers={"Retry-After": str(self.faults.retry_after)})
+        elif fault == "server_error":
+            reply = Reply(status=500, message="the mock failed")
+        elif fault == "empty":
+            reply = Reply("")
         if reply.status != 200:
             return _error(reply, anthropic)
-        if reply.raw is not None:
-            return await self._send(request, reply.raw, key, attempt, fault)
-        layout = self._messages if anthropic else self._completions
-        return await self._send(request, json.dumps(layout(body, reply)), key, attempt, fault)
+        layout = _message if anthropic else _completion
+        text = json.dumps(layout(body, reply)) if reply.raw is None else reply.raw
+        return await self._send(request, text, key, attempt, fault)
 
     async def _send(
         self, request: web.Request, text: str, key: str, attempt: int, fault: str | None
@@ -266,47 +239,25 @@ class MockServer:
         await response.write_eof()
         return response
 
-    def _finish(self, body: Body, reply: Reply, stops: list[str], limit: int | None) -> tuple[str, str]:
-        text, reason = reply.text, "stop"
-        ends = [place for stop in stops if (place := text.find(stop)) >= 0]
-        if ends:
-            text, reason = text[: min(ends)], "stop_sequence"
-        if limit is not None and count(text) > limit:
-            text, reason = " ".join(text.split()[:limit]), "length"
-        return text, reason
 
-    def _completions(self, body: Body, reply: Reply) -> Body:
-        limit = body.get("max_completion_tokens", body.get("max_tokens"))
-        stops = body.get("stop") or []
-        text, reason = self._finish(body, reply, [stops] if isinstance(stops, str) else stops, limit)
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": text},
-            "finish_reason": reply.finish_reason or ("length" if reason == "length" else "stop"),
-        }
-        usage = {"prompt_tokens": sum(map(count, texts(body))), "completion_tokens": count(text)}
-        return {"object": "chat.completion", "model": body.get("model", ""), "choices": [choice], "usage": usage}
+def _completion(body: Body, reply: Reply) -> Body:
+    message = {"role": "assistant", "content": reply.text}
+    usage = {"prompt_tokens": sum(map(count, texts(body))), "completion_tokens": count(reply.text)}
+    choice = {"index": 0, "message": message, "finish_reason": reply.finish_reason or "stop"}
+    return {"object": "chat.completion", "model": body.get("model", ""), "choices": [choice], "usage": usage}
 
-    def _messages(self, body: Body, reply: Reply) -> Body:
-        text, reason = self._finish(body, reply, body.get("stop_sequences") or [], body["max_tokens"])
-        names = {"stop": "end_turn", "length": "max_tokens", "stop_sequence": "stop_sequence"}
-        system = body.get("system")
-        marked = isinstance(system, list) and any("cache_control" in block for block in system)
-        prompt, fixed = sum(map(count, texts(body))), 0
-        usage = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": count(text)}
-        if marked:
-            fixed = count(texts(body)[0])
-            known = texts(body)[0] in self._cached
-            usage["cache_read_input_tokens" if known else "cache_creation_input_tokens"] = fixed
-            self._cached.add(texts(body)[0])
-        usage["input_tokens"] = prompt - fixed
-        return {
-            "type": "message",
-            "role": "assistant",
-            "content": [{"type": "text", "text": text}] if text else [],
-            "stop_reason": reply.finish_reason or names[reason],
-            "usage": usage,
-        }
+
+def _message(body: Body, reply: Reply) -> Body:
+    # Tokens of the provider's cache are counted apart.
+    cached = count(texts(body)[0]) if isinstance(body.get("system"), list) else 0
+    usage = {"input_tokens": sum(map(count, texts(body))) - cached, "cache_read_input_tokens": cached}
+    return {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "text", "text": reply.text}] if reply.text else [],
+        "stop_reason": reply.finish_reason or "end_turn",
+        "usage": {**usage, "output_tokens": count(reply.text)},
+    }
 
 
 def _end(request: web.Request) -> web.Response:
@@ -347,15 +298,9 @@ def main() -> None:
     sys.path.insert(0, str(Path.cwd()))
     module, _, name = (options["reply"] or "tests.models.llm.server:echo").partition(":")
     reply = getattr(importlib.import_module(module), name)
-    server = MockServer(reply, options["delay"], Faults(**options["faults"]), options["log"])
-
-    async def serve() -> None:
-        runner = await server.start()
+    with MockServer(reply, options["delay"], Faults(**options["faults"]), options["log"]) as server:
         print(server.port, flush=True)
-        await asyncio.to_thread(sys.stdin.read)
-        await runner.cleanup()
-
-    asyncio.run(serve())
+        sys.stdin.read()
 
 
 if __name__ == "__main__":
