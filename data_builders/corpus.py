@@ -66,12 +66,7 @@ class CorpusOptions:
 
     def files(self) -> dict[str, str]:
         """The file of each split that there is."""
-        named = {"train": self.train, "evaluation": self.evaluation}
-        return {split: file for split, file in named.items() if file}
-
-    def count(self, split: str) -> int:
-        """The questions to draw for a split; 0 means all."""
-        return self.train_count if split == "train" else self.evaluation_count
+        return {split: file for split in SPLITS if (file := getattr(self, split))}
 
 
 def build_corpus(options: CorpusOptions, output: str | Path, overwrite: bool = False) -> dict[str, Any]:
@@ -117,15 +112,15 @@ def ensure_corpus(options: CorpusOptions, output: str | Path) -> dict[str, Any]:
         return build_corpus(options, output)
     try:
         found = read_json(path)
+        before = dict(found["options"])
         files = [(split["file"], split["sha256"]) for split in found["splits"].values()]
-        is_ours = isinstance(found["options"], dict)
     except (ValueError, KeyError, TypeError, AttributeError):
-        is_ours = False
-    if not is_ours:
-        raise ValueError(f"{path} was not written by data_builders.corpus, or is damaged: name another folder")
+        raise ValueError(
+            f"{path} was not written by data_builders.corpus, or is damaged: name another folder"
+        ) from None
     wanted = asdict(options)
-    changed = [f"{name} was {found['options'].get(name)!r} and is {wanted[name]!r}"
-               for name in wanted if found["options"].get(name) != wanted[name]]  # fmt: skip
+    changed = [f"{name} was {before.get(name)!r} and is {wanted[name]!r}"
+               for name in wanted if before.get(name) != wanted[name]]  # fmt: skip
     changed += [f"{file} has changed" for file, digest in files if digest and file_digest(file) != digest]
     if changed:
         raise ValueError(f"{output} holds a corpus that was drawn otherwise: {'; '.join(changed)}. Name another folder")
@@ -134,7 +129,7 @@ def ensure_corpus(options: CorpusOptions, output: str | Path) -> dict[str, Any]:
 
 def _draw(options: CorpusOptions, split: str, location: str) -> tuple[set[int] | None, dict[str, Any]]:
     """Numbers of the drawn questions among the usable ones (None for all of them), and what was counted."""
-    count = options.count(split)
+    count = getattr(options, f"{split}_count")
     drops: Counter[str] = Counter()
     usable = sum(1 for _ in _usable(options.reader, location, drops))
     if usable < max(count, 1):
@@ -143,15 +138,10 @@ def _draw(options: CorpusOptions, split: str, location: str) -> tuple[set[int] |
             f"{location}: {count or 'some'} questions are to be drawn and {usable} can be used{left_out}: "
             f"ask for fewer (--{split}-count), or for all with 0"
         )
-    counts = {
-        "file": location,
-        "sha256": file_digest(location) if Path(location).is_file() else None,
-        "usable": usable,
-        "left_out": dict(drops),
-    }
+    digest = file_digest(location) if Path(location).is_file() else None
     # A source of chance for each split, so that a file added later leaves the other draw alone.
-    numbers = random.Random(f"{options.seed}/{split}").sample(range(usable), count) if count else None
-    return (None if numbers is None else set(numbers)), counts
+    numbers = set(random.Random(f"{options.seed}/{split}").sample(range(usable), count)) if count else None
+    return numbers, {"file": location, "sha256": digest, "usable": usable, "left_out": dict(drops)}
 
 
 def _usable(reader: str, location: str, drops: Counter[str]) -> Iterator[tuple[Row, Question]]:

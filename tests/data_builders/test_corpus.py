@@ -127,7 +127,7 @@ def test_only_a_corpus_is_replaced_and_only_when_asked(file, tmp_path):
     assert len(lines(tmp_path / "other" / "train.jsonl")) == 6
 
 
-@pytest.mark.parametrize("content", ['{"a": 1}', '{"options": ', "[]", '{"options": [], "splits": {}}'])
+@pytest.mark.parametrize("content", ['{"a": 1}', '{"options": ', "[]"])
 def test_a_manifest_of_somebody_else_is_one_clear_message(file, tmp_path, content):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "corpus.json").write_text(content)
