@@ -28,15 +28,9 @@ def train_tiny(base: Path, encoder: Path, folder: Path, *, lora: bool = True, us
 
     torch.manual_seed(5)
     model, processor = build_graph_llm(
-        str(base),
-        encoder=str(encoder),
-        dtype=torch.float32,
-        use_graph=use_graph,
-        graph_hidden_width=16,
-        graph_layers=2,
-        graph_heads=2,
-        projector_width=16,
-    )
+        str(base), encoder=str(encoder), dtype=torch.float32, use_graph=use_graph, graph_hidden_width=16,
+        graph_layers=2, graph_heads=2, projector_width=16,
+    )  # fmt: skip
     adapted = add_adapter(model, lora=lora, targets=("all-linear",))
     for parameter in adapted.parameters():
         if parameter.requires_grad:

@@ -7,41 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tripletune import checkpoints
 from tripletune.checkpoints import export_adapter
-from tripletune.checkpoints.verify import model_input
-from tripletune.models.files import file_digest, new_folder
+from tripletune.models.files import file_digest
 
 Cli = Callable[..., tuple[int, str, str]]
 WANTED = {
-    "README.md",
-    "adapter_config.json",
-    "adapter_model.safetensors",
-    "chat_template.jinja",
-    "config.json",
-    "processor_config.json",
-    "provenance.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "verify.json",
-}
+    "README.md", "adapter_config.json", "adapter_model.safetensors", "chat_template.jinja", "config.json",
+    "processor_config.json", "provenance.json", "tokenizer.json", "tokenizer_config.json", "verify.json",
+}  # fmt: skip
 
 
 def test_holds_these_files_and_no_others(tiny_export: Path) -> None:
     assert {path.name for path in tiny_export.iterdir()} == WANTED
     assert not [path.name for path in tiny_export.parent.iterdir() if path.name != "h1"]
-
-
-def test_loads_and_replies_as_the_run(tiny_run: Path, tiny_export: Path) -> None:
-    from tripletune.models.local.generator import load_generator
-
-    cases = json.loads((tiny_export / "verify.json").read_text())["cases"]
-    samples = [model_input(case) for case in cases]
-    trained = load_generator(tiny_run / "final").generate_many(samples, 12)
-    exported = load_generator(tiny_export).generate_many(samples, 12)
-    assert [reply.text for reply in exported] == [reply.text for reply in trained]
-    assert len({reply.text for reply in trained}) > 1
 
 
 def test_reference_outputs_are_those_of_the_run(tiny_run: Path, tiny_export: Path) -> None:
@@ -76,21 +57,10 @@ def test_says_nothing_of_this_machine(run_copy: Path, tmp_path: Path, tiny_encod
     names = {"base_model": "owner/base", "base_revision": "abc123", "encoder": "owner/encoder"}
     folder = export_adapter(run_copy, tmp_path / "out", **names, licence="mit")
     for path in folder.iterdir():
-        content = path.read_bytes()
-        for private in (
-            b"/home/",
-            b"hf_abcdef",
-            config["base_model"].encode(),
-            str(tiny_encoder).encode(),
-            b"\x80pickle",
-        ):
-            assert private not in content, (path.name, private)
+        for private in (b"/home/", b"hf_abcdef", config["base_model"].encode(), bytes(tiny_encoder), b"\x80pickle"):
+            assert private not in path.read_bytes(), (path.name, private)
     written = json.loads((folder / "config.json").read_text())
-    assert (written["base_model"], written["base_revision"], written["encoder"]) == (
-        "owner/base",
-        "abc123",
-        "owner/encoder",
-    )
+    assert names.items() <= written.items()
     adapter = json.loads((folder / "adapter_config.json").read_text())
     assert (adapter["base_model_name_or_path"], adapter["revision"]) == ("owner/base", "abc123")
     assert adapter["auto_mapping"]["parent_library"] == "tripletune.models.graph_llm.model"
@@ -98,8 +68,7 @@ def test_says_nothing_of_this_machine(run_copy: Path, tmp_path: Path, tiny_encod
 
 
 def test_revision_of_a_renamed_base_is_not_kept(run_copy: Path, tmp_path: Path) -> None:
-    path = run_copy / "final" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "base_revision": "old"}))
+    _config(base_revision="old")(run_copy)
     kept = export_adapter(run_copy, tmp_path / "kept")
     renamed = export_adapter(run_copy, tmp_path / "renamed", base_model="owner/base")
     assert json.loads((kept / "config.json").read_text())["base_revision"] == "old"
@@ -128,36 +97,24 @@ def _cut(name: str, size: int) -> Callable[[Path], None]:
     return cut
 
 
-def _wrong_shape(run: Path) -> None:
-    import torch
-    from safetensors.torch import load_file, save_file
+def _tensors(part: str, change: Callable[[Any], list[Any]]) -> Callable[[Path], None]:
+    """Put what `change` gives, one tensor or none, in the place of those whose names hold `part`."""
 
-    path = run / "final" / "adapter_model.safetensors"
-    tensors = load_file(path)
-    name = next(name for name in tensors if "lora_A" in name)
-    save_file({**tensors, name: torch.zeros(8, 99)}, path)
-
-
-def _without_tensors(part: str) -> Callable[[Path], None]:
     def damage(run: Path) -> None:
-        from safetensors.torch import load_file, save_file
-
         path = run / "final" / "adapter_model.safetensors"
         tensors = load_file(path)
-        kept = {name: tensor for name, tensor in tensors.items() if part not in name}
-        assert len(kept) < len(tensors)
-        save_file(kept, path)
+        assert any(part in name for name in tensors)
+        save_file({n: one for n, old in tensors.items() for one in (change(old) if part in n else [old])}, path)
 
     return damage
 
 
-def _other_kind(run: Path) -> None:
-    (run / "final" / "config.json").write_text('{"model_type": "llama"}')
+def _config(**changes: str) -> Callable[[Path], None]:
+    def change(run: Path) -> None:
+        path = run / "final" / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
-
-def _base_is_gone(run: Path) -> None:
-    path = run / "final" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "base_model": "/nowhere/base"}))
+    return change
 
 
 @pytest.mark.parametrize(
@@ -169,17 +126,15 @@ def _base_is_gone(run: Path) -> None:
         (_delete("processor_config.json"), ["has no processor_config.json"]),
         (_delete("adapter_model.safetensors"), ["has no adapter_model.safetensors"]),
         (_delete("adapter_config.json"), ["has no model.safetensors"]),
-        (_cut("adapter_model.safetensors", 0), ["adapter_model.safetensors", "cut off"]),
         (_cut("adapter_model.safetensors", 5), ["adapter_model.safetensors", "cut off"]),
         (_cut("adapter_model.safetensors", 20_000), ["adapter_model.safetensors", "cut off"]),
         (_cut("config.json", 30), ["final/config.json:", "not valid JSON"]),
-        (_cut("adapter_config.json", 30), ["adapter_config.json:", "not valid JSON"]),
         (_cut("tokenizer.json", 30), ["tokenizer.json", "not valid JSON"]),
-        (_other_kind, ["model_type is 'llama'"]),
-        (_wrong_shape, ["does not fit together", "size mismatch"]),
-        (_without_tensors("projector"), ["does not fit together", "projector"]),
-        (_without_tensors("layers.1."), ["does not fit together", "missing adapter keys", "layers.1."]),
-        (_base_is_gone, ["/nowhere/base", "no such folder"]),
+        (_config(model_type="llama"), ["model_type is 'llama'"]),
+        (_tensors("lora_A", lambda old: [old.new_zeros(8, 99)]), ["does not fit together", "size mismatch"]),
+        (_tensors("projector", lambda old: []), ["does not fit together", "projector"]),
+        (_tensors("layers.1.", lambda old: []), ["does not fit together", "missing adapter keys", "layers.1."]),
+        (_config(base_model="/nowhere/base"), ["/nowhere/base", "no such folder"]),
     ],
 )
 def test_bad_input_is_one_line(
@@ -222,12 +177,6 @@ def test_does_not_replace_what_it_reads(place: str, run_copy: Path, cli: Cli) ->
     assert code == 2
     assert "is, holds or lies in what is read" in err
     assert sorted(run_copy.rglob("*")) == before
-
-
-def test_of_two_exports_into_one_folder_the_second_is_refused(tiny_run: Path, tmp_path: Path, cli: Cli) -> None:
-    with new_folder(tmp_path / "out", ["*"]):
-        code, _, err = cli("export", tiny_run, "--output", tmp_path / "out")
-    assert (code, "another program is writing it" in err) == (2, True)
 
 
 def test_failed_export_leaves_the_old_one(

@@ -128,20 +128,11 @@ def test_the_card_shows_scores_and_code_that_runs(
     assert capsys.readouterr().out
 
 
-def test_verify_knows_an_export_and_another_model(run: Path, tmp_path: Path, cli: Cli, same_process: None) -> None:
+def test_verify_knows_an_export(run: Path, tmp_path: Path, cli: Cli, same_process: None) -> None:
     folder = export_adapter(run, tmp_path / "out")
     code, out, err = cli("verify", folder, "--run", run)
     assert code == 0, err
     assert "is intact" in out
-    # Another weight in the same file.
-    from safetensors.torch import load_file, save_file
-
-    weights = load_file(folder / "adapter_model.safetensors")
-    name = sorted(weights)[0]
-    save_file({**weights, name: weights[name] + 1.0}, folder / "adapter_model.safetensors", {"format": "pt"})
-    code, _, err = cli("verify", folder)
-    assert code == 1
-    assert "adapter_model.safetensors" in err
 
 
 def test_a_base_model_gets_another_name(run: Path, tmp_path: Path) -> None:

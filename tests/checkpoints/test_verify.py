@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tripletune.checkpoints.verify import compare_observations, verify
 
@@ -15,8 +16,6 @@ Cli = Callable[..., tuple[int, str, str]]
 
 def _scale(folder: Path, part: str, by: float) -> None:
     """Multiply the tensors whose name holds `part`."""
-    from safetensors.torch import load_file, save_file
-
     path = folder / "adapter_model.safetensors"
     save_file({name: tensor * (by if part in name else 1) for name, tensor in load_file(path).items()}, path)
 
@@ -44,8 +43,6 @@ def test_every_trained_part_is_noticed(part: str, export_copy: Path, cli: Cli) -
 
 @pytest.mark.usefixtures("same_process")
 def test_changed_file_with_equal_outputs_is_noticed(export_copy: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     path = export_copy / "adapter_model.safetensors"
     save_file(load_file(path), path, metadata={"format": "pt", "note": "saved again"})
     comparison = verify(export_copy)[0]
@@ -56,8 +53,6 @@ def test_changed_file_with_equal_outputs_is_noticed(export_copy: Path) -> None:
 
 @pytest.mark.usefixtures("same_process")
 def test_other_base_model_is_noticed(export_copy: Path, tmp_path: Path, cli: Cli) -> None:
-    from safetensors.torch import load_file, save_file
-
     config = json.loads((export_copy / "config.json").read_text())
     base = Path(shutil.copytree(config["base_model"], tmp_path / "base"))
     tensors = load_file(base / "model.safetensors")
