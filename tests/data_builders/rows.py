@@ -1,5 +1,6 @@
 """A few rows of every kind, for the tests of data sets."""
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,12 @@ CHATS = [
     for name in ("u", "v")
 ]  # fmt: skip
 ROWS: dict[str, list[Any]] = {"records": RECORDS, "pairs": PAIRS, "trajectories": CHATS}
+
+
+def write_lines(path: Path, rows: Iterable[Any]) -> str:
+    """A JSON-lines file of these rows."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
 
 
 def counted(kind: str = "records", rows: Iterable[Any] | None = None) -> dict[str, Any]:

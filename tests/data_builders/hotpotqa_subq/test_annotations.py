@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.data_builders.rows import write_lines
 from tripletune.data_builders.hotpotqa_subq import DropReason, Hop, Question, UnlabelledQuestion
 from tripletune.data_builders.hotpotqa_subq.annotations import (
     MALFORMED_TRIPLES,
@@ -31,8 +32,7 @@ def question(*titles: str, text: str = "Where?", **values) -> Question:
 
 
 def write(path: Path, *rows: object) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
+    return write_lines(path, rows)
 
 
 RECORDED = {

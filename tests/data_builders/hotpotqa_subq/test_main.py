@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.data_builders import subq_replies
-from tests.data_builders.hotpotqa_subq.test_build import hotpot_row, write
+from tests.data_builders.hotpotqa_subq.test_build import hotpot_row
+from tests.data_builders.rows import write_lines
 from tripletune.data_builders.datasets.kinds import RECORDS
 from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import FolderOptions, new_dataset
@@ -350,7 +351,7 @@ def row(number, supporting=("A", "B")):
 
 
 def counted(tmp_path, rows, **options):
-    source = Source("hotpotqa", "hotpotqa", write(tmp_path / "q.jsonl", rows))
+    source = Source("hotpotqa", "hotpotqa", write_lines(tmp_path / "q.jsonl", rows))
     number, stages = estimate([source], BuildOptions(str(tmp_path / "out"), **options))
     return number, {role: stage[0] for role, stage in stages.items()}, stages
 

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tests.data_builders.hotpotqa_subq.test_build import hotpot_row, write
+from tests.data_builders.hotpotqa_subq.test_build import hotpot_row
+from tests.data_builders.rows import write_lines
 from tripletune.data_builders.__main__ import main
 from tripletune.data_builders.datasets.inspect import why_empty
 from tripletune.data_builders.datasets.writer import DROPPED, NO_RECORDS
@@ -49,7 +50,7 @@ class BadBackend:
 @pytest.fixture
 def build(tmp_path, monkeypatch):
     """Runs a build and gives its exit code and what it printed as its error."""
-    write(tmp_path / "q.jsonl", [hotpot_row(n) for n in range(QUESTIONS)])
+    write_lines(tmp_path / "q.jsonl", [hotpot_row(n) for n in range(QUESTIONS)])
 
     def call(output, *more, good=()):
         opener = lambda llm: LedgerClient(BadBackend(good), Ledger(llm.ledger))  # noqa: E731
