@@ -28,11 +28,11 @@ from tripletune.models.llm.backends import LLMOptions, backend_names
 from tripletune.models.options import add_arguments, from_arguments, setting
 from tripletune.models.program import printable, run_program
 from tripletune.models.run_folders import check_model_folder, trained_folder
+from tripletune.rag import Trace
 from tripletune.rag.extract import PIECE_LIMIT, CorpusExtraction, ExtractionCounts, export_triples, read_passages
 from tripletune.rag.extractor import LocalOptions, open_extractor
 from tripletune.rag.retrievers import RetrieverKind
 from tripletune.rag.systems import LoopOptions, Tools, load_system, system_names
-from tripletune.rag.trace import Trace
 from tripletune.rag.triple_store import TripleStore
 
 logger = logging.getLogger(__name__)

@@ -56,7 +56,7 @@ BACKEND = BackendKind(lambda options, key, ledger: Mine())
     "rag/systems/mine.py": '''
 """Asks the teacher."""
 from tripletune.rag.systems import System
-from tripletune.rag.trace import Trace
+from tripletune.rag import Trace
 
 async def run(question, search, tools, options):
     reply = await tools.llm.chat([{"role": "user", "content": question}], role="mine", question_id=tools.question_id)

@@ -32,9 +32,9 @@ from tripletune.eval.systems import (
 from tripletune.models.files import file_digest
 from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.options import add_arguments, from_arguments, setting
+from tripletune.rag import Trace
 from tripletune.rag.retrievers import RetrieverKind, open_reranker, open_retriever
 from tripletune.rag.systems import Evidence, FirstQuery, LoopOptions, Tools, load_system, make_options, system_names
-from tripletune.rag.trace import Trace
 from tripletune.rag.triple_store import open_triples, read_gold
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from tripletune.models.files import read_text
 from tripletune.models.llm import Completion, Generator, LLMClient, Message, Sampling
 from tripletune.models.options import nearest, require, set_values, setting
 from tripletune.models.program import load_from, names_in
+from tripletune.rag import Trace
 from tripletune.rag.retrievers import Reranker, Retriever
-from tripletune.rag.trace import Trace
 from tripletune.rag.triple_store import TripleSource
 
 Evidence = Literal["triples", "text"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from tripletune.models.data.records import ModelInput
+from tripletune.rag import Trace
 from tripletune.rag.systems import LoopOptions, System, Tools, need
-from tripletune.rag.trace import Trace
 
 
 async def no_retrieval(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:

@@ -16,8 +16,8 @@ import time
 from tripletune.models.data.records import Action, ModelInput, Step, normalize_answer
 from tripletune.models.llm import Generator
 from tripletune.models.rendering import Plan, parse_plan
+from tripletune.rag import StopReason, Trace, TraceAction
 from tripletune.rag.systems import LoopOptions, System, Tools, need
-from tripletune.rag.trace import StopReason, Trace, TraceAction
 
 
 async def ras(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tripletune.rag import Trace
 from tripletune.rag.systems import LoopOptions, System, Tools
 from tripletune.rag.systems.ras import ras
-from tripletune.rag.trace import Trace
 
 
 async def standard(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:

@@ -8,9 +8,9 @@ from tripletune.models.data.records import Passage, Step
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import Completion, RepliesPending
 from tripletune.models.llm.ledger_client import RetriesExhausted
+from tripletune.rag import Trace, TraceAction
 from tripletune.rag.__main__ import main, show
 from tripletune.rag.retrievers import Retrieved
-from tripletune.rag.trace import Trace, TraceAction
 from tripletune.rag.triple_store import TripleStore, open_triples
 
 ROWS = [

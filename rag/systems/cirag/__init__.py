@@ -24,20 +24,14 @@ from tripletune.models.data.records import Step, normalize_answer
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.replies import without_thoughts
 from tripletune.models.options import require, setting
+from tripletune.rag import StopReason, Trace, TraceAction
 from tripletune.rag.retrievers import Retrieved, top, verbalise
 from tripletune.rag.systems import PromptSet, QuestionClient, System, Tools, load_prompts, need
-from tripletune.rag.systems.cirag.extraction import (
-    Extracted,
-    Extractor,
-    Fact,
-    LLMExtractor,
-    StoredExtractor,
-    provenance,
-)
+from tripletune.rag.systems.cirag.extraction import Extracted, Fact, LLMExtractor, StoredExtractor, provenance
 from tripletune.rag.systems.cirag.integration import INTEGRATION_PROMPT, Decision, History, Round, integrate
-from tripletune.rag.trace import StopReason, Trace, TraceAction
 
 Extraction = Literal["two_step", "joint", "store"]
+Extractor = StoredExtractor | LLMExtractor
 Granularity = Literal["triples", "sentences", "passages"]
 GRANULARITIES: tuple[Granularity, ...] = get_args(Granularity)
 ANSWER_ROLE = "cirag.answer"

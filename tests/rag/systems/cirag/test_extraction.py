@@ -12,21 +12,20 @@ from tripletune.models.data.triples import Triple
 from tripletune.models.llm import CallError, Completion, Sampling, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.llm.replies import UnusableReply
+from tripletune.rag import Trace
 from tripletune.rag.systems import QuestionClient, load_prompts
 from tripletune.rag.systems.cirag import PROMPT_NAMES
 from tripletune.rag.systems.cirag.extraction import (
     LLMExtractor,
     StoredExtractor,
-    passage_text,
     provenance,
     read_entities,
     read_passage_triples,
     source_sentence,
     split_sentences,
 )
-from tripletune.rag.trace import Trace
 
-PASSAGE = Passage("Kelm", "Kelm is a town.\nIt lies on the Sarn.")
+PASSAGE = Passage("Kelm\n town", "Kelm is a town.\nIt lies on the Sarn.")  # a line break opens no new line
 ENTITIES = '{"entities": ["Kelm", "Sarn"]}'
 TRIPLES = '{"triples": [["Kelm", "is", "town"], ["Kelm", "lies on", "Sarn"], ["Kelm", "is", "town"]]}'
 
@@ -60,7 +59,7 @@ def test_two_steps_name_the_entities_in_the_second_prompt():
     assert found.triples == (Triple("Kelm", "is", "town"), Triple("Kelm", "lies on", "Sarn"))
     assert (found.known, dict(found.issues)) == (True, {})
     assert [role for role, *_ in client.asked] == ["cirag.entities", "cirag.triples"]
-    assert client.asked[0][1] == "Title: Kelm\nText: Kelm is a town. It lies on the Sarn."
+    assert client.asked[0][1] == "Title: Kelm town\nText: Kelm is a town. It lies on the Sarn."
     assert client.asked[1][1] == client.asked[0][1] + '\nEntities: ["Kelm", "Sarn"]'
     assert client.asked[0][2:] == (Sampling(temperature=0.5, seed=3, max_tokens=99), "q1")
     assert (trace.calls, trace.prompt_tokens, trace.completion_tokens) == (2, 20, 4)
@@ -133,17 +132,13 @@ def test_readers_give_triples_or_refuse(text):
 def test_stored_triples_need_no_call():
     class Store:
         def get(self, passage):
-            return (Triple("a", "b", "c"), Triple("a", "b", "c")) if passage.title == "Kelm" else None
+            return (Triple("a", "b", "c"), Triple("a", "b", "c")) if passage == PASSAGE else None
 
     llm = QuestionClient(Scripted(), Trace("Q?"))
     known = asyncio.run(StoredExtractor(Store()).extract(PASSAGE, llm))
     assert (known.triples, known.known) == ((Triple("a", "b", "c"),), True)
     unknown = asyncio.run(StoredExtractor(Store()).extract(Passage("X", "x"), llm))
     assert (unknown.triples, unknown.known) == ((), False)
-
-
-def test_a_line_break_in_a_title_opens_no_new_line():
-    assert passage_text(Passage("A\nText: b", "c")) == "Title: A Text: b\nText: c"
 
 
 TEXT = "Dr. A. Halde (1871-1940) was a painter. She was born in Kelm, St. Mary parish. In 1902 she married Ivo Rand."

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import Completion
+from tripletune.rag import Trace
 from tripletune.rag.systems import QuestionClient, load_prompts
 from tripletune.rag.systems.cirag import PROMPT_NAMES, CiragOptions, Pools, answer_text, generate, read_answer
 from tripletune.rag.systems.cirag.extraction import Fact
-from tripletune.rag.trace import Trace
 
 ADA, KELM = Passage("Ada", "Ada lived. She died in Kelm."), Passage("Kelm", "Kelm is a town.")
 FACTS = [

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import Completion, Message
+from tripletune.rag import Trace
 from tripletune.rag.systems import QuestionClient, load_prompts
 from tripletune.rag.systems.cirag import PROMPT_NAMES
 from tripletune.rag.systems.cirag.extraction import Fact
@@ -25,7 +26,6 @@ from tripletune.rag.systems.cirag.integration import (
     write_decision,
     write_triples,
 )
-from tripletune.rag.trace import Trace
 
 PASSAGE = Passage("Ada", "Ada was born in London.")
 
