@@ -2,7 +2,7 @@
 
 A call is known by a hash of model, sampling and messages, so the ledger is the cache, the way back after a crash and
 the account of tokens at once. Several processes may use one file: the first reply stored for a call wins, and all of
-them see that one.
+them see that one. A call that one process makes is waited for by the others.
 
 `Ledger.put` returns after its commit, so a reply that a caller has seen outlives `kill -9`. (The file is in WAL mode
 with synchronous=NORMAL: a power cut may take the last moments, never the file.) A commit takes 0.2 ms, so the event
@@ -11,14 +11,20 @@ loop does it itself. WAL needs a local disk, not a network file system.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
+
+try:
+    import fcntl
+except ImportError:
+    fcntl = None  # type: ignore[assignment]
 
 from tenacity import Retrying, retry_if_exception_message, stop_after_delay, wait_random
 
@@ -30,6 +36,7 @@ SCHEMA_VERSION = 1
 # "TTLL" in ASCII; `file` and we tell a ledger from other SQLite files by it.
 APPLICATION_ID = 0x54544C4C
 _BUSY_SECONDS = 60.0
+_CLAIM_SECONDS = 0.05
 _USES_HELD = 256
 _SCHEMA = """
 CREATE TABLE calls (
@@ -150,6 +157,7 @@ class Ledger:
         self.path = Path(path)
         self._uses: list[tuple[str, str, str]] = []
         self._closed = False
+        self._claims: IO[bytes] | None = None
         self._opened = open_file(self.path) if self.path.exists() else None
 
     def __enter__(self) -> Ledger:
@@ -206,6 +214,32 @@ class Ledger:
             with self.transaction():
                 pass
 
+    @asynccontextmanager
+    async def claim(self, key: str) -> AsyncIterator[None]:
+        """Wait until no other process on this file makes the call; the block makes it.
+
+        The system lets go of a claim when its process ends in any way. Where there are no such locks (Windows), two
+        processes may make one call.
+        """
+        if fcntl is None:
+            yield
+            return
+        if self._claims is None:
+            self._claims = self.path.with_name(f"{self.path.name}-claims").open("ab")
+        # One byte for each key; nothing is written there.
+        place = int(key[:15], 16)
+        while True:
+            try:
+                fcntl.lockf(self._claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+                break
+            except (BlockingIOError, PermissionError):
+                await asyncio.sleep(_CLAIM_SECONDS)
+        try:
+            yield
+        finally:
+            if not self._claims.closed:
+                fcntl.lockf(self._claims, fcntl.LOCK_UN, 1, place)
+
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """A write transaction; it is committed when the block ends well. What was used is noted with it.
@@ -236,8 +270,9 @@ class Ledger:
                     pass
         finally:
             self._closed = True
-            if self._opened is not None:
-                self._opened.close()
+            for file in (self._opened, self._claims):
+                if file is not None:
+                    file.close()
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:

@@ -1,6 +1,7 @@
 """The client that loops and builders call: ledger, limits and retries around one backend.
 
-A call goes this way: stored before? -> under way already? -> limits -> backend, with retries -> ledger -> caller.
+A call goes this way: stored before? -> under way already, here or in another process? -> limits -> backend, with
+retries -> ledger -> caller.
 
 Rates are leaky buckets (aiolimiter) that hold five seconds' worth: calls are spread over the minute instead of being
 sent in one burst at its start. Any minute has at most 8 % more than the rate, and a long run has the rate. Tokens are
@@ -282,32 +283,37 @@ class LedgerClient:
         self, flight: _Flight, call: Call, messages: Sequence[Message], sampling: Sampling, role: str, question_id: str
     ) -> Completion:
         """One call to the model, stored before it is given back."""
-        attempts = empty = 0
-        try:
-            async for attempt in self._retrying.copy():
-                with attempt:
-                    attempts = attempt.retry_state.attempt_number
-                    completion = await self._attempt(flight, messages, sampling)
-                    if completion and completion.finish_reason == "stop" and not completion.text.strip():
-                        empty += 1
-                        if empty < self._retry.empty_attempts and attempts < self._retry.attempts:
-                            raise TransientError("the reply is empty")
-        except RepliesPending:
-            if self.ledger is not None:
+        async with self.ledger.claim(call.key) if self.ledger is not None else nullcontext():
+            if self.ledger is not None and (stored := self.ledger.get(call.key)) is not None:
+                # Another process has made the call meanwhile.
                 self.ledger.use(call.key, role, question_id)
-            raise
-        except (CallError, TransientError) as error:
-            failure = self._failure(error, attempts, role)
-            if isinstance(failure, (SetupError, RetriesExhausted)):
-                self.stop(failure)
-            self._store(lambda ledger: ledger.fail(call, str(failure), attempts - 1, role, question_id))
-            # Without its cause, whose text may hold a key.
-            raise failure from None
-        if completion is None:
-            raise self._ended or CallError(f"{role}: the run has ended")
-        # Half characters, which no file can hold, are replaced.
-        completion = replace(completion, text=whole_characters(completion.text), retries=attempts - 1)
-        return self._store(lambda ledger: ledger.put(call, completion, role, question_id)) or completion
+                return stored
+            attempts = empty = 0
+            try:
+                async for attempt in self._retrying.copy():
+                    with attempt:
+                        attempts = attempt.retry_state.attempt_number
+                        completion = await self._attempt(flight, messages, sampling)
+                        if completion and completion.finish_reason == "stop" and not completion.text.strip():
+                            empty += 1
+                            if empty < self._retry.empty_attempts and attempts < self._retry.attempts:
+                                raise TransientError("the reply is empty")
+            except RepliesPending:
+                if self.ledger is not None:
+                    self.ledger.use(call.key, role, question_id)
+                raise
+            except (CallError, TransientError) as error:
+                failure = self._failure(error, attempts, role)
+                if isinstance(failure, (SetupError, RetriesExhausted)):
+                    self.stop(failure)
+                self._store(lambda ledger: ledger.fail(call, str(failure), attempts - 1, role, question_id))
+                # Without its cause, whose text may hold a key.
+                raise failure from None
+            if completion is None:
+                raise self._ended or CallError(f"{role}: the run has ended")
+            # Half characters, which no file can hold, are replaced.
+            completion = replace(completion, text=whole_characters(completion.text), retries=attempts - 1)
+            return self._store(lambda ledger: ledger.put(call, completion, role, question_id)) or completion
 
     async def _attempt(self, flight: _Flight, messages: Sequence[Message], sampling: Sampling) -> Completion | None:
         """One attempt; None when the run has ended before it."""

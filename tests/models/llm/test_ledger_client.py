@@ -3,6 +3,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+import subprocess
+import sys
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Coroutine, Sequence
 from itertools import pairwise
@@ -460,3 +463,37 @@ def test_a_cancelled_call_gives_its_place_back():
 def test_the_estimate_counts_bytes_and_the_longest_reply():
     assert estimate_tokens(CHAT, SAMPLING) == ESTIMATE
     assert estimate_tokens([{"role": "user", "content": "日本日本"}], Sampling(max_tokens=1)) == 3 + 4 + 1
+
+
+# Processes.
+
+OTHER = """
+import asyncio, sys
+from tripletune.models.llm.backends import LLMOptions, open_client
+
+async def main(url, ledger):
+    async with open_client(LLMOptions(model="m", url=url, ledger=ledger)) as client:
+        calls = (client.chat([{"role": "user", "content": text}], role="r") for text in "abcd")
+        print([reply.cached for reply in await asyncio.gather(*calls)])
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_processes_on_one_ledger_pay_for_a_call_once(path, killed):
+    pytest.importorskip("openai")
+    from tests.models.llm.server import MockServer
+
+    with MockServer(delay=1.0) as server:
+        command = [sys.executable, "-c", OTHER, server.url, str(path)]
+        processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        while not server.at_once:
+            time.sleep(0.01)
+        if killed:
+            time.sleep(0.2)
+            processes[0].kill()
+        said = sorted(process.communicate()[0].strip() for process in processes)
+    # Who makes which call is chance; the one that lives has all replies.
+    assert (said[0], said[1].count(",")) == ("", 3) if killed else "".join(said).count("False") == 4
+    assert set(server.requests.values()) <= ({1, 2} if killed else {1})
