@@ -29,7 +29,7 @@ import numpy as np
 
 from tripletune.eval.statistics import bootstrap_ratio
 from tripletune.models.data.pairs import ExtractionPair, predicate_words, read_replies, read_reply
-from tripletune.models.data.triples import Triple, format_triples
+from tripletune.models.data.triples import Triple
 
 # Texts to vectors, one row each, of any length; `rag.retrievers.load_embedder` gives one.
 Embedder = Callable[[list[str]], np.ndarray]
@@ -52,39 +52,21 @@ _LONGEST_ROUGE = 20_000
 # "birth place" and "death place" 0.57. None tells "Norway" from "Sweden" (0.80), so the soft level is to be read beside
 # the normalised one.
 THRESHOLDS = {"entity": 0.75, "predicate": 0.6}
-# A row of `score_rows` as numerator and denominator; sums of both make the score of a data set.
-Part = Callable[[Mapping[str, Any]], tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A text with its gold triples and what a model replied.
+    """What a model replied to a text.
 
     Attributes:
-        id: Names the text.
-        text: What the model read, title included.
-        gold: The gold triples; none when the text states no fact.
-        reply: The model's reply as it was written.
-        pieces: The replies to the pieces of a text that was cut, in order; none where it was read whole.
+        pair: The text with its gold triples.
+        replies: The replies as they were written: one, or those to the pieces of a text that was cut, in order.
         failed: Whether there is no reply: an error is never right, also where there is nothing to find.
     """
 
-    id: str
-    text: str
-    gold: tuple[Triple, ...]
-    reply: str
-    pieces: tuple[str, ...] = ()
+    pair: ExtractionPair
+    replies: Sequence[str]
     failed: bool = False
-
-    @classmethod
-    def of(cls, pair: ExtractionPair, reply: str, pieces: tuple[str, ...] = (), failed: bool = False) -> Prediction:
-        """The prediction for a pair."""
-        return cls(pair.id, pair.source_text, pair.triples, reply, pieces, failed)
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """The replies that are read one by one."""
-        return self.pieces or (self.reply,)
 
 
 def score_extractions(predictions: Iterable[Prediction], embed: Embedder | None = None) -> dict[str, Any]:
@@ -109,10 +91,10 @@ def score_rows(predictions: Iterable[Prediction], embed: Embedder | None = None)
     """
     stream = iter(predictions)
     while chunk := list(islice(stream, _CHUNK)):
-        replies = [read_replies(prediction.parts) for prediction in chunk]
+        replies = [read_replies(prediction.replies) for prediction in chunk]
         vectors = None
         if embed is not None:
-            triples = [t for one, reply in zip(chunk, replies) for t in (*one.gold, *reply.triples)]
+            triples = [t for one, reply in zip(chunk, replies) for t in (*one.pair.triples, *reply.triples)]
             vectors = FieldVectors(triples, embed)
         for prediction, reply in zip(chunk, replies):
             row = _score(prediction, reply.triples, vectors)
@@ -123,35 +105,21 @@ def score_rows(predictions: Iterable[Prediction], embed: Embedder | None = None)
             }
 
 
-def _level_parts(level: str) -> dict[str, Part]:
-    def macro(place: int) -> Part:
-        return lambda row: (text_scores(row, level)[place], 1.0)
-
-    micro: dict[str, Part] = {
-        "precision": lambda row: (row[level][0], row[level][1]),
-        "recall": lambda row: (row[level][0], row[level][2]),
-        "f1": lambda row: (2.0 * row[level][0], row[level][1] + row[level][2]),
-    }
-    parts = {f"{level}/micro/{name}": part for name, part in micro.items()}
-    return parts | {f"{level}/macro/{name}": macro(place) for place, name in enumerate(micro)}
-
-
-def _field_part(field: str) -> Part:
-    return lambda row: (row[field], row["normalised"][2])
-
-
-def _mean_part(name: str) -> Part:
-    return lambda row: (float(row[name]), 1.0)
-
-
-PARTS: dict[str, Part] = {
-    **{name: part for level in LEVELS for name, part in _level_parts(level).items()},
-    **{f"accuracy/{field}": _field_part(field) for field in FIELDS},
-    "malformed_output": _mean_part("malformed"),
-    "malformed_triples": lambda row: (row["malformed_triples"], row["malformed_triples"] + row["predicted"]),
-    "groundedness": lambda row: (row["grounded"], row["entities"]),
-    **{name: _mean_part(name) for name in ROUGE},
-}
+def row_parts(row: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """A row of `score_rows` as numerators and denominators, by score; sums of both make the score of a data set."""
+    parts: dict[str, tuple[float, float]] = {}
+    for level in (level for level in LEVELS if level in row):
+        matches, predicted, gold = row[level]
+        micro = ((matches, predicted), (matches, gold), (2 * matches, predicted + gold))
+        macro = (0.0, 0.0, 0.0) if row.get("failed") else precision_recall_f1(matches, predicted, gold)
+        names = ("precision", "recall", "f1")
+        parts |= {f"{level}/micro/{name}": part for name, part in zip(names, micro)}
+        parts |= {f"{level}/macro/{name}": (score, 1.0) for name, score in zip(names, macro)}
+    parts |= {f"accuracy/{field}": (row[field], row["normalised"][2]) for field in FIELDS}
+    parts["malformed_output"] = (float(row["malformed"]), 1.0)
+    parts["malformed_triples"] = (row["malformed_triples"], row["malformed_triples"] + row["predicted"])
+    parts["groundedness"] = (row["grounded"], row["entities"])
+    return parts | {name: (row[name], 1.0) for name in ROUGE}
 
 
 def summarise_extractions(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -166,17 +134,14 @@ def summarise_extractions(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         the triples written), `groundedness` (share of the predicted subjects and objects that occur in the text) and
         the ROUGE scores. Scores are `{"mean", "low", "high", "n"}`, with None where there is nothing to score.
     """
-    kept = list(rows)
-    summary: dict[str, Any] = {"texts": len(kept)}
-    for name, part in PARTS.items():
+    parts = [row_parts(row) for row in rows]
+    summary: dict[str, Any] = {"texts": len(parts)}
+    for name in parts[0] if parts else ():
         *families, last = name.split("/")
-        if families[:1] == ["soft"] and not (kept and "soft" in kept[0]):
-            continue
         place = summary
         for family in families:
             place = place.setdefault(family, {})
-        above, below = zip(*map(part, kept)) if kept else ((), ())
-        place[last] = bootstrap_ratio(above, below)
+        place[last] = bootstrap_ratio(*zip(*(part[name] for part in parts)))
     if "soft" in summary:
         summary["soft"]["thresholds"] = THRESHOLDS
     return summary
@@ -193,11 +158,6 @@ def rouge_scores(reply: str, gold: str) -> dict[str, float]:
     return {name: float(scores[name].fmeasure) for name in ROUGE}
 
 
-def text_scores(row: Mapping[str, Any], level: str) -> tuple[float, float, float]:
-    """Precision, recall and F1 of one row of `score_rows`; all 0 where the model gave no reply."""
-    return (0.0, 0.0, 0.0) if row.get("failed") else precision_recall_f1(*row[level])
-
-
 def precision_recall_f1(matches: float, predicted: float, gold: float) -> tuple[float, float, float]:
     """Precision, recall and F1 of one text; all 1 when there is nothing to find and nothing was found."""
     if not predicted and not gold:
@@ -208,11 +168,12 @@ def precision_recall_f1(matches: float, predicted: float, gold: float) -> tuple[
 
 
 def _score(prediction: Prediction, found: Sequence[Triple], vectors: FieldVectors | None) -> dict[str, Any]:
-    predicted, gold = list(dict.fromkeys(found)), list(dict.fromkeys(prediction.gold))
+    pair = prediction.pair
+    predicted, gold = list(dict.fromkeys(found)), list(dict.fromkeys(pair.triples))
     # One triple for each normalised form, so that a triple in two spellings is not counted twice.
     forms = {normalize_triple(triple): triple for triple in reversed(predicted)}
     gold_forms = {normalize_triple(triple): triple for triple in reversed(gold)}
-    row: dict[str, Any] = {"id": prediction.id, "failed": prediction.failed}
+    row: dict[str, Any] = {"id": pair.id, "failed": prediction.failed}
     row |= {"gold": len(gold), "predicted": len(predicted)}
     row["exact"] = [len(set(predicted) & set(gold)), len(predicted), len(gold)]
     row["normalised"] = [len(forms.keys() & gold_forms.keys()), len(forms), len(gold_forms)]
@@ -221,7 +182,7 @@ def _score(prediction: Prediction, found: Sequence[Triple], vectors: FieldVector
         row["soft"] = [soft_matches(similar), len(forms), len(gold_forms)]
     row |= dict(zip(FIELDS, aligned_fields(list(forms), list(gold_forms))))
     names = {name for triple in predicted for name in (triple.subject, triple.object)}
-    words = f" {' '.join(entity_words(prediction.text))} "
+    words = f" {' '.join(entity_words(pair.source_text))} "
     return row | {"entities": len(names), "grounded": sum(grounded(name, words) for name in names)}
 
 
@@ -229,9 +190,9 @@ def _rouge_of(prediction: Prediction) -> dict[str, float]:
     if prediction.failed:
         return dict.fromkeys(ROUGE, 0.0)
     # A reply that says "no facts" in a word is the empty one of the gold triples.
-    read = ((text, read_reply(text)) for text in prediction.parts)
+    read = ((text, read_reply(text)) for text in prediction.replies)
     written = "\n".join(text for text, reply in read if reply.triples or reply.is_malformed)
-    return rouge_scores(written, format_triples(prediction.gold))
+    return rouge_scores(written, prediction.pair.target)
 
 
 @lru_cache(maxsize=1)

@@ -19,10 +19,10 @@ from tripletune.eval.report.page import page_of
 from tripletune.eval.report.plots import MALFORMED_OUTPUT, draw_curve, draw_plots, panels_of, read_curve
 from tripletune.eval.report.runs import Group, Other, Run, differences, figures_of, group_runs, read_folder, sweeps_of
 from tripletune.eval.results import METRICS, RESULTS, read_results
-from tripletune.eval.statistics import bootstrap_ratio, flatten, paired_difference, paired_ratio_difference
+from tripletune.eval.statistics import bootstrap_ratio, paired_difference, paired_ratio_difference
 from tripletune.eval.suites import interval_cells, show_table
 from tripletune.eval.suites.extraction import KIND, SCORES_FILE
-from tripletune.eval.triples import PARTS
+from tripletune.eval.triples import row_parts
 from tripletune.models.files import check_folder, check_new, new_file, new_folder, read_json, write_json, write_text
 from tripletune.models.options import nearest
 
@@ -201,23 +201,22 @@ def compare_folders(folders: Sequence[str | Path], metric: str | None = None) ->
     if len(what) > 1:
         raise ValueError(f"the runs are of different tasks ({', '.join(what)}): compare runs of one task")
     unit, file = ("text", SCORES_FILE) if texts else ("question", RESULTS)
-    rows = [{row["id"]: row for row in read_results(Path(folder) / file)} for folder in folders]
-    common = [name for name in rows[0] if all(name in other for other in rows[1:])]
+    parts_of = row_parts if texts else _score_parts
+    runs = [{row["id"]: parts_of(row) for row in read_results(Path(folder) / file)} for folder in folders]
+    common = [name for name in runs[0] if all(name in other for other in runs[1:])]
     if not common:
         raise ValueError(f"the runs have no {unit} in common: were they made from different data?")
-    if any(len(other) != len(common) for other in rows):
+    if any(len(other) != len(common) for other in runs):
         logger.warning("only the %d %ss that all runs have are compared", len(common), unit)
-    parts = PARTS if texts else {name: _part(name) for name in heads[0]["metrics"]}
     metric = metric if texts else metric or heads[0]["primary"]
     # The soft level is only there when it was asked for.
-    there = [flatten(head if texts else head["metrics"], "/") for head in heads]
-    known = [name for name in parts if all(name in one for one in there)]
+    known = [name for name in runs[0][common[0]] if all(name in run[common[0]] for run in runs)]
     chosen = [name for name in known if metric is None or name == metric or name.startswith(f"{metric}/")]
     if not chosen:
         raise ValueError(f"no metric {metric!r} that all runs have{nearest(str(metric), known)}: {', '.join(known)}")
     scores: dict[str, list[dict[str, Any]]] = {}
     for name in chosen:
-        columns: list[Any] = [tuple(zip(*(parts[name](run[item]) for item in common))) for run in rows]
+        columns: list[Any] = [tuple(zip(*(run[item][name] for item in common))) for run in runs]
         scores[name] = [
             {
                 "score": bootstrap_ratio(*column),
@@ -225,11 +224,11 @@ def compare_folders(folders: Sequence[str | Path], metric: str | None = None) ->
             }
             for number, column in enumerate(columns)
         ]
-    runs = [
+    about = [
         {"folder": str(folder), "name": head.get("system") or head["model"], "cost": head[f"cost_per_{unit}"]}
         for folder, head in zip(folders, heads)
     ]
-    return {"what": what[0], "unit": unit, "items": len(common), "runs": runs, "scores": scores}
+    return {"what": what[0], "unit": unit, "items": len(common), "runs": about, "scores": scores}
 
 
 def _head(folder: Path) -> dict[str, Any]:
@@ -238,8 +237,8 @@ def _head(folder: Path) -> dict[str, Any]:
     return read_json(folder / METRICS)
 
 
-def _part(name: str) -> Any:
-    return lambda row: (row["scores"][name], 1.0)
+def _score_parts(row: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    return {name: (score, 1.0) for name, score in row["scores"].items()}
 
 
 def _show(comparison: Mapping[str, Any], console: Console) -> None:

@@ -291,15 +291,6 @@ def summarise_decisions(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def means(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """The mean of each score alone, which is what a training log records."""
-    scores: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        for name, score in row["scores"].items():
-            scores[name].append(score)
-    return {name: sum(scores[name]) / len(scores[name]) for name in SCORES if scores[name]}
-
-
 def _candidates(trajectory: Trajectory, place: int) -> Sequence[Triple]:
     turn = trajectory.messages[place]
     try:

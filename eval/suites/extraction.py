@@ -21,7 +21,7 @@ from rich.console import Console
 from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import flatten
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
-from tripletune.eval.triples import PARTS, ROUGE, Prediction, score_rows, summarise_extractions
+from tripletune.eval.triples import ROUGE, Prediction, score_rows, summarise_extractions
 from tripletune.models.data.pairs import ExtractionPair, read_pairs, read_replies, read_reply
 from tripletune.models.data.records import record_files
 from tripletune.models.files import file_digest, write_text
@@ -191,8 +191,11 @@ class ExtractionSuite(Suite):
 
     def show(self, metrics: Mapping[str, Any], console: Console) -> None:
         """Print the scores."""
-        flat = flatten(metrics, "/")
-        rows = [(name, *interval_cells(flat[name]), EXPLANATIONS[name.split("/")[0]]) for name in PARTS if name in flat]
+        rows = [
+            (name, *interval_cells(value), EXPLANATIONS[name.split("/")[0]])
+            for name, value in flatten(metrics, "/").items()
+            if isinstance(value, Mapping)
+        ]
         title = f"{metrics['model']} on {metrics['texts']} texts of {metrics['data']}"
         show_table(console, title, ("score", "mean", "95 % interval", "what it says"), rows, "texts")
         if soft := metrics.get("soft"):
@@ -228,7 +231,7 @@ def predictions(pairs: Iterable[ExtractionPair], rows: Iterable[Mapping[str, Any
     for pair, row in zip(pairs, rows, strict=True):
         if pair.id != row["id"]:
             raise ValueError(f"the results hold {row['id']!r} where the data has {pair.id!r}: pass --overwrite")
-        yield Prediction.of(pair, row["reply"], tuple(row.get("replies") or ()), failed=bool(row.get("error")))
+        yield Prediction(pair, row.get("replies") or [row["reply"]], failed=bool(row.get("error")))
 
 
 def totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -33,8 +33,8 @@ NAME = st.text(alphabet="abcAB é1", min_size=1, max_size=5).filter(str.strip)
 TRIPLES = st.lists(st.builds(Triple, NAME, NAME, NAME), max_size=5)
 
 
-def prediction(gold, reply, text="", identity="x"):
-    return Prediction(identity, text, tuple(Triple(*fields) for fields in gold), reply)
+def prediction(gold, reply, text="a b", identity="x"):
+    return Prediction(ExtractionPair(identity, text, "", tuple(Triple(*fields) for fields in gold)), [reply])
 
 
 def embed(texts):
@@ -99,17 +99,14 @@ def test_a_summary_is_made_of_stored_rows():
 
 
 def test_an_empty_data_set_has_no_scores():
-    summary = score_extractions([])
-    assert summary["texts"] == 0
-    assert summary["malformed_output"]["mean"] is None
-    assert flatten_means(summary) == {}
+    assert score_extractions([]) == {"texts": 0}
 
 
 @settings(deadline=None, max_examples=50)
 @given(TRIPLES, TRIPLES)
 def test_bounds_and_symmetry(gold, found):
-    (row,) = score_rows([Prediction("x", "a b", tuple(gold), format_triples(found))], embed)
-    (other,) = score_rows([Prediction("x", "a b", tuple(found), format_triples(gold))], embed)
+    (row,) = score_rows([prediction([t.as_list() for t in gold], format_triples(found))], embed)
+    (other,) = score_rows([prediction([t.as_list() for t in found], format_triples(gold))], embed)
     for level in ("exact", "normalised", "soft"):
         matches, predicted, wanted = row[level]
         assert 0 <= matches <= min(predicted, wanted)
@@ -125,7 +122,7 @@ def test_bounds_and_symmetry(gold, found):
 def test_a_perfect_reply_scores_one_in_any_order(gold, chance):
     shuffled = gold[:]
     chance.shuffle(shuffled)
-    summary = score_extractions([Prediction("x", "", tuple(gold), format_triples(shuffled))], embed)
+    summary = score_extractions([prediction([t.as_list() for t in gold], format_triples(shuffled))], embed)
     flat = flatten_means(summary)
     for level in ("exact", "normalised", "soft"):
         assert flat[f"{level}/macro/f1"] == 1
@@ -144,12 +141,11 @@ def test_rouge_by_hand():
 
 
 def test_rouge_takes_the_word_for_no_facts_for_an_empty_reply():
-    gold = (Triple("Ada", "is", "x"),)
     right, empty, wrong, odd = score_rows(
         [
             NOTHING,
             prediction([], "", "Hello!"),
-            Prediction("m", "t", gold, "NONE"),
+            prediction([("Ada", "is", "x")], "NONE"),
             prediction([], "I can't.", "Hello!"),
         ]
     )
@@ -158,7 +154,7 @@ def test_rouge_takes_the_word_for_no_facts_for_an_empty_reply():
 
 
 def test_a_text_without_a_reply_is_never_right():
-    failed = Prediction("f", "Hello!", (), "", failed=True)
+    failed = Prediction(ExtractionPair("f", "Hello!"), [""], failed=True)
     rows = list(score_rows([failed, NOTHING]))
     assert [row["rougeL"] for row in rows] == [0, 1]
     summary = summarise_extractions(rows)
@@ -166,15 +162,11 @@ def test_a_text_without_a_reply_is_never_right():
 
 
 def test_the_replies_to_pieces_are_read_one_by_one():
-    text, none = "Ada was born.", ("NONE", "NONE")
     thought = ("(S> Ada| P> was| O> born)", "<think>(S> x| P> y| O> z)</think>NONE")
     json_cut = ('[["Ada", "was", "bo', '[["Ada", "was", "born"]]')
-    rows = list(
-        score_rows(
-            Prediction("a", text, gold, "\n".join(pieces), pieces)
-            for gold, pieces in (((), none), *(((Triple("Ada", "was", "born"),), both) for both in (thought, json_cut)))
-        )
-    )
+    gold = (Triple("Ada", "was", "born"),)
+    asked = [((), ("NONE", "NONE")), (gold, thought), (gold, json_cut)]
+    rows = list(score_rows(Prediction(ExtractionPair("a", "Ada was born.", "", *one), both) for *one, both in asked))
     assert [row["malformed"] for row in rows] == [False, False, True]
     assert [row["exact"] for row in rows] == [[0, 0, 0], [1, 1, 1], [1, 1, 1]]
     assert rows[0]["rougeL"] == 1
@@ -182,7 +174,7 @@ def test_the_replies_to_pieces_are_read_one_by_one():
 
 def test_the_pair_is_shown_as_the_model_saw_it():
     pair = ExtractionPair("a", "It is in Norway.", "Oslo", (Triple("Oslo", "located in", "Norway"),))
-    (row,) = score_rows([Prediction.of(pair, pair.target)])
+    (row,) = score_rows([Prediction(pair, [pair.target])])
     assert (row["entities"], row["grounded"]) == (2, 2)
 
 
@@ -192,7 +184,8 @@ def test_gold_triples_of_genwiki_are_grounded_and_perfect():
     from collections import Counter
 
     rows = list(read_source(Source.parse(f"genwiki:{DATA / 'genwiki_test.jsonl'}"), Counter(), Counter()))
-    predictions = [Prediction(row.where, row.text, row.triples, format_triples(row.triples)) for row in rows]
+    pairs = [ExtractionPair(row.where, row.text, "", row.triples) for row in rows]
+    predictions = [Prediction(pair, [pair.target]) for pair in pairs]
     flat = flatten_means(score_extractions(predictions))
     assert flat["exact/micro/f1"] == flat["normalised/macro/f1"] == flat["accuracy/object"] == 1
     assert flat["groundedness"] > 0.98

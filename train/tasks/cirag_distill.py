@@ -272,11 +272,13 @@ def score_cases(
     num_processes: int = 1,
 ) -> dict[str, float]:
     """Means of `eval.suites.decisions.SCORES` over a model's decisions, by name."""
-    from tripletune.eval.suites.decisions import means, score_reply
+    from tripletune.eval.statistics import flatten_means
+    from tripletune.eval.suites.decisions import score_reply, summarise_decisions
 
     prompts = [encoder.prompt(case.messages) for case in cases]
     replies = generate_replies(model, tokenizer, prompts, train, process_index, num_processes)
-    return means(score_reply(case, reply) for case, reply in zip(cases, replies))
+    rows = (score_reply(case, reply) for case, reply in zip(cases, replies))
+    return flatten_means(summarise_decisions(rows)["metrics"])
 
 
 def _source(

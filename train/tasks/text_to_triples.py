@@ -174,7 +174,7 @@ def score_pairs(
         from tripletune.rag.retrievers import load_embedder
 
         embed = load_embedder(train.eval_embedder)
-    summary = score_extractions((Prediction.of(*both) for both in zip(pairs, replies)), embed)
+    summary = score_extractions((Prediction(pair, [reply]) for pair, reply in zip(pairs, replies)), embed)
     return flatten_means(summary)
 
 

@@ -14,7 +14,7 @@ from tripletune.eval.report import compare_folders
 from tripletune.eval.results import read_results
 from tripletune.eval.suites import QuestionsPending, run_suites
 from tripletune.eval.suites.extraction import ExtractionOptions, ExtractionSuite, predictions, totals
-from tripletune.eval.triples import PARTS, Prediction, score_rows, summarise_extractions
+from tripletune.eval.triples import Prediction, row_parts, score_rows, summarise_extractions
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import CallError, Completion, RepliesPending, SetupError
@@ -103,7 +103,7 @@ def test_pieces_without_facts_are_no_malformed_output(extract):
     rows = extract([pair], Rule({"Well, well.": "NONE", "So it is.": "NONE"}), piece_limit=14)
     assert (rows["long"]["pieces"], rows["long"]["triples"], rows["long"]["malformed"]) == (2, [], 0)
     (prediction,) = predictions([pair], [rows["long"]])
-    assert (prediction.parts, prediction.failed) == (("NONE", "NONE"), False)
+    assert (prediction.replies, prediction.failed) == (["NONE", "NONE"], False)
 
 
 def test_a_half_character_in_a_reply_can_be_stored(extract):
@@ -147,7 +147,7 @@ def test_what_no_text_is_at_fault_for_stops(extract, tmp_path):
 def test_rows_of_other_pairs_are_refused(extract):
     given = pairs(2)
     rows = extract(given, Rule())
-    assert [one.gold for one in predictions(given, rows.values())] == [pair.triples for pair in given]
+    assert [one.pair for one in predictions(given, rows.values())] == given
     with pytest.raises(ValueError, match="the results hold 'p1' where the data has 'p0'"):
         list(predictions(given, reversed(rows.values())))
 
@@ -399,7 +399,8 @@ def scored(shift):
     for number in range(12):
         gold = tuple(Triple(f"Town {number}", "lies on", f"River {n}") for n in range(1 + number % 3))
         reply = ", ".join(f"(S> Town {number}| P> lies on| O> River {n + (number + shift) % 2})" for n in range(2))
-        predictions.append(Prediction(f"t{number}", f"Town {number} River 0 River 1", gold, reply))
+        pair = ExtractionPair(f"t{number}", f"Town {number} River 0 River 1", "", gold)
+        predictions.append(Prediction(pair, [reply]))
     return list(score_rows(predictions))
 
 
@@ -424,6 +425,6 @@ def test_differences_are_paired_by_text(tmp_path):
     same = compare_folders([places[0], finished(tmp_path, "c", first)])
     assert all(runs[1]["difference"]["low"] == runs[1]["difference"]["high"] == 0 for runs in same["scores"].values())
     only = compare_folders(places, "exact")
-    assert list(only["scores"]) == [name for name in PARTS if name.startswith("exact/")]
+    assert list(only["scores"]) == [name for name in row_parts(first[0]) if name.startswith("exact/")]
     with pytest.raises(ValueError, match="no text in common"):
         compare_folders([places[0], finished(tmp_path, "d", [row | {"id": f"x{row['id']}"} for row in second])])
