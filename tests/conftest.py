@@ -28,6 +28,12 @@ TEXT = (
     "Retrieved Graph Information: (S> Ada Lovelace| P> born in| O> London), (S> London| P> capital of| O> England) "
     "Question: Where was the first programmer born? Answer the question with the facts found."
 )
+GRAPH_WIDTHS = {"graph_hidden_width": 16, "graph_layers": 2, "graph_heads": 2, "projector_width": 16}
+# Of every run on a tiny model.
+RUN = {
+    "model.dtype": "float32", "model.lora_dropout": 0.1, "train.learning_rate": 0.01, "train.bf16": "false",
+    "train.logging_steps": 1, "train.eval_max_new_tokens": 4,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -61,6 +67,12 @@ def _tokenizer() -> Any:
 def _config(family: str, vocabulary: int) -> Any:
     import transformers
 
+    if family == "t5":
+        return transformers.T5Config(
+            vocab_size=vocabulary, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4,
+            feed_forward_proj="gated-gelu", tie_word_embeddings=False, dropout_rate=0.0, decoder_start_token_id=3,
+            eos_token_id=2, pad_token_id=3, initializer_factor=0.3,
+        )  # fmt: skip
     common = {
         "vocab_size": vocabulary,
         "hidden_size": 32,
@@ -75,6 +87,7 @@ def _config(family: str, vocabulary: int) -> Any:
         # Wide weights: replies differ between inputs and no two logits are nearly equal.
         "initializer_range": 0.3,
     }
+    sliding = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8}
     special: dict[str, tuple[Any, dict[str, Any]]] = {
         "llama": (transformers.LlamaConfig, {"tie_word_embeddings": False}),
         "smollm2": (transformers.LlamaConfig, {"tie_word_embeddings": True}),
@@ -83,18 +96,9 @@ def _config(family: str, vocabulary: int) -> Any:
         "gemma": (transformers.GemmaConfig, {"head_dim": 8}),
         "gemma2": (
             transformers.Gemma2Config,
-            {
-                "head_dim": 8,
-                "query_pre_attn_scalar": 8,
-                "final_logit_softcapping": 2.0,
-                "attn_logit_softcapping": 5.0,
-                "sliding_window": 8,
-            },
+            {**sliding, "final_logit_softcapping": 2.0, "attn_logit_softcapping": 5.0},
         ),
-        "gemma3": (
-            transformers.Gemma3TextConfig,
-            {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8, "final_logit_softcapping": 3.0},
-        ),
+        "gemma3": (transformers.Gemma3TextConfig, {**sliding, "final_logit_softcapping": 3.0}),
         "granite": (transformers.GraniteConfig, {"logits_scaling": 4.0, "embedding_multiplier": 3.0}),
         # The one with learned positions, counted from the start.
         "gpt2": (transformers.GPT2Config, {}),
@@ -127,18 +131,19 @@ def tokenizer(tokenizer_folder: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Callable[[str], Path]:
-    """Folder of a tiny causal language model of a family (the names in `_config`), made once a session."""
+    """Folder of a tiny language model of a family (the names in `_config`) and its tokenizer, made once a session."""
     made: dict[str, Path] = {}
 
     def make(family: str) -> Path:
         if family not in made:
             import torch
-            from transformers import AutoModelForCausalLM, AutoTokenizer
+            from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
             folder = tmp_path_factory.mktemp(f"model_{family}")
+            kind = AutoModelForSeq2SeqLM if family == "t5" else AutoModelForCausalLM
             torch.manual_seed(7)
-            AutoModelForCausalLM.from_config(_config(family, len(tokenizer))).save_pretrained(folder)
+            kind.from_config(_config(family, len(tokenizer))).save_pretrained(folder)
             tokenizer.save_pretrained(folder)
             made[family] = folder
         return made[family]
@@ -150,6 +155,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path)
 def tiny_llama(tiny_model: Callable[[str], Path]) -> Path:
     """Folder of a tiny Llama with grouped-query attention, and its tokenizer."""
     return tiny_model("llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_t5(tiny_model: Callable[[str], Path]) -> Path:
+    """Folder of a tiny encoder-decoder, and its tokenizer."""
+    return tiny_model("t5")
 
 
 @pytest.fixture(scope="session")
@@ -169,15 +180,9 @@ def tiny_encoder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Pat
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     torch.manual_seed(3)
     config = BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=128,
-        pad_token_id=3,
-        initializer_range=0.5,
-    )
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=128, pad_token_id=3, initializer_range=0.5,
+    )  # fmt: skip
     BertModel(config).save_pretrained(core)
     tokenizer.save_pretrained(core)
     SentenceTransformer(modules=[Transformer(str(core)), Pooling(16, "mean")], device="cpu").save(str(folder))
@@ -194,14 +199,7 @@ def make_graph_llm(tiny_model: Callable[[str], Path], tiny_encoder: Path) -> Cal
         from tripletune.models.graph_llm.loading import build_graph_llm
 
         torch.manual_seed(11)
-        settings = {
-            "graph_hidden_width": 16,
-            "graph_layers": 2,
-            "graph_heads": 2,
-            "projector_width": 16,
-            "dtype": torch.float32,
-            **options,
-        }
+        settings = {**GRAPH_WIDTHS, "dtype": torch.float32, **options}
         return build_graph_llm(str(tiny_model(family)), encoder=str(tiny_encoder), **settings)
 
     return make
@@ -300,59 +298,14 @@ def make_config(
 
         data = write_records(records, "train")
         write_records(records[:4], "validation", data)
-        values = {
-            "output_dir": str(tmp_path / "run"),
-            "resume": True,
-            "model.base": str(tiny_model(family)),
-            "model.dtype": "float32",
-            "model.encoder": str(tiny_encoder),
-            "model.graph_hidden_width": 16,
-            "model.graph_layers": 2,
-            "model.graph_heads": 2,
-            "model.graph_dropout": 0.3,
-            "model.projector_width": 16,
-            "model.lora_dropout": 0.1,
-            "data.train": str(data),
-            "train.epochs": 1,
-            "train.learning_rate": 0.01,
-            "train.bf16": "false",
-            "train.logging_steps": 1,
-            "train.eval_max_new_tokens": 4,
-            "train.save_steps": 1000,
-            **(overrides or {}),
-        }
-        return load_config(GraphConfig, None, values)
+        values = RUN | {f"model.{name}": width for name, width in GRAPH_WIDTHS.items()} | {
+            "output_dir": str(tmp_path / "run"), "resume": True, "model.base": str(tiny_model(family)),
+            "model.encoder": str(tiny_encoder), "model.graph_dropout": 0.3, "data.train": str(data),
+            "train.epochs": 1, "train.save_steps": 1000,
+        }  # fmt: skip
+        return load_config(GraphConfig, None, values | (overrides or {}))
 
     return make
-
-
-@pytest.fixture(scope="session")
-def tiny_t5(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
-    """Folder of a tiny encoder-decoder and its tokenizer."""
-    import torch
-    from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
-
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    folder = tmp_path_factory.mktemp("model_t5")
-    torch.manual_seed(7)
-    config = T5Config(
-        vocab_size=len(tokenizer),
-        d_model=32,
-        d_kv=8,
-        d_ff=64,
-        num_layers=2,
-        num_heads=4,
-        feed_forward_proj="gated-gelu",
-        tie_word_embeddings=False,
-        dropout_rate=0.0,
-        decoder_start_token_id=3,
-        eos_token_id=2,
-        pad_token_id=3,
-        initializer_factor=0.3,
-    )
-    T5ForConditionalGeneration(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -389,26 +342,13 @@ def make_extraction_config(
 
         data = write_pairs(extraction_pairs, "train")
         write_pairs(extraction_pairs[:5], "validation", data)
-        values = {
-            "output_dir": str(tmp_path / "run"),
-            "model.base": str(tiny_t5 if seq2seq else tiny_llama),
-            "model.dtype": "float32",
-            "model.lora_rank": 4,
-            "model.lora_dropout": 0.1,
-            "data.train": str(data),
-            "train.epochs": 1,
-            "train.batch_size": 2,
-            "train.gradient_accumulation": 2,
-            "train.learning_rate": 0.01,
-            "train.bf16": "false",
-            "train.logging_steps": 1,
-            "train.eval_steps": None,
-            "train.eval_generate_records": 2,
-            "train.eval_max_new_tokens": 4,
+        values = RUN | {
+            "output_dir": str(tmp_path / "run"), "model.base": str(tiny_t5 if seq2seq else tiny_llama),
+            "model.lora_rank": 4, "data.train": str(data), "train.epochs": 1, "train.batch_size": 2,
+            "train.gradient_accumulation": 2, "train.eval_steps": None, "train.eval_generate_records": 2,
             "train.save_steps": 1000,
-            **(overrides or {}),
-        }
-        return load_config(PairConfig, None, values)
+        }  # fmt: skip
+        return load_config(PairConfig, None, values | (overrides or {}))
 
     return make
 
@@ -456,24 +396,12 @@ def make_student_config(
 
         data = write_trajectories([make_trajectory(number) for number in range(8)])
         write_trajectories([make_trajectory(number) for number in (0, 1, 8)], "validation")
-        values = {
-            "output_dir": str(tmp_path / "run"),
-            "model.base": str(tiny_llama),
-            "model.dtype": "float32",
-            "model.lora_rank": 4,
-            "model.lora_dropout": 0.1,
-            "data.train": [str(data)],
-            "data.max_tokens": 1024,
-            "data.max_prompt_tokens": 900,
-            "train.batch_size": 2,
-            "train.learning_rate": 0.01,
-            "train.bf16": "false",
-            "train.logging_steps": 1,
+        values = RUN | {
+            "output_dir": str(tmp_path / "run"), "model.base": str(tiny_llama), "model.lora_rank": 4,
+            "data.train": [str(data)], "data.max_tokens": 1024, "data.max_prompt_tokens": 900, "train.batch_size": 2,
             "train.eval_generate_records": 2,
-            "train.eval_max_new_tokens": 4,
-            **(overrides or {}),
-        }
-        return load_config(kind or StudentConfig, None, values)
+        }  # fmt: skip
+        return load_config(kind or StudentConfig, None, values | (overrides or {}))
 
     return make
 

@@ -46,16 +46,10 @@ def fields(row):
 
 
 def test_wikiofgraph_as_its_authors_publish_it(tmp_path):
-    triplet = (
-        "(<S> Anarchism| <P> type| <O> political philosophy), "
-        "(<S> Anarchism| <P> rejection| <O> involuntary, coercive forms (of hierarchy))"
-    )
+    triplet = "(<S> Anarchism| <P> type| <O> theory), (<S> Anarchism| <P> rejects| <O> involuntary, coercive (forms))"
     path = write(tmp_path / "w.jsonl", [{"triplet": triplet, "text": "Anarchism is …"}])
     (row,), drops, issues = read(f"wikiofgraph:{path}")
-    assert fields(row) == [
-        ("Anarchism", "type", "political philosophy"),
-        ("Anarchism", "rejection", "involuntary, coercive forms (of hierarchy)"),
-    ]
+    assert fields(row) == [("Anarchism", "type", "theory"), ("Anarchism", "rejects", "involuntary, coercive (forms)")]
     assert row.where == f"{path}:1"
     assert (drops, issues) == ({}, {})
 
@@ -84,11 +78,8 @@ def test_bad_rows_cost_themselves_alone(tmp_path):
         {"text": None, "triples": []},
     ]
     found, drops, issues = read(f"triples:{write(tmp_path / 't.jsonl', rows)}")
-    assert [(row.text, row.id, len(row.triples)) for row in found] == [
-        ("good", "7", 1),
-        ("one bad", "", 1),
-        ("none", "", 0),
-    ]
+    kept = [(row.text, row.id, len(row.triples)) for row in found]
+    assert kept == [("good", "7", 1), ("one bad", "", 1), ("none", "", 0)]
     assert drops == {PairDrop.ALL_MALFORMED: 1, PairDrop.NO_TRIPLES: 1, PairDrop.NO_TEXT: 2}
     assert issues == {MALFORMED_TRIPLES: 2}
 
@@ -105,11 +96,7 @@ def test_bad_rows_cost_themselves_alone(tmp_path):
         ("", 0, 0),
         ([], 0, 0),
         ([3], 0, 1),
-        (
-            [["a", "born", 1815], ["a", "height", 1.5], ["a", "is", True], ["a", "is", None], ["a", "b", float("nan")]],
-            2,
-            3,
-        ),
+        ([["a", "b", value] for value in (1815, 1.5, True, None, float("nan"))], 2, 3),
         ("[" * 5000, 0, 1),
     ],
 )
@@ -137,19 +124,10 @@ def question(identity, titles):
 
 
 def test_recorded_replies_meet_the_passages_of_their_questions(tmp_path):
-    questions = write(
-        tmp_path / "q.jsonl", [question("q1", ["A", "B &amp; C"]), question("q2", ["D"]), question("q3", ["E"])]
-    )
-    replies = write(
-        tmp_path / "r.jsonl",
-        [
-            {
-                "_id": "q1",
-                "triples": {"A": [["a", "b", "c"], ["x"]], "b & c": [["d", "e", "f"]], "Gone": [["g", "h", "i"]]},
-            },
-            {"_id": "q2", "triples": {"D": [["x"]]}},
-        ],
-    )  # fmt: skip
+    asked = [question("q1", ["A", "B &amp; C"]), question("q2", ["D"]), question("q3", ["E"])]
+    read_triples = {"A": [["a", "b", "c"], ["x"]], "b & c": [["d", "e", "f"]], "Gone": [["g", "h", "i"]]}
+    replied = [{"_id": "q1", "triples": read_triples}, {"_id": "q2", "triples": {"D": [["x"]]}}]
+    questions, replies = write(tmp_path / "q.jsonl", asked), write(tmp_path / "r.jsonl", replied)
     rows, drops, issues = read(f"hotpotqa:{questions}:{replies}")
     assert [(row.id, row.title, row.text, fields(row)) for row in rows] == [
         ("q1:0", "A", "A is said here.", [("a", "b", "c")]),
@@ -216,14 +194,10 @@ def cleaned(given_row, **options):
     return clean, {name: count for name, count in issues.items() if count}
 
 
-def test_a_clean_row_is_left_alone_and_counts_nothing():
-    given_row = row("Oslo is in Norway.", [("Oslo", "located in", "Norway")], "Oslo")
-    clean, issues = cleaned(given_row)
-    assert (clean.title, clean.text, clean.triples) == (given_row.title, given_row.text, given_row.triples)
-    assert issues == {}
-
-
 def test_every_change_is_counted():
+    same = row("Oslo is in Norway.", [("Oslo", "located in", "Norway")], "Oslo")
+    clean, issues = cleaned(same)
+    assert (clean.title, clean.text, clean.triples, issues) == (same.title, same.text, same.triples, {})
     clean, issues = cleaned(
         row("Cafe\u0301  Oslo\x00\n", [("Cafe\u0301", "is", "x"), ("Café", "is", "x"), ("\u200b", "b", "c")])
     )
@@ -242,7 +216,7 @@ def test_entities_get_the_spelling_of_the_text():
     text = '"Moanin\'" is a composition by Bobby Timmons, a pianist.'
     triples = [("Moanin'", "Composer", "Bobby timmons"), ("Bobby timmons", "Occupation", "Pianist"), ("X", "Y", "Pian")]
     clean, issues = cleaned(row(text, triples), entity_case="text")
-    assert [tuple(triple.as_list()) for triple in clean.triples] == [
+    assert fields(clean) == [
         ("Moanin'", "Composer", "Bobby Timmons"),
         ("Bobby Timmons", "Occupation", "pianist"),
         ("X", "Y", "Pian"),

@@ -101,11 +101,7 @@ STEP = "[SUBQ] Who?\nRetrieved Graph Information: {}\n"
         ("Why?", "Why?", []),
         ("Question: Read this.\n\n## Input:\n\nI love pizza.", "Read this.\n\n## Input:\n\nI love pizza.", []),
         ("Read this.\n\nI love pizza.", "Read this.\n\nI love pizza.", []),
-        (
-            STEP.format("[]") + "Question: Is it\nQuestion: or [SUBQ] that?",
-            "Is it\nQuestion: or [SUBQ] that?",
-            ["Who?"],
-        ),
+        (STEP.format("[]") + "Question: Is it\nQuestion: so?", "Is it\nQuestion: so?", ["Who?"]),
         (STEP.format("[]") * 2 + "\nQuestion: Why?", "Why?", ["Who?", "Who?"]),
         ("[SUBQ] Who\nor what?\nRetrieved Graph Information: []\nQuestion: Why?", "Why?", ["Who or what?"]),
     ],

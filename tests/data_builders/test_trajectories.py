@@ -59,15 +59,11 @@ def test_a_trajectory_is_the_whole_chat_and_learns_the_decisions_alone(run, tmp_
         assert learned == [action["reply"] for action in row["trace"]["actions"]]
         assert row["question"] in one.messages[1]["content"]
         assert (one.role, one.model) == ("cirag.integrate", "oracle:world5-test")
+    observed, _ = build(run, tmp_path / "observed", "--learn", "observations")
+    assert all(one.learned == (False, False, *[True] * (len(one.messages) - 2)) for one in observed)
     rounds = Counter(str(len(row["trace"]["steps"])) for row in results.values())
     assert statistics["statistics"]["trajectories"]["learned_turns"] == dict(rounds)
     assert statistics["statistics"]["splits"] == {"train": 8}
-
-
-def test_observations_can_be_learned_too(run, tmp_path):
-    found, _ = build(run, tmp_path / "out", "--learn", "observations")
-    for one in found:
-        assert one.learned == (False, False, *[True] * (len(one.messages) - 2))
 
 
 def test_the_same_command_gives_the_same_bytes_and_parquet_the_same_rows(run, tmp_path):
@@ -124,13 +120,11 @@ def test_filters_are_counted_alone_and_in_order(run, tmp_path):
 
 def test_a_question_is_on_one_side_of_the_split(run, tmp_path):
     build(run, tmp_path / "out", "--validation-fraction", "0.5")
-    train, validation = (
-        {one.question_id for one in read_trajectories(tmp_path / "out", split)} for split in ("train", "validation")
-    )
-    assert train
-    assert validation
-    assert train | validation == set(rows(run))
-    assert not train & validation
+    splits = [
+        {one.question_id for one in read_trajectories(tmp_path / "out", name)} for name in ("train", "validation")
+    ]
+    assert all(splits)
+    assert sorted([*splits[0], *splits[1]]) == sorted(rows(run))
 
 
 class Shelf:
@@ -175,6 +169,7 @@ class Counting(Replies):
 
 def loop(folder, *replies, name="q1", kind=Replies, **options):
     """Run SYSTEM with given replies, and write ledger and results as `eval run` does."""
+    folder.mkdir(exist_ok=True)
 
     async def answer():
         backend, ledger = kind(*replies, "Answer: Kelm"), Ledger(folder / "ledger.sqlite")
@@ -209,7 +204,6 @@ def test_turns_are_learned_as_the_loop_understood_them(tmp_path):
 def test_repaired_turns_are_known_wherever_they_stand(tmp_path):
     for number, replies in enumerate([(UNREADABLE, FIRST, LAST), (FIRST, UNREADABLE, LAST), (FIRST, "", LAST)]):
         folder = tmp_path / str(number)
-        folder.mkdir()
         trace = loop(folder, *replies)
         assert trace.tallies["integration.repaired"] == 1
         (chat,) = chats(folder)
@@ -245,7 +239,6 @@ def test_a_run_that_did_not_end_is_told(tmp_path, caplog):
 
 def test_a_shorter_run_has_its_trajectory_beside_a_longer_one(tmp_path):
     short = tmp_path / "short"
-    short.mkdir()
     loop(short, FIRST, max_rounds=1)
     (tmp_path / "ledger.sqlite").write_bytes((short / "ledger.sqlite").read_bytes())
     # The first decision stands in the ledger; this run goes on from it.
@@ -260,7 +253,6 @@ def test_a_shorter_run_has_its_trajectory_beside_a_longer_one(tmp_path):
 def test_a_shortened_prompt_loses_no_earlier_decision(tmp_path):
     second = says("Where is Kelm?", TRIPLES[0])
     whole = tmp_path / "whole"
-    whole.mkdir()
     loop(whole, FIRST, second, LAST)
     (chat,) = chats(whole)
     longest = Counting().count_tokens(chat.messages[:-1])
@@ -310,7 +302,6 @@ def test_examples_inside_a_prompt_are_not_learned(tmp_path):
         (["--role", "no.role"], "no trajectory is left (the ledger has no chat of this run: 1)"),
         (["--model", "gpt"], "no trajectory is left"),
         (["--limit", "0"], "limit: 0 must be at least 1"),
-        (["--validation-fraction", "1"], "validation_fraction: 1.0 must be at least 0 and below 1"),
     ],
 )
 def test_bad_input_gives_one_line_and_exit_code_2(tmp_path, capsys, more, message):
@@ -323,20 +314,16 @@ def test_bad_input_gives_one_line_and_exit_code_2(tmp_path, capsys, more, messag
 def test_a_file_that_is_no_ledger_or_no_results_is_named(tmp_path, capsys):
     loop(tmp_path, FIRST, LAST)
     (tmp_path / "text").write_text("hello" * 500)
-    (tmp_path / "other.jsonl").write_text('{"id": "q1"}\n')
     whole = (tmp_path / "results.jsonl").read_text()
-    (tmp_path / "cut.jsonl").write_text(whole + whole[:50])
-    (tmp_path / "no_score.jsonl").write_text(json.dumps(json.loads(whole) | {"scores": {"f1": None}}) + "\n")
-    (tmp_path / "no_trace.jsonl").write_text(json.dumps(json.loads(whole) | {"trace": []}) + "\n")
-    for more, message in (
-        (
-            ["--results", str(tmp_path / "cut.jsonl")],
-            "a run that was killed leaves half a line: give its command again",
-        ),
-        (["--results", str(tmp_path / "no_score.jsonl"), "--min-score", "f1=1"], "its scores or its trace are damaged"),
-        (["--results", str(tmp_path / "no_trace.jsonl")], "its scores or its trace are damaged"),
-        (["--results", str(tmp_path), "--ledger", str(tmp_path / "text")], "can't be used as a ledger"),
-        (["--results", str(tmp_path / "other.jsonl")], "other.jsonl:1: not a row of `tripletune eval run`"),
+    damaged = "its scores or its trace are damaged"
+    for text, message in (
+        (whole + whole[:50], "a run that was killed leaves half a line: give its command again"),
+        (json.dumps(json.loads(whole) | {"scores": {"f1": None}}), damaged),
+        (json.dumps(json.loads(whole) | {"trace": []}), damaged),
+        ('{"id": "q1"}\n', "results.jsonl:1: not a row of `tripletune eval run`"),
+        (whole, "can't be used as a ledger"),
     ):
-        assert main([*more, "--output", str(tmp_path / "out")]) == 2
+        (tmp_path / "results.jsonl").write_text(text)
+        ledger = ["--ledger", str(tmp_path / "text")] if text is whole else []
+        assert main(["--results", str(tmp_path), *ledger, "--output", str(tmp_path / "out")]) == 2
         assert message in capsys.readouterr().err
