@@ -141,10 +141,6 @@ def extract(args: argparse.Namespace) -> int:
         counts = asyncio.run(read_all())
     except SetupError as error:
         raise ValueError(str(error)) from error
-    except RuntimeError as error:
-        # Calls that can't be answered, and models that fail passage after passage.
-        logger.error("error: %s", error)
-        return 1
     except sqlite3.Error as error:
         logger.error("error: %s can't be written (%s): what was read before is kept; run again", args.output, error)
         return 1

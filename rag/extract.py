@@ -146,7 +146,7 @@ class CorpusExtraction:
         Raises:
             SetupError: no call can succeed.
             RetriesExhausted: the server stays away.
-            RuntimeError: twenty passages in a row failed.
+            CallError: twenty passages in a row failed.
         """
         running = set[asyncio.Task[None]]()
         try:
@@ -267,7 +267,7 @@ class CorpusExtraction:
         self._failures += 1
         logger.warning("passage %r failed: %s", title, problem)
         if self._failures >= _FAILURES_IN_A_ROW:
-            raise RuntimeError(
+            raise CallError(
                 f"{self._failures} passages in a row failed, the last one with: {problem}. What was read is kept in "
                 f"{self.store.path}: mend the cause and run the same command again"
             ) from (None if isinstance(problem, CallError) else problem)

@@ -14,7 +14,7 @@ import heapq
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from tripletune.models.llm.backends import LLMOptions, load_backend, open_client
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
 from tripletune.models.loading import ADAPTER_CONFIG, adapter_base, resolve
-from tripletune.models.options import from_arguments, require, setting
+from tripletune.models.options import from_arguments, require, setting, to_arguments
 from tripletune.models.run_folders import CONFIG, PROMPT_FILE
 
 ROLE = "extract.triples"
@@ -196,13 +196,18 @@ def open_extractor(
     """
     local = from_arguments(LocalOptions, args)
     if args.model:
-        if given := _set_options(LLMOptions, args, "teacher_", {"backend", "ledger"}):
-            raise ValueError(f"{given}: no effect with --model, which runs on this machine")
+        set_here = [
+            f"--teacher-{one.name}".replace("_", "-")
+            for one in fields(LLMOptions)
+            if one.name not in ("backend", "ledger") and getattr(args, f"teacher_{one.name}") != one.default
+        ]
+        if set_here:
+            raise ValueError(f"{', '.join(set_here)}: no effect with --model, which runs on this machine")
         prompt = args.prompt or (TEACHER_PROMPT if untrained else None)
         instruction = load_instruction(prompt) if prompt else None
         return open_local_extractor(args.model, local, instruction, shots, args.teacher_ledger)
-    if given := _set_options(LocalOptions, args, "", {"max_tokens"}):
-        raise ValueError(f"{given}: only for --model; a teacher's options begin with --teacher-")
+    if given := to_arguments(replace(local, max_tokens=None)):
+        raise ValueError(f"{' '.join(given)}: only for --model; a teacher's options begin with --teacher-")
     instruction = load_instruction(args.prompt or TEACHER_PROMPT)
     args.teacher_backend = args.teacher
     if args.teacher_ledger is None and not load_backend(args.teacher).local:
@@ -215,15 +220,6 @@ def open_extractor(
     name = f"{client.model} {weights_fingerprint(resolve(options.model))}".strip()
     # Calls that wait are grouped by the backend; some more than a batch keep the next one full.
     return TextExtractor(client, instruction, shots, sampling, 4 * options.batch_size, name=name)
-
-
-def _set_options(kind: type[Any], args: argparse.Namespace, prefix: str, besides: set[str]) -> str:
-    """The options of a command line that are not at their defaults."""
-    return ", ".join(
-        f"--{prefix}{one.name}".replace("_", "-")
-        for one in fields(kind)
-        if one.name not in besides and getattr(args, prefix + one.name) != one.default
-    )
 
 
 def choose_shots(data: str | Path, count: int, split: str | None = "train") -> tuple[tuple[str, str], ...]:

@@ -115,27 +115,8 @@ class PassageStore:
 
 
 def _write_offsets(corpus: Path, folder: Path) -> None:
-    passages = _count_checked(corpus)
-    offsets = np.empty(passages, dtype=np.int64)
-    found = position = 0
-    with corpus.open("rb") as lines:
-        for line in lines:
-            if line.strip():
-                if found < passages:
-                    offsets[found] = position
-                found += 1
-            position += len(line)
-    if found != passages:
-        raise ValueError(
-            f"{corpus}: {passages} passages on {found} lines: the file has unusual line ends; "
-            "write one JSON object per line, ended by a line feed"
-        )
-    np.save(folder / _OFFSETS, offsets, allow_pickle=False)
-
-
-def _count_checked(corpus: Path) -> int:
-    """The number of passages; one id for several passages is refused, which a loop would take for one."""
-    ids, contents = array("q"), array("q")
+    """Check a corpus and note where its lines begin; one id for several passages would be one passage for a loop."""
+    ids, contents, offsets = array("q"), array("q"), array("q")
     for passage in read_corpus(corpus):
         ids.append(hash(passage.id))
         contents.append(hash(passage.content))
@@ -148,4 +129,15 @@ def _count_checked(corpus: Path) -> int:
             f"{corpus}: {twice.size} passages have the id of another passage, the first on its lines {first + 1} and "
             f'{second + 1} (blank lines aside): give each its own "id", or leave the ids out'
         )
-    return len(ids)
+    position = 0
+    with corpus.open("rb") as lines:
+        for line in lines:
+            if line.strip():
+                offsets.append(position)
+            position += len(line)
+    if len(offsets) != len(ids):
+        raise ValueError(
+            f"{corpus}: {len(ids)} passages on {len(offsets)} lines: the file has unusual line ends; "
+            "write one JSON object per line, ended by a line feed"
+        )
+    np.save(folder / _OFFSETS, np.asarray(offsets), allow_pickle=False)

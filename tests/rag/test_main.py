@@ -170,7 +170,7 @@ def test_bad_options_are_one_line(tmp_path, clients, capsys):
     assert len(errors) == 15
     assert all(line.startswith("error: ") for line in errors)
     found = "\n".join(errors)
-    assert "--beams, --dtype: only for --model" in found
+    assert "--beams 2 --dtype float16: only for --model" in found
     assert "--teacher-seed: no effect with --model" in found
     assert "use one beam" in found
     assert "max_tokens: 0 must be at least 1; batch_size: 0" in found

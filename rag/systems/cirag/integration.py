@@ -19,6 +19,7 @@ counted in both cases. The integrator sees its earlier decisions as they were un
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
 import unicodedata
@@ -45,7 +46,7 @@ _INPUTS = tuple(_name.lower().replace(" ", "_") for _name in (CANDIDATES, MAIN_Q
 
 _MARKER = re.compile(r"\[\[\s*#{1,4}\s*([A-Za-z][A-Za-z_ -]{0,40}?)\s*#{0,4}\s*\]\]:?")
 _STRICT_MARKER = re.compile(r"\[\[## [a-z_]+ ##\]\]:?")
-_STRING = r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
+_STRING = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
 _LISTED = re.compile(rf"[(\[]\s*{_STRING}\s*,\s*{_STRING}\s*,\s*{_STRING}\s*[)\]]", re.DOTALL)
 _NO_QUESTION = re.compile(
     r"\W*no[ _-]*(?:more |further )?questions?(?: (?:is|are|needed|required|necessary|left|remains?))*\W*"
@@ -297,18 +298,11 @@ def _rows(section: str) -> tuple[list[Any], list[str]]:
     if isinstance(value, list) and not any(isinstance(row, str) for row in value):
         return value, ["loose_facts"]
     # Tuples as Python writes them, or a list that was cut off: take the triples that are whole.
-    return [
-        [literal for part in match.groups() if (literal := _literal(part)) is not None]
-        for match in _LISTED.finditer(section)
-    ], ["unreadable_facts"]
-
-
-def _literal(text: str) -> str | None:
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return None
-    return value if isinstance(value, str) else None
+    rows = []
+    for match in _LISTED.finditer(section):
+        with contextlib.suppress(ValueError, SyntaxError):
+            rows.append(list(ast.literal_eval(match.group())))
+    return rows, ["unreadable_facts"]
 
 
 def _read_query(section: str) -> tuple[str | None, list[str]]:
