@@ -12,7 +12,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal
@@ -31,8 +31,6 @@ DROPPED = "dropped.ndjson"
 _LONGEST_SAMPLE = 2000
 # Names that a data set folder holds.
 MADE = ("*-[0-9][0-9][0-9][0-9][0-9].jsonl", "*-[0-9][0-9][0-9][0-9][0-9].parquet", CARD, STATISTICS, DROPPED)
-# Exit code of a build that ended well and gave not one record.
-NO_RECORDS = 4
 _SPLIT_NAME = re.compile(r"\w+(\.\w+)*")
 _ROW_GROUP = 512
 
@@ -126,9 +124,8 @@ def new_dataset(
         ValueError: another program is writing it, or it is, holds or lies in what is read.
     """
     read = [str(path) for path in sources if path is not None and Path(path).exists()]
-    with new_folder(options.output, MADE, options.overwrite, read) as folder, ExitStack() as stack:
-        writer = DatasetWriter(folder, kind, options, read)
-        stack.callback(writer.close)
+    folder = new_folder(options.output, MADE, options.overwrite, read)
+    with folder as place, closing(DatasetWriter(place, kind, options, read)) as writer:
         yield writer
 
 

@@ -32,7 +32,7 @@ from tripletune.data_builders.datasets import SmallestHashes
 from tripletune.data_builders.datasets.inspect import why_empty
 from tripletune.data_builders.datasets.kinds import RECORDS
 from tripletune.data_builders.datasets.lookup import SeenTable
-from tripletune.data_builders.datasets.writer import DROPPED, NO_RECORDS, BuildFacts, DatasetWriter, new_dataset
+from tripletune.data_builders.datasets.writer import DROPPED, BuildFacts, DatasetWriter, new_dataset
 from tripletune.data_builders.hotpotqa_subq import DropReason, Question, Teacher, UnlabelledQuestion, label_question
 from tripletune.data_builders.hotpotqa_subq.annotations import (
     PARTS,
@@ -69,7 +69,7 @@ _KEPT = "What was answered is in the ledger: run the same command again to conti
 class NothingLabelled(Exception):
     """The build is done and its folder written, with a card and without records: every question was left out."""
 
-    exit_code = NO_RECORDS
+    exit_code = 4
 
 
 def build(
@@ -202,24 +202,23 @@ class _Build:
             if names[source.name] > 1:
                 raise ValueError(f"two sources are called {source.name!r}; name one of them: NAME={source.reader}:FILE")
             get_reader(source.reader)
-        teachers: dict[str, tuple[Teacher | PartTeacher, Counter[str]]] = {}
+        opened: dict[str, OpenSource] = {}
         for source in sorted(sources, key=lambda source: source.needs_teacher):
-            issues: Counter[str] = Counter()
-            if not source.needs_teacher or open_client is None:
-                teachers[source.name] = open_teacher(source.reader, source.annotations, issues), issues
-                continue
-            if self._client is None:
-                # One file for all sources: what is wrong with it is told once, with the first that reads it.
-                issues.update(self._stored.issues if self._stored is not None else ())
-                self._client = open_client()
-            teacher = LLMTeacher(
-                self._client, self._prompts, self._stored, options.show_documents, options.first_subquery,
-                self._sampling, options.json_schema,
-            )  # fmt: skip
-            teachers[source.name] = teacher, issues
-        self._opened = [
-            OpenSource(source, *teachers[source.name], options.most_questions(source.reader)) for source in sources
-        ]
+            issues = Counter[str]()
+            teacher: Teacher | PartTeacher
+            if source.needs_teacher and open_client is not None:
+                if self._client is None:
+                    # One file for all sources: what is wrong with it is told once, with the first that reads it.
+                    issues.update(self._stored.issues if self._stored is not None else ())
+                    self._client = open_client()
+                shown, first = options.show_documents, options.first_subquery
+                teacher = LLMTeacher(
+                    self._client, self._prompts, self._stored, shown, first, self._sampling, options.json_schema
+                )
+            else:
+                teacher = open_teacher(source.reader, source.annotations, issues)
+            opened[source.name] = OpenSource(source, teacher, issues, options.most_questions(source.reader))
+        self._opened = [opened[source.name] for source in sources]
 
     async def _label_all(self) -> None:
         pending: RepliesPending | None = None

@@ -209,7 +209,8 @@ class LLMTeacher:
             reason = _REASONS.get(error.reason, DropReason.UNREADABLE_REPLY)
             raise UnlabelledQuestion(reason, error.explanation, role, error.reply) from None
         finally:
-            self.refused.update({f"{role}: {reason}": n for reason, n in rejected.items()})
+            for name, n in rejected.items():
+                self.refused[f"{role}: {_REASONS.get(name, DropReason.UNREADABLE_REPLY)}"] += n
         self.recovered.update({f"{role}: {form}": n for form, n in recovered.items()})
         return value
 

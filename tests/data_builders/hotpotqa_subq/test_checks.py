@@ -94,6 +94,7 @@ def test_question_marks_of_a_title_are_not_counted(asked):
     assert read_subquery(json.dumps({"question": asked}), "Why?") == asked
 
 
+UNREADABLE = (DropReason.UNREADABLE_REPLY, "no_json", "bad_json", "no_triples")
 U, W, Q = DropReason.UNREADABLE_REPLY, DropReason.WRONG_DOCUMENTS, DropReason.NOT_ONE_QUESTION
 REFUSED = [
     *((lambda text: read_documents(text, 3), text, U) for text in (
@@ -120,7 +121,7 @@ REFUSED = [
 def test_replies_that_are_rejected(read, text, reason):
     with pytest.raises(UnusableReply) as caught:
         read(text)
-    assert caught.value.reason == reason.value
+    assert caught.value.reason in (UNREADABLE if reason is U else [reason])
     assert caught.value.explanation.endswith(".")
 
 
@@ -172,7 +173,7 @@ VALUES = st.recursive(
 
 @given(st.text(max_size=60) | VALUES.map(json.dumps) | VALUES.map(lambda value: json.dumps({"triples": value})))
 def test_any_text_is_read_or_turned_down_with_a_reason(text):
-    reasons = {reason.value for reason in DropReason}
+    reasons = {*DropReason, *UNREADABLE}
     for read in (lambda: read_documents(text, 3), lambda: read_subquery(text), lambda: read_triples(text)):
         try:
             read()
