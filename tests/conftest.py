@@ -209,14 +209,9 @@ def make_graph_llm(tiny_model: Callable[[str], Path], tiny_encoder: Path) -> Cal
 def records() -> list[Record]:
     """Twelve records of four questions, both tasks, all actions, with and without graph."""
     found: list[Record] = []
-    for number, (name, place, land) in enumerate(
-        [
-            ("Ada Lovelace", "London", "England"),
-            ("René Descartes", "La Haye", "France"),
-            ("紫式部", "京都", "日本"),
-            ("Zeno (of Elea), the younger", "Elea", "Magna Graecia"),
-        ]
-    ):
+    people = [("Ada Lovelace", "London", "England"), ("René Descartes", "La Haye", "France")]
+    people += [("紫式部", "京都", "日本"), ("Zeno (of Elea), the younger", "Elea", "Magna Graecia")]
+    for number, (name, place, land) in enumerate(people):
         question = f"In which country was {name} born?"
         first = Step(question, (Triple(name, "born in", place), Triple(name, "known for", f"work {number}")))
         second = Step(f"In which country is {place}?", (Triple(place, "located in", land),), f"{place} is in {land}.")
@@ -296,8 +291,8 @@ def make_config(
         from tripletune.models.options import load_config
         from tripletune.train.tasks.ras import GraphConfig
 
-        data = write_records(records, "train")
-        write_records(records[:4], "validation", data)
+        write_records(records[:4], "validation")
+        data = write_records(records)
         values = RUN | {f"model.{name}": width for name, width in GRAPH_WIDTHS.items()} | {
             "output_dir": str(tmp_path / "run"), "resume": True, "model.base": str(tiny_model(family)),
             "model.encoder": str(tiny_encoder), "model.graph_dropout": 0.3, "data.train": str(data),
@@ -325,14 +320,8 @@ def extraction_pairs() -> list[Any]:
 
 
 @pytest.fixture
-def write_pairs(tmp_path: Path) -> Callable[..., Path]:
-    """Writes pairs as `<split>-00000.jsonl` in a folder and returns the folder."""
-    return _writer(tmp_path / "pairs")
-
-
-@pytest.fixture
 def make_extraction_config(
-    tmp_path: Path, tiny_llama: Path, tiny_t5: Path, extraction_pairs: list[Any], write_pairs: Callable[..., Path]
+    tmp_path: Path, tiny_llama: Path, tiny_t5: Path, extraction_pairs: list[Any]
 ) -> Callable[..., Any]:
     """A text-to-triples run on tiny models that takes a second: `make_extraction_config({...}, seq2seq=True)`."""
 
@@ -340,8 +329,9 @@ def make_extraction_config(
         from tripletune.models.options import load_config
         from tripletune.train.tasks.text_to_triples import PairConfig
 
-        data = write_pairs(extraction_pairs, "train")
-        write_pairs(extraction_pairs[:5], "validation", data)
+        write = _writer(tmp_path / "pairs")
+        write(extraction_pairs[:5], "validation")
+        data = write(extraction_pairs)
         values = RUN | {
             "output_dir": str(tmp_path / "run"), "model.base": str(tiny_t5 if seq2seq else tiny_llama),
             "model.lora_rank": 4, "data.train": str(data), "train.epochs": 1, "train.batch_size": 2,

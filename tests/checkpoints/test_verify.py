@@ -96,8 +96,6 @@ def _cut_weights(folder: Path) -> None:
         (_cut_weights, "adapter_model.safetensors cannot be read"),
         (lambda folder: (folder / "verify.json").unlink(), "has no verify.json"),
         (lambda folder: (folder / "verify.json").write_text('{"format": 9}'), "format 9 is not 1"),
-        (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer"),
-        (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
     ],
 )
 def test_damage_is_one_line(damage: Callable[[Path], None], words: str, export_copy: Path, cli: Cli) -> None:
