@@ -21,7 +21,6 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -35,7 +34,6 @@ from tripletune.models.data.triples import Triple
 Embedder = Callable[[list[str]], np.ndarray]
 Key = tuple[str, str, str]
 
-_WORD = re.compile(r"\w+")
 _DIGITS = re.compile(r"\d+")
 _ARTICLES = frozenset(("a", "an", "the"))
 _AUXILIARIES = frozenset(("is", "are", "was", "were", "be", "been", "has", "have", "had"))
@@ -97,12 +95,8 @@ def score_rows(predictions: Iterable[Prediction], embed: Embedder | None = None)
             triples = [t for one, reply in zip(chunk, replies) for t in (*one.pair.triples, *reply.triples)]
             vectors = FieldVectors(triples, embed)
         for prediction, reply in zip(chunk, replies):
-            row = _score(prediction, reply.triples, vectors)
-            yield row | {
-                "malformed_triples": reply.malformed,
-                "malformed": reply.is_malformed,
-                **_rouge_of(prediction),
-            }
+            faults = {"malformed_triples": reply.malformed, "malformed": reply.is_malformed}
+            yield _score(prediction, reply.triples, vectors) | faults | _rouge_of(prediction)
 
 
 def row_parts(row: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
@@ -154,7 +148,9 @@ def rouge_scores(reply: str, gold: str) -> dict[str, float]:
     """
     if not reply.strip() and not gold.strip():
         return dict.fromkeys(ROUGE, 1.0)
-    scores = _rouge().score(gold, reply[:_LONGEST_ROUGE])
+    from rouge_score.rouge_scorer import RougeScorer  # imports nltk, which takes a while
+
+    scores = RougeScorer(list(ROUGE), use_stemmer=False).score(gold, reply[:_LONGEST_ROUGE])
     return {name: float(scores[name].fmeasure) for name in ROUGE}
 
 
@@ -193,14 +189,6 @@ def _rouge_of(prediction: Prediction) -> dict[str, float]:
     read = ((text, read_reply(text)) for text in prediction.replies)
     written = "\n".join(text for text, reply in read if reply.triples or reply.is_malformed)
     return rouge_scores(written, prediction.pair.target)
-
-
-@lru_cache(maxsize=1)
-def _rouge() -> Any:
-    # Imports nltk, which takes a while.
-    from rouge_score.rouge_scorer import RougeScorer
-
-    return RougeScorer(list(ROUGE), use_stemmer=False)
 
 
 def entity_words(text: str) -> list[str]:
@@ -330,8 +318,6 @@ def _words(text: str) -> list[str]:
 
     To `\\w` the vowel signs of Hindi or Thai are no letters, so names that differ in one alone would be the same.
     """
-    if text.isascii():
-        return _WORD.findall(text)
     kept, inside = [], False
     for character in text:
         is_mark = unicodedata.category(character).startswith("M")

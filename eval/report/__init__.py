@@ -17,7 +17,7 @@ from rich.console import Console
 from tripletune.eval import find_metrics
 from tripletune.eval.report.page import page_of
 from tripletune.eval.report.plots import MALFORMED_OUTPUT, draw_curve, draw_plots, panels_of, read_curve
-from tripletune.eval.report.runs import Group, Other, Run, differences, figures_of, group_runs, read_folder, sweeps_of
+from tripletune.eval.report.runs import Group, Run, differences, figures_of, group_runs, read_folder, sweeps_of
 from tripletune.eval.results import METRICS, RESULTS, read_results
 from tripletune.eval.statistics import bootstrap_ratio, paired_difference, paired_ratio_difference
 from tripletune.eval.suites import interval_cells, show_table
@@ -41,15 +41,12 @@ def report(args: argparse.Namespace, console: Console) -> None:
 
     Raises:
         FileNotFoundError: a folder is not there.
-        ValueError: a folder holds no results, or is named twice; or plots are wanted and matplotlib is missing.
+        ValueError: a folder holds no results, or plots are wanted and matplotlib is missing.
         FileExistsError: the output folder holds something else than a report.
     """
     check_folder(args.output, _MADE, overwrite=True)
     found = [read_folder(spec) for spec in args.folders]
     places = [Path(one.folder).resolve() for one in found]
-    twice = next((one.folder for one, place in zip(found, places) if places.count(place) > 1), None)
-    if twice is not None:
-        raise ValueError(f"{twice} is named twice: name every folder once")
     figures = build_report(found)
     told, files = ([], {}) if args.no_plots else draw_plots(figures)
     with new_folder(args.output, _MADE, overwrite=True, sources=places) as scratch:
@@ -62,7 +59,7 @@ def report(args: argparse.Namespace, console: Console) -> None:
     console.print(f"{Path(args.output) / PAGE}: {len(found)} results, {len(files)} plots")
 
 
-def build_report(found: Sequence[Run | Other]) -> dict[str, Any]:
+def build_report(found: Sequence[Run]) -> dict[str, Any]:
     """All figures of a report.
 
     Args:
@@ -71,18 +68,18 @@ def build_report(found: Sequence[Run | Other]) -> dict[str, Any]:
     Returns:
         `groups` of runs over the same questions, `others`, and `missing`: sentences on what could not be said.
     """
-    groups = [_figures(group) for group in group_runs([one for one in found if isinstance(one, Run)])]
+    groups = [_figures(group) for group in group_runs([one for one in found if one.rows is not None])]
     others = [
         {
             "name": one.name or one.folder,
             "folder": one.folder,
             "command": one.about.get("command") or None,
             "settings": one.settings,
-            "results": one.rows,
-            "metrics": one.metrics,
+            "results": one.results,
+            "metrics": one.metrics or None,
         }
         for one in found
-        if isinstance(one, Other)
+        if one.rows is None
     ]
     missing = [sentence for group in groups for run in group["runs"] for sentence in _missing(run)]
     missing += [
@@ -98,7 +95,7 @@ def _figures(group: Group) -> dict[str, Any]:
     reference, order = group.runs[0], group.in_paper_order()
     return {
         "task": reference.task,
-        "metrics": reference.metrics,
+        "metrics": reference.scores,
         "runs": [
             {
                 "name": name,
@@ -108,8 +105,8 @@ def _figures(group: Group) -> dict[str, Any]:
                 "settings": run.settings,
                 "differs": differences(reference.settings, run.settings),
                 "ablations": ablations,
-                "questions": len(run.rows),
-                "expected": run.expected,
+                "questions": run.results,
+                "expected": run.about.get("questions"),
                 "finished": run.finished,
                 "cut_off": run.cut_off,
                 "figures": figures_of(run),
@@ -129,12 +126,12 @@ def _figures(group: Group) -> dict[str, Any]:
 
 def _paired(first: Run, second: Run) -> dict[str, Any] | None:
     """Differences to the first by metric, over the questions that both have; None for the first itself."""
-    if first is second or first.rows.empty or second.rows.empty:
+    if first is second or first.rows is None or second.rows is None or not first.results or not second.results:
         return None
     both = first.rows.merge(second.rows, on="id", suffixes=("_first", "_second"))
     if both.empty:
         return None
-    return {name: paired_difference(both[f"{name}_first"], both[f"{name}_second"]) for name in first.metrics}
+    return {name: paired_difference(both[f"{name}_first"], both[f"{name}_second"]) for name in first.scores}
 
 
 def _span(name: str) -> str:

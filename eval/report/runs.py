@@ -1,9 +1,8 @@
 """What a report is made of: output folders of `tripletune eval`, their figures, and which runs belong together.
 
-A folder of `eval run`, whole or left by a run that was killed, becomes a `Run` with a table of its questions. Any other
-folder that holds a `metrics.json` (records, extraction, decisions) becomes an `Other`, whose figures are taken as they
-stand. The figures of a run are computed from its rows, so that tables and plots agree with each other. They are JSON
-values; an interval is `{"mean", "low", "high", "n"}`.
+A folder may be whole or left by a run that was killed. The figures of `eval run` are computed from its rows, so that
+tables and plots agree with each other; those of other evaluations (records, extraction, decisions) are taken as they
+stand. They are JSON values; an interval is `{"mean", "low", "high", "n"}`.
 
 Runs of one task, with the same scores and over one question file, are a `Group`; its first run is the one the others
 are compared with. A run is named after what differs from that one, in the CIRAG paper's words where an option is one of
@@ -52,30 +51,31 @@ _TOLD = ("options.rerank", "options.granularities", "integrator.spec", "integrat
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """An output folder of `tripletune eval run`.
+    """An output folder of `tripletune eval`.
 
     Attributes:
         folder: As it was named.
         name: The name given on the command line, or empty.
         settings: `settings.json`: all that the results depend on.
         about: `run.json`: the command, and how many questions a whole run has.
-        rows: The questions that have a result, one row each: `id`, `type`, a column per score (`f1`), `failed`,
-            `rounds`, `stop`, `calls`, `tokens_read`, `tokens_written`, `seconds`, `tallies`, `malformed`, and, where
-            they are known and else None, `tokens` (by role), `granularity`, `recall` (share of the supporting passages
-            found up to each round) and `kept` (share that a kept triple comes from).
-        finished: Whether the run came to its end, so that no question is missing.
+        metrics: `metrics.json`; empty when it was stopped before its end.
+        results: How many results it has.
+        rows: Of `eval run`, the questions that have a result, one row each: `id`, `type`, a column per score (`f1`),
+            `failed`, `rounds`, `stop`, `calls`, `tokens_read`, `tokens_written`, `seconds`, `tallies`, `malformed`,
+            and, where they are known and else None, `tokens` (by role), `granularity`, `recall` (share of the
+            supporting passages found up to each round) and `kept` (share that a kept triple comes from). None for
+            other evaluations, whose figures are taken as they stand.
         cut_off: Whether the last line was cut off by a kill.
-        session: Speed of the last session, from `metrics.json`.
     """
 
     folder: str
     name: str
     settings: Mapping[str, Any]
     about: Mapping[str, Any]
-    rows: pd.DataFrame
-    finished: bool
-    cut_off: bool
-    session: Mapping[str, Any]
+    metrics: Mapping[str, Any]
+    results: int
+    rows: pd.DataFrame | None
+    cut_off: bool = False
 
     @property
     def system(self) -> str:
@@ -88,29 +88,17 @@ class Run:
         return str(self.settings["task"]["name"])
 
     @property
-    def metrics(self) -> list[str]:
-        """The task's scores, the headline first."""
+    def scores(self) -> list[str]:
+        """The task's metrics, the headline first."""
         return list(self.settings["task"]["metrics"])
 
     @property
-    def expected(self) -> int | None:
-        """Questions of the whole run; None where nothing says so."""
-        return self.about.get("questions")
+    def finished(self) -> bool:
+        """Whether the run came to its end, so that no question is missing."""
+        return bool(self.metrics) and not self.cut_off and self.results == self.about.get("questions")
 
 
-@dataclass(frozen=True, slots=True)
-class Other:
-    """A folder of another evaluation; `metrics` is None when it was stopped before its end, `rows` counts results."""
-
-    folder: str
-    name: str
-    settings: Mapping[str, Any]
-    about: Mapping[str, Any]
-    metrics: Mapping[str, Any] | None
-    rows: int
-
-
-def read_folder(spec: str) -> Run | Other:
+def read_folder(spec: str) -> Run:
     """Read one output folder.
 
     Args:
@@ -136,12 +124,11 @@ def read_folder(spec: str) -> Run | Other:
         )
     if "system" in settings and results.is_file():
         rows, cut_off = _rows(results, settings), results.read_bytes()[-1:] not in (b"\n", b"")
-        finished = bool(metrics) and not cut_off and len(rows) == about.get("questions")
-        return Run(str(path), name, settings, about, rows, finished, cut_off, metrics.get("session") or {})
+        return Run(str(path), name, settings, about, metrics, len(rows), rows, cut_off)
     if "system" in metrics:
         raise ValueError(f"{path} has lost its {RESULTS} or {SETTINGS}: a report of a run needs both")
     count = sum(1 for _ in read_results(results, partial=True)) if results.is_file() else 0
-    return Other(str(path), name, settings, about, metrics or None, count)
+    return Run(str(path), name, settings, about, metrics, count, None)
 
 
 def figures_of(run: Run) -> dict[str, Any]:
@@ -151,8 +138,8 @@ def figures_of(run: Run) -> dict[str, Any]:
         `scores`, `by_type`, `rounds`, `cost`, `roles`, `latency`, `granularity`, `recall`, `decisions` and `errors`;
         those that its results do not allow are None. Nothing at all for a run without a result.
     """
-    rows, metrics = run.rows, run.metrics
-    if rows.empty:
+    rows, metrics = run.rows, run.scores
+    if rows is None or rows.empty:
         return {}
     types = {kind or "none": _means_of(part, metrics) for kind, part in rows.groupby("type")}
     seconds = rows["seconds"]
@@ -169,7 +156,7 @@ def figures_of(run: Run) -> dict[str, Any]:
         "latency": {
             "mean": bootstrap_mean(seconds),
             "percentiles": {str(share): float(seconds.quantile(share / 100)) for share in (10, 50, 90)},
-            "questions_per_second": run.session.get("questions_per_second"),
+            "questions_per_second": run.metrics.get("session", {}).get("questions_per_second"),
             "concurrency": run.about.get("concurrency"),
         },
         "granularity": _granularity(rows, metrics),
@@ -308,7 +295,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     found: dict[str, list[Run]] = {}
     for run in runs:
         # A task file of the same name may have been changed between two runs.
-        found.setdefault(json.dumps([run.task, run.metrics, run.settings.get("data")]), []).append(run)
+        found.setdefault(json.dumps([run.task, run.scores, run.settings.get("data")]), []).append(run)
     groups = []
     for members in found.values():
         names = [run.name or _name(members[0].settings, run.settings) for run in members]

@@ -239,8 +239,8 @@ def score_reply(case: Case, reply: str, error: str = "") -> dict[str, Any]:
         "question_id": case.question_id,
         "round": case.round,
         "teacher": case.teacher,
-        "gold": {"core_triples": _rows(gold), "next_query": gold.query, "decision": _kind(gold)},
-        "found": {"core_triples": _rows(found), "next_query": found.query, "decision": _kind(found)},
+        "gold": _shown(gold),
+        "found": _shown(found),
         "faults": list(found.faults),
         "reply": reply,
         "error": error,
@@ -309,9 +309,7 @@ def _set_f1(found: Decision, gold: Decision) -> float:
     return 2 * len(one & other) / (len(one) + len(other))
 
 
-def _kind(decision: Decision) -> str:
-    return {None: UNREADABLE, "": STOP}.get(decision.query, GO_ON)
-
-
-def _rows(decision: Decision) -> list[list[str]]:
-    return [fact.triple.as_list() for fact in decision.core]
+def _shown(decision: Decision) -> dict[str, Any]:
+    kind = {None: UNREADABLE, "": STOP}.get(decision.query, GO_ON)
+    triples = [fact.triple.as_list() for fact in decision.core]
+    return {"core_triples": triples, "next_query": decision.query, "decision": kind}

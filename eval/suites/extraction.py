@@ -176,7 +176,11 @@ class ExtractionSuite(Suite):
             from tripletune.rag.retrievers import load_embedder
 
             embed = load_embedder(options.embedder)
-        rows = list(score_rows(predictions(self.items(), log.rows()), embed))
+        replies = (
+            Prediction(pair, row.get("replies") or [row["reply"]], failed=bool(row["error"]))
+            for pair, row in zip(self.items(), log.rows(), strict=True)
+        )
+        rows = list(score_rows(replies, embed))
         write_text(log.folder / SCORES_FILE, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         return {
             "evaluation": KIND,
@@ -220,18 +224,6 @@ class ExtractionSuite(Suite):
 
 
 SUITE = ExtractionSuite
-
-
-def predictions(pairs: Iterable[ExtractionPair], rows: Iterable[Mapping[str, Any]]) -> Iterator[Prediction]:
-    """What is scored: each pair with the reply of its row, both in the same order.
-
-    Raises:
-        ValueError: a row is another pair's.
-    """
-    for pair, row in zip(pairs, rows, strict=True):
-        if pair.id != row["id"]:
-            raise ValueError(f"the results hold {row['id']!r} where the data has {pair.id!r}: pass --overwrite")
-        yield Prediction(pair, row.get("replies") or [row["reply"]], failed=bool(row.get("error")))
 
 
 def totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from tripletune.eval.__main__ import main
 from tripletune.eval.report import compare_folders
 from tripletune.eval.results import read_results
 from tripletune.eval.suites import QuestionsPending, run_suites
-from tripletune.eval.suites.extraction import ExtractionOptions, ExtractionSuite, predictions, totals
+from tripletune.eval.suites.extraction import ExtractionOptions, ExtractionSuite, totals
 from tripletune.eval.triples import Prediction, row_parts, score_rows, summarise_extractions
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.triples import Triple
@@ -98,12 +98,12 @@ def test_a_long_text_is_cut_and_its_replies_are_joined(extract):
     }
 
 
-def test_pieces_without_facts_are_no_malformed_output(extract):
+def test_pieces_without_facts_are_no_malformed_output(extract, tmp_path):
     pair = ExtractionPair("long", "Well, well. So it is.", "")
     rows = extract([pair], Rule({"Well, well.": "NONE", "So it is.": "NONE"}), piece_limit=14)
     assert (rows["long"]["pieces"], rows["long"]["triples"], rows["long"]["malformed"]) == (2, [], 0)
-    (prediction,) = predictions([pair], [rows["long"]])
-    assert (prediction.replies, prediction.failed) == (["NONE", "NONE"], False)
+    (score,) = read_results(tmp_path / "out" / "scores.jsonl")
+    assert (score["malformed"], score["failed"]) == (False, False)
 
 
 def test_a_half_character_in_a_reply_can_be_stored(extract):
@@ -121,7 +121,7 @@ def test_fifty_thousand_characters_cost_no_neighbour(extract):
     assert max(len(text) for batch in extractor.batches for text in batch) <= 1600
 
 
-def test_a_bad_text_costs_itself_alone(extract):
+def test_a_bad_text_costs_itself_alone(extract, tmp_path):
     given = pairs(6)
     rows = extract(given, Rule({given[2].text: CallError("too long"), given[3].text: ValueError("odd")}))
     assert {name: row["error"] for name, row in rows.items() if row["error"]} == {
@@ -129,9 +129,8 @@ def test_a_bad_text_costs_itself_alone(extract):
         "p3": "ValueError: odd",
     }
     assert rows["p2"]["triples"] == []
-    assert [one.failed for one in predictions(given, [rows[pair.id] for pair in given])] == [False] * 2 + [True] * 2 + [
-        False
-    ] * 2
+    scores = read_results(tmp_path / "out" / "scores.jsonl")
+    assert [row["id"] for row in scores if row["failed"]] == ["p2", "p3"]
     assert totals(rows.values())["counts"]["errors"] == 2
 
 
@@ -142,14 +141,6 @@ def test_what_no_text_is_at_fault_for_stops(extract, tmp_path):
     with pytest.raises(QuestionsPending, match="1 texts wait"):
         extract(given, Rule({given[4].text: RepliesPending("waits")}))
     assert len(list(read_results(tmp_path / "out" / "results.jsonl"))) == 8
-
-
-def test_rows_of_other_pairs_are_refused(extract):
-    given = pairs(2)
-    rows = extract(given, Rule())
-    assert [one.pair for one in predictions(given, rows.values())] == given
-    with pytest.raises(ValueError, match="the results hold 'p1' where the data has 'p0'"):
-        list(predictions(given, reversed(rows.values())))
 
 
 # The command.
