@@ -14,22 +14,15 @@ import pytest
 pytest.importorskip("openai")
 pytest.importorskip("aiohttp")
 
+from tests.data_builders.rows import write_lines
 from tests.models.llm.server import Faults, body_key, read_log, server_process
 from tripletune.data_builders.world.build import WorldOptions, generate_world
 
 QUESTIONS, KILLS, CONCURRENCY = 40, 5, 8
 FAULTS = Faults(
-    rate_limit=0.05,
-    server_error=0.04,
-    hang=0.01,
-    cut_off=0.03,
-    broken_off=0.03,
-    drop=0.03,
-    empty=0.03,
-    seed=11,
-    at_most=2,
-    hang_seconds=20.0,
-)
+    rate_limit=0.05, server_error=0.04, hang=0.01, cut_off=0.03, broken_off=0.03, drop=0.03, empty=0.03, seed=11,
+    at_most=2, hang_seconds=20.0,
+)  # fmt: skip
 KEY = "sk-secret-key-of-the-fault-test"
 
 
@@ -38,19 +31,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("faults")
     world = generate_world(WorldOptions(train=QUESTIONS, validation=0, test=0, common_knowledge=0.0), "train")
     for name, lines in (("questions", world.question_rows()), ("teacher", world.teacher_rows())):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines), encoding="utf-8")
+        write_lines(folder / f"{name}.jsonl", lines)
     return folder
 
 
 def command(files: Path, url: str, output: Path) -> list[str]:
     return [
-        *(
-            sys.executable,
-            "-m",
-            "tripletune.data_builders.hotpotqa_subq",
-            "--source",
-            f"hotpotqa:{files / 'questions.jsonl'}",
-        ),
+        *(sys.executable, "-m", "tripletune.data_builders.hotpotqa_subq"),
+        *("--source", f"hotpotqa:{files / 'questions.jsonl'}"),
         *("--output", str(output), "--teacher", "openai", "--teacher-model", "m", "--teacher-url", url),
         *("--teacher-api-key-env", "SUBQ_KEY", "--teacher-concurrency", str(CONCURRENCY), "--teacher-timeout", "2"),
         *("--concurrency", str(CONCURRENCY), "--shard-size", "50", "--validation-fraction", "0.3"),

@@ -199,21 +199,16 @@ def test_triples_can_come_from_a_file(tmp_path):
     assert teacher.name == "script:m, triples of t.jsonl"
 
 
-def test_sampling_reaches_the_calls():
-    client = script()
-    label(client, sampling=Sampling(temperature=0.5, seed=3, max_tokens=1))
-    assert {(call[2].temperature, call[2].seed, call[2].max_tokens) for call in client.calls} == {
-        (0.5, 3, tokens) for tokens in MAX_TOKENS.values()
-    }
-
-
-def test_a_schema_is_sent_when_it_is_asked_for_alone():
+def test_sampling_reaches_the_calls_and_a_schema_when_it_is_asked_for():
     for asked in (False, True):
         client = script()
-        label(client, json_schema=asked)
-        schemas = {call[0]: call[2].schema for call in client.calls}
-        assert (None in schemas.values()) is not asked
-    assert json.loads(schemas[QUERY_ROLE])["required"] == ["question"]
+        label(client, sampling=Sampling(temperature=0.5, seed=3, max_tokens=1), json_schema=asked)
+        sent = {call[0]: call[2] for call in client.calls}
+        assert {role: (one.temperature, one.seed, one.max_tokens) for role, one in sent.items()} == {
+            role: (0.5, 3, tokens) for role, tokens in MAX_TOKENS.items()
+        }
+        assert (None in [one.schema for one in sent.values()]) is not asked
+    assert json.loads(sent[QUERY_ROLE].schema)["required"] == ["question"]
 
 
 def test_own_prompts_replace_ours_and_have_their_own_digest(tmp_path):
