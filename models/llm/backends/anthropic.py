@@ -22,7 +22,6 @@ from tripletune.models.llm.backends.openai import HostedBackend, count, sampling
 logger = logging.getLogger(__name__)
 # 512 tokens, the lowest of the models' limits, are hardly less than this many bytes in any script.
 _SMALLEST_CACHED = 1536
-_REMEMBERED = 4096
 # The API version that still takes temperature and top_p (the SDK's own does from 2.0 on not).
 _SAMPLING_VERSION = "2023-06-01"
 _REASONS = {
@@ -62,7 +61,7 @@ class AnthropicBackend(HostedBackend):
 
     def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
         super().__init__(options, api_key)
-        self._seen: dict[bytes, None] = {}
+        self._seen: set[bytes] = set()
         extra = options.extra_fields or {}
         self.body = partial(messages_body, options.model, self._is_cached, self.send_temperature, extra)
         if self.send_temperature:
@@ -77,16 +76,13 @@ class AnthropicBackend(HostedBackend):
         return created
 
     def _is_cached(self, system: str) -> bool:
-        """Whether a system prompt is long and came before; the last ones are remembered."""
+        """Whether a system prompt is long and came before."""
         data = system.encode()
         if len(data) < _SMALLEST_CACHED:
             return False
         digest = hashlib.sha256(data).digest()
         known = digest in self._seen
-        self._seen.pop(digest, None)
-        self._seen[digest] = None
-        if len(self._seen) > _REMEMBERED:
-            del self._seen[next(iter(self._seen))]
+        self._seen.add(digest)
         return known
 
 
