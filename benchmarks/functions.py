@@ -78,7 +78,7 @@ def _counted(names: list[str]) -> Iterator[None]:
 
 
 def _record(options: Options, scratch: str) -> list[str]:
-    from tripletune.train.run import make_rows
+    from tripletune.train import make_rows
 
     settings = one_pass(scratch, options.seed, 2) | {
         "model.base": MODEL, "model.encoder": ENCODER, "data.max_train_records": 4,

@@ -188,7 +188,7 @@ def one_pass(scratch: str, seed: int, batch_size: int) -> dict[str, Any]:
 
 def open_task(name: str, config: str | Path, overrides: Mapping[str, Any]) -> Any:
     """A training task with its model loaded and its rows made."""
-    from tripletune.train.run import make_rows
+    from tripletune.train import make_rows
 
     kind = load_from("tripletune.train.tasks", name, "training task").TASK
     task = kind(load_config(kind.Config, config, overrides))

@@ -118,7 +118,7 @@ import os
 if TYPE_CHECKING:
     from tripletune.eval import Task
 def f():
-    from tripletune.train.task import RunConfig
+    from tripletune.train.tasks import RunConfig
     import tripletune.eval.metrics
 """
-    assert imported(ast.parse(source)) == {"train.task.RunConfig", "eval.metrics"}
+    assert imported(ast.parse(source)) == {"train.tasks.RunConfig", "eval.metrics"}

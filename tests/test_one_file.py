@@ -71,7 +71,7 @@ SYSTEM = System("mine", "asks the teacher", run, lambda options: False, lambda o
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tripletune.train.task import RunConfig
+from tripletune.train.tasks import RunConfig
 from tripletune.train.text import TextTask, TextTrainSection
 
 @dataclass

@@ -14,35 +14,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from tripletune.models.data.records import IGNORED
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.llm import CallError, Message
-from tripletune.models.local.chat import ChatEncoder
 from tripletune.rag.systems.cirag.integration import shorten
-
-Rounds = Literal["together", "separate"]
-Learn = Literal["decisions", "everything"]
-
-
-@dataclass(frozen=True, slots=True)
-class RowOptions:
-    """How trajectories become rows.
-
-    Attributes:
-        rounds: "together" puts all rounds of a trajectory into one row, as long as each prompt goes on where the one
-            before ended; "separate" makes a row of each round. Both learn the same tokens.
-        learn: "decisions" are the turns that the trajectory marks; "everything" adds all turns after the first
-            decision, so retrieved candidates too.
-        max_tokens: Longest row.
-        max_prompt_tokens: Longest prompt; from a longer one the oldest candidates are left out.
-    """
-
-    rounds: Rounds = "together"
-    learn: Learn = "decisions"
-    max_tokens: int = 8192
-    max_prompt_tokens: int = 7168
 
 
 @dataclass(slots=True)
@@ -58,18 +35,37 @@ class TrajectoryEncoder:
 
     Args:
         tokenizer: The student's, with its chat template.
-        ends: Tokens that end a reply of the student; see `models.local.chat.eos_token_ids`.
-        options: How.
+        eos_token_ids: Tokens that end a reply of the student; see `models.local.chat.eos_token_ids`.
         model: The student's name, for messages.
+        rounds: "together" puts all rounds of a trajectory into one row, as long as each prompt goes on where the one
+            before ended; "separate" makes a row of each round. Both learn the same tokens.
+        learn: "decisions" are the turns that the trajectory marks; "everything" adds all turns after the first
+            decision, so retrieved candidates too.
+        max_tokens: Longest row.
+        max_prompt_tokens: Longest prompt; from a longer one the oldest candidates are left out.
 
     Raises:
         ValueError: the tokenizer has no chat template.
     """
 
-    def __init__(self, tokenizer: Any, ends: Sequence[int], options: RowOptions, model: str = "") -> None:
-        self.options = options
+    def __init__(
+        self,
+        tokenizer: Any,
+        eos_token_ids: Sequence[int],
+        model: str = "",
+        *,
+        rounds: str = "together",
+        learn: str = "decisions",
+        max_tokens: int = 8192,
+        max_prompt_tokens: int = 7168,
+    ) -> None:
+        from tripletune.models.local.chat import ChatEncoder
+
+        self.together, self.everything = rounds == "together", learn == "everything"
+        self.max_tokens, self.max_prompt_tokens = max_tokens, max_prompt_tokens
         self._chat = ChatEncoder(tokenizer, model or str(tokenizer.name_or_path))
-        self._ends = {str(tokenizer.convert_ids_to_tokens(token)): token for token in ends}
+        names = (str(tokenizer.convert_ids_to_tokens(token)) for token in eos_token_ids)
+        self._eos_tokens = sorted(filter(None, names), key=len, reverse=True)
         self._template = f"the chat template of {self._chat.model}"
 
     def rows(self, trajectories: Iterable[Trajectory], counts: Counter[str]) -> Iterator[dict[str, Any]]:
@@ -110,7 +106,7 @@ class TrajectoryEncoder:
             for place in _decisions(trajectory):
                 prompt, left_out = self._shorter(trajectory.messages[:place])
                 ids = self._chat.encode(prompt)
-                if self._count_round(counts, len(ids) > self.options.max_prompt_tokens, left_out):
+                if self._count_round(counts, len(ids) > self.max_prompt_tokens, left_out):
                     yield {"input_ids": ids, "labels": [], "length": len(ids)}
 
     def sample(self) -> tuple[list[int], list[int]]:
@@ -154,17 +150,21 @@ class TrajectoryEncoder:
 
     def _chats(self, trajectory: Trajectory, counts: Counter[str]) -> Iterator[_Chat]:
         """What becomes a row each."""
-        options, messages = self.options, trajectory.messages
+        messages = trajectory.messages
         decisions = _decisions(trajectory)
         current: _Chat | None = None
         for before, place in zip([-1, *decisions], decisions):
-            learned = {one for one in range(before + 1, place + 1) if self._is_learned(trajectory, one, decisions[0])}
+            learned = {
+                one
+                for one in range(before + 1, place + 1)
+                if trajectory.learned[one] or (self.everything and one > decisions[0])
+            }
             prompt, left_out = self._prompt(messages[: place + 1])
             turns = [*prompt, messages[place]]
-            if not self._count_round(counts, len(self._tokens(turns)) > options.max_tokens, left_out):
+            if not self._count_round(counts, len(self._tokens(turns)) > self.max_tokens, left_out):
                 continue
             goes_on = current is not None and current.turns == turns[: len(current.turns)]
-            if current is not None and not (goes_on and options.rounds == "together"):
+            if current is not None and not (goes_on and self.together):
                 yield current
                 current = None
             current = _Chat(turns, (current.learned if current else set()) | learned)
@@ -182,18 +182,15 @@ class TrajectoryEncoder:
             counts["candidates_left_out"] += left_out
         return not is_too_long
 
-    def _is_learned(self, trajectory: Trajectory, place: int, first: int) -> bool:
-        return trajectory.learned[place] or (self.options.learn == "everything" and place > first)
-
     def _prompt(self, turns: Sequence[Message]) -> tuple[list[Message], int]:
         """The prompt of the last turn, as the loop would send it, and how many candidates it lost."""
         # Most chats are short enough with their reply.
-        if len(self._tokens(turns)) <= self.options.max_prompt_tokens:
+        if len(self._tokens(turns)) <= self.max_prompt_tokens:
             return list(turns[:-1]), 0
         return self._shorter(turns[:-1])
 
     def _shorter(self, prompt: Sequence[Message]) -> tuple[list[Message], int]:
-        return shorten(prompt, lambda chat: len(self._chat.encode(chat)), self.options.max_prompt_tokens)
+        return shorten(prompt, lambda chat: len(self._chat.encode(chat)), self.max_prompt_tokens)
 
     def _tokens(self, turns: Sequence[Message]) -> list[int]:
         return self._chat.tokens(self._chat.render(turns, reply=False))
@@ -219,8 +216,8 @@ class TrajectoryEncoder:
         if end is None:
             raise ValueError(
                 f"{self._template} ends a reply with {_shown(text[start + gap + len(content) :])}, and the tokens that "
-                f"end a reply of this model are {', '.join(self._ends) or 'unknown'}: the student would never learn to "
-                "stop; set eos_token of the tokenizer, or eos_token_id of the model's generation configuration"
+                f"end a reply of this model are {', '.join(self._eos_tokens) or 'unknown'}: the student would never "
+                "learn to stop; set eos_token of the tokenizer, or eos_token_id of the model's generation configuration"
             )
         return self._count(text, ids, start, place), self._count(text, ids, end, place)
 
@@ -241,7 +238,9 @@ class TrajectoryEncoder:
         """Where the token that ends a turn ends, if it follows the turn's text directly."""
         rest = text[position:]
         bare = rest.lstrip()
-        token = next((one for one in sorted(self._ends, key=len, reverse=True) if one and bare.startswith(one)), None)
+        token = next(
+            (one for one in sorted(self._eos_tokens, key=len, reverse=True) if one and bare.startswith(one)), None
+        )
         return None if token is None else position + len(rest) - len(bare) + len(token)
 
     def _count(self, text: str, ids: list[int], position: int, place: int) -> int:

@@ -11,7 +11,7 @@ from tripletune.models.data.records import IGNORED, Record
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.train.batches import RecordCollator, cached_rows, pack_rows, rows_meta
-from tripletune.train.task import Examples
+from tripletune.train.tasks import Examples
 from tripletune.train.tasks.ras import encode_row
 
 Rows = Callable[[Counter[str]], Iterator[dict[str, Any]]]

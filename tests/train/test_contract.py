@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from tripletune.models.program import names_in
+from tripletune.train import TASKS, train
 from tripletune.train.engine import EngineMixin
 from tripletune.train.resume import newest_checkpoint
-from tripletune.train.run import TASKS, train
 
 Make = Callable[..., Any]
 SHARED = {"data.prompt_order": "history_first", "train.shared_prefixes": True, "train.batch_size": 3}
@@ -124,7 +124,7 @@ def test_the_evaluation_loss_is_a_mean_over_label_tokens(
 
     monkeypatch.setattr(trainer, "compute_loss", compute_loss)
     monkeypatch.setattr(trainer, "label_tokens", lambda inputs: torch.tensor(current[-1][1]))
-    trainer.scorer = None
+    trainer.task.score = lambda model: {}
     expected = sum(loss * tokens for loss, tokens in given.values()) / sum(tokens for _, tokens in given.values())
     assert trainer.evaluate()["eval_loss"] == pytest.approx(expected)
 
@@ -135,7 +135,7 @@ def test_the_evaluation_loss_does_not_depend_on_the_batch_size(case: str, begin_
     found = []
     for size in (1, 2, 5):
         trainer = made(begin_task, case, {"train.eval_batch_size": size}).trainer()
-        trainer.scorer = None
+        trainer.task.score = lambda model: {}
         found.append(trainer.evaluate()["eval_loss"])
     assert found == pytest.approx([found[0]] * 3, rel=1e-5)
 

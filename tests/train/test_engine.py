@@ -17,7 +17,9 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import TrainingArguments
 
+from tripletune.models.files import lock_folder
 from tripletune.models.graph_llm.loading import add_adapter
+from tripletune.train import make_rows
 from tripletune.train.engine import (
     Engine,
     LossLog,
@@ -28,9 +30,8 @@ from tripletune.train.engine import (
     shared_arguments,
     use_bf16,
 )
-from tripletune.train.resume import newest_checkpoint, only_run_in
-from tripletune.train.run import make_rows
-from tripletune.train.task import RunConfig
+from tripletune.train.resume import newest_checkpoint
+from tripletune.train.tasks import RunConfig
 from tripletune.train.tasks.ras import GraphTask
 
 Config = Callable[..., Any]
@@ -171,7 +172,7 @@ def test_a_second_start_leaves_a_running_run_alone(make_config: Config, tmp_path
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     assert json.loads(before["environment.json"])["train_sha256"] == "aa"
     second = trainer_of(make_config({"train.learning_rate": 0.5, "resume": False}))
-    with only_run_in(folder), pytest.raises(ValueError, match="another process trains"):
+    with lock_folder(folder, ""), pytest.raises(ValueError, match=r"another process trains in .*run: wait"):
         second.train_as_run(None, "bb")
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
     assert list(folder.glob("checkpoint-*"))

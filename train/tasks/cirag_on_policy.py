@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from tripletune.models.options import setting
-from tripletune.train.task import RunConfig
+from tripletune.train.tasks import RunConfig
 from tripletune.train.tasks.cirag_distill import StudentConfig, StudentTask, StudentTrainSection
 
 

@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tripletune.models.data.records import TASKS, ModelInput, Record
 from tripletune.models.options import other_default, setting
-from tripletune.train.task import (
+from tripletune.train.tasks import (
     DataSection,
     Examples,
     ModelSection,
     RunConfig,
-    Scorer,
     TrainingTask,
     TrainSection,
     missing_files,
@@ -296,15 +295,33 @@ class GraphTask(TrainingTask):
         # Together in a micro-batch: what is in another one can't be shared.
         return QuestionSampler.of(rows, micro_batch, self.config.seed)
 
-    def scorer(self) -> Scorer | None:
-        """Scores replies to the validation records, as `tripletune eval records` does."""
-        train, validation = self.config.train, self.sources[1]
-        records = list(validation or []) if train.eval_generate else []
-        if not records:
-            return None
-        return lambda model, index, count: score_records(
-            model, self.processor, self.table, records, train.eval_batch_size, train.eval_max_new_tokens, index, count
-        )
+    @cached_property
+    def scored(self) -> list[Record]:
+        """The validation records whose replies are scored."""
+        return list(self.sources[1] or []) if self.config.train.eval_generate else []
+
+    def score(self, model: Any) -> dict[str, float]:
+        """Scores of replies to the validation records, as `tripletune eval records` counts.
+
+        They are action accuracy (overall, with history, per label), sub-query F1, answer EM and F1, malformed share.
+        """
+        from accelerate import PartialState
+        from accelerate.utils import gather_object
+
+        from tripletune.eval.statistics import flatten_means
+        from tripletune.eval.suites.records import score_predictions
+        from tripletune.models.graph_llm.embeddings import TableEmbeddings
+        from tripletune.models.local.generator import LocalGenerator
+
+        if not self.scored:
+            return {}
+        train = self.config.train
+        embeddings = TableEmbeddings(self.table) if self.table is not None else None
+        generator = LocalGenerator(model, self.processor, train.eval_batch_size, embeddings)  # type: ignore[arg-type]
+        with PartialState().split_between_processes([record.input for record in self.scored]) as mine:
+            completions = generator.generate_many(mine, train.eval_max_new_tokens)
+        texts = gather_object([completion.text for completion in completions])
+        return flatten_means(score_predictions(self.scored, texts[: len(self.scored)]))
 
     def save(self, folder: Path) -> None:
         """The base's configuration and the processor."""
@@ -376,37 +393,3 @@ def encode_row(
         counts[f"{record.task} {record.action.value}"] += 1
         counts.update(truncated_records=triples + words > 0, truncated_triples=triples, truncated_words=words)
     return row
-
-
-def score_records(
-    model: Any,
-    processor: GraphLLMProcessor,
-    table: EmbeddingTable | None,
-    records: Sequence[Record],
-    batch_size: int,
-    max_new_tokens: int,
-    process_index: int = 0,
-    num_processes: int = 1,
-) -> dict[str, float]:
-    """Generate replies to records, spread over the processes, and score them.
-
-    Returns:
-        Numbers by name: action accuracy (overall, with history, per label), sub-query F1, answer EM and F1,
-        malformed share.
-    """
-    from accelerate.utils import gather_object
-
-    from tripletune.eval.statistics import flatten_means
-    from tripletune.eval.suites.records import score_predictions
-    from tripletune.models.graph_llm.embeddings import TableEmbeddings
-    from tripletune.models.local.generator import LocalGenerator
-
-    embeddings = TableEmbeddings(table) if table is not None else None
-    generator = LocalGenerator(model, processor, batch_size, embeddings)  # type: ignore[arg-type]
-    mine = list(range(process_index, len(records), num_processes))
-    completions = generator.generate_many([records[number].input for number in mine], max_new_tokens)
-    replies = list(zip(mine, (completion.text for completion in completions)))
-    if num_processes > 1:
-        replies = gather_object(replies)
-    texts = [text for _, text in sorted(replies)]
-    return flatten_means(score_predictions(list(records), texts))

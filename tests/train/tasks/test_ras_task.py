@@ -15,10 +15,9 @@ from tripletune.models.graph_llm.embeddings import EmbeddingTable
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.models.llm import Completion
 from tripletune.models.local.generator import LocalGenerator
-from tripletune.train.run import train
-from tripletune.train.task import Examples
-from tripletune.train.tasks import ras
-from tripletune.train.tasks.ras import GraphTask, encode_row, score_records
+from tripletune.train import train
+from tripletune.train.tasks import Examples, ras
+from tripletune.train.tasks.ras import GraphTask, encode_row
 
 Write = Callable[..., Path]
 
@@ -267,25 +266,28 @@ def gold(monkeypatch: pytest.MonkeyPatch, records: list[Record]) -> dict[str, st
     return replies
 
 
-def scores(make_graph_llm: Any, records: list[Record]) -> dict[str, float]:
-    model, processor = make_graph_llm(use_graph=False)
-    return score_records(model, processor, None, records, 4, 8)
+def scores(make_graph_llm: Any, task: GraphTask, records: list[Record]) -> dict[str, float]:
+    model, task.processor = make_graph_llm(use_graph=False)
+    task.table, task.scored = None, records
+    return task.score(model)
 
 
-def test_gold_replies_score_one(make_graph_llm: Any, records: list[Record], gold: dict[str, str]) -> None:
-    found = scores(make_graph_llm, records)
+def test_gold_replies_score_one(
+    make_graph_llm: Any, make_task: Any, records: list[Record], gold: dict[str, str]
+) -> None:
+    found = scores(make_graph_llm, make_task("ras"), records)
     assert found["planning/action_accuracy"] == 1.0
     assert found["planning/malformed"] == 0.0
     assert found["answering/exact_match"] == 1.0
 
 
 def test_wrong_and_malformed_replies_are_counted(
-    make_graph_llm: Any, records: list[Record], gold: dict[str, str]
+    make_graph_llm: Any, make_task: Any, records: list[Record], gold: dict[str, str]
 ) -> None:
     gold[repr(records[0].input)] = "[SUFFICIENT]"
     gold[repr(records[1].input)] = "I think [SUFFICIENT]"
     gold[repr(records[2].input)] = "elsewhere"
-    found = scores(make_graph_llm, records)
+    found = scores(make_graph_llm, make_task("ras"), records)
     assert found["planning/action_accuracy"] == pytest.approx(6 / 8)
     assert found["planning/malformed"] == pytest.approx(1 / 8)
     assert found["answering/exact_match"] == pytest.approx(3 / 4)

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tripletune.models.data.records import Action, Record
-from tripletune.train.dry_run import check_tracking, dry_run_report
-from tripletune.train.run import make_rows
+from tripletune.train import check_tracking, dry_run_report, make_rows
 
 Begin = Callable[..., Any]
 
@@ -31,7 +30,7 @@ def test_the_report(begin_task: Begin) -> None:
 
 
 def test_steps_count_the_records_of_every_process(begin_task: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tripletune.train.dry_run.process_count", lambda: 2)
+    monkeypatch.setattr("tripletune.train.resume.process_count", lambda: 2)
     text = dry_run_report(begin_task("ras", {"train.epochs": 2}))
     assert "4 optimiser steps of 4 records on each of 2 devices, 1 of them warm-up" in text
 
