@@ -174,8 +174,8 @@ def generate_replies(
     """
     from accelerate import PartialState
     from accelerate.utils import gather_object
-    from tripletune.models.local import Request, decode
 
+    from tripletune.models.local import Request, decode
     from tripletune.models.local.chat import eos_token_ids
     from tripletune.models.local.continuous_batch import make_decoder
 
