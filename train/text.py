@@ -193,7 +193,7 @@ def generate_replies(
     return replies[: len(prompts)]  # some versions of accelerate repeat the last one for processes without any
 
 
-def choose(examples: Iterable[Example], count: int, text: Callable[[Example], str]) -> list[Example]:
+def choose_examples(examples: Iterable[Example], count: int, text: Callable[[Example], str]) -> list[Example]:
     """The examples whose texts have the smallest hashes: the same ones in any order of the data.
 
     Args:

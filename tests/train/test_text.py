@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tripletune.models.training import learn_labels_only
 from tripletune.train.batches import TextCollator
 from tripletune.train.tasks.text_to_triples import PairEncoder
-from tripletune.train.text import TextTrainSection, choose, generate_replies
+from tripletune.train.text import TextTrainSection, choose_examples, generate_replies
 
 
 @pytest.fixture(params=["decoder", "seq2seq"])
@@ -113,9 +113,9 @@ def test_replies_are_those_of_one_prompt_at_a_time(
 
 
 def test_the_examples_that_are_scored_do_not_depend_on_their_order(extraction_pairs: list[Any]) -> None:
-    chosen = choose(extraction_pairs, 4, lambda pair: pair.source_text)
+    chosen = choose_examples(extraction_pairs, 4, lambda pair: pair.source_text)
     assert len(chosen) == 4
-    assert choose(reversed(extraction_pairs), 4, lambda pair: pair.source_text) == chosen
+    assert choose_examples(reversed(extraction_pairs), 4, lambda pair: pair.source_text) == chosen
 
 
 def test_scores_are_those_of_the_replies(make_task: Make, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

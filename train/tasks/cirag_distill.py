@@ -20,7 +20,7 @@ from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.files import read_text
 from tripletune.models.options import other_default, setting
 from tripletune.train.tasks import DataSection, Examples, ModelSection, RunConfig, TrainSection, missing_files
-from tripletune.train.text import TextTask, TextTrainSection, choose, generate_replies
+from tripletune.train.text import TextTask, TextTrainSection, choose_examples, generate_replies
 from tripletune.train.trajectory_rows import TrajectoryEncoder
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class StudentTask(TextTask):
         from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE
 
         found = decision_cases(one for one in self.sources[1] or [] if one.role == INTEGRATE_ROLE)
-        return choose(found, self.config.train.eval_generate_records, lambda case: case.id)
+        return choose_examples(found, self.config.train.eval_generate_records, lambda case: case.id)
 
     def score(self, model: Any) -> dict[str, float]:
         """Scores of the model's decisions, the history being the teacher's, as `tripletune eval decisions` counts."""

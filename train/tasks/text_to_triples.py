@@ -35,7 +35,7 @@ from tripletune.models.data.triples import Triple, format_triples
 from tripletune.models.llm import Message
 from tripletune.models.options import other_default, setting
 from tripletune.train.tasks import DataSection, Examples, RunConfig, TrainSection, missing_files
-from tripletune.train.text import TextTask, TextTrainSection, choose, generate_replies
+from tripletune.train.text import TextTask, TextTrainSection, choose_examples, generate_replies
 
 if TYPE_CHECKING:
     from tripletune.models.local.chat import ChatEncoder
@@ -122,7 +122,9 @@ class PairTask(TextTask):
     @cached_property
     def scored(self) -> list[ExtractionPair]:
         """The validation pairs whose triples are scored."""
-        return choose(self.sources[1] or [], self.config.train.eval_generate_records, lambda pair: pair.source_text)
+        return choose_examples(
+            self.sources[1] or [], self.config.train.eval_generate_records, lambda pair: pair.source_text
+        )
 
     def score(self, model: Any) -> dict[str, float]:
         """Scores of the model's triples as `tripletune eval extraction` counts them (RAS, figure 15).
