@@ -46,9 +46,9 @@ def files(tmp_path, monkeypatch):
 class WorldBackend:
     """Answers in this process what the mock server answers in its own."""
 
-    def __init__(self, model="openai:m", fail_after=None):
-        self.model, self.asked, self.fail_after = model, [], fail_after
-        self.answered, self.seconds = 0, 0.0
+    def __init__(self, model="openai:m", reply=subq_replies.reply):
+        self.model, self.reply, self.asked, self.answered = model, reply, [], 0
+        self.seconds, self.fail_after = 0.0, None
 
     async def complete(self, messages, sampling):
         self.asked.append([message["content"] for message in messages])
@@ -57,7 +57,7 @@ class WorldBackend:
             raise self.error
         self.answered += 1
         await asyncio.sleep(self.seconds)
-        return Completion(subq_replies.reply({"messages": list(messages)}), 10, 5)
+        return Completion(self.reply({"messages": list(messages)}), 10, 5)
 
     async def close(self):
         pass
@@ -258,22 +258,11 @@ def test_shards_fill_ledgers_and_the_final_build_finds_every_reply(files, backen
 
 def test_a_direct_answer_spares_the_question_its_calls(files, backend, monkeypatch):
     first = subq_replies.rows(files / "questions.jsonl")[0]
-
-    class Base:
-        model = "hf:base plain"
-        asked = 0
-
-        async def complete(self, messages, sampling):
-            Base.asked += 1
-            return Completion(f" {first['answer']}\nQuestion: more")
-
-        async def close(self):
-            pass
-
-    monkeypatch.setattr(command_line, "open_base_model", lambda options, ledger: LedgerClient(Base(), Ledger(ledger)))
+    base = WorldBackend("hf:base plain", lambda body: f" {first['answer']}\nQuestion: more")
+    monkeypatch.setattr(command_line, "open_base_model", lambda options, ledger: LedgerClient(base, Ledger(ledger)))
     for _ in range(2):
         assert run(arguments(files, files / "out", "--direct-answer-model", "base", "--overwrite")) == 0
-    assert Base.asked == 12
+    assert len(base.asked) == 12
     direct = {r.question_id for r in read_records(files / "out") if r.action.value == "[NO_RETRIEVAL]"}
     assert first["_id"] in direct
     assert facts(files / "out")["models"]["direct answers"] == "base"

@@ -7,6 +7,7 @@ from tripletune.data_builders.hotpotqa_subq import DropReason, Question, Unlabel
 from tripletune.data_builders.hotpotqa_subq.annotations import TripleFile
 from tripletune.data_builders.hotpotqa_subq.checks import read_documents, read_subquery, read_triples
 from tripletune.data_builders.hotpotqa_subq.teacher import (
+    DIRECT_ROLE,
     FILTER_ROLE,
     MAX_TOKENS,
     PROMPT_NAMES,
@@ -41,8 +42,7 @@ class ScriptedClient:
     model = "script:m"
 
     def __init__(self, **replies):
-        names = {"filter": FILTER_ROLE, "query": QUERY_ROLE, "triples": TRIPLES_ROLE}
-        self.replies = {names[name]: list(texts) for name, texts in replies.items()}
+        self.replies = {f"subq.{name}": list(texts) for name, texts in replies.items()}
         self.calls = []
 
     async def chat(self, messages, *, role, sampling=None, question_id=""):
@@ -229,20 +229,11 @@ def test_the_replies_shown_in_our_prompts_pass_our_checks():
 
 
 def test_a_direct_answer_is_the_first_line_of_a_plain_prompt():
-    seen = []
-
-    class Model:
-        model = "hf:m plain"
-
-        async def chat(self, messages, *, role, sampling=None, question_id=""):
-            seen.append((messages, role, sampling.max_tokens, question_id))
-            return Completion("\n The Nile. \nQuestion: Which")
-
-    assert asyncio.run(BaseModelAnswers(Model(), 5).answer(QUESTION)) == "The Nile."
-    ((messages, role, tokens, question_id),) = seen
-    assert (role, tokens, question_id) == ("subq.direct", 5, "q1")
-    (turn,) = messages
-    assert turn["content"].endswith("Question: Where was the author of Dune born?\nAnswer:")
+    client = script(direct=["\n The Nile. \nQuestion: Which"])
+    assert asyncio.run(BaseModelAnswers(client, 5).answer(QUESTION)) == "The Nile."
+    ((role, (prompt,), sampling, question_id),) = client.calls
+    assert (role, sampling.max_tokens, question_id) == (DIRECT_ROLE, 5, "q1")
+    assert prompt.endswith("Question: Where was the author of Dune born?\nAnswer:")
 
 
 def test_stored_answers_are_looked_up_and_a_bad_line_is_named(tmp_path):
