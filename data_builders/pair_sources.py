@@ -12,7 +12,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tripletune.data_builders import readers
@@ -169,15 +169,12 @@ def clean_row(row: PairRow, cleaning: Cleaning, issues: Counter[str]) -> CleanRo
             continue
         issues[TRIPLE_CHANGED] += changed != triple
         if cleaning.entity_case == "text":
-            spelt = Triple(
-                _spelling(changed.subject, searched, lowered),
-                changed.predicate,
-                _spelling(changed.object, searched, lowered),
-            )
+            subject, object_ = (_spelling(name, searched, lowered) for name in (changed.subject, changed.object))
+            spelt = replace(changed, subject=subject, object=object_)
             issues[CASE_CHANGED] += spelt != changed
             changed = spelt
         if cleaning.predicates == "words":
-            worded = Triple(changed.subject, predicate_words(changed.predicate), changed.object)
+            worded = replace(changed, predicate=predicate_words(changed.predicate))
             issues[PREDICATE_CHANGED] += worded != changed
             changed = worded
         found.append(changed)

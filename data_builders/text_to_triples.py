@@ -17,7 +17,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
@@ -86,15 +86,6 @@ class PairOptions(Cleaning):
         return found
 
 
-@dataclass
-class Tally:
-    """What is counted while sources are read: rows left out, warnings, and pairs, by source where it matters."""
-
-    drops: dict[str, Counter[str]] = field(default_factory=dict)
-    issues: dict[str, Counter[str]] = field(default_factory=dict)
-    excluded_texts: int = 0
-
-
 def build_pairs(
     sources: Sequence[Source], options: PairOptions, folder: FolderOptions, excluded: Sequence[Source] = ()
 ) -> dict[str, Any]:
@@ -122,98 +113,91 @@ def build_pairs(
             raise ValueError(f"the source name {source.name!r} {taken}; name it otherwise: NAME={source.reader}:FILE")
     for source in excluded:
         check_source(source)
-    tally, split = Tally(), CountedSplit(options.validation_rows, options.seed)
+    build = _Build(sources, excluded, options)
     files = [path for one in (*sources, *excluded) for path in (one.location, one.annotations) if path]
-    with SeenTable() as seen, new_dataset(folder, PAIRS, files) as dataset:
-        pairs = _pairs(sources, excluded, options, tally, seen)
-        name = options.split_name
-        for pair, side in split.split(pairs) if name is None else ((pair, name) for pair in pairs):
+    with new_dataset(folder, PAIRS, files) as dataset:
+        for pair, side in build.sides():
             dataset.write(pair, side)
         if not dataset.statistics.records:
-            told = "; ".join(f"{name}: {listed(drops)}" for name, drops in tally.drops.items() if drops)
+            told = "; ".join(f"{name}: {listed(drops)}" for name, drops in build.drops.items() if drops)
             raise ValueError(f"not a single pair could be made ({told or 'the files hold no rows'})")
-        return dataset.finish(_facts(sources, excluded, options, tally, split))
+        return dataset.finish(build.facts())
 
 
-def _pairs(
-    sources: Sequence[Source], excluded: Sequence[Source], options: PairOptions, tally: Tally, seen: SeenTable
-) -> Iterator[ExtractionPair]:
-    for source in excluded:
-        for row in read_rows(source, Counter(), Counter()):
-            tally.excluded_texts += seen.first(_TEXT, text_key(clean_text(row.text))) is None
-    for source in sources:
-        drops = tally.drops.setdefault(source.name, Counter())
-        issues = tally.issues.setdefault(source.name, Counter())
-        for pair in _source_pairs(source, options, drops, issues, seen, bool(excluded)):
-            yield pair
-            if (name := _name_of(pair, options)) is not None:
-                named = ExtractionPair(f"{ENTITY_SOURCE}:{pair.id}", name, "", (entity_triple(name),), ENTITY_SOURCE)
-                if seen.first(_PAIR, f"\n{text_key(name)}") is None:
-                    yield named
+class _Build:
+    """The pairs of a build in their order, and what is counted while its sources are read."""
 
+    def __init__(self, sources: Sequence[Source], excluded: Sequence[Source], options: PairOptions) -> None:
+        self._sources, self._excluded, self._options = sources, excluded, options
+        self._split = CountedSplit(options.validation_rows, options.seed)
+        self._excluded_texts = 0
+        self._issues = {source.name: Counter[str]() for source in sources}
+        self.drops = {source.name: Counter[str]() for source in sources}
 
-def _source_pairs(
-    source: Source, options: PairOptions, drops: Counter[str], issues: Counter[str], seen: SeenTable, excludes: bool
-) -> Iterator[ExtractionPair]:
-    for number, row in enumerate(islice(read_source(source, drops, issues), options.limit), 1):
-        clean = clean_row(row, options, issues)
-        key = text_key(clean.text)
-        if clean.malformed:
-            drops[PairDrop.ALL_MALFORMED] += 1
-        elif not key:
-            drops[PairDrop.NO_TEXT] += 1
-        elif not clean.triples and options.no_facts == "drop":
-            drops[PairDrop.NO_FACTS] += 1
-        elif excludes and seen.get(_TEXT, key) is not None:
-            drops[PairDrop.EXCLUDED] += 1
-        elif (before := seen.first(_PAIR, f"{text_key(clean.title)}\n{key}", triples_key(clean.triples))) is not None:
-            same = before == triples_key(clean.triples)
-            drops[PairDrop.REPEATED if same else PairDrop.CONTRADICTED] += 1
-        else:
-            identity = f"{source.name}:{row.id or number}"
-            if seen.first(_ID, identity) is not None:
-                identity = f"{identity}:{number}"
-            yield ExtractionPair(identity, clean.text, clean.title, clean.triples, source.name)
+    def sides(self) -> Iterator[tuple[ExtractionPair, str]]:
+        name = self._options.split_name
+        with SeenTable() as seen:
+            pairs = self._pairs(seen)
+            yield from self._split.split(pairs) if name is None else ((pair, name) for pair in pairs)
 
+    def _pairs(self, seen: SeenTable) -> Iterator[ExtractionPair]:
+        for source in self._excluded:
+            for row in read_rows(source, Counter(), Counter()):
+                self._excluded_texts += seen.first(_TEXT, text_key(clean_text(row.text))) is None
+        for source in self._sources:
+            for pair in self._source_pairs(source, seen):
+                yield pair
+                name = self._name_of(pair)
+                if name is not None and seen.first(_PAIR, f"\n{text_key(name)}") is None:
+                    triples = (entity_triple(name),)
+                    yield ExtractionPair(f"{ENTITY_SOURCE}:{pair.id}", name, "", triples, ENTITY_SOURCE)
 
-def _name_of(pair: ExtractionPair, options: PairOptions) -> str | None:
-    """The name that becomes a pair of its own beside this one: a share of the pairs, drawn by a hash of the id."""
-    if not options.entity_share or not pair.triples:
-        return None
-    digest = hashlib.blake2b(f"{options.seed}\n{pair.id}".encode(), digest_size=8).digest()
-    if int.from_bytes(digest) >= options.entity_share * 2**64:
-        return None
-    name = pair.title or pair.triples[0].subject
-    return name if name in f"{pair.title}\n{pair.text}" else None
+    def _source_pairs(self, source: Source, seen: SeenTable) -> Iterator[ExtractionPair]:
+        drops, issues = self.drops[source.name], self._issues[source.name]
+        for number, row in enumerate(islice(read_source(source, drops, issues), self._options.limit), 1):
+            clean = clean_row(row, self._options, issues)
+            key, facts = text_key(clean.text), triples_key(clean.triples)
+            if clean.malformed:
+                drops[PairDrop.ALL_MALFORMED] += 1
+            elif not key:
+                drops[PairDrop.NO_TEXT] += 1
+            elif not clean.triples and self._options.no_facts == "drop":
+                drops[PairDrop.NO_FACTS] += 1
+            elif self._excluded and seen.get(_TEXT, key) is not None:
+                drops[PairDrop.EXCLUDED] += 1
+            elif (before := seen.first(_PAIR, f"{text_key(clean.title)}\n{key}", facts)) is not None:
+                drops[PairDrop.REPEATED if before == facts else PairDrop.CONTRADICTED] += 1
+            else:
+                identity = f"{source.name}:{row.id or number}"
+                if seen.first(_ID, identity) is not None:
+                    identity = f"{identity}:{number}"
+                yield ExtractionPair(identity, clean.text, clean.title, clean.triples, source.name)
 
+    def _name_of(self, pair: ExtractionPair) -> str | None:
+        """The name that becomes a pair of its own beside this one: a share of the pairs, drawn by a hash of the id."""
+        if not pair.triples or _drawn(self._options.seed, pair.id) >= self._options.entity_share * 2**64:
+            return None
+        name = pair.title or pair.triples[0].subject
+        return name if name in f"{pair.title}\n{pair.text}" else None
 
-def _facts(
-    sources: Sequence[Source],
-    excluded: Sequence[Source],
-    options: PairOptions,
-    tally: Tally,
-    split: CountedSplit,
-) -> BuildFacts:
-    notes = [split.sentence()] if options.split_name is None else []
-    if excluded:
-        notes.append(f"{tally.excluded_texts:,} texts of {', '.join(s.text for s in excluded)} were kept out.")
-    order = {drop.value: place for place, drop in enumerate(PairDrop)}
-    return BuildFacts(
-        title="Text-to-triples pairs",
-        summary="Texts with their subject-predicate-object facts, to train the extractor of RAS (section D.1).",
-        drops={
-            name: {str(what): n for what, n in sorted(drops.items(), key=lambda item: order[item[0]]) if n}
-            for name, drops in tally.drops.items()
-            if drops
-        },
-        issues={f"{name}: {what}": n for name, issues in tally.issues.items() for what, n in issues.items() if n},
-        options={
-            "sources": [source.text for source in sources],
-            "exclude": [source.text for source in excluded],
-            **vars(options),
-        },
-        notes=notes,
-    )
+    def facts(self) -> BuildFacts:
+        notes = [self._split.sentence()] if self._options.split_name is None else []
+        if self._excluded:
+            notes.append(
+                f"{self._excluded_texts:,} texts of {', '.join(s.text for s in self._excluded)} were kept out."
+            )
+        return BuildFacts(
+            title="Text-to-triples pairs",
+            summary="Texts with their subject-predicate-object facts, to train the extractor of RAS (section D.1).",
+            drops={name: {str(what): n for what, n in drops.items()} for name, drops in self.drops.items() if +drops},
+            issues={f"{name}: {what}": n for name, issues in self._issues.items() for what, n in issues.items() if n},
+            options={
+                "sources": [source.text for source in self._sources],
+                "exclude": [source.text for source in self._excluded],
+                **vars(self._options),
+            },
+            notes=notes,
+        )
 
 
 def listed(counts: Counter[str] | dict[str, int]) -> str:
@@ -255,7 +239,7 @@ class CountedSplit:
         border = 2**64
         for pair in pairs:
             self.total += 1
-            number = self._hash(pair.text)
+            number = _drawn(self.seed, text_key(pair.text))
             if number >= border:
                 yield pair, "train"
                 continue
@@ -285,8 +269,10 @@ class CountedSplit:
             text += f" The paper keeps {PAPER_ROWS:,}; here it is a tenth, since there are few pairs."
         return text
 
-    def _hash(self, text: str) -> int:
-        return int.from_bytes(hashlib.blake2b(f"{self.seed}\n{text_key(text)}".encode(), digest_size=8).digest())
+
+def _drawn(seed: int, text: str) -> int:
+    """A number below 2**64, by a hash of the seed and a text."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}\n{text}".encode(), digest_size=8).digest())
 
 
 def _from_border(heap: list[tuple[int, int, ExtractionPair]], border: int) -> Iterator[tuple[ExtractionPair, str]]:
