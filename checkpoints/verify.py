@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import metadata
 from multiprocessing import get_context
@@ -37,6 +37,7 @@ TOLERANCE = 1e-3
 FORMAT = 1
 LOGIT_SAMPLE = 64
 MAX_NEW_TOKENS = 32
+_IDS = ("prompt_ids", "logit_ids", "reply_ids")
 _CASES = Path(__file__).with_name("cases.yaml")
 
 # A case is a JSON object: a name, and what a model reads.
@@ -223,21 +224,17 @@ class CaseResult:
     Attributes:
         name: The case.
         same_prompt: Whether the prompt tokens are equal.
-        logit_difference: Largest absolute difference among the sampled logits and their log normaliser.
+        logit_difference: Largest absolute difference among the sampled logits and their log normaliser; NaN where one
+            is NaN or the vocabularies differ.
         same_reply: Whether the greedy reply tokens are equal.
-        tolerance: Largest difference that passes.
+        passed: Whether the case is as it should be.
     """
 
     name: str
     same_prompt: bool
     logit_difference: float
     same_reply: bool
-    tolerance: float = TOLERANCE
-
-    @property
-    def passed(self) -> bool:
-        """Whether the case is as it should be; a NaN is not."""
-        return self.same_prompt and self.same_reply and self.logit_difference <= self.tolerance
+    passed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +248,7 @@ class Comparison:
     @property
     def passed(self) -> bool:
         """Whether all is as it should be."""
-        return bool(self.cases) and not self.other_files and all(case.passed for case in self.cases)
+        return not self.other_files and all(case.passed for case in self.cases)
 
     @property
     def logit_difference(self) -> float:
@@ -275,21 +272,16 @@ def compare_observations(
         tolerance: Largest absolute difference of a logit.
         against: Name of the reference, for people.
     """
-    found = {case["name"]: case for case in observed["cases"]}
-    return Comparison(against, [_compare_case(case, found.get(case["name"]), tolerance) for case in reference["cases"]])
+    import numpy as np
 
-
-def _compare_case(wanted: Case, found: Case | None, tolerance: float) -> CaseResult:
-    if found is None:
-        return CaseResult(wanted["name"], False, math.nan, False, tolerance)
-    difference = math.nan
-    if wanted["logit_ids"] == found["logit_ids"]:
-        pairs = zip([*wanted["logits"], wanted["log_normaliser"]], [*found["logits"], found["log_normaliser"]])
-        differences = [abs(one - other) for one, other in pairs]
-        # max() passes over a NaN that does not stand first.
-        difference = math.nan if any(map(math.isnan, differences)) else max(differences)
-    same_prompt, same_reply = (wanted[name] == found[name] for name in ("prompt_ids", "reply_ids"))
-    return CaseResult(wanted["name"], same_prompt, difference, same_reply, tolerance)
+    cases = []
+    for wanted, found in zip(reference["cases"], observed["cases"], strict=True):
+        same_prompt, same_logits, same_reply = (wanted[key] == found[key] for key in _IDS)
+        one, other = ([*case["logits"], case["log_normaliser"]] for case in (wanted, found))
+        difference = float(np.abs(np.subtract(one, other)).max()) if same_logits else math.nan
+        passed = same_prompt and same_reply and difference <= tolerance
+        cases.append(CaseResult(wanted["name"], same_prompt, difference, same_reply, passed))
+    return Comparison(against, cases)
 
 
 def verify(folder: str | Path, run: str | Path | None = None, tolerance: float = TOLERANCE) -> list[Comparison]:
@@ -326,7 +318,7 @@ def verify(folder: str | Path, run: str | Path | None = None, tolerance: float =
     recorded, digests = reference.get("weights") or {}, weight_digests(folder)
     other = sorted(name for name in digests.keys() | recorded.keys() if digests.get(name) != recorded.get(name))
     observed = observe_in_new_process(folder, reference["cases"])
-    comparisons = [Comparison(REFERENCE, compare_observations(reference, observed, tolerance).cases, other)]
+    comparisons = [replace(compare_observations(reference, observed, tolerance), other_files=other)]
     if source is not None:
         check_model_folder(source)
         trained = observe_in_new_process(source, reference["cases"])

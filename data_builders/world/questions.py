@@ -239,7 +239,7 @@ def number_in(text: str) -> int:
 
 
 def _paths(hops: int, relations: Sequence[Relation]) -> list[tuple[Relation, ...]]:
-    paths = [(relation,) for relation in relations if relation.target or hops == 1]
+    paths: list[tuple[Relation, ...]] = [(relation,) for relation in relations if relation.target or hops == 1]
     for length in range(2, hops + 1):
         paths = [
             (*path, relation)
