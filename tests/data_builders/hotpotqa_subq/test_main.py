@@ -180,15 +180,18 @@ def test_a_refused_call_stops_or_drops_the_question(files, backend, capsys):
     assert facts(files / "out")["drops"] == {"hotpotqa": {"a call to the teacher can't be answered": 1}}
 
 
-def test_malformed_triples_of_a_file_are_counted(files, backend):
-    rows = subq_replies.rows(files / "questions.jsonl")
+def test_triples_can_come_from_a_file_whose_malformed_ones_are_counted(files, backend):
     lines = [
         {"title": title, "text": " ".join(sentences), "triples": [[title, "is", "here"], [title, "is"]]}
-        for row in rows
+        for row in subq_replies.rows(files / "questions.jsonl")
         for title, sentences in row["context"]
     ]
     assert run(arguments(files, files / "out", "--triples-from", write_lines(files / "triples.jsonl", lines))) == 0
-    assert facts(files / "out")["issues"] == {"hotpotqa: malformed triples in the triple file": len(lines)}
+    found = facts(files / "out")
+    assert found["issues"] == {"hotpotqa: malformed triples in the triple file": len(lines)}
+    assert found["teachers"] == {"hotpotqa": "openai:m, triples of triples.jsonl"}
+    assert list(found["calls"]) == ["subq.filter", "subq.query"]
+    assert {t.predicate for r in read_records(files / "out") for step in r.steps for t in step.triples} == {"is"}
 
 
 def test_the_card_does_not_claim_a_temperature_that_was_not_sent(files, backend):

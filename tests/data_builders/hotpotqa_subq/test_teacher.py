@@ -4,7 +4,6 @@ import json
 import pytest
 
 from tripletune.data_builders.hotpotqa_subq import DropReason, Question, UnlabelledQuestion, label_question
-from tripletune.data_builders.hotpotqa_subq.annotations import TripleFile
 from tripletune.data_builders.hotpotqa_subq.checks import read_documents, read_subquery, read_triples
 from tripletune.data_builders.hotpotqa_subq.teacher import (
     DIRECT_ROLE,
@@ -15,12 +14,10 @@ from tripletune.data_builders.hotpotqa_subq.teacher import (
     TRIPLES_ROLE,
     BaseModelAnswers,
     LLMTeacher,
-    StoredAnswers,
     load_subq_prompts,
     prompt_digests,
 )
 from tripletune.models.data.records import Passage
-from tripletune.models.data.triples import Triple
 from tripletune.models.llm import CallError, Completion, RepliesPending, Sampling
 
 QUESTION = Question(
@@ -84,13 +81,10 @@ def reason(client, **options):
 def test_a_question_with_two_documents_is_five_calls():
     client = script()
     records, teacher = label(client)
-    assert [record.label for record in records] == [
-        "[SUBQ] Where was the author of Dune born?",
-        "[SUBQ] Where was Frank Herbert born?",
-        "[SUFFICIENT]",
-        "Tacoma",
+    assert [(step.query, step.text) for step in records[-1].steps] == [
+        ("Where was the author of Dune born?", "Dune\nBy Frank\nHerbert."),
+        ("Where was Frank Herbert born?", "Frank Herbert\nOf Tacoma."),
     ]
-    assert [step.text for step in records[-1].steps] == ["Dune\nBy Frank\nHerbert.", "Frank Herbert\nOf Tacoma."]
     assert dict(teacher.calls) == {FILTER_ROLE: 1, QUERY_ROLE: 2, TRIPLES_ROLE: 2}
     assert not teacher.repairs
     prompts = load_subq_prompts().texts
@@ -188,17 +182,6 @@ def test_errors_go_before_waiting_and_waiting_before_reasons():
         label(script(query=["no"], triples=[RepliesPending("x")]))
 
 
-def test_triples_can_come_from_a_file(tmp_path):
-    path = tmp_path / "t.jsonl"
-    rows = [{"title": p.title, "text": p.text, "triples": [[p.title, "is", "here"]]} for p in QUESTION.passages]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    client = script()
-    records, teacher = label(client, triples_from=TripleFile(path))
-    assert records[-1].steps[0].triples == (Triple("Dune", "is", "here"),)
-    assert not client.of(TRIPLES_ROLE)
-    assert teacher.name == "script:m, triples of t.jsonl"
-
-
 def test_sampling_reaches_the_calls_and_a_schema_when_it_is_asked_for():
     for asked in (False, True):
         client = script()
@@ -234,12 +217,3 @@ def test_a_direct_answer_is_the_first_line_of_a_plain_prompt():
     ((role, (prompt,), sampling, question_id),) = client.calls
     assert (role, sampling.max_tokens, question_id) == (DIRECT_ROLE, 5, "q1")
     assert prompt.endswith("Question: Where was the author of Dune born?\nAnswer:")
-
-
-def test_stored_answers_are_looked_up_and_a_bad_line_is_named(tmp_path):
-    path = tmp_path / "answers.jsonl"
-    path.write_text('{"question_id": "q1", "answer": "x", "model": "m"}\n')
-    assert asyncio.run(StoredAnswers(path).answer(QUESTION)) == "x"
-    path.write_text('{"question_id": "id0"}\n')
-    with pytest.raises(ValueError, match=r"answers\.jsonl:1: a direct answer needs"):
-        StoredAnswers(path)
