@@ -66,8 +66,6 @@ class ResultLog:
         for name in there:
             (self.folder / _ASIDE).mkdir(exist_ok=True)
             os.replace(self.folder / name, self.folder / _ASIDE / name)
-        if self.path.exists() and not path.exists():
-            raise ValueError(f"{self.folder} holds {RESULTS} and no {SETTINGS}: pass --overwrite or another --output")
         settings, found = json.loads(json.dumps(settings)), read_json(path) if path.exists() else {}
         self.path.touch()
         if not self.path.stat().st_size:

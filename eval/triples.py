@@ -83,9 +83,6 @@ def score_rows(predictions: Iterable[Prediction], embed: Embedder | None = None)
         `id`, `failed`, `gold` and `predicted` (distinct triples), `malformed_triples`, `malformed` (whether the output
         was), `exact`, `normalised`, `soft` (matches, predicted, gold), `subject`, `predicate`, `object` (gold triples
         that have this field right), `entities` and `grounded`, and the ROUGE F-measures.
-
-    Raises:
-        ValueError: the embedder gives vectors of another number.
     """
     stream = iter(predictions)
     while chunk := list(islice(stream, _CHUNK)):
@@ -238,16 +235,11 @@ class FieldVectors:
     Args:
         triples: All triples that will be compared.
         embed: The embedder.
-
-    Raises:
-        ValueError: the embedder does not give one vector a text.
     """
 
     def __init__(self, triples: Sequence[Triple], embed: Embedder) -> None:
         texts = sorted({text for triple in triples for text in spoken_fields(triple)})
         vectors = np.asarray(embed(texts), dtype=np.float64) if texts else np.zeros((0, 1))
-        if vectors.ndim != 2 or len(vectors) != len(texts):
-            raise ValueError(f"the embedder gave an array of shape {vectors.shape} for {len(texts)} texts")
         norms = np.linalg.norm(vectors, axis=1, keepdims=True)
         self._vectors = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms > 0)
         self._rows: Mapping[str, int] = {text: row for row, text in enumerate(texts)}

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from tripletune.models.data.records import normalize_answer
 
-_CLOSED_ANSWERS = ("yes", "no", "noanswer")
+_CLOSED_ANSWERS = {"yes", "no", "noanswer"}
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
@@ -48,12 +48,10 @@ def f1_hotpotqa(prediction: str, answers: Sequence[str]) -> float:
     A prediction that is not equal to the gold answer scores 0 as soon as one of them is yes, no or noanswer, so
     "Yes, both are American" gets nothing for the gold answer "yes".
     """
-    normal = normalize_answer(prediction)
-    best = 0.0
+    normal, best = normalize_answer(prediction), 0.0
     for gold in map(normalize_answer, answers):
-        if normal != gold and (normal in _CLOSED_ANSWERS or gold in _CLOSED_ANSWERS):
-            continue
-        best = max(best, _token_f1(normal.split(), gold.split()))
+        if normal == gold or not {normal, gold} & _CLOSED_ANSWERS:
+            best = max(best, _token_f1(normal.split(), gold.split()))
     return best
 
 

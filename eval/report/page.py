@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tripletune.eval import find_metrics
-from tripletune.eval.report.runs import COSTS, LEVELS
+from tripletune.eval.report.runs import COSTS
 from tripletune.eval.statistics import flatten
 from tripletune.models.program import printable
 
@@ -167,11 +167,7 @@ def _ablations(group: Mapping[str, Any]) -> list[str]:
 
 
 def _with_gaps(
-    head: list[str],
-    first: Sequence[list[str]],
-    runs: Runs,
-    differences: Sequence[Mapping[str, Any] | None],
-    metrics: Sequence[str],
+    head: list[str], first: Sequence[list[str]], runs: Runs, differences: Sequence[Any], metrics: Sequence[str]
 ) -> str:
     """A table of scores, each behind the row's first cells, and with its difference to the first of several runs."""
     rows = []
@@ -197,36 +193,29 @@ def _sweeps(group: Mapping[str, Any]) -> list[str]:
 
 
 def _types(runs: Runs, metrics: Sequence[str]) -> list[str]:
-    metric = metrics[0]
-    sizes: dict[str, int] = {}
-    for run in runs:
-        for kind, found in (run["figures"]["by_type"] or {}).items():
-            sizes[kind] = max(sizes.get(kind, 0), found[metric]["n"])
-    if not sizes:
+    metric, found = metrics[0], [run["figures"]["by_type"] or {} for run in runs]
+    kinds = sorted({kind for one in found for kind in one})
+    if not kinds:
         return []
-    head = [f"{kind} ({sizes[kind]:,})" for kind in sorted(sizes)]
-    return [
-        f"{metric}, the headline:",
-        _by_run(runs, head, lambda found: (
-            interval((found["by_type"] or {}).get(kind, {}).get(metric)) for kind in sorted(sizes)
-        )),
-    ]  # fmt: skip
+    head = [f"{kind} ({max(one[kind][metric]['n'] for one in found if kind in one):,})" for kind in kinds]
+    rows = (
+        [run["name"], *(interval(one.get(kind, {}).get(metric)) for kind in kinds)] for run, one in zip(runs, found)
+    )
+    return [f"{metric}, the headline:", _table(["run", *head], rows)]
 
 
 def _granularity(runs: Runs, metrics: Sequence[str]) -> list[str]:
     known = [run for run in runs if run["figures"]["granularity"]]
     if not known:
         return []
-    scores = []
-    for run in known:
-        for level, found in run["figures"]["granularity"].items():
-            if count := found[metrics[0]]["n"]:
-                scores.append([run["name"], level, f"{count:,}", *(interval(found[metric]) for metric in metrics)])
+    rows = [
+        [run["name"], level, interval(found["share"]), *(interval(found[metric]) for metric in metrics)]
+        for run in known
+        for level, found in run["figures"]["granularity"].items()
+    ]
     return [
-        "Share of the questions that each level answered:",
-        _by_run(known, LEVELS, lambda found: (interval(found["granularity"][level]["share"]) for level in LEVELS)),
-        "Scores of the questions that each level answered:",
-        _table(["run", "answered from", "questions", *metrics], scores),
+        "Share of the questions that each level answered, and the scores of these:",
+        _table(["run", "answered from", "share", *metrics], rows),
         '"default": no level said that its evidence was enough, so the last level\'s answer stands.',
     ]
 

@@ -51,7 +51,6 @@ MALFORMED_OUTPUT = "malformed_output"
 # The training loss jumps from step to step; it is drawn as means of so many stretches.
 _STRETCHES = 60
 LOSSES, EVALUATIONS = "losses.jsonl", "evaluations.jsonl"
-Rows = Sequence[Mapping[str, Any]]
 # What a plotting function gives: section, end of the file's name, caption, PNG.
 Plot = tuple[str, str, str, bytes]
 # Inches for a row.
@@ -156,7 +155,7 @@ def _sweep(runs: Runs, sweep: Mapping[str, Any], metrics: Sequence[str], ending:
             # Side by side, so that the intervals can be told apart.
             places = [value + 0.06 * step * (number - (len(metrics) - 1) / 2) for value in values]
             scores = [run["figures"]["scores"][metric] for _, run in pairs]
-            _points(axes, places, scores, metric, number, linestyle="-")
+            _points(axes, places, scores, metric, number, line="-")
         axes.set_xticks(values, [f"{value:g}" for value in values])
         axes.set_xlabel(title)
         name = f"sweep-{sweep['option'].replace('_', '-')}{ending}"
@@ -197,8 +196,7 @@ def _bar_plot(runs: Runs, parts: Mapping[str, Sequence[float]], label: str, digi
             shown = [f"{size:.{digits}f}" if size >= 0.07 * whole else "" for size in sizes]
             axes.bar_label(bars, shown, label_type="center", fontsize=8, color=ink)
             starts = [start + size for start, size in zip(starts, sizes)]
-        axes.set_yticks(range(len(runs)), [_wrapped(run["name"]) for run in runs])
-        axes.invert_yaxis()
+        _name_rows(axes, [run["name"] for run in runs])
         axes.grid(axis="y", visible=False)
         axes.set_xlabel(label)
         figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=min(len(parts), 3))
@@ -213,7 +211,7 @@ def _recall(runs: Runs) -> Iterator[Plot]:
         for number, run in enumerate(known):
             found = run["figures"]["recall"]["by_round"]
             places = [int(key) + 0.04 * (number - (len(known) - 1) / 2) for key in found]
-            _points(axes, places, list(found.values()), run["name"], number, linestyle="-")
+            _points(axes, places, list(found.values()), run["name"], number, line="-")
         axes.set_xticks(range(1, 1 + max(len(run["figures"]["recall"]["by_round"]) for run in known)))
         axes.set_xlabel("rounds")
         png = _finished(figure, axes, y="supporting passages found, %")
@@ -235,7 +233,7 @@ def _latency(runs: Runs, metric: str) -> Iterator[Plot]:
         yield "latency", "latency", f"{metric} against seconds per question, with 95 % intervals", png
 
 
-def draw_curve(losses: Rows, evaluations: Rows) -> bytes:
+def draw_curve(losses: Runs, evaluations: Runs) -> bytes:
     """A learning curve as PNG: loss, ROUGE and triple F1 over steps; the same rows give the same bytes.
 
     Raises:
@@ -268,7 +266,7 @@ def draw_curve(losses: Rows, evaluations: Rows) -> bytes:
         return _png_of(figure)
 
 
-def panels_of(evaluations: Rows) -> dict[str, dict[str, str]]:
+def panels_of(evaluations: Runs) -> dict[str, dict[str, str]]:
     """The panels of `PANELS` that have scores; where there are none of them, one with the scores there are."""
     names = {name for row in evaluations for name in row}
     found = {
@@ -281,18 +279,12 @@ def panels_of(evaluations: Rows) -> dict[str, dict[str, str]]:
 
 
 def _points(
-    axes: Axes,
-    places: Sequence[float],
-    values: Sequence[Mapping[str, Any]],
-    label: str,
-    number: int,
-    across: bool = False,
-    linestyle: str = "none",
+    axes: Axes, places: Sequence[float], values: Runs, label: str, number: int, across: bool = False, line: str = "none"
 ) -> None:
     """Means with their intervals, at places on the other axis."""
     means, sizes = _error_sizes(values)
     at: Any = {"x": means, "y": places, "xerr": sizes} if across else {"x": places, "y": means, "yerr": sizes}
-    axes.errorbar(**at, capsize=2.5, label=label, linestyle=linestyle, **_sign(number))
+    axes.errorbar(**at, capsize=2.5, label=label, linestyle=line, **_sign(number))
 
 
 def _sign(number: int) -> dict[str, Any]:
@@ -302,7 +294,8 @@ def _sign(number: int) -> dict[str, Any]:
 
 
 def _name_rows(axes: Axes, names: Sequence[str]) -> None:
-    axes.set_yticks(range(len(names)), [_wrapped(name) for name in names])
+    # On lines that leave room for the plot.
+    axes.set_yticks(range(len(names)), ["\n".join(textwrap.wrap(name, 26)) or name for name in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
 
 
@@ -319,11 +312,6 @@ def _finished(figure: Figure, axes: Axes, x: str = "", y: str = "") -> bytes:
         axes.set_ylim(limits)
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), labelspacing=0.7)
     return _png_of(figure)
-
-
-def _wrapped(name: str) -> str:
-    """A name on lines that leave room for the plot."""
-    return "\n".join(textwrap.wrap(name, 26)) or name
 
 
 @contextmanager
@@ -353,7 +341,7 @@ def _png_of(figure: Figure) -> bytes:
     return target.getvalue()
 
 
-def _error_sizes(values: Sequence[Mapping[str, Any]], times: float = 100) -> tuple[list[float], list[list[float]]]:
+def _error_sizes(values: Runs, times: float = 100) -> tuple[list[float], list[list[float]]]:
     """Means, and how far their intervals reach below and above them, as `errorbar` takes them."""
     means = [times * value["mean"] for value in values]
     # Rounding may put a bound on the wrong side of its mean by a hair.

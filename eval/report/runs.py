@@ -125,8 +125,6 @@ def read_folder(spec: str) -> Run:
     if "system" in settings and results.is_file():
         rows, cut_off = _rows(results, settings), results.read_bytes()[-1:] not in (b"\n", b"")
         return Run(str(path), name, settings, about, metrics, len(rows), rows, cut_off)
-    if "system" in metrics:
-        raise ValueError(f"{path} has lost its {RESULTS} or {SETTINGS}: a report of a run needs both")
     count = sum(1 for _ in read_results(results, partial=True)) if results.is_file() else 0
     return Run(str(path), name, settings, about, metrics, count, None)
 
@@ -380,8 +378,6 @@ def _difference(name: str, value: Any) -> str:
     if name in _DIGESTS or name.startswith("task.") or name.endswith("weights"):
         return f"other {name.replace('_', ' ')}"
     short = name.removeprefix("options.").removesuffix(".spec")
-    if short == "integrator" and value is None:
-        return "integrated by the teacher"
     if isinstance(value, list):
         value = ",".join(map(str, value))
     if isinstance(value, str) and Path(value).is_absolute():

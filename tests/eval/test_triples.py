@@ -298,11 +298,6 @@ def test_each_text_is_embedded_once():
     assert sorted(asked) == ["a", "b", "c", "d"]
 
 
-def test_a_broken_embedder_is_named():
-    with pytest.raises(ValueError, match=r"shape \(1, 2\) for 3 texts"):
-        FieldVectors([Triple("a", "b", "c")], lambda texts: np.ones((1, 2)))
-
-
 def best_by_trying(fits):
     rows, columns = fits.shape
     if rows > columns:
