@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rag.fakes import Client
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm import Completion, Message
+from tripletune.models.llm import Message
 from tripletune.rag import Trace
 from tripletune.rag.systems import QuestionClient, load_prompts
 from tripletune.rag.systems.cirag import PROMPT_NAMES
@@ -105,6 +106,7 @@ def test_a_reply_in_the_papers_form_has_no_fault():
         (reply() + '\n\n[[## fact_before_filter ##]]\n{"fact": []}\n' + reply(question=NO_QUESTION), (BORN,),
          "Where is London?", ["runs_on"]),
         (reply() + "\n" + reply(question=NO_QUESTION), (BORN,), "Where is London?", ["runs_on"]),
+        ("\n\n".join(sorted(reply().split("\n\n"), reverse=True)), (BORN,), "Where is London?", ["section_order"]),
     ],
 )  # fmt: skip
 def test_malformed_replies_are_recovered_or_dropped_and_named(text, core, query, faults):
@@ -113,16 +115,9 @@ def test_malformed_replies_are_recovered_or_dropped_and_named(text, core, query,
     assert decision.reply == text
 
 
-def test_sections_in_another_order_are_read():
-    question, rest = reply().split("\n\n")[2], reply().split("\n\n")[:2]
-    decision = read("\n\n".join([question, *rest]))
-    assert (decision.core, decision.query, decision.faults) == ((BORN,), "Where is London?", ("section_order",))
-
-
-def test_thought_before_the_sections_counts_where_there_is_no_other():
+def test_a_thought_before_the_sections_counts_where_there_is_no_other():
     decision = read("Ada it is.\n" + reply().split("\n\n", 1)[1])
-    assert decision.thought == "Ada it is."
-    assert decision.faults == ("text_before_sections", "missing_thought")
+    assert (decision.thought, decision.faults) == ("Ada it is.", ("text_before_sections", "missing_thought"))
 
 
 words = st.text(min_size=1, max_size=20).filter(
@@ -190,24 +185,8 @@ def test_history_as_a_chat_and_as_a_section():
     assert "historical_context" not in messages_of("I", "Q?", [DIED], [], "section")[1]["content"]
 
 
-class Scripted:
-    """An LLM client that gives its replies in order."""
-
-    model = "script"
-
-    def __init__(self, *replies: str) -> None:
-        self.replies, self.asked = list(replies), []
-
-    async def chat(self, messages, *, role, sampling=None, question_id=""):
-        self.asked.append((role, list(messages), sampling, question_id))
-        return Completion(self.replies.pop(0), 10, 2)
-
-    async def close(self):
-        pass
-
-
 def decide(*replies, **options):
-    client, trace = Scripted(*replies), Trace("Q?")
+    client, trace = Client(*replies), Trace("Q?")
     llm = QuestionClient(client, trace, "q1")
     prompts = load_prompts(PROMPT_NAMES)
     decision = asyncio.run(integrate("Q?", CANDIDATES, [], llm, prompts, **options))
@@ -217,11 +196,11 @@ def decide(*replies, **options):
 def test_a_reply_that_does_not_say_what_to_do_is_sent_back_once():
     bad = reply().split("[[## question")[0]
     decision, client, trace = decide(bad, reply())
-    assert [role for role, *_ in client.asked] == ["cirag.integrate", "cirag.integrate.repair"]
-    assert "single question" in client.asked[1][1][-1]["content"]
+    assert client.roles == ["cirag.integrate", "cirag.integrate.repair"]
+    assert "single question" in client.asked[1].text
     assert (decision.query, decision.faults) == ("Where is London?", ("repaired", "missing_question"))
     assert trace.tallies == {"calls.cirag.integrate": 1, "calls.cirag.integrate.repair": 1}
-    assert (client.asked[0][2].max_tokens, client.asked[0][3]) == (1024, "q1")
+    assert (client.asked[0].sampling.max_tokens, client.asked[0].question_id) == (1024, "q1")
 
 
 def test_a_reply_that_stays_unreadable_gives_no_query_and_what_could_be_read():
