@@ -7,6 +7,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from tests.rag.fakes import Client
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import CallError, Completion, RepliesPending, Sampling, SetupError
@@ -98,21 +99,17 @@ def test_a_second_run_asks_for_nothing(store):
 
 
 def test_another_model_prompt_or_limit_reads_again(store):
-    first, other = Rule(), Rule()
+    other = Rule()
     other.settings = "another prompt"
-    ids = {run(first, store, passages(1))[0].id, run(other, store, passages(1))[0].id,
-           run(Rule(), store, passages(1), piece_limit=50)[0].id}  # fmt: skip
-    assert len(ids) == 3
+    ways = ((Rule(), {}), (other, {}), (Rule(), {"piece_limit": 50}))
+    assert len({run(extractor, store, passages(1), **options)[0].id for extractor, options in ways}) == 3
 
 
 def test_long_passages_are_cut_and_merged(store):
     text = "Ada was born in London. She knew Babbage. Ada was born in London. She knew Babbage."
     extractor = Rule(batch_size=2, replies={"Ada: She knew Babbage.": "(S> a| P> b| O> c)"})
     extraction, counts = run(extractor, store, [Passage("Ada", text)], piece_limit=30)
-    assert (
-        extractor.texts
-        == ["Ada: Ada was born in London.", "Ada: Ada was born in London."] + ["Ada: She knew Babbage."] * 2
-    )
+    assert extractor.texts == ["Ada: Ada was born in London."] * 2 + ["Ada: She knew Babbage."] * 2
     assert (counts.split, counts.pieces, counts.triples) == (1, 4, 2)
     assert found(store, extraction, Passage("Ada", text)) == (
         Triple("Ada: Ada was born in London.", "says", "it"),
@@ -163,9 +160,8 @@ def test_a_failing_text_costs_itself_alone_and_is_tried_again(store, batch_size)
 
 
 def test_waiting_for_a_batch_file_is_no_failure(store):
-    given = passages(30)
-    replies = {f"{p.title}: {p.text}": RepliesPending("waits") for p in given}
-    _, counts = run(Rule(replies=replies), store, given)
+    replies = {f"{p.title}: {p.text}": RepliesPending("waits") for p in passages(30)}
+    _, counts = run(Rule(replies=replies), store, passages(30))
     assert (counts.pending, counts.failed, counts.extracted) == (30, 0, 0)
 
 
@@ -215,28 +211,14 @@ def test_passages_are_taken_only_as_fast_as_they_are_read(store):
     assert counts.extracted == 500
 
 
-class Client:
-    model = "scripted"
-
-    def __init__(self):
-        self.calls = []
-
-    async def chat(self, messages, *, role, sampling=None, question_id=""):
-        self.calls.append((messages, role, sampling))
-        return Completion("(S> a| P> b| O> c)")
-
-    async def close(self):
-        self.calls.append("closed")
-
-
 def test_a_chat_model_sees_what_training_renders_after_the_examples(store):
-    client = Client()
+    client = Client("(S> a| P> b| O> c)")
     shots = (("Oslo is in Norway.", "(S> Oslo| P> in| O> Norway)"), ("Hm.", ""))
     extractor = TextExtractor(client, "Extract.", shots, Sampling(max_tokens=99, seed=3))
     run(extractor, store, [Passage("Ada", "Ada\n was born.")])
     asyncio.run(extractor.close())
-    (messages, role, sampling), closed = client.calls
-    assert [(turn["role"], turn["content"]) for turn in messages] == [
+    (asked,) = client.asked
+    assert [(turn["role"], turn["content"]) for turn in asked.messages] == [
         ("system", "Extract."),
         ("user", "Oslo is in Norway."),
         ("assistant", "(S> Oslo| P> in| O> Norway)"),
@@ -244,8 +226,8 @@ def test_a_chat_model_sees_what_training_renders_after_the_examples(store):
         ("assistant", "NONE"),
         ("user", "Ada: Ada was born."),
     ]
-    assert (role, sampling.max_tokens, sampling.seed, closed) == ("extract.triples", 99, 3, "closed")
-    assert store.choose().model == "scripted"
+    assert (asked.role, asked.sampling, client.closed) == ("extract.triples", Sampling(max_tokens=99, seed=3), True)
+    assert store.choose().model == "script"
     assert "Extract." in store.choose().settings
     assert extractor.settings != TextExtractor(client, "Extract.").settings
 
@@ -291,9 +273,6 @@ def test_pieces_end_between_sentences():
         "Dr. Ida Morn was born in the U.S. in 1871.",
         "She painted. Was she known? She was.",
     ]
-
-
-def test_half_characters_can_be_read():
     assert split_passage("a\ud800. " * 3, 5) == ["a\ufffd.", "a\ufffd.", "a\ufffd."]
 
 

@@ -1,12 +1,14 @@
 import json
+import re
 import sqlite3
 
 import pytest
 
 import tripletune.rag.extractor as extractor_options
+from tests.rag.fakes import Client, Model
 from tripletune.models.data.records import Passage, Step
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm import Completion, RepliesPending
+from tripletune.models.llm import RepliesPending
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.rag import Trace, TraceAction
 from tripletune.rag.__main__ import main, show
@@ -22,32 +24,19 @@ ROWS = [
 ]
 
 
-class Client:
-    model = "scripted"
-
-    def __init__(self, options):
-        self.options, self.asked, self.systems = options, [], set()
-
-    async def chat(self, messages, *, role, sampling=None, question_id=""):
-        text = messages[-1]["content"]
-        self.asked.append(text)
-        self.systems.add(messages[0]["content"])
-        if text.startswith("Down"):
-            raise RetriesExhausted("the server stays away")
-        if text.startswith("Later"):
-            raise RepliesPending("waits")
-        return Completion(f"(S> {text}| P> says| O> it)")
-
-    async def close(self):
-        pass
+def reply(asked):
+    errors = {"Down": RetriesExhausted("the server stays away"), "Later": RepliesPending("waits")}
+    return errors.get(asked.text.split(":")[0], f"(S> {asked.text}| P> says| O> it)")
 
 
 @pytest.fixture
 def clients(monkeypatch):
+    """The clients that a command opens, each with its options."""
     opened = []
 
     def open_client(options):
-        opened.append(Client(options))
+        opened.append(Client(answer=reply))
+        opened[-1].options = options
         return opened[-1]
 
     monkeypatch.setattr(extractor_options, "open_client", open_client)
@@ -73,8 +62,9 @@ def export(tmp_path, path, *more, store="s.sqlite"):
 def test_a_corpus_becomes_the_file_the_loops_read(tmp_path, clients):
     path = corpus(tmp_path)
     assert extract(tmp_path, path) == 0
-    assert clients[0].asked == ["Ada: Ada was born in London.", "No title.", "Bad: Bad \ufffd."]
-    assert "S> subject" in clients[0].systems.pop()
+    asked = [asked.text for asked in clients[0].asked]
+    assert asked == ["Ada: Ada was born in London.", "No title.", "Bad: Bad \ufffd."]
+    assert "S> subject" in clients[0].asked[0].messages[0]["content"]
     assert clients[0].options.ledger == f"{tmp_path / 's.sqlite'}.ledger.sqlite"
     assert export(tmp_path, path) == 0
     rows = [json.loads(line) for line in (tmp_path / "triples.jsonl").read_text().splitlines()]
@@ -92,7 +82,7 @@ def test_shards_share_a_store_and_cover_the_corpus(tmp_path, clients):
     for number in range(3):
         assert extract(tmp_path, path, "--shard", f"{number}/3") == 0
     assert sorted(len(client.asked) for client in clients) == [3, 4, 4]
-    assert sorted(text for client in clients for text in client.asked) == sorted(row["text"] for row in rows)
+    assert sorted(asked.text for client in clients for asked in client.asked) == sorted(row["text"] for row in rows)
     assert export(tmp_path, path) == 0
 
 
@@ -114,7 +104,7 @@ def test_a_prompt_of_ones_own(tmp_path, clients):
     prompt = tmp_path / "mine.md"
     prompt.write_text("Do it.\n")
     assert extract(tmp_path, corpus(tmp_path), "--prompt", str(prompt), "--limit", "1") == 0
-    assert (clients[0].systems, len(clients[0].asked)) == ({"Do it."}, 1)
+    assert [asked.messages[0]["content"] for asked in clients[0].asked] == ["Do it."]
 
 
 @pytest.mark.parametrize(("title", "code"), [("Down", 1), ("Later", 3)])
@@ -140,10 +130,7 @@ def test_bad_corpora_are_one_line(tmp_path, clients, capsys, content, message):
     path = tmp_path / "corpus.jsonl"
     path.write_bytes(content)
     assert extract(tmp_path, path) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert message in error
-    assert error.count("\n") == 1
+    assert re.fullmatch(rf"error: .*{re.escape(message)}.*\n", capsys.readouterr().err)
 
 
 def test_bad_options_are_one_line(tmp_path, clients, capsys):
@@ -212,14 +199,6 @@ def world(tmp_path):
     return ["--corpus", str(corpus), "--triples", str(triples), "--top-k", "1"]
 
 
-class Scripted:
-    async def generate(self, sample, max_new_tokens, evidence=None):
-        if sample.task == "answering":
-            return Completion(sample.steps[-1].triples[0].object)
-        plans = ["[SUBQ] q0", "[SUBQ] Where was Ida Morn born?", "[SUFFICIENT]"]
-        return Completion(plans[len(sample.steps)])
-
-
 @pytest.fixture
 def model(tmp_path, make_graph_llm, monkeypatch):
     from tripletune.models.graph_llm.loading import add_adapter
@@ -234,13 +213,15 @@ def model(tmp_path, make_graph_llm, monkeypatch):
 
 
 def test_ask_shows_every_step_and_the_answer(model, world, monkeypatch, capsys):
-    monkeypatch.setattr("tripletune.models.local.generator.load_generator", lambda *args, **options: Scripted())
+    llm = Model("[SUBQ] q0", "[SUBQ] Where was Ida Morn born?", "[SUFFICIENT]", answer="Velsund")
+    monkeypatch.setattr("tripletune.models.local.generator.load_generator", lambda *args, **options: llm)
     question = "Where was the author of Glass Harbour born?"
     assert main(["ask", question, "--model", str(model), *world]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"Question: {question}"
     assert [line.split(None, 1)[1] for line in lines if line.startswith("  retrieve")] == ["Glass Harbour", "Ida Morn"]
     assert lines[-2:] == ["  stop      sufficient", "Answer: Velsund"]
+    assert llm.inputs[-1][0].steps[-1].triples == (Triple("Ida Morn", "Birthplace", "Velsund"),)
 
 
 def test_a_plan_that_cannot_be_read_is_shown_with_what_was_retrieved_after_it(capsys):
@@ -268,22 +249,15 @@ def test_ask_runs_a_real_model_from_a_run_folder(model, world, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("question", "arguments", "message"),
     [
-        (["--model", "nowhere"], "no such folder: nowhere"),
-        (["--corpus", ""], "--corpus"),
-        (["--triples", ""], "--triples"),
-        (["--max-rounds", "-1"], "max_rounds: -1 must"),
+        ("Who?", ["--model", "nowhere"], "no such folder: nowhere"),
+        ("Who?", ["--corpus", ""], "--corpus"),
+        ("Who?", ["--triples", ""], "--triples"),
+        ("Who?", ["--max-rounds", "-1"], "max_rounds: -1 must"),
+        ("  ", [], "the question is empty"),
     ],
 )
-def test_bad_questions_are_one_line_and_exit_code_2(model, world, capsys, arguments, message):
-    assert main(["ask", "Who?", "--model", str(model), *world, *arguments]) == 2
-    error = capsys.readouterr().err.strip()
-    assert message in error
-    assert error.startswith("error: ")
-    assert "\n" not in error
-
-
-def test_an_empty_question_is_refused(model, world, capsys):
-    assert main(["ask", "  ", "--model", str(model), *world]) == 2
-    assert capsys.readouterr().err == "error: the question is empty\n"
+def test_bad_questions_are_one_line_and_exit_code_2(model, world, capsys, question, arguments, message):
+    assert main(["ask", question, "--model", str(model), *world, *arguments]) == 2
+    assert re.fullmatch(rf"error: .*{re.escape(message)}.*\n", capsys.readouterr().err)
