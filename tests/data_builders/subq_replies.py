@@ -1,8 +1,7 @@
 """Replies of a mock server to the prompts of `LLMTeacher`, from recorded teacher replies; some are wrong at first.
 
 The server imports `reply`; SUBQ_TEACHER names the recorded replies, SUBQ_QUESTIONS the questions, SUBQ_WRONG the share
-of calls whose first reply is wrong, SUBQ_BODIES a file for the request bodies. Which replies are wrong hangs on the
-prompt alone.
+of calls whose first reply is wrong. Which replies are wrong hangs on the prompt alone.
 """
 
 from __future__ import annotations
@@ -41,9 +40,6 @@ def recorded() -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
 
 def reply(body: dict[str, Any]) -> str:
     """The reply to a request of the OpenAI layout."""
-    if "SUBQ_BODIES" in os.environ:
-        with Path(os.environ["SUBQ_BODIES"]).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(body) + "\n")
     contents = [message["content"] for message in body["messages"]]
     roles = dict(zip(load_subq_prompts().texts.values(), (FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE)))
     role = roles[contents[0]]

@@ -1,29 +1,21 @@
-"""A mock of the hosted model APIs on loopback, for tests and benchmarks: replies, delays, faults and a record.
+"""A mock of the hosted model APIs on loopback, in a thread: replies, delays, faults and a record.
 
-It speaks OpenAI's chat completions (`/v1/chat/completions`) and Anthropic's messages (`/v1/messages`). `MockServer`
-runs in a thread, `server_process` in a process of its own.
-
-A reply function gets the request's JSON body and gives back a text or a `Reply`. Which fault meets a request depends
-on the seed, the request's body and its attempt number alone, never on the order in which requests arrive.
+It speaks OpenAI's chat completions (`/v1/chat/completions`) and Anthropic's messages (`/v1/messages`). A reply function
+gets the request's JSON body and gives back a text or a `Reply`. Which fault meets a request depends on the seed, the
+request's body and its attempt number alone, never on the order in which requests arrive.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import importlib
 import json
 import random
-import subprocess
-import sys
 import threading
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
@@ -98,37 +90,35 @@ def count(text: str) -> int:
     return len(text.split())
 
 
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """The events of a log file, in order; a half-written last line is left out."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+class Event(NamedTuple):
+    """What happened to a request: "request" when it arrived, "answered" in full and without a fault, or its fault."""
+
+    what: str
+    key: str
 
 
 class MockServer:
     """The server, as a context manager that runs it in a thread.
 
     Attributes:
-        answered: Per body key, how often it was answered in full and without a fault.
-        requests: Per body key, how often it arrived.
+        events: What happened, in order.
+        bodies: The body of each request, in order.
         most_at_once: Most requests that were under way at one time.
-        authorizations: The keys that clients sent (in memory alone, never in the log).
-        bodies: The last 1,000 request bodies.
+        authorizations: The keys that clients sent.
     """
 
     def __init__(
-        self,
-        reply: Callable[[Body], str | Reply] = echo,
-        delay: float = 0.0,
-        faults: Faults | None = None,
-        log: Path | str | None = None,
+        self, reply: Callable[[Body], str | Reply] = echo, delay: float = 0.0, faults: Faults | None = None
     ) -> None:
         self.reply, self.delay, self.port, self.faults = reply, delay, 0, faults or Faults()
-        self.answered: Counter[str] = Counter()
-        self.requests: Counter[str] = Counter()
+        self.events: list[Event] = []
+        self.bodies: list[Body] = []
         self.at_once = self.most_at_once = 0
         self.authorizations: set[str] = set()
-        self.bodies: deque[Body] = deque(maxlen=1000)
-        self._log = Path(log).open("a", encoding="utf-8") if log else None  # noqa: SIM115
+
+    def count(self, what: str) -> Counter[str]:
+        """How often something happened, by body key."""
+        return Counter(event.key for event in list(self.events) if event.what == what)
 
     @property
     def root(self) -> str:
@@ -173,23 +163,14 @@ class MockServer:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(10)
         self._loop.close()
-        if self._log:
-            self._log.close()
-
-    def _note(self, event: str, key: str, **more: Any) -> None:
-        if self._log:
-            line = {"time": time.time(), "event": event, "key": key, **more}
-            self._log.write(json.dumps(line) + "\n")
-            self._log.flush()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         key = body_key(body)
-        attempt = self.requests[key]
-        self.requests[key] += 1
+        attempt = self.count("request")[key]
+        self.events.append(Event("request", key))
         self.authorizations.add(request.headers.get("Authorization") or request.headers.get("X-Api-Key") or "")
         self.bodies.append(body)
-        self._note("request", key, attempt=attempt)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
@@ -200,7 +181,7 @@ class MockServer:
     async def _answer(self, request: web.Request, body: Body, key: str, attempt: int) -> web.StreamResponse:
         anthropic, fault = request.path.endswith("/messages"), self.faults.draw(key, attempt)
         if fault:
-            self._note("fault", key, attempt=attempt, fault=fault)
+            self.events.append(Event(fault, key))
         await asyncio.sleep(self.faults.hang_seconds if fault == "hang" else self.delay)
         if fault in ("hang", "drop"):
             return _end(request)
@@ -216,11 +197,9 @@ class MockServer:
             return _error(reply, anthropic)
         layout = _message if anthropic else _completion
         text = json.dumps(layout(body, reply)) if reply.raw is None else reply.raw
-        return await self._send(request, text, key, attempt, fault)
+        return await self._send(request, text, key, fault)
 
-    async def _send(
-        self, request: web.Request, text: str, key: str, attempt: int, fault: str | None
-    ) -> web.StreamResponse:
+    async def _send(self, request: web.Request, text: str, key: str, fault: str | None) -> web.StreamResponse:
         data = text.encode()
         if fault == "cut_off":
             data = data[: len(data) // 2]
@@ -231,10 +210,9 @@ class MockServer:
         if fault == "broken_off":
             await response.write(data[: len(data) // 2])
             return _end(request)
-        # Noted before the last byte leaves: whoever has the reply finds it in the log.
+        # Noted before the last byte leaves: whoever has the reply finds it there.
         if fault is None:
-            self.answered[key] += 1
-            self._note("answered", key, attempt=attempt)
+            self.events.append(Event("answered", key))
         await response.write(data)
         await response.write_eof()
         return response
@@ -274,34 +252,3 @@ def _error(reply: Reply, anthropic: bool) -> web.Response:
     if anthropic:
         error["type"] = "error"
     return web.json_response(error, status=reply.status, headers=reply.headers)
-
-
-@contextmanager
-def server_process(
-    *, reply: str | None = None, delay: float = 0.0, faults: Faults | None = None, log: Path | None = None
-) -> Iterator[str]:
-    """Run the server as a process of its own; gives its base URL (with /v1). It ends with the block or with us."""
-    options = {"reply": reply, "delay": delay, "faults": asdict(faults or Faults()), "log": str(log) if log else None}
-    command = [sys.executable, __file__, json.dumps(options)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            if process.stdout is None or not (port := process.stdout.readline().strip()):
-                raise RuntimeError("the mock server did not start")
-            yield f"http://127.0.0.1:{port}/v1"
-        finally:
-            process.kill()
-
-
-def main() -> None:
-    """Serve with the options of `server_process` until standard input closes; the first line printed is the port."""
-    options = json.loads(sys.argv[1])
-    sys.path.insert(0, str(Path.cwd()))
-    module, _, name = (options["reply"] or "tests.models.llm.server:echo").partition(":")
-    reply = getattr(importlib.import_module(module), name)
-    with MockServer(reply, options["delay"], Faults(**options["faults"]), options["log"]) as server:
-        print(server.port, flush=True)
-        sys.stdin.read()
-
-
-if __name__ == "__main__":
-    main()
