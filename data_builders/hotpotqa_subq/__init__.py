@@ -175,13 +175,13 @@ async def label_question(
             would give away the answer.
     """
     if direct_answer:
-        return [_record(question, name, Action.NO_RETRIEVAL) for name in ("plan0", "answer")]
+        return [record_of(question, name, Action.NO_RETRIEVAL) for name in ("plan0", "answer")]
     kept = await _kept(question, teacher, first_subquery)
     others = [n for n in range(len(question.passages)) if n not in [one.document for one in kept]]
     records: list[Record] = []
     history: tuple[Step, ...] = ()
     for document, subquery, found in kept:
-        records.append(_record(question, f"plan{len(records)}", Action.SUBQ, history, subquery))
+        records.append(record_of(question, f"plan{len(records)}", Action.SUBQ, history, subquery))
         if not found:
             raise UnlabelledQuestion(DropReason.NO_TRIPLES, question.passages[document].title)
         shown = [(question.passages[document], found)]
@@ -192,8 +192,8 @@ async def label_question(
             shown += islice(covered, distractors)
             chance.shuffle(shown)
         history = (*history, step_of(subquery, shown))
-    records.append(_record(question, f"plan{len(records)}", Action.SUFFICIENT, history))
-    records.append(_record(question, "answer", Action.SUFFICIENT, history))
+    records.append(record_of(question, f"plan{len(records)}", Action.SUFFICIENT, history))
+    records.append(record_of(question, "answer", Action.SUFFICIENT, history))
     return records
 
 
@@ -232,7 +232,10 @@ def gives_away_answer(subquery: str, question: Question) -> bool:
     return False
 
 
-def _record(question: Question, name: str, action: Action, steps: tuple[Step, ...] = (), subquery: str = "") -> Record:
+def record_of(
+    question: Question, name: str, action: Action, steps: tuple[Step, ...] = (), subquery: str = ""
+) -> Record:
+    """A record of a question; its name, "plan0" or "answer", is the end of its id."""
     return Record(
         id=f"{question.source}:{question.id}:{name}",
         question_id=question.id,

@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tripletune.data_builders.hotpotqa_subq import (
     Question,
     Teacher,
     UnlabelledQuestion,
+    record_of,
     step_of,
 )
 from tripletune.data_builders.readers._rows import Row, find_passage, title_key
@@ -156,18 +158,9 @@ class PartTeacher:
         """The one answering record of a question."""
         found = [(passage, self._triples.of(passage)) for passage in question.passages] if self._triples else []
         covered = [(passage, triples) for passage, triples in found if triples]
-        return [
-            Record(
-                id=f"{question.source}:{question.id}:answer",
-                question_id=question.id,
-                task="answering",
-                question=self._template.replace("{question}", question.question),
-                action=Action.SUFFICIENT if covered else Action.NO_RETRIEVAL,
-                steps=(step_of(question.question, covered),) if covered else (),
-                answers=question.answers,
-                source=question.source,
-            )
-        ]
+        steps = (step_of(question.question, covered),) if covered else ()
+        record = record_of(question, "answer", Action.SUFFICIENT if steps else Action.NO_RETRIEVAL, steps)
+        return [replace(record, question=self._template.replace("{question}", question.question))]
 
 
 class TripleFile:
