@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.models.llm.provider import answer_batch
 from tripletune.data_builders.trajectories import main as build_trajectories
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.data_builders.world.oracle import WorldOracle
@@ -77,17 +78,7 @@ def test_one_at_a_time_gives_the_same_rows(world, run, tmp_path):
 
 
 def answer(requests, replies, oracle):
-    """A script in the place of a provider: one reply a request, in the layout of OpenAI's Batch API."""
-    with replies.open("w") as file:
-        for line in requests.read_text().splitlines():
-            request = json.loads(line)
-            reply = asyncio.run(oracle.complete(request["body"]["messages"], Sampling()))
-            body = {
-                "choices": [{"message": {"role": "assistant", "content": reply.text}, "finish_reason": "stop"}],
-                "usage": {"prompt_tokens": 1, "completion_tokens": 1},
-            }
-            row = {"custom_id": request["custom_id"], "response": {"status_code": 200, "body": body}, "error": None}
-            file.write(json.dumps(row) + "\n")
+    answer_batch(requests, replies, lambda body: asyncio.run(oracle.complete(body["messages"], Sampling())).text)
 
 
 def test_a_batch_teacher_writes_the_same_files_and_goes_on_with_the_replies(world, run, tmp_path, capsys):

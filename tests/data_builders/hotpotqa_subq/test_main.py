@@ -10,6 +10,7 @@ import pytest
 from tests.data_builders import subq_replies
 from tests.data_builders.hotpotqa_subq.test_build import hotpot_row
 from tests.data_builders.rows import write_lines
+from tests.models.llm.provider import answer_batch
 from tripletune.data_builders.datasets.kinds import RECORDS
 from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import FolderOptions, new_dataset
@@ -202,21 +203,6 @@ def test_the_card_does_not_claim_a_temperature_that_was_not_sent(files, backend)
     }
 
 
-def batch_output(request_file: Path, reply_file: Path) -> int:
-    """What the Batch API would give back for a request file."""
-    requests = [json.loads(line) for line in request_file.read_text(encoding="utf-8").splitlines()]
-    with reply_file.open("w", encoding="utf-8") as file:
-        for request in requests:
-            choice = {"message": {"role": "assistant", "content": subq_replies.reply(request["body"])}}
-            body = {
-                "choices": [{**choice, "finish_reason": "stop"}],
-                "usage": {"prompt_tokens": 1, "completion_tokens": 1},
-            }
-            row = {"custom_id": request["custom_id"], "response": {"status_code": 200, "body": body}, "error": None}
-            file.write(json.dumps(row) + "\n")
-    return len(requests)
-
-
 def test_a_batch_build_stops_three_times(files, backend, capsys, monkeypatch):
     assert run(arguments(files, files / "calm")) == 0
     call = ["--source", f"hotpotqa:{files / 'questions.jsonl'}", "--output", str(files / "out")]
@@ -228,7 +214,7 @@ def test_a_batch_build_stops_three_times(files, backend, capsys, monkeypatch):
         assert not (files / "out").exists()
         (requests,) = sorted(Path(f"{ledger}.batch").glob("*.jsonl"))[round_:]
         assert str(requests) in message
-        sizes.append(batch_output(requests, files / f"replies{round_}.jsonl"))
+        sizes.append(answer_batch(requests, files / f"replies{round_}.jsonl", subq_replies.reply))
         assert message.startswith(f"{sizes[-1]:,} calls wait for replies")
         with Ledger(ledger) as opened:
             import_replies(opened, files / f"replies{round_}.jsonl")
