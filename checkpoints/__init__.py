@@ -22,7 +22,6 @@ from typing import Any
 from tripletune.checkpoints.card import CARD, PROVENANCE, Provenance, collect_provenance, public, write_model_card
 from tripletune.checkpoints.verify import (
     REFERENCE,
-    Case,
     Comparison,
     Loaded,
     compare_observations,
@@ -188,7 +187,9 @@ def _write_merged(loaded: Loaded, dtype: str, alone: bool, scratch: Path) -> dic
     if alone:
         # Without placeholder, no graph takes part.
         plain = Loaded(loaded.model.get_base_model().language_model, loaded.tokenizer, None, loaded.folder)
-        reference = observe(plain, [_without_graph(loaded, case) for case in loaded.cases()])
+        prompts = {case["name"]: loaded.prompt(case)[0] for case in loaded.cases()}
+        kept = {name: [one for one in ids if one != processor.graph_token_id] for name, ids in prompts.items()}
+        reference = observe(plain, [{"name": name, "prompt_ids": ids} for name, ids in kept.items()])
     else:
         reference = observe(loaded)
     # The trained graph modules take their places too.
@@ -201,12 +202,6 @@ def _write_merged(loaded: Loaded, dtype: str, alone: bool, scratch: Path) -> dic
         plain_tokenizer = load_tokenizer(merged.config.base_model, merged.config.base_revision)
         (plain_tokenizer if processor.settings.use_graph else loaded.tokenizer).save_pretrained(scratch)
     return reference
-
-
-def _without_graph(loaded: Loaded, case: Case) -> Case:
-    prompt, _ = loaded.prompt(case)
-    kept = [token for token in prompt if token != loaded.processor.graph_token_id]
-    return {"name": case["name"], "prompt_ids": kept}
 
 
 def _copy_files(source: Path, target: Path, provenance: Provenance, weights: Sequence[str] = ()) -> None:

@@ -84,18 +84,15 @@ def collect_provenance(source: Path, scores: Sequence[str | Path] = (), licence:
 
 def _names(source: Path) -> dict[str, Any]:
     """What a trained folder calls its base model and text encoder."""
-    if not is_text_model(source):
-        config = read_json(source / CONFIG)
-        return {
-            "base_model": str(config.get("base_model") or ""),
-            "base_revision": config.get("base_revision"),
-            "encoder": str(config.get("encoder") or ""),
-            "use_graph": bool(config.get("use_graph", True)),
-        }
-    adapter = is_adapter(source)
-    config = read_json(source / ADAPTER_CONFIG) if adapter else task_of(source)
-    base, revision = ("base_model_name_or_path", "revision") if adapter else ("base_model", "base_revision")
-    return {"base_model": str(config.get(base) or ""), "base_revision": config.get(revision), "use_graph": False}
+    text, adapter = is_text_model(source), is_adapter(source)
+    base, revision = ("base_model_name_or_path", "revision") if text and adapter else ("base_model", "base_revision")
+    config = task_of(source) if text and not adapter else read_json(source / (ADAPTER_CONFIG if text else CONFIG))
+    return {
+        "base_model": str(config.get(base) or ""),
+        "base_revision": config.get(revision),
+        "encoder": str(config.get("encoder") or ""),
+        "use_graph": not text and bool(config.get("use_graph", True)),
+    }
 
 
 def _collect_from_run(source: Path) -> Provenance:
@@ -170,16 +167,14 @@ def render_card(provenance: Provenance, kind: Kind, name: str, about: dict[str, 
     names = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.ChainableUndefined)
     names.filters["code"] = _code
     lora = (provenance.config.get("model") or {}).get("lora", True)
-    config = (
-        yaml.safe_dump(provenance.config, sort_keys=False, allow_unicode=True).rstrip() if provenance.config else ""
-    )
-    base = public(provenance.base_model)
+    written = yaml.safe_dump(provenance.config, sort_keys=False, allow_unicode=True).rstrip()
+    config = written if provenance.config else ""
     return names.from_string(read_text(_TEMPLATE)).render(
         provenance=provenance,
         kind=kind,
         name=name,
         about=about,
-        base=base,
+        base=public(provenance.base_model),
         encoder=public(provenance.encoder),
         parts=("LoRA weights, " if lora else "")
         + ("graph encoder and projector" if provenance.use_graph else "no graph"),

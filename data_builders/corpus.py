@@ -29,6 +29,7 @@ from tripletune.data_builders.datasets.lookup import SeenTable, progress
 from tripletune.data_builders.hotpotqa_subq import DropReason, Question
 from tripletune.data_builders.readers import get_reader
 from tripletune.data_builders.readers._rows import Row, source_rows
+from tripletune.models.data.records import Passage
 from tripletune.models.files import file_digest, new_folder, read_json, write_json
 from tripletune.models.options import add_arguments, from_arguments, require, setting
 from tripletune.models.program import run_program
@@ -170,41 +171,41 @@ def _write(
     counts = Counter[str](questions=0, passages=0, copies=0, without_text=0, supporting=0)
     if split == "evaluation" and in_train:
         counts["also_in_train"] = 0
-    paths = [folder / f"{split}{ending}" for ending in (".jsonl", ".corpus.jsonl", ".gold.jsonl")]
     with ExitStack() as stack:
-        files = [stack.enter_context(path.open("w", encoding="utf-8", newline="\n")) for path in paths]
+        questions, corpus, gold = (
+            stack.enter_context((folder / f"{split}{ending}").open("w", encoding="utf-8", newline="\n"))
+            for ending in (".jsonl", ".corpus.jsonl", ".gold.jsonl")
+        )
         seen = stack.enter_context(SeenTable())
         usable = _usable(options.reader, options.files()[split], Counter())
         for number, (row, question) in enumerate(progress(usable, split)):
-            if drawn is None or number in drawn:
-                _write_question(row, question, files, seen, counts)
-                if split == "train":
-                    in_train.add(question.id)
-                elif question.id in in_train:
-                    counts["also_in_train"] += 1
+            if drawn is not None and number not in drawn:
+                continue
+            ids = [_write_passage(passage, corpus, seen, counts) for passage in question.passages]
+            supporting = list(dict.fromkeys(ids[index] for index in question.supporting if ids[index]))
+            _line(questions, row)
+            _line(gold, {"question_id": question.id, "passages": supporting})
+            counts["questions"] += 1
+            counts["supporting"] += len(supporting)
+            if split == "train":
+                in_train.add(question.id)
+            elif question.id in in_train:
+                counts["also_in_train"] += 1
     return dict(counts)
 
 
-def _write_question(
-    row: Row, question: Question, files: Sequence[IO[str]], seen: SeenTable, counts: Counter[str]
-) -> None:
-    questions, corpus, gold = files
-    ids: list[str] = []
-    for passage in question.passages:
-        name = passage_key(passage.title, passage.text) if passage.text.strip() else ""
-        ids.append(name)
-        if not name:
-            counts["without_text"] += 1
-        elif seen.first("passage", name) is None:
-            counts["passages"] += 1
-            _line(corpus, {"id": name, "title": passage.title, "text": passage.text})
-        else:
-            counts["copies"] += 1
-    supporting = list(dict.fromkeys(ids[index] for index in question.supporting if ids[index]))
-    counts["questions"] += 1
-    counts["supporting"] += len(supporting)
-    _line(questions, row)
-    _line(gold, {"question_id": question.id, "passages": supporting})
+def _write_passage(passage: Passage, corpus: IO[str], seen: SeenTable, counts: Counter[str]) -> str:
+    """The passage's id in the corpus, where it stands once; empty for one without text."""
+    if not passage.text.strip():
+        counts["without_text"] += 1
+        return ""
+    name = passage_key(passage.title, passage.text)
+    if seen.first("passage", name) is None:
+        counts["passages"] += 1
+        _line(corpus, {"id": name, "title": passage.title, "text": passage.text})
+    else:
+        counts["copies"] += 1
+    return name
 
 
 def _line(file: IO[str], row: Row) -> None:

@@ -20,7 +20,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import count
+from itertools import accumulate, count
+from operator import or_
 from pathlib import Path
 from typing import Any, Literal
 
@@ -212,7 +213,10 @@ def _trajectories(
                         # Several runs of one question, or a chat per round, give it several trajectories.
                         names = (f"{row['id']}:{number}" for number in count())
                         name = next(name for name in names if seen.first("id", name) is None)
-                        yield _trajectory(name, row["id"], chat, options), split
+                        learned = chat.learned
+                        if options.learn == "observations":
+                            learned = tuple(accumulate(learned, or_))
+                        yield Trajectory(name, row["id"], options.role, chat.model, chat.messages, learned), split
             about = results.parent / ABOUT
             whole = read_json(about).get("questions", 0) if about.is_file() else 0
             if found < whole:
@@ -231,14 +235,6 @@ def _chats(row: dict[str, Any], calls: RoleCalls, options: TrajectoryOptions, dr
         drops["the ledger has no chat of this run"] += 1
     drops["the last decision cannot be read"] += sum(not chat.readable for chat in chats)
     return [chat for chat in chats if chat.readable]
-
-
-def _trajectory(name: str, question_id: str, chat: Chat, options: TrajectoryOptions) -> Trajectory:
-    learned = chat.learned
-    if options.learn == "observations":
-        first = learned.index(True)
-        learned = tuple(flag or position > first for position, flag in enumerate(learned))
-    return Trajectory(name, question_id, options.role, chat.model, chat.messages, learned)
 
 
 def _has_score(name: str, least: float, row: dict[str, Any], chat: Chat) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -434,26 +434,22 @@ def begin_task(make_task: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def run_recipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
+def run_recipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Runs a recipe's command line in this process and returns its error message ("" for success)."""
-    import logging
     import runpy
     import sys
 
-    handlers, level = logging.root.handlers[:], logging.root.level
-
     def call(argv: list[str]) -> str:
         monkeypatch.setattr(sys, "argv", argv)
-        code = 0
+        code: Any = 0
         try:
             runpy.run_path(argv[0], run_name="__main__")
         except SystemExit as stop:
-            code = int(stop.code or 0)
-        if code == 0:
+            code = stop.code
+        if not code:
             return ""
-        errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-        assert (code, len(errors)) == (2, 1)
-        return errors[0]
+        (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        assert code == 2
+        return error
 
-    yield call
-    logging.root.handlers[:], logging.root.level = handlers, level
+    return call

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,10 +54,10 @@ def test_a_trajectory_is_the_whole_chat_and_learns_the_decisions_alone(run, tmp_
     assert [one.question_id for one in found] == list(results)
     for one in found:
         row = results[one.question_id]
-        learned = [message["content"] for message, flag in zip(one.messages, one.learned) if flag]
-        assert [message["role"] for message in one.messages] == ["system", *["user", "assistant"] * len(learned)]
+        turns = ["user", "assistant"] * sum(one.learned)
+        assert [message["role"] for message in one.messages] == ["system", *turns]
         assert [message["role"] == "assistant" for message in one.messages] == list(one.learned)
-        assert learned == [action["reply"] for action in row["trace"]["actions"]]
+        assert learned(one) == [action["reply"] for action in row["trace"]["actions"]]
         assert row["question"] in one.messages[1]["content"]
         assert (one.role, one.model) == ("cirag.integrate", "oracle:world5-test")
     observed, _ = build(run, tmp_path / "observed", "--learn", "observations")
@@ -125,16 +126,6 @@ def test_a_question_is_on_one_side_of_the_split(run, tmp_path):
     assert sorted([*splits[0], *splits[1]]) == sorted(rows(run))
 
 
-class Shelf:
-    async def retrieve(self, query, k):
-        return [Retrieved(PAGE, 1.0)]
-
-
-class Store:
-    def get(self, passage):
-        return TRIPLES
-
-
 class Replies:
     """A backend that gives its replies in order."""
 
@@ -165,21 +156,29 @@ class Counting(Replies):
         return sum(len(message["content"].split()) for message in messages)
 
 
-def loop(folder, *replies, name="q1", kind=Replies, **options):
+def loop(folder, *replies, kind=Replies, **options):
     """Run SYSTEM with given replies, and write ledger and results as `eval run` does."""
     folder.mkdir(exist_ok=True)
 
+    async def retrieve(query, k):
+        return [Retrieved(PAGE, 1.0)]
+
     async def answer():
+        shelf, store = SimpleNamespace(retrieve=retrieve), SimpleNamespace(get=lambda passage: TRIPLES)
         backend, ledger = kind(*replies, "Answer: Kelm"), Ledger(folder / "ledger.sqlite")
         async with LedgerClient(backend, ledger, retry=Retry(empty_attempts=1)) as client:
-            tools = Tools(retriever=Shelf(), store=Store(), llm=client, question_id=name)
+            tools = Tools(retriever=shelf, store=store, llm=client, question_id="q1")
             settings = CiragOptions(extraction="store", rerank=False, **options)
             return await SYSTEM.run(QUESTION, QUESTION, tools, settings)
 
     trace = asyncio.run(answer())
-    row = {"id": name, "question": QUESTION, "scores": {"f1": 1.0}, "error": "", "supporting_recall": None}
+    row = {"id": "q1", "question": QUESTION, "scores": {"f1": 1.0}, "error": "", "supporting_recall": None}
     (folder / "results.jsonl").write_text(json.dumps(row | {"trace": trace.to_json()}) + "\n")
     return trace
+
+
+def learned(chat):
+    return [message["content"] for message, flag in zip(chat.messages, chat.learned) if flag]
 
 
 def chats(folder):
@@ -193,7 +192,7 @@ def test_turns_are_learned_as_the_loop_understood_them(tmp_path):
     last = LAST.replace('["Ada", "occupation", "writer"]', '["Ada", "occupation", "writer"], ["Ada", "is", "tall"]')
     loop(tmp_path, first, last)
     (chat,) = chats(tmp_path)
-    assert [message["content"] for message, flag in zip(chat.messages, chat.learned) if flag] == [FIRST, LAST]
+    assert learned(chat) == [FIRST, LAST]
     assert chat.faults == ("invented_triple", "respelled_triple", "invented_triple")
     assert chat.replies == (first, last)
     assert main(["--results", str(tmp_path), "--output", str(tmp_path / "out"), "--no-repairs"]) == 2
@@ -205,7 +204,7 @@ def test_repaired_turns_are_known_wherever_they_stand(tmp_path):
         trace = loop(folder, *replies)
         assert trace.tallies["integration.repaired"] == 1
         (chat,) = chats(folder)
-        assert [message["content"] for message, flag in zip(chat.messages, chat.learned) if flag] == [FIRST, LAST]
+        assert learned(chat) == [FIRST, LAST]
         assert "repaired" in chat.faults
         assert list(chat.replies) == [action.reply for action in trace.actions]
         assert len(build(folder, folder / "out")[0]) == 1
@@ -257,8 +256,7 @@ def test_a_shortened_prompt_loses_no_earlier_decision(tmp_path):
     trace = loop(tmp_path, FIRST, second, LAST, kind=Counting, max_prompt_tokens=longest - 1)
     assert trace.tallies["shortened_prompts"] == 1
     found, statistics = build(tmp_path, tmp_path / "out")
-    learned = [[turn["content"] for turn, flag in zip(one.messages, one.learned) if flag] for one in found]
-    assert learned == [[FIRST, second], [LAST]]
+    assert [learned(one) for one in found] == [[FIRST, second], [LAST]]
     assert statistics["statistics"]["trajectories"]["learned_turns"] == {"1": 1, "2": 1}
 
 
