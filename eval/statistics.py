@@ -3,8 +3,7 @@
 An interval is `{"mean", "low", "high", "n"}`: a mean with its 95 % interval, over `n` values; else None.
 A difference has its two-sided bootstrap p-value too, as `p_value`.
 
-What is drawn with replacement is the question. Several rows of one question, such as its planning steps, rise and
-fall together, so they are drawn together: pass the question ids as `clusters`.
+What is drawn with replacement is the question.
 """
 
 from __future__ import annotations
@@ -19,29 +18,31 @@ _CELLS_AT_ONCE = 1 << 22
 Interval = dict[str, Any]
 
 
-def bootstrap_mean(values: Sequence[float], clusters: Sequence[Hashable] | None = None) -> Interval:
+def bootstrap_mean(values: Sequence[float]) -> Interval:
     """Mean and 95 % percentile interval.
 
     Args:
-        values: One value per row.
-        clusters: The question each row belongs to; None when every row is a question of its own.
+        values: One value per question.
 
     Raises:
         ValueError: a value is not a finite number.
     """
     numbers = _finite(values)
-    if clusters is None:
-        return _interval(numbers, np.ones_like(numbers), len(values))
-    places: dict[Hashable, int] = {}
-    index = np.fromiter((places.setdefault(name, len(places)) for name in clusters), dtype=np.int64)
-    sums, counts = np.bincount(index, weights=numbers), np.bincount(index).astype(np.float64)
-    return _interval(sums, counts, len(values))
+    return _interval(numbers, np.ones_like(numbers), len(values))
 
 
 def bootstrap_pairs(pairs: Sequence[tuple[Hashable, float]]) -> Interval:
-    """Mean and 95 % percentile interval of `(question, score)` pairs; questions are drawn."""
-    questions, scores = zip(*pairs) if pairs else ((), ())
-    return bootstrap_mean(scores, questions)
+    """Mean and 95 % percentile interval of `(question, score)` pairs.
+
+    Several rows of one question, such as its planning steps, rise and fall together, so they are drawn together.
+
+    Raises:
+        ValueError: a score is not a finite number.
+    """
+    places: dict[Hashable, int] = {}
+    index = np.array([places.setdefault(question, len(places)) for question, _ in pairs], dtype=np.int64)
+    sums, counts = np.bincount(index, weights=_finite([score for _, score in pairs])), np.bincount(index)
+    return _interval(sums, counts.astype(np.float64), len(pairs))
 
 
 def bootstrap_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:

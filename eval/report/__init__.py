@@ -55,7 +55,7 @@ def report(args: argparse.Namespace, console: Console) -> None:
         write_text(scratch / PAGE, page_of(figures, told))
         write_json(scratch / FIGURES, figures)
     for sentence in figures["missing"]:
-        logger.warning("%s", sentence.replace("`", ""))
+        logger.warning("%s", sentence)
     console.print(f"{Path(args.output) / PAGE}: {len(found)} results, {len(files)} plots")
 
 
@@ -83,7 +83,7 @@ def build_report(found: Sequence[Run]) -> dict[str, Any]:
     ]
     missing = [sentence for group in groups for run in group["runs"] for sentence in _missing(run)]
     missing += [
-        f"{_span(str(one['name']))} was stopped before its end: it has {one['results']:,} results and no metrics yet. "
+        f"{one['name']} was stopped before its end: it has {one['results']:,} results and no metrics yet. "
         "Give its command again to continue."
         for one in others
         if one["metrics"] is None
@@ -134,12 +134,8 @@ def _paired(first: Run, second: Run) -> dict[str, Any] | None:
     return {name: paired_difference(both[f"{name}_first"], both[f"{name}_second"]) for name in first.scores}
 
 
-def _span(name: str) -> str:
-    return f"`{name.replace('`', chr(39))}`"
-
-
 def _missing(run: Mapping[str, Any]) -> list[str]:
-    name, figures = _span(run["name"]), run["figures"]
+    name, figures = run["name"], run["figures"]
     found = []
     if not run["finished"]:
         of = f" of {run['expected']:,}" if run["expected"] else ""
@@ -156,7 +152,7 @@ def _missing(run: Mapping[str, Any]) -> list[str]:
             "Recall is that of the others."
         )
     if figures["recall"] is None and figures["errors"] < run["questions"]:
-        found.append(f"{name} has no gold links (`--gold`), so the recall of its passages is not known.")
+        found.append(f"{name} has no gold links (--gold), so the recall of its passages is not known.")
     return found
 
 

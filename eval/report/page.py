@@ -37,7 +37,7 @@ def page_of(report: Mapping[str, Any], plots: Sequence[Mapping[str, str]]) -> st
     """
     parts = ["# Evaluation report", _NOTE]
     if report["missing"]:
-        parts += ["## What is missing", "\n".join(f"- {_sentence(told)}" for told in report["missing"])]
+        parts += ["## What is missing", "\n".join(f"- {plain(told)}" for told in report["missing"])]
     parts += _overview(report["groups"])
     for number, group in enumerate(report["groups"]):
         parts += _group(number, group, plots)
@@ -79,12 +79,6 @@ def plain(text: Any) -> str:
 def _code(text: str) -> str:
     """A text from data inside a code span or fence."""
     return " ".join(printable(text).split()).replace("`", "'")
-
-
-def _sentence(text: str) -> str:
-    """A sentence of ours, whose names from data stand in code spans."""
-    pieces = text.split("`")
-    return "`".join(plain(piece) if place % 2 == 0 else _code(piece) for place, piece in enumerate(pieces))
 
 
 def _table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> str:

@@ -7,6 +7,7 @@ import pytest
 
 from tripletune.eval.statistics import (
     bootstrap_mean,
+    bootstrap_pairs,
     bootstrap_ratio,
     flatten_means,
     paired_difference,
@@ -37,16 +38,15 @@ def test_nothing_and_one_value():
 
 def test_rows_of_one_question_are_drawn_together():
     values, questions = [0.0, 1.0] * 40, [number // 4 for number in range(80)]
-    same_in_each = bootstrap_mean(values, questions)
+    same_in_each = bootstrap_pairs(list(zip(questions, values)))
     assert (same_in_each["low"], same_in_each["high"]) == (0.5, 0.5)
-    grouped = bootstrap_mean(sorted(values), questions)
+    grouped = bootstrap_pairs(list(zip(questions, sorted(values))))
     single = bootstrap_mean(sorted(values))
     assert grouped["high"] - grouped["low"] > 1.5 * (single["high"] - single["low"])
     assert grouped["n"] == 80
-
-
-def test_clusters_of_different_size_keep_the_mean_over_rows():
-    assert bootstrap_mean([1.0, 1.0, 1.0, 0.0], ["a", "a", "a", "b"])["mean"] == 0.75
+    # Of different size, they keep the mean over rows.
+    assert bootstrap_pairs([("a", 1.0), ("a", 1.0), ("a", 1.0), ("b", 0.0)])["mean"] == 0.75
+    assert bootstrap_pairs([]) == bootstrap_mean([])
 
 
 def test_pairing_sees_a_small_constant_gain():
