@@ -203,7 +203,7 @@ def main(config: CollectConfig, dry_run: bool = False) -> None:
     suites = [QuestionSuite(config.evaluation(source), teacher, llms) for source in sources]
     for suite, source in zip(suites, sources):
         suite.command = config.command(source)
-    run_suites(suites, clients=llms[:1])
+    run_suites(suites)
 
     results = [suite.options.output for suite in suites]
     output = FolderOptions(str(folder / TRAJECTORIES), overwrite=True)

@@ -48,15 +48,15 @@ def report(args: argparse.Namespace, console: Console) -> None:
     found = [read_folder(spec) for spec in args.folders]
     places = [Path(one.folder).resolve() for one in found]
     figures = build_report(found)
-    told, files = ([], {}) if args.no_plots else draw_plots(figures)
+    plots = [] if args.no_plots else draw_plots(figures)
     with new_folder(args.output, _MADE, overwrite=True, sources=places) as scratch:
-        for name, png in files.items():
-            (scratch / name).write_bytes(png)
-        write_text(scratch / PAGE, page_of(figures, told))
+        for _, file, _, png in plots:
+            (scratch / file).write_bytes(png)
+        write_text(scratch / PAGE, page_of(figures, plots))
         write_json(scratch / FIGURES, figures)
     for sentence in figures["missing"]:
         logger.warning("%s", sentence)
-    console.print(f"{Path(args.output) / PAGE}: {len(found)} results, {len(files)} plots")
+    console.print(f"{Path(args.output) / PAGE}: {len(found)} results, {len(plots)} plots")
 
 
 def build_report(found: Sequence[Run]) -> dict[str, Any]:

@@ -28,12 +28,12 @@ _OPTION_TITLES = {
 }
 
 
-def page_of(report: Mapping[str, Any], plots: Sequence[Mapping[str, str]]) -> str:
+def page_of(report: Mapping[str, Any], plots: Sequence[tuple[str, str, str, bytes]]) -> str:
     """The whole page.
 
     Args:
         report: The figures, from `eval.report.build_report`.
-        plots: `{"file", "section", "caption"}` of every plot; the section is "<group number>/<name>".
+        plots: Of every plot its section ("<group number>/<name>"), file, caption and picture.
     """
     parts = ["# Evaluation report", _NOTE]
     if report["missing"]:
@@ -114,7 +114,7 @@ def _overview(groups: Runs) -> list[str]:
     return ["## All tasks", _table(head, rows)]
 
 
-def _group(number: int, group: Mapping[str, Any], plots: Sequence[Mapping[str, str]]) -> list[str]:
+def _group(number: int, group: Mapping[str, Any], plots: Sequence[tuple[str, str, str, bytes]]) -> list[str]:
     runs = [run for run in group["runs"] if run["figures"]]
     questions = max(run["expected"] or run["questions"] for run in group["runs"])
     title = f"## {plain(group['task'])}, {questions:,} questions"
@@ -135,8 +135,7 @@ def _group(number: int, group: Mapping[str, Any], plots: Sequence[Mapping[str, s
     parts = [title]
     for key, heading, body in sections:
         if body:
-            shown = [plot for plot in plots if plot["section"] == f"{number}/{key}"]
-            captions = [(plain(plot["caption"]), plot["file"]) for plot in shown]
+            captions = [(plain(told), file) for section, file, told, _ in plots if section == f"{number}/{key}"]
             parts += [f"### {heading}", *body, *(f"![{told}]({file})\n\n{told}." for told, file in captions)]
     return parts
 

@@ -51,33 +51,27 @@ MALFORMED_OUTPUT = "malformed_output"
 # The training loss jumps from step to step; it is drawn as means of so many stretches.
 _STRETCHES = 60
 LOSSES, EVALUATIONS = "losses.jsonl", "evaluations.jsonl"
-# What a plotting function gives: section, end of the file's name, caption, PNG.
+# Section ("<group number>/<name>"), file, caption, PNG; a plotting function gives the ends of the first two.
 Plot = tuple[str, str, str, bytes]
 # Inches for a row.
 _BAR = 0.42
 
 
-def draw_plots(report: Mapping[str, Any]) -> tuple[list[dict[str, str]], dict[str, bytes]]:
+def draw_plots(report: Mapping[str, Any]) -> list[Plot]:
     """Draw all plots of a report.
-
-    Returns:
-        What the page says about them (`file`, `section`, `caption`), and the PNG files by name.
 
     Raises:
         ValueError: matplotlib is missing.
     """
-    told: list[dict[str, str]] = []
-    files: dict[str, bytes] = {}
+    plots = []
     tasks = [group["task"] for group in report["groups"]]
     for number, group in enumerate(report["groups"]):
         stem = re.sub(r"\W+", "-", group["task"])
         if tasks.count(group["task"]) > 1:
             stem += f"-{1 + tasks[:number].count(group['task'])}"
         for section, name, caption, png in _plots(group):
-            file = f"{stem}-{name}.png"
-            files[file] = png
-            told.append({"file": file, "section": f"{number}/{section}", "caption": f"{group['task']}: {caption}"})
-    return told, files
+            plots.append((f"{number}/{section}", f"{stem}-{name}.png", f"{group['task']}: {caption}", png))
+    return plots
 
 
 def read_curve(folder: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

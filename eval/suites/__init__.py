@@ -74,6 +74,7 @@ class Suite(ABC):
         command: The words of the command line, for reports.
         concurrency: Batches under way at once.
         retry_errors: Whether items that failed in an earlier call are run again.
+        clients: What `open` opened, or None: asked what to do about calls that wait for a batch, closed at the end.
     """
 
     unit: ClassVar[str] = "item"
@@ -83,6 +84,7 @@ class Suite(ABC):
     command: Sequence[str] = ()
     concurrency: int = 1
     retry_errors: bool = False
+    clients: Sequence[Any] = ()
 
     def __init__(self, options: Any) -> None:
         self.options = options
@@ -140,21 +142,13 @@ class Suite(ABC):
     def show(self, metrics: Mapping[str, Any], console: Console) -> None:
         """Print the metrics."""
 
-    def pending_message(self) -> str:
-        """Write the request files of what waits for a batch, and say what to do with them."""
-        return ""
 
-    async def close(self) -> None:  # noqa: B027
-        """Let go of what `open` opened."""
-
-
-def run_suites(suites: Sequence[Suite], console: Console | None = None, clients: Sequence[Any] = ()) -> int:
+def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
     """Run suites one after the other and write `metrics.json` of each that is complete.
 
     Args:
         suites: At least one.
         console: Where the metrics are shown; None shows nothing.
-        clients: Language models that the suites share, closed at the end.
 
     Returns:
         The exit code: 1 when every single item failed.
@@ -171,7 +165,7 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None, clients:
             logs.append(ResultLog(options.output, suite.settings(), options.overwrite, suite.retry_errors))
             about = {"command": [redact(word) for word in suite.command], "questions": len(suite.ids)}
             write_json(logs[-1].folder / ABOUT, about | {"data": options.data, "concurrency": suite.concurrency})
-        codes, pending = asyncio.run(_run_all(suites, logs, console, clients))
+        codes, pending = asyncio.run(_run_all(suites, logs, console))
     finally:
         for log in logs:
             log.close()
@@ -181,11 +175,10 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None, clients:
 
 
 async def _run_all(
-    suites: Sequence[Suite], logs: Sequence[ResultLog], console: Console | None, clients: Sequence[Any]
+    suites: Sequence[Suite], logs: Sequence[ResultLog], console: Console | None
 ) -> tuple[list[int], str]:
     """Answer what has no row; gives the exit codes of complete suites, and what to do about items that wait."""
-    codes, waiting = [], 0
-    messages: list[str] = []
+    codes, waiting, told = [], 0, []
     try:
         for suite, log in zip(suites, logs):
             before, started, waits = len(log.done), time.perf_counter(), 0
@@ -195,13 +188,14 @@ async def _run_all(
             waiting += waits
             if not waits:
                 codes.append(_finish(suite, log, len(log.done) - before, time.perf_counter() - started, console))
+        clients = [one for suite in suites for one in suite.clients if hasattr(one, "pending_message")]
         # At the end, so that suites that share a client share its request file.
-        messages = [suite.pending_message() for suite in suites] if waiting else []
+        told = [one.pending_message() for one in clients if waiting]
     finally:
-        for one in (*suites, *clients):
+        for one in {id(one): one for suite in suites for one in suite.clients if hasattr(one, "close")}.values():
             await one.close()
-    told = [f"{waiting:,} {suites[0].unit}s wait.", *(text for text in dict.fromkeys(messages) if text)]
-    return codes, " ".join(told) if waiting else ""
+    messages = [f"{waiting:,} {suites[0].unit}s wait.", *(text for text in dict.fromkeys(told) if text)]
+    return codes, " ".join(messages) if waiting else ""
 
 
 async def _answer(suite: Suite, log: ResultLog) -> int:

@@ -129,6 +129,7 @@ class DecisionSuite(Suite):
         from tripletune.models.llm.backends.hf import HFBackend
 
         self.backend = HFBackend(self.options.model, self.options.batch_size, self.options.dtype)
+        self.clients = [self.backend]
 
     async def ask(self, batch: list[Case]) -> list[tuple[Completion, int]]:
         """The reply to a decision's prompt, and how many candidates were left out of it."""
@@ -170,11 +171,6 @@ class DecisionSuite(Suite):
         show_table(console, title, heads, rows, "questions")
         faults = ", ".join(f"{name} {count}" for name, count in metrics["faults"].items()) or "none"
         console.print(f"errors {metrics['errors']}, faults of the replies: {faults}")
-
-    async def close(self) -> None:
-        """Let go of the student."""
-        if self.backend is not None:
-            await self.backend.close()
 
 
 SUITE = DecisionSuite

@@ -96,7 +96,7 @@ class ExtractionSuite(Suite):
     options_class = ExtractionOptions
 
     def __init__(self, options: ExtractionOptions, extractor: TextExtractor) -> None:
-        self.extractor, self.concurrency = extractor, extractor.concurrency
+        self.extractor, self.concurrency, self.clients = extractor, extractor.concurrency, [extractor]
         super().__init__(options)
 
     @classmethod
@@ -212,15 +212,6 @@ class ExtractionSuite(Suite):
             f"written, {cost['seconds']} s"
         )
         console.print(f"{session['texts']} texts in {session['seconds']} s, {session['texts_per_second']} per second")
-
-    def pending_message(self) -> str:
-        """Write the request files, and say what to do with them."""
-        message = getattr(self.extractor, "pending_message", None)
-        return message() or "" if message else ""
-
-    async def close(self) -> None:
-        """Close the model."""
-        await self.extractor.close()
 
 
 SUITE = ExtractionSuite

@@ -39,9 +39,6 @@ from tripletune.rag.triple_store import open_triples, read_gold
 
 logger = logging.getLogger(__name__)
 _COSTS = ("calls", "prompt_tokens", "completion_tokens", "truncated_triples", "truncated_words")
-_COUNTED = (
-    "errors", "malformed_plans", "unexpected_plans", "rounds", "passages", "passages_without_triples", "triples"
-)  # fmt: skip
 _LOOP = ("max_rounds", "top_k", "evidence", "first_query", "triples_per_step", "max_plan_tokens", "max_answer_tokens")
 SET_HELP = "an option of the system's own, for example candidates=50 or granularities=triples,passages; repeatable"
 TRIPLES_HELP = 'triples of the passages: JSON lines of {"title", "text", "triples"}, or a store of `rag extract`'
@@ -105,7 +102,7 @@ class QuestionSuite(Suite):
     Args:
         options: The options.
         teacher: The language model of a system that prompts one.
-        llms: Models that several runs share, closed by whoever opened them; None opens those of `teacher`.
+        llms: Models that several runs share; None opens those of `teacher`.
 
     Raises:
         FileNotFoundError: a file or a model is not there.
@@ -117,7 +114,7 @@ class QuestionSuite(Suite):
 
     def __init__(self, options: QuestionOptions, teacher: LLMOptions | None = None, llms: LLMs | None = None) -> None:
         self.system, self.task = load_system(options.system), load_task(options.task)
-        self.teacher, self.llms, self.tools = teacher, llms, Tools()
+        self.teacher, self.llms, self.tools, self.clients = teacher, llms, Tools(), (llms or ())[:2]
         self.metrics = {name: metric for name, metric in find_metrics().items() if name in self.task.metrics}
         self.options = options
         flags = {name: getattr(options, name) for name in _LOOP}
@@ -210,6 +207,7 @@ class QuestionSuite(Suite):
             if options.integrator and (warning := other_prompt(options.integrator, loop.prompts)):
                 logger.warning("%s", warning)
             self.tools = Tools(None, None, retriever, store, llm, integrator, sampling, reranker)
+            self.clients = (llm, integrator)
             return
         answerer = open_generator(model_spec(str(options.model), options.untrained), options)
         spec = options.planner_model
@@ -217,7 +215,7 @@ class QuestionSuite(Suite):
         if not loop.graph:
             for generator in (answerer, planner):
                 generator.processor = generator.processor.without_graph()
-        self.tools = Tools(planner, answerer, retriever, store)
+        self.tools, self.clients = Tools(planner, answerer, retriever, store), (planner, answerer)
 
     async def ask(self, batch: list[Question]) -> list[Trace]:
         """Run the system on one question."""
@@ -282,17 +280,6 @@ class QuestionSuite(Suite):
                 "most retrieved passages have no triples in %s: does it cover this corpus?", self.options.triples
             )
 
-    def pending_message(self) -> str:
-        """Write the request files, and say what to do with them."""
-        clients = (self.tools.llm, self.tools.integrator)
-        found = [message() for one in clients if (message := getattr(one, "pending_message", None)) is not None]
-        return " ".join(dict.fromkeys(text for text in found if text))
-
-    async def close(self) -> None:
-        """Close the language models: what they have received is written."""
-        if self.llms is None:
-            await self.tools.close()
-
     def _read_gold(self) -> Mapping[str, frozenset[str]]:
         path = self.options.gold
         gold = read_gold(path)
@@ -349,7 +336,7 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...]) -> dict[str, Any
         "metrics": {name: bootstrap_mean(values) for name, values in scores.items()},
         "by_type": {kind: bootstrap_mean(values) for kind, values in sorted(by_type.items())},
         "supporting_recall": bootstrap_mean(recalls),
-        "counts": {name: sums[name] for name in _COUNTED}
+        "counts": {name: count for name, count in sums.items() if name not in _COSTS}
         | {name: dict(sorted(counter.items())) for name, counter in listed.items()},
         "cost": {name: sums[name] for name in _COSTS},
         "cost_per_question": {name: round(sums[name] / total, 3) for name in _COSTS}

@@ -51,14 +51,6 @@ class Tools:
     reranker: Reranker | None = None
     question_id: str = ""
 
-    async def close(self) -> None:
-        """Close models and LLM clients: what they have received is written."""
-        clients = {id(one): one for one in (self.llm, self.integrator, self.planner, self.answerer)}
-        for client in clients.values():
-            close = getattr(client, "close", None)
-            if close is not None:
-                await close()
-
 
 @dataclass(frozen=True, slots=True)
 class LoopOptions:

@@ -269,7 +269,7 @@ def test_examples_are_chosen_from_the_training_pairs(data, clients):
         (("--shots", "2", "--shot-data", "DATA", "--shot-split", "test"), "only 0 of 2 examples"),
         (("--shots", "-1", "--limit", "0"), "limit: 0 must be at least 1; shots: -1 must be at least 0"),
         (("--untrained",), "--untrained is for --model"),
-        (("--beams", "2"), "--beams: only for --model"),
+        (("--beams", "2"), "--beams 2: only for --model"),
         (("--split", "dev"), "holds no dev*.jsonl"),
         (("--prompt", "/nowhere.md"), "/nowhere.md"),
     ],
