@@ -60,72 +60,43 @@ def test_q0_is_the_question_its_search_form_or_the_generated_one():
     assert run(Model("[SUBQ] q", "[SUFFICIENT]"), search="Alien director")[1] == ["Alien director"]
 
 
-def test_a_subquery_that_says_sufficient_goes_on():
-    script = Model("[SUBQ] q", "[SUBQ] Was the evidence [SUFFICIENT] or sufficient?", "[SUFFICIENT]")
-    trace, queries = run(script)
-    assert queries == [QUESTION, "Was the evidence [SUFFICIENT] or sufficient?"]
-    assert trace.stop_reason == "sufficient"
-
-
-@pytest.mark.parametrize("again", [f"[SUBQ] {QUESTION}", "[SUBQ] who directed  the alien"])
-def test_repeated_subquery_ends_the_loop(again):
-    trace, queries = run(Model("[SUBQ] q", again))
-    assert (queries, trace.stop_reason, trace.calls) == ([QUESTION], "repeated_subquery", 3)
-
-
-def test_max_rounds_stops_without_one_more_plan():
-    script = Model("[SUBQ] a", "[SUBQ] b", "[SUBQ] c")
-    trace, queries = run(script, LoopOptions(max_rounds=2))
-    assert (queries, trace.stop_reason) == ([QUESTION, "b"], "max_rounds")
-    assert script.plans == ["[SUBQ] c"]
-
-
 @pytest.mark.parametrize(
-    ("plans", "options", "searched", "stop", "calls"),
+    ("plans", "options", "queries", "stop", "counts"),
     [
-        (["[NO_RETRIEVAL]"], {}, [], "no_retrieval", 2),
-        ([], {"max_rounds": 0}, [], "max_rounds", 1),
-        ([], {"retrieval": False}, [], "retrieval_off", 1),
-        ([], {"planning": False, "top_k": 3}, [(QUESTION, 3)], "single_pass", 1),
+        (["[SUBQ] q", "[SUBQ] Is it [SUFFICIENT]?", "[SUFFICIENT]"], {}, [QUESTION, "Is it [SUFFICIENT]?"],
+         "sufficient", (4, 0, 0)),
+        (["[SUBQ] q", f"[SUBQ] {QUESTION}"], {}, [QUESTION], "repeated_subquery", (3, 0, 0)),
+        (["[SUBQ] q", "[SUBQ] who directed  the alien"], {}, [QUESTION], "repeated_subquery", (3, 0, 0)),
+        # One more plan could change nothing.
+        (["[SUBQ] a", "[SUBQ] b", "[SUBQ] c"], {"max_rounds": 2}, [QUESTION, "b"], "max_rounds", (3, 0, 0)),
+        (["[NO_RETRIEVAL]"], {}, [], "no_retrieval", (2, 0, 0)),
+        ([], {"max_rounds": 0}, [], "max_rounds", (1, 0, 0)),
+        ([], {"retrieval": False}, [], "retrieval_off", (1, 0, 0)),
+        ([], {"planning": False, "top_k": 3}, [QUESTION], "single_pass", (1, 0, 0)),
+        # A plan that can't be read asks the question without a graph, and answers with one.
+        (["I think", "The answer is near"], {}, [QUESTION], "malformed", (3, 2, 0)),
+        (["[SUBQ] q", "[NO_RETRIEVAL]"], {}, [QUESTION], "sufficient", (3, 0, 1)),
+        (["[SUFFICIENT]"], {}, [], "sufficient", (2, 0, 1)),
     ],
-)
-def test_ways_without_a_loop(plans, options, searched, stop, calls):
-    shelf, script = Shelf(), Model(*plans)
-    trace = asyncio.run(ras(QUESTION, QUESTION, Tools(script, script, shelf, Facts()), LoopOptions(**options)))
-    assert (shelf.queries, trace.stop_reason, trace.calls, trace.unexpected) == (searched, stop, calls, 0)
-    assert (trace.answer, [len(step.triples) for step in script.inputs[-1][0].steps]) == (
-        "Ridley Scott",
-        [3] * len(searched),
-    )
+)  # fmt: skip
+def test_how_planning_ends(plans, options, queries, stop, counts):
+    script = Model(*plans)
+    trace, found = run(script, LoopOptions(**options))
+    assert (found, trace.stop_reason, trace.answer) == (queries, stop, "Ridley Scott")
+    assert (trace.calls, trace.malformed, trace.unexpected) == counts
+    assert [len(step.triples) for step in script.inputs[-1][0].steps] == [3] * len(queries)
 
 
-def test_malformed_plan_without_graph_asks_the_question_and_with_graph_answers():
-    trace, queries = run(Model("I think", "The answer is near"))
-    assert (queries, trace.stop_reason, trace.malformed) == ([QUESTION], "malformed", 2)
-    assert [action.action for action in trace.actions] == [None, None]
-    assert trace.actions[0].reply == "I think"
-
-
-def test_malformed_plan_after_an_empty_step_asks_the_question():
+def test_malformed_plan_after_a_step_without_evidence_asks_the_question():
     shelf, script = Shelf(lambda query: []), Model("[SUBQ] other", "garbage", "garbage")
-    options = LoopOptions(first_query="generated")
+    options = LoopOptions(first_query="generated", top_k=3)
     trace = asyncio.run(ras(QUESTION, QUESTION, Tools(script, script, shelf, Facts()), options))
-    assert [query for query, _ in shelf.queries] == ["other", QUESTION]
+    assert shelf.queries == [("other", 3), (QUESTION, 3)]
     assert (trace.stop_reason, trace.malformed) == ("repeated_subquery", 2)
-
-
-def test_malformed_plan_counts_a_step_without_triples_as_no_graph():
     trace, queries = run(Model("x", "x"), facts=Facts(known=False))
     assert (queries, trace.stop_reason, trace.malformed) == ([QUESTION], "repeated_subquery", 2)
     trace, _ = run(Model("x", "x"), LoopOptions(evidence="text"), facts=Facts(known=False))
     assert trace.stop_reason == "malformed"
-
-
-def test_unexpected_actions_are_counted():
-    trace, _ = run(Model("[SUBQ] q", "[NO_RETRIEVAL]"))
-    assert (trace.stop_reason, trace.unexpected, trace.malformed) == ("sufficient", 1, 0)
-    trace, queries = run(Model("[SUFFICIENT]"))
-    assert (trace.stop_reason, trace.unexpected, queries) == ("sufficient", 1, [])
 
 
 def test_passages_without_triples_are_counted_and_triples_capped():
@@ -150,8 +121,7 @@ def test_a_share_of_the_triples_is_drawn_by_seed_and_keeps_its_order():
 
 def test_text_evidence_needs_no_store():
     script = Model("[SUBQ] q", "[SUFFICIENT]")
-    options = LoopOptions(evidence="text")
-    trace = asyncio.run(ras(QUESTION, QUESTION, Tools(script, script, Shelf()), options))
+    trace = asyncio.run(ras(QUESTION, QUESTION, Tools(script, script, Shelf()), LoopOptions(evidence="text")))
     assert {evidence for _, _, evidence in script.inputs} == {"text"}
     assert trace.steps[0].triples == []
 
@@ -175,10 +145,13 @@ def test_planner_and_answerer_can_be_two_models():
 
 
 def test_trace_is_json():
-    trace, _ = run(Model("[SUBQ] q", "[SUFFICIENT]"))
+    trace, _ = run(Model("I think", "[SUFFICIENT]"))
     row = json.loads(json.dumps(trace.to_json()))
     assert row["steps"][0]["passages"][0]["title"] == f"{QUESTION} 1"
-    assert row["actions"][1] == {"reply": "[SUFFICIENT]", "action": "[SUFFICIENT]", "subquery": "", "unexpected": False}
+    assert row["actions"] == [
+        {"reply": "I think", "action": None, "subquery": "", "unexpected": False},
+        {"reply": "[SUFFICIENT]", "action": "[SUFFICIENT]", "subquery": "", "unexpected": False},
+    ]
 
 
 def test_system_says_what_it_needs():

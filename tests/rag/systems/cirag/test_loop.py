@@ -117,7 +117,6 @@ def test_core_triples_of_another_round_are_dropped_and_told_from_invented_ones()
     assert [step.triples for step in trace.steps] == [[["Ada", "born in", "Kelm"]], [["Ada", "occupation", "writer"]]]
     assert trace.details["rounds"][1]["core_triples"] == [["Ada", "occupation", "writer"]]
     assert trace.details["rounds"][1]["faults"] == ["earlier_triple", "invented_triple"]
-    assert (trace.tallies["integration.earlier_triple"], trace.tallies["integration.invented_triple"]) == (1, 1)
 
 
 def test_a_triple_of_two_passages_belongs_to_the_better_ranked():
@@ -131,21 +130,16 @@ def test_a_triple_of_two_passages_belongs_to_the_better_ranked():
     assert "[Kelm]" in script.asked[3].messages[1]["content"]
 
 
-@pytest.mark.parametrize("again", [QUESTION, "which river flows through  town where Ada was born"])
-def test_a_repeated_query_ends_the_loop(again):
-    shelf = Shelf(kelm_or_ada)
-    trace = run(Script(says(again, ("Ada", "born in", "Kelm"))), shelf=shelf)
-    assert (len(shelf.queries), trace.stop_reason, trace.answer) == (1, "repeated_subquery", "Sarn")
-
-
-def test_at_most_l_rounds():
+def test_at_most_l_rounds_and_none_for_a_repeated_query():
     replies = [says(f"What about Kelm {n}?") for n in range(9)]
-    shelf = Shelf(kelm_or_ada)
-    trace = run(Script(*replies), shelf=shelf)
-    assert (len(shelf.queries), trace.stop_reason, trace.tallies["calls.cirag.integrate"]) == (4, "max_rounds", 4)
+    trace = run(Script(*replies))
+    assert (len(trace.steps), trace.stop_reason, trace.tallies["calls.cirag.integrate"]) == (4, "max_rounds", 4)
     assert run(Script(*replies), max_rounds=2).tallies["calls.cirag.integrate"] == 2
     # In the last round "no question" is still the integrator's own decision.
     assert run(Script(says("")), max_rounds=1).stop_reason == "no_question"
+    for again in (QUESTION, "which river flows through  town where Ada was born"):
+        trace = run(Script(says(again, ("Ada", "born in", "Kelm"))))
+        assert (len(trace.steps), trace.stop_reason, trace.answer) == (1, "repeated_subquery", "Sarn")
 
 
 def test_an_unreadable_decision_ends_the_loop_with_what_was_kept():
@@ -170,13 +164,6 @@ def test_a_student_takes_the_teachers_place_in_the_integration_alone():
     assert trace.calls == 3
 
 
-def test_history_can_stand_in_a_section():
-    script = Script(FIRST, SECOND)
-    run(script, history="section")
-    assert [len(asked.messages) for asked in script.asked[:2]] == [2, 2]
-    assert "[[## historical_context ##]]" in script.asked[1].messages[1]["content"]
-
-
 def test_passages_without_triples_are_counted():
     trace = run(Script(says("")), store=Store({}))
     assert (trace.steps[0].passages_without_triples, trace.steps[0].triples) == (1, [])
@@ -189,25 +176,25 @@ def test_every_call_of_a_round_is_made_before_a_pending_one_is_told():
     assert script.roles == ["cirag.entities"] * 2
 
 
-@pytest.mark.parametrize(
-    ("missing", "message"),
-    [
-        ("llm", "name a teacher"),
-        ("retriever", "name a corpus"),
-        ("store", "name a file of triples"),
-        ("reranker", "no reranker was given"),
-    ],
-)
-def test_missing_tools_are_named(missing, message):
+def test_missing_tools_are_named():
     tools = Tools(retriever=Shelf(kelm_or_ada), store=Store(), llm=Script(says("")), reranker=Later())
-    with pytest.raises(ValueError, match=message):
-        asyncio.run(SYSTEM.run(QUESTION, "q", replace(tools, **{missing: None}), CiragOptions(extraction="store")))
+    options = CiragOptions(extraction="store")
+    for missing, message in (
+        ("llm", "a teacher"),
+        ("retriever", "a corpus"),
+        ("store", "of triples"),
+        ("reranker", "one"),
+    ):
+        with pytest.raises(ValueError, match=f"name .*{message}"):
+            asyncio.run(SYSTEM.run(QUESTION, "q", replace(tools, **{missing: None}), options))
 
 
-def test_prompts_can_be_replaced(tmp_path):
+def test_prompts_can_be_replaced_and_the_history_told_in_a_section(tmp_path):
     (tmp_path / "cirag_integrate.md").write_text("My own words.")
     script = Script(FIRST, SECOND)
-    run(script, prompts=str(tmp_path))
+    run(script, prompts=str(tmp_path), history="section")
+    assert [len(asked.messages) for asked in script.asked[:2]] == [2, 2]
+    assert "[[## historical_context ##]]" in script.asked[1].text
     assert script.asked[0].messages[0]["content"] == "My own words."
     assert script.asked[2].messages[0]["content"].startswith("You answer a question")
     options = CiragOptions(prompts=str(tmp_path))
