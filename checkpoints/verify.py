@@ -116,7 +116,7 @@ def load(folder: str | Path) -> Loaded:
     """
     import torch
 
-    from tripletune.models.graph_llm.loading import load_graph_llm
+    from tripletune.models.graph_llm import load_graph_llm
 
     source = trained_folder(folder)
     check_model_folder(source)

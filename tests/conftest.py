@@ -196,7 +196,7 @@ def make_graph_llm(tiny_model: Callable[[str], Path], tiny_encoder: Path) -> Cal
     def make(family: str = "llama", **options: Any) -> tuple[Any, Any]:
         import torch
 
-        from tripletune.models.graph_llm.loading import build_graph_llm
+        from tripletune.models.graph_llm import build_graph_llm
 
         torch.manual_seed(11)
         settings = {**GRAPH_WIDTHS, "dtype": torch.float32, **options}

@@ -245,15 +245,11 @@ def check_tracking(report_to: Sequence[str]) -> None:
     Raises:
         ValueError: a package is missing, or W&B has no login.
     """
-    if "tensorboard" in report_to and not (_installed("tensorboard") or _installed("tensorboardX")):
+    if "tensorboard" in report_to and not any(map(importlib.util.find_spec, ("tensorboard", "tensorboardX"))):
         raise ValueError(
             "report_to tensorboard: the package is not installed; pip install tensorboard, or leave it out"
         )
-    if "wandb" not in report_to:
-        return
-    if not _installed("wandb"):
-        raise ValueError("report_to wandb: the package is not installed; pip install wandb, or leave it out")
-    if os.environ.get("WANDB_MODE", "online") in ("offline", "disabled", "dryrun"):
+    if "wandb" not in report_to or os.environ.get("WANDB_MODE", "online") in ("offline", "disabled", "dryrun"):
         return
     import wandb
 
@@ -266,10 +262,6 @@ def check_tracking(report_to: Sequence[str]) -> None:
             f"report_to wandb: {reason}. To keep the run's records here instead set WANDB_MODE=offline; without W&B: "
             "--report_to none"
         ) from None
-
-
-def _installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
 
 
 def usage() -> str:

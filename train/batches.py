@@ -107,15 +107,10 @@ def pack_rows(dataset: Any, tokens: int) -> Any:
         A `datasets.Dataset` with `input_ids`, `labels` and `seq_lengths`, the lengths of the rows in a pack.
 
     Raises:
-        ModuleNotFoundError: TRL is not installed.
         ValueError: a row is longer than a pack.
     """
     from datasets import Dataset
-
-    try:
-        from trl import pack_dataset
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("TRL, which packs rows, is not installed; run: pip install trl") from error
+    from trl import pack_dataset
 
     longest = int(dataset.with_format("numpy")["length"][:].max())
     if longest > tokens:
@@ -291,5 +286,5 @@ class RecordCollator:
         if self.table is not None:
             ordered = [rows[number] for sequence in sequences for number in sequence.records]
             graphs = [GraphRows(*(row[name] for name in GraphRows._fields)) for row in ordered]
-            batch["graphs"] = batch_graphs(graphs, self.table.vectors, self.table.dimension)
+            batch["graphs"] = batch_graphs(graphs, self.table.__getitem__, self.table.dimension)
         return batch

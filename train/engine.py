@@ -14,7 +14,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -234,7 +234,9 @@ class EngineMixin(Mixed):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Loss on the validation rows and the task's scores; both go to `evaluations.jsonl`."""
-        with as_written(self.config.train.torch_compile):
+        # Compiled layers run uncompiled: every step of a generation has another shape.
+        compiled = self.config.train.torch_compile
+        with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
             metrics: dict[str, float] = super().evaluate(*args, **kwargs)
             scores = self.task.score(self.accelerator.unwrap_model(self.model))
         if scores:
@@ -446,18 +448,3 @@ def _layers(module: nn.Module) -> Iterator[nn.Module]:
         return
     for child in module.children():
         yield from _layers(child)
-
-
-@contextmanager
-def as_written(enabled: bool = True) -> Iterator[None]:
-    """Run compiled layers uncompiled: for generation, whose every step has another shape.
-
-    Args:
-        enabled: Whether to; so that a caller need not ask.
-    """
-    if not enabled:
-        yield
-        return
-    stance: Any = torch.compiler.set_stance("force_eager")
-    with stance:
-        yield

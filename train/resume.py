@@ -59,7 +59,7 @@ def save_run_settings(config: Any, train_digest: str) -> None:
         "git_revision": _git_revision(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "versions": {name: version for name in PACKAGES if (version := _version(name)) is not None},
+        "versions": {name: metadata.version(name) for name in PACKAGES},
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         PROCESSES: process_count(),
         TRAIN_DIGEST: train_digest,
@@ -190,13 +190,6 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _git_revision() -> str | None:

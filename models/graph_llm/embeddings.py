@@ -111,9 +111,14 @@ class EmbeddingTable:
             raise KeyError(f"{missing!r} is not in the embedding table: it was built from other records")
         return dict(zip(distinct, found.tolist()))
 
-    def vectors(self, rows: Sequence[int]) -> torch.Tensor:
+    def __getitem__(self, rows: Sequence[int]) -> torch.Tensor:
         """(n, D) float32 tensor of the given rows."""
         return torch.from_numpy(self._vectors[np.asarray(rows, np.int64)].astype(np.float32))
+
+    def vectors(self, strings: Sequence[str]) -> torch.Tensor:
+        """(n, D) float32 tensor, one row per string in the given order, as `LiveEmbeddings` gives it."""
+        rows = self.rows(strings)
+        return self[[rows[text] for text in strings]]
 
     @classmethod
     def build(cls, strings: Iterable[str], encoder_spec: str, folder: str | Path) -> EmbeddingTable:
@@ -174,19 +179,6 @@ def _sort_table(folder: Path, raw: Path, keys: np.ndarray, dimension: int) -> No
         del source
     target.flush()
     raw.unlink()
-
-
-class TableEmbeddings:
-    """The strings of a table, behind the same interface as `LiveEmbeddings`."""
-
-    def __init__(self, table: EmbeddingTable) -> None:
-        self.table = table
-        self.dimension = table.dimension
-
-    def vectors(self, strings: Sequence[str]) -> torch.Tensor:
-        """(n, D) float32 tensor, one row per string in the given order."""
-        rows = self.table.rows(strings)
-        return self.table.vectors([rows[text] for text in strings])
 
 
 class LiveEmbeddings:

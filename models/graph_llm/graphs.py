@@ -27,15 +27,16 @@ ARCHITECTURES = ("graph_transformer", "gat", "gcn")
 
 @dataclass(frozen=True, slots=True)
 class TextGraph:
-    """A graph whose nodes and edges are strings; `edges` are (source, target, text), reverse edges included."""
+    """A graph whose nodes and edges are strings.
+
+    Attributes:
+        edges: Source, target and text of each, reverse edges included.
+        strings: Every string to embed: nodes, then edges.
+    """
 
     nodes: tuple[str, ...]
     edges: tuple[tuple[int, int, str], ...]
-
-    @property
-    def strings(self) -> list[str]:
-        """Every string to embed, nodes first."""
-        return [*self.nodes, *(text for _, _, text in self.edges)]
+    strings: tuple[str, ...]
 
 
 def build_graph(triples: Iterable[Triple]) -> TextGraph:
@@ -46,7 +47,7 @@ def build_graph(triples: Iterable[Triple]) -> TextGraph:
         source = nodes.setdefault(triple.subject, len(nodes))
         target = nodes.setdefault(triple.object, len(nodes))
         edges += [(source, target, triple.predicate), (target, source, INVERSE + triple.predicate)]
-    return TextGraph(tuple(nodes), tuple(edges))
+    return TextGraph(tuple(nodes), tuple(edges), (*nodes, *(text for _, _, text in edges)))
 
 
 class GraphRows(NamedTuple):

@@ -17,9 +17,9 @@ from peft import PeftModel
 
 from tripletune.models.data.records import ModelInput, Step
 from tripletune.models.files import weights_fingerprint
-from tripletune.models.graph_llm.embeddings import LiveEmbeddings
+from tripletune.models.graph_llm import load_graph_llm
+from tripletune.models.graph_llm.embeddings import EmbeddingTable, LiveEmbeddings
 from tripletune.models.graph_llm.graphs import embed_batch
-from tripletune.models.graph_llm.loading import load_graph_llm
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.models.llm import Completion, Message, Sampling
 from tripletune.models.llm.backends.hf import DecodingService
@@ -45,7 +45,7 @@ class LocalGenerator:
         model: Any,
         processor: GraphLLMProcessor,
         batch_size: int = 16,
-        embeddings: LiveEmbeddings | None = None,
+        embeddings: LiveEmbeddings | EmbeddingTable | None = None,
     ) -> None:
         self.model = model
         self.processor = processor

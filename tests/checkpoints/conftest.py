@@ -24,7 +24,7 @@ def train_tiny(base: Path, encoder: Path, folder: Path, *, lora: bool = True, us
     """Save random trained weights as `train.engine` saves them."""
     import torch
 
-    from tripletune.models.graph_llm.loading import add_adapter, build_graph_llm
+    from tripletune.models.graph_llm import add_adapter, build_graph_llm
 
     torch.manual_seed(5)
     model, processor = build_graph_llm(

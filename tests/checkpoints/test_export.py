@@ -28,7 +28,7 @@ def test_holds_these_files_and_no_others(tiny_export: Path) -> None:
 def test_reference_outputs_are_those_of_the_run(tiny_run: Path, tiny_export: Path) -> None:
     import torch
 
-    from tripletune.models.graph_llm.loading import load_graph_llm
+    from tripletune.models.graph_llm import load_graph_llm
 
     reference = json.loads((tiny_export / "verify.json").read_text())
     tasks = [(case["task"], len(case["steps"])) for case in reference["cases"]]

@@ -201,7 +201,7 @@ def world(tmp_path):
 
 @pytest.fixture
 def model(tmp_path, make_graph_llm, monkeypatch):
-    from tripletune.models.graph_llm.loading import add_adapter
+    from tripletune.models.graph_llm import add_adapter
 
     llm, processor = make_graph_llm()
     folder = tmp_path / "run" / "final"

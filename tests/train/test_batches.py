@@ -130,8 +130,7 @@ def test_graphs_are_those_of_the_records(
     graphs = batch["graphs"]
     assert graphs.num_graphs == 3
     names = [name for record in chosen for graph in processor.graphs(record.steps) for name in graph.nodes]
-    rows = table.rows(names)
-    assert torch.equal(graphs.x, table.vectors([rows[name] for name in names]))
+    assert torch.equal(graphs.x, table.vectors(names))
     assert [int((graphs.batch == number).sum()) for number in range(3)] == [5, 0, 3]
     assert graphs.subgraph_of.tolist() == [0] * 3 + [1] * 2 + [2] * 3
 

@@ -99,9 +99,7 @@ def test_no_tracker_asks_nothing(no_login: None) -> None:
     check_tracking(["none"])
 
 
-@pytest.mark.parametrize("tracker", ["wandb", "tensorboard"])
-def test_a_missing_package_is_named(tracker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    find: Any = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if tracker in name else find(name))
-    with pytest.raises(ValueError, match=f"pip install {tracker}"):
-        check_tracking([tracker])
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="pip install tensorboard"):
+        check_tracking(["tensorboard"])

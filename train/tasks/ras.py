@@ -187,7 +187,7 @@ class GraphTask(TrainingTask):
         """The base model with fresh graph modules and adapter, and its processor."""
         from transformers import set_seed
 
-        from tripletune.models.graph_llm.loading import add_adapter, build_graph_llm
+        from tripletune.models.graph_llm import add_adapter, build_graph_llm
         from tripletune.models.loading import parse_dtype
         from tripletune.models.rendering import Instructions
         from tripletune.models.training import check_shared_prefixes
@@ -310,14 +310,12 @@ class GraphTask(TrainingTask):
 
         from tripletune.eval.statistics import flatten_means
         from tripletune.eval.suites.records import score_predictions
-        from tripletune.models.graph_llm.embeddings import TableEmbeddings
         from tripletune.models.local.generator import LocalGenerator
 
         if not self.scored:
             return {}
         train = self.config.train
-        embeddings = TableEmbeddings(self.table) if self.table is not None else None
-        generator = LocalGenerator(model, self.processor, train.eval_batch_size, embeddings)  # type: ignore[arg-type]
+        generator = LocalGenerator(model, self.processor, train.eval_batch_size, self.table)
         with PartialState().split_between_processes([record.input for record in self.scored]) as mine:
             completions = generator.generate_many(mine, train.eval_max_new_tokens)
         texts = gather_object([completion.text for completion in completions])

@@ -16,6 +16,7 @@ evaluation every 5,000 steps.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -276,29 +277,20 @@ class PairEncoder:
             text = text[: place if place > 0 else max(end, 1)]
 
     def _targets(self, triples: Sequence[Sequence[Triple]], counts: Counter[str]) -> list[list[int] | None]:
-        texts = [self._target_text(row) for row in triples]
         found: list[list[int] | None] = []
-        for row, ids in zip(triples, self._plain_ids(texts)):
-            if len(ids) < self.max_target_tokens:
-                found.append([*ids, self._end])
+        for row, whole in zip(triples, self._plain_ids([self._target_text(row) for row in triples])):
+            if len(whole) < self.max_target_tokens:
+                found.append([*whole, self._end])
                 continue
-            kept = self._fewer(row)
-            if kept is None:
-                found.append(None)
-                continue
-            counts["cut_targets"] += 1
-            counts["lost_triples"] += len(row) - kept
-            found.append([*self._plain_ids([self._target_text(row[:kept])])[0], self._end])
+            # Its first triples, from one to all but the last; as many of them as have room are kept.
+            shorter = [row[:count] for count in range(1, len(row))]
+            kept = bisect_left(shorter, self.max_target_tokens, key=lambda first: len(self._target(first)))
+            counts.update(cut_targets=kept > 0, lost_triples=len(row) - kept if kept else 0)
+            found.append([*self._target(row[:kept]), self._end] if kept else None)
         return found
 
-    def _fewer(self, triples: Sequence[Triple]) -> int | None:
-        """The largest number of first triples that have room; None when there is none."""
-        low, high = 0, len(triples) - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            fits = len(self._plain_ids([self._target_text(triples[:middle])])[0]) < self.max_target_tokens
-            low, high = (middle, high) if fits else (low, middle - 1)
-        return low or None
+    def _target(self, triples: Sequence[Triple]) -> list[int]:
+        return self._plain_ids([self._target_text(triples)])[0]
 
     def _target_text(self, triples: Sequence[Triple]) -> str:
         text = format_triples(triples)

@@ -34,7 +34,7 @@ def test_nodes_are_distinct_and_edges_go_both_ways() -> None:
     graph = build_graph(FIRST)
     assert graph.nodes == ("a", "b", "c")
     assert graph.edges == ((0, 1, "p"), (1, 0, "inverse_p"), (1, 2, "q"), (2, 1, "inverse_q"))
-    assert graph.strings == ["a", "b", "c", "p", "inverse_p", "q", "inverse_q"]
+    assert graph.strings == ("a", "b", "c", "p", "inverse_p", "q", "inverse_q")
 
 
 def test_a_self_loop_and_a_repeated_triple() -> None:

@@ -57,10 +57,8 @@ def test_rows_are_the_encoded_records(
         assert row == encode_row(record, processor, table)
         assert row["length"] == len(row["input_ids"]) + len(row["label_ids"])
         graphs = processor.graphs(record.steps)
-        found = table.vectors(row["node_rows"])
         names = [name for graph in graphs for name in graph.nodes]
-        rows_of = table.rows(names)
-        assert np.array_equal(found, table.vectors([rows_of[name] for name in names]))
+        assert np.array_equal(table[row["node_rows"]], table.vectors(names))
 
 
 def test_files_are_memory_mapped_and_reused(
