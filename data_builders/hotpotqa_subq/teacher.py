@@ -46,7 +46,7 @@ from tripletune.data_builders.hotpotqa_subq.checks import (
     read_triples,
 )
 from tripletune.data_builders.readers._rows import Row
-from tripletune.models.data.records import Passage
+from tripletune.models.data.records import Passage, text_fields
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import LLMClient, Message, RepliesPending, Sampling
 from tripletune.models.llm.replies import UnusableReply, ask
@@ -283,11 +283,7 @@ class StoredAnswers:
 
     def __init__(self, path: str | Path) -> None:
         def keys(where: str, row: Row) -> list[str]:
-            if not isinstance(row.get("question_id"), str) or not isinstance(row.get("answer"), str):
-                raise ValueError(
-                    f"{where}: a direct answer needs question_id and answer; the line has {', '.join(row)}"
-                )
-            return [row["question_id"]]
+            return [text_fields(row, where, "direct answer", ("question_id", "answer"))["question_id"]]
 
         self._index = JsonlIndex(path, keys)
 
