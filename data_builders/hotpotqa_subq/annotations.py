@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -27,6 +26,7 @@ from tripletune.models.data.records import Action, Passage, Record, read_jsonl, 
 from tripletune.models.data.triples import Triple, triples_from_json
 from tripletune.models.llm.replies import triple_of
 from tripletune.models.options import read_yaml
+from tripletune.rag.triple_store import passage_key
 
 PROMPT_FOLDER = Path(__file__).parents[1] / "prompts"
 # Parts of the mix by reader: questions in the paper, the first ones of Self-RAG's training data.
@@ -166,7 +166,7 @@ class PartTeacher:
 class TripleFile:
     """Triples by passage, from JSON lines `{"title", "text", "triples"}`.
 
-    A passage is found by its content (NFKC, spaces folded), else by its title when one line alone has that title.
+    A passage is found by its content (`passage_key`), else by its title when one line alone has that title.
     Malformed triples, of which model output has some, are left out and counted.
     """
 
@@ -175,18 +175,17 @@ class TripleFile:
         self.issues: Counter[str] = Counter() if issues is None else issues
 
         def keys(where: str, row: Row) -> list[str]:
-            texts = text_fields(row, where, "line of a triple file", ("title", "text"))
-            title, text = texts["title"], texts["text"]
+            title, text = text_fields(row, where, "line of a triple file", ("title", "text")).values()
             if not isinstance(row.get("triples"), list):
                 raise ValueError(f"{where}: triples must be a list, found {shown(row.get('triples'))}")
             self.issues[MALFORMED_TRIPLES] += len(row["triples"]) - len(_good_triples(row["triples"]))
-            return [f"content {_folded(title)} {_folded(text)}", f"title {title_key(title)}"]
+            return [f"content {passage_key(title, text)}", f"title {title_key(title)}"]
 
         self._index = JsonlIndex(path, keys)
 
     def of(self, passage: Passage) -> list[Triple]:
         """The well-formed triples of a passage; empty when the file does not cover it."""
-        found = self._index.get(f"content {_folded(passage.title)} {_folded(passage.text)}")
+        found = self._index.get(f"content {passage_key(passage.title, passage.text)}")
         title = f"title {title_key(passage.title)}"
         if found is None and not self._index.is_repeated(title):
             found = self._index.get(title)
@@ -263,10 +262,6 @@ def _recorded_keys(where: str, row: Row) -> list[str]:
     for rows in row.get("triples", {}).values():
         triples_from_json(rows, where)
     return [identity]
-
-
-def _folded(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFKC", text).split())
 
 
 def _good_triples(rows: list[object]) -> list[Triple]:
