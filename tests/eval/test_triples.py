@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tripletune.data_builders.hotpotqa_subq.options import Source
-from tripletune.data_builders.pair_sources import read_source
+from tripletune.data_builders.readers.triples import read_source
 from tripletune.eval.statistics import flatten_means
 from tripletune.eval.triples import (
     FieldVectors,
