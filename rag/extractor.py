@@ -24,14 +24,13 @@ from tripletune.models.llm import Completion, LLMClient, Message, Sampling
 from tripletune.models.llm.backends import LLMOptions, load_backend, open_client
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
-from tripletune.models.loading import ADAPTER_CONFIG, adapter_base, resolve
+from tripletune.models.loading import ADAPTER_CONFIG, DTYPES, adapter_base, resolve
 from tripletune.models.options import from_arguments, require, setting, to_arguments
 from tripletune.models.run_folders import CONFIG, PROMPT_FILE
 
 ROLE = "extract.triples"
 TEACHER_PROMPT = Path(__file__).parent / "prompts" / "extract_triples.md"
 LOCAL_TOKENS, TEACHER_TOKENS = 512, 1536
-DTYPES = ("float32", "bfloat16", "float16", "auto")
 # Token budget of a local model: 64 texts of usual length.
 _CELLS = 24_576
 # Examples that a small model can follow: some facts, and not so long that they fill its context.

@@ -88,16 +88,15 @@ def test_shards_share_a_store_and_cover_the_corpus(tmp_path, clients):
 
 def test_passages_of_several_stores(tmp_path, clients, capsys):
     path = corpus(tmp_path, [{"text": f"passage {n}"} for n in range(4)])
+    stores = [str(tmp_path / f"{number}.sqlite") for number in range(2)]
     for number in range(2):
         extract(tmp_path, path, "--shard", f"{number}/2", store=f"{number}.sqlite")
     assert export(tmp_path, path, store="0.sqlite") == 2
     assert "2 of 4 passages" in capsys.readouterr().err
     assert not list(tmp_path.glob("triples.jsonl*"))
-    assert export(tmp_path, path, "--allow-missing", store="0.sqlite") == 0
-    assert len((tmp_path / "triples.jsonl").read_text().splitlines()) == 2
-    both = ["--store", str(tmp_path / "0.sqlite"), str(tmp_path / "1.sqlite")]
-    assert main(["export", "--corpus", str(path), *both, "--output", str(tmp_path / "triples.jsonl")]) == 0
-    assert len((tmp_path / "triples.jsonl").read_text().splitlines()) == 4
+    for more, count in ((("--allow-missing",), 2), (("--store", *stores), 4)):
+        assert export(tmp_path, path, *more, store="0.sqlite") == 0
+        assert len((tmp_path / "triples.jsonl").read_text().splitlines()) == count
 
 
 def test_a_prompt_of_ones_own(tmp_path, clients):
@@ -134,33 +133,26 @@ def test_bad_corpora_are_one_line(tmp_path, clients, capsys, content, message):
 
 
 def test_bad_options_are_one_line(tmp_path, clients, capsys):
-    path = corpus(tmp_path)
-    assert extract(tmp_path, path, "--shard", "3/3") == 2
-    assert extract(tmp_path, path, "--limit", "0") == 2
-    assert extract(tmp_path, path, "--piece-limit", "0") == 2
-    assert extract(tmp_path, tmp_path / "gone.jsonl") == 2
-    assert extract(tmp_path, path, "--prompt", str(tmp_path / "gone.md")) == 2
-    assert extract(tmp_path, path, "--model", str(tmp_path / "no_model")) == 2
-    assert extract(tmp_path, path, "--beams", "2", "--dtype", "float16") == 2
-    assert extract(tmp_path, path, "--max-tokens", "0") == 2
-    assert export(tmp_path, path, store="none.sqlite") == 2
-    (tmp_path / "text.sqlite").write_text("not a database" * 100)
-    assert extract(tmp_path, path, store="text.sqlite") == 2
-    assert extract(tmp_path, path, store=".") == 2
-    model = tmp_path / "model"
+    path, model = corpus(tmp_path), tmp_path / "model"
     model.mkdir()
-    assert extract(tmp_path, path, "--model", str(model), "--teacher-seed", "3") == 2
-    assert extract(tmp_path, path, "--model", str(model), "--beams", "2", "--grammar") == 2
-    assert extract(tmp_path, path, "--model", str(model), "--batch-size", "0", "--max-tokens", "0") == 2
-    assert extract(tmp_path, path, "--model", str(model)) == 2
-    errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 15
-    assert all(line.startswith("error: ") for line in errors)
-    found = "\n".join(errors)
-    assert "--beams 2 --dtype float16: only for --model" in found
-    assert "--teacher-seed: no effect with --model" in found
-    assert "use one beam" in found
-    assert "max_tokens: 0 must be at least 1; batch_size: 0" in found
+    (tmp_path / "text.sqlite").write_text("not a database" * 100)
+    here = ("--model", str(model))
+    for words in (
+        ("--shard", "3/3"), ("--limit", "0"), ("--piece-limit", "0"), ("--max-tokens", "0"), ("--prompt", "gone.md"),
+        ("--beams", "2", "--dtype", "float16"), ("--model", "no_model"), here, (*here, "--teacher-seed", "3"),
+        (*here, "--beams", "2", "--grammar"), (*here, "--batch-size", "0", "--max-tokens", "0"),
+    ):  # fmt: skip
+        assert extract(tmp_path, path, *words) == 2
+    assert extract(tmp_path, tmp_path / "gone.jsonl") == 2
+    assert export(tmp_path, path, store="none.sqlite") == 2
+    assert [extract(tmp_path, path, store=store) for store in ("text.sqlite", ".")] == [2, 2]
+    found = capsys.readouterr().err
+    assert [line[:7] for line in found.splitlines()] == ["error: "] * 15
+    for message in (
+        "--beams 2 --dtype float16: only for --model", "--teacher-seed: no effect with --model", "use one beam",
+        "max_tokens: 0 must be at least 1; batch_size: 0",
+    ):  # fmt: skip
+        assert message in found
 
 
 def test_a_full_disk_is_one_line_and_a_later_run_goes_on(tmp_path, clients, monkeypatch, capsys):
