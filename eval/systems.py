@@ -24,7 +24,7 @@ from tripletune.rag.systems.cirag.integration import INTEGRATION_PROMPT
 from tripletune.rag.triple_store import TripleStore, is_store
 
 if TYPE_CHECKING:
-    from tripletune.models.local.generator import LocalGenerator
+    from tripletune.models.graph_llm import LocalGenerator
 
 # Teacher, the model in its place in the integration phase if there is one, and how replies are drawn.
 LLMs = tuple[LLMClient, LLMClient | None, Sampling]
@@ -165,7 +165,7 @@ def open_generator(spec: str, options: Any) -> LocalGenerator:
     """A Graph-LLM for `untrained`, `batch_size` and `dtype` of the options, and for `ledger` where they have it."""
     if not options.untrained:
         check_model_folder(spec)
-    from tripletune.models.local.generator import load_generator
+    from tripletune.models.graph_llm import load_generator
 
     if not sys.stderr.isatty():
         from transformers.utils.logging import disable_progress_bar

@@ -84,7 +84,7 @@ def _ask(args: argparse.Namespace) -> None:
 
     from transformers.utils.logging import disable_progress_bar
 
-    from tripletune.models.local.generator import load_generator
+    from tripletune.models.graph_llm import load_generator
     from tripletune.rag.retrievers import open_retriever
     from tripletune.rag.triple_store import open_triples
 

@@ -11,9 +11,8 @@ from safetensors import safe_open
 
 from tripletune.checkpoints import merge_adapter
 from tripletune.checkpoints.verify import Loaded, model_input, verify
-from tripletune.models.graph_llm import load_graph_llm
+from tripletune.models.graph_llm import load_generator, load_graph_llm
 from tripletune.models.graph_llm.model import GraphLLM
-from tripletune.models.local.generator import load_generator
 
 Cli = Callable[..., tuple[int, str, str]]
 

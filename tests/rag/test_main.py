@@ -206,7 +206,7 @@ def model(tmp_path, make_graph_llm, monkeypatch):
 
 def test_ask_shows_every_step_and_the_answer(model, world, monkeypatch, capsys):
     llm = Model("[SUBQ] q0", "[SUBQ] Where was Ida Morn born?", "[SUFFICIENT]", answer="Velsund")
-    monkeypatch.setattr("tripletune.models.local.generator.load_generator", lambda *args, **options: llm)
+    monkeypatch.setattr("tripletune.models.graph_llm.load_generator", lambda *args, **options: llm)
     question = "Where was the author of Glass Harbour born?"
     assert main(["ask", question, "--model", str(model), *world]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -195,7 +195,7 @@ def test_the_learning_rate_counts_optimiser_steps(make_config: Config) -> None:
 
 
 def test_a_checkpoint_holds_what_is_trained_and_loads_by_itself(make_config: Config, records: list[Any]) -> None:
-    from tripletune.models.local.generator import LocalGenerator, load_generator
+    from tripletune.models.graph_llm import LocalGenerator, load_generator
 
     config = make_config({"train.save_steps": 3})
     trainer = train(config)

@@ -310,7 +310,7 @@ class GraphTask(TrainingTask):
 
         from tripletune.eval.statistics import flatten_means
         from tripletune.eval.suites.records import score_predictions
-        from tripletune.models.local.generator import LocalGenerator
+        from tripletune.models.graph_llm import LocalGenerator
 
         if not self.scored:
             return {}

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from tripletune.models.data.records import Action, ModelInput, Record
+from tripletune.models.graph_llm import LocalGenerator
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.models.llm import Completion
-from tripletune.models.local.generator import LocalGenerator
 from tripletune.train import train
 from tripletune.train.tasks import Examples, ras
 from tripletune.train.tasks.ras import GraphTask, encode_row

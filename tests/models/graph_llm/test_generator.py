@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from tripletune.models.data.records import ModelInput, Record
-from tripletune.models.graph_llm import add_adapter
+from tripletune.models.graph_llm import LocalGenerator, add_adapter, load_generator
 from tripletune.models.llm import Completion
 from tripletune.models.local import Request
-from tripletune.models.local.generator import LocalGenerator, load_generator
 
 Make = Callable[..., Any]
 
