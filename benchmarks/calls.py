@@ -19,7 +19,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,15 +92,14 @@ def llm_client(options: ClientOptions) -> Result:
         # A ledger of its own for each pass.
         ledgers = (folder / f"{number}.sqlite" for number in range(10**6))
 
-        def way(name: str, one: Callable[[], Any], warm_up: Callable[[], Any] | None = None) -> Way:
-            return Way(name, lambda: asyncio.run(one()), warm_up and (lambda: asyncio.run(warm_up())))
+        def again() -> float:
+            return asyncio.run(_client_pass(options, url, full))
 
-        again = partial(_client_pass, options, url, full)
         ways = [
-            way("bare aiohttp", partial(_bare_pass, options, url)),
-            way("without ledger", partial(_client_pass, options, url, None)),
-            way("with ledger", lambda: _client_pass(options, url, next(ledgers))),
-            way("full ledger", again, again),
+            Way("bare aiohttp", lambda: asyncio.run(_bare_pass(options, url))),
+            Way("without ledger", lambda: asyncio.run(_client_pass(options, url, None))),
+            Way("with ledger", lambda: asyncio.run(_client_pass(options, url, next(ledgers)))),
+            Way("full ledger", again, again),
         ]
         take_turns(ways, options.repeats)
         size = full.stat().st_size / options.calls

@@ -175,8 +175,8 @@ class _Build:
         for number, row in enumerate(islice(read_source(source, drops, issues), self._options.limit), 1):
             clean = clean_row(row, self._options, issues)
             key, facts = text_key(clean.text), triples_key(clean.triples)
-            if clean.malformed:
-                drops[PairDrop.ALL_MALFORMED] += 1
+            if clean.unusable:
+                drops[clean.unusable] += 1
             elif not key:
                 drops[PairDrop.NO_TEXT] += 1
             elif not clean.triples and self._options.no_facts == "drop":
@@ -218,29 +218,20 @@ class _Build:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class CleanRow:
-    """A row after normalisation; `malformed` says that all of its triples were lost to it."""
-
-    title: str
-    text: str
-    triples: tuple[Triple, ...]
-    malformed: bool = False
-
-
-def clean_row(row: PairRow, options: PairOptions, issues: Counter[str]) -> CleanRow:
-    """Normalise a row and count in `issues` what was changed."""
+def clean_row(row: PairRow, options: PairOptions, issues: Counter[str]) -> PairRow:
+    """Normalise a row and count in `issues` what was changed; one that loses all its triples is unusable."""
     title, text = clean_text(row.title), clean_text(row.text)
     issues[TEXT_CHANGED] += (title, text) != (row.title, row.text)
     if not row.triples and is_only_a_name(title, text):
         issues[ONLY_A_NAME] += 1
-        return CleanRow(title, text, (entity_triple(title),))
+        return replace(row, title=title, text=text, triples=(entity_triple(title),))
     found: list[Triple] = []
     searched = f"{title}\n{text}"
     lowered = searched.lower()
     for triple in row.triples:
-        changed = _clean_triple(triple)
-        if changed is None:
+        try:
+            changed = Triple(*(clean_text(field) for field in triple.as_list()))
+        except ValueError:
             issues[MALFORMED_TRIPLES] += 1
             continue
         issues[TRIPLE_CHANGED] += changed != triple
@@ -256,7 +247,8 @@ def clean_row(row: PairRow, options: PairOptions, issues: Counter[str]) -> Clean
         found.append(changed)
     distinct = tuple(dict.fromkeys(found))
     issues[REPEATED_TRIPLES] += len(found) - len(distinct)
-    return CleanRow(title, text, distinct, bool(row.triples) and not distinct)
+    unusable = PairDrop.ALL_MALFORMED if row.triples and not distinct else None
+    return replace(row, title=title, text=text, triples=distinct, unusable=unusable)
 
 
 def clean_text(text: str) -> str:
@@ -270,13 +262,6 @@ def triples_key(triples: tuple[Triple, ...]) -> str:
     """Equal for the same triples in any order."""
     lines = "\n".join(sorted("\t".join(triple.as_list()) for triple in triples))
     return hashlib.blake2b(lines.encode(), digest_size=8).hexdigest()
-
-
-def _clean_triple(triple: Triple) -> Triple | None:
-    try:
-        return Triple(*(clean_text(field) for field in triple.as_list()))
-    except ValueError:
-        return None
 
 
 def _spelling(name: str, text: str, lowered: str) -> str:

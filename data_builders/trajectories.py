@@ -221,8 +221,7 @@ def _trajectories(
             whole = read_json(about).get("questions", 0) if about.is_file() else 0
             if found < whole:
                 # Nobody would miss the questions of a run that was stopped before its end.
-                told = "%s is of a run that did not end: it has %d of %d questions"
-                logger.warning(told, results, found, whole)
+                logger.warning("%s is of a run that did not end: it has %d of %d questions", results, found, whole)
 
 
 def _chats(row: dict[str, Any], calls: RoleCalls, options: TrajectoryOptions, drops: Counter[str]) -> list[Chat]:

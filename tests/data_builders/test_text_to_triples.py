@@ -253,8 +253,8 @@ def test_every_change_is_counted():
 
 def test_a_row_that_loses_all_its_triples_is_no_row_without_facts():
     clean, _ = cleaned(row("Oslo.", [("\u200b", "b", "c")]))
-    assert clean.malformed
-    assert not cleaned(row("Oslo."))[0].malformed
+    assert clean.unusable
+    assert not cleaned(row("Oslo."))[0].unusable
 
 
 def test_entities_get_the_spelling_of_the_text():
