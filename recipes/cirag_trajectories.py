@@ -213,15 +213,9 @@ def main(config: CollectConfig, dry_run: bool = False) -> None:
 
 def run(argv: list[str] | None = None) -> int:
     """The command line. Returns 0; 1 when a server does not answer, 2 for bad input, 3 when calls wait for a batch."""
-    from tripletune.eval.suites import QuestionsPending
 
-    def program() -> int:
-        try:
-            main(*parse_command_line(CollectConfig, __doc__ or "", argv))
-        except QuestionsPending as pending:
-            sys.stderr.write(f"{pending}\n")
-            return pending.exit_code
-        return 0
+    def program() -> None:
+        main(*parse_command_line(CollectConfig, __doc__ or "", argv))
 
     return run_program(program, form="%(asctime)s %(message)s")
 

@@ -33,12 +33,6 @@ logger = logging.getLogger(__name__)
 _SECONDS_BETWEEN_LINES = 30.0
 
 
-class QuestionsPending(RuntimeError):
-    """Items wait for replies of a batch; the message says what to do. The other items have their rows."""
-
-    exit_code = 3
-
-
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Why an item has no reply.
@@ -155,7 +149,7 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
 
     Raises:
         ValueError: an output folder holds results of another run, or can't be used.
-        QuestionsPending: items wait for a batch; run again when it is answered.
+        RepliesPending: items wait for a batch; run again when it is answered. The other items have their rows.
         CallError: the model's server does not answer, or a key, an address or a model's name is at fault.
     """
     logs: list[ResultLog] = []
@@ -170,7 +164,7 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
         for log in logs:
             log.close()
     if pending:
-        raise QuestionsPending(pending)
+        raise RepliesPending(pending)
     return max(codes)
 
 

@@ -12,7 +12,7 @@ import tripletune.rag.extractor as extractor_options
 from tripletune.eval.__main__ import main
 from tripletune.eval.report import compare_folders
 from tripletune.eval.results import read_results
-from tripletune.eval.suites import QuestionsPending, run_suites
+from tripletune.eval.suites import run_suites
 from tripletune.eval.suites.extraction import ExtractionOptions, ExtractionSuite, totals
 from tripletune.eval.triples import Prediction, row_parts, score_rows, summarise_extractions
 from tripletune.models.data.pairs import ExtractionPair
@@ -138,7 +138,7 @@ def test_what_no_text_is_at_fault_for_stops(extract, tmp_path):
     given = pairs(9)
     with pytest.raises(SetupError, match="refused key"):
         extract(given, Rule({given[4].text: SetupError("refused key")}))
-    with pytest.raises(QuestionsPending, match="1 texts wait"):
+    with pytest.raises(RepliesPending, match="1 texts wait"):
         extract(given, Rule({given[4].text: RepliesPending("waits")}))
     assert len(list(read_results(tmp_path / "out" / "results.jsonl"))) == 8
 
