@@ -64,14 +64,6 @@ def test_the_oracle_answers_and_everything_is_counted(run):
     assert rows(run)[0]["trace"]["details"]["rounds"][0]["thought"]
 
 
-def test_the_same_command_goes_on_and_other_options_are_refused(world, run, capsys):
-    assert main(command(world, run)) == 0
-    assert main(command(world, run, "--set", "candidates=7")) == 2
-    assert "'candidates': 7" in capsys.readouterr().err
-    assert main(command(world, run, "--top-k", "3")) == 2
-    assert "'top_k': 3" in capsys.readouterr().err
-
-
 def test_one_at_a_time_gives_the_same_rows(world, run, tmp_path):
     assert main(command(world, tmp_path, "--concurrency", "1")) == 0
     assert rows(tmp_path) == rows(run)
@@ -148,20 +140,6 @@ def test_gold_links_of_other_questions_are_refused_and_missing_ones_told(world, 
     assert "7 questions have no gold link" in capsys.readouterr().err
 
 
-def test_gold_links_give_the_recall_of_supporting_passages(world, tmp_path):
-    from tripletune.models.data.records import read_corpus
-
-    ids = {passage.title: passage.id for passage in read_corpus(f"{world}/test.corpus.jsonl")}
-    with (tmp_path / "gold.jsonl").open("w") as file:
-        for line in (world / "test.jsonl").read_text().splitlines():
-            row = json.loads(line)
-            wanted = [ids[title] for title, _ in row["supporting_facts"]]
-            file.write(json.dumps({"question_id": row["_id"], "passages": wanted}) + "\n")
-    assert main(command(world, tmp_path / "out", "--gold", str(tmp_path / "gold.jsonl"))) == 0
-    recall = json.loads((tmp_path / "out" / "metrics.json").read_text())["supporting_recall"]
-    assert (recall["n"], recall["mean"] >= 0.9) == (8, True)
-
-
 # From the oracle's run to the student in its place: docs/cirag.md, "Distil a student", at toy size.
 
 
@@ -201,6 +179,8 @@ def test_the_chain_of_commands(world, student, tmp_path):
     decisions += ["--max-reply-tokens", "4", "--limit", "3", "--output", str(tmp_path / "decisions")]
     assert main(decisions) == 0
     assert json.loads((tmp_path / "decisions" / "metrics.json").read_text())["metrics"]["malformed"]["mean"] == 1.0
+    scored = [json.loads(line) for line in (tmp_path / "decisions" / "results.jsonl").read_text().splitlines()]
+    assert [(row["completion_tokens"], row["error"]) for row in scored] == [(4, "")] * 3
 
     # The oracle extracts and answers, the student integrates.
     more = ["--integrator", str(student), "--teacher-dtype", "float32", "--set", "max_prompt_tokens=900"]

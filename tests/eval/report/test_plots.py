@@ -1,34 +1,16 @@
-import json
-
 import pytest
 
 from tripletune.eval.__main__ import main
 from tripletune.eval.report.plots import draw_curve, panels_of, read_curve
 
 
-def write(path, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, write):
     folder = tmp_path / "run"
     write(folder / "losses.jsonl", [{"step": n, "loss": 3 / n, "tokens": 10, "seconds": 0.1} for n in range(1, 301)])
+    scores = {"rougeL": 0.25, "exact/micro/f1": 0.2, "normalised/micro/f1": 0.667, "malformed_output": 0.1}
     write(
-        folder / "evaluations.jsonl",
-        [
-            {
-                "step": step,
-                "epoch": step / 100,
-                "loss": 2 / step,
-                "rougeL": step / 400,
-                "exact/micro/f1": step / 500,
-                "normalised/micro/f1": step / 450,
-                "malformed_output": 1 / step,
-            }
-            for step in (100, 200, 300)
-        ],
+        folder / "evaluations.jsonl", [{"step": n, "epoch": n / 100, "loss": 2 / n, **scores} for n in (100, 200, 300)]
     )
     return folder
 
@@ -55,7 +37,7 @@ def test_what_is_drawn(run):
     assert draw_curve(losses, evaluations[:1]) != draw_curve(losses, evaluations)
 
 
-def test_a_run_under_way_or_of_another_kind(run, capsys):
+def test_a_run_under_way_or_of_another_kind(run, write, capsys):
     with (run / "losses.jsonl").open("a") as file:
         file.write('{"step": 301, "lo')
     (run / "evaluations.jsonl").unlink()

