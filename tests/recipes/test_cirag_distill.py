@@ -31,10 +31,8 @@ def test_a_run_and_its_student(
     config.data.train.append(str(other))
     assert run_recipe(command_line(RECIPE, config)) == ""
     found = lines(config, "losses.jsonl")
-    assert [line["step"] for line in found] == list(range(1, 7))
     assert found[-1]["loss"] < found[0]["loss"]
     evaluations = lines(config, "evaluations.jsonl")
-    assert [line["step"] for line in evaluations] == [3, 6]
     assert {"loss", "core_f1", "stop_accuracy", "malformed"} <= evaluations[0].keys()
     folder = Path(config.output_dir) / "final"
     result = json.loads((folder / "training.json").read_text())

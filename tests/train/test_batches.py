@@ -113,13 +113,6 @@ def test_label_and_end_of_sequence_alone_are_learned(processor: GraphLLMProcesso
         assert set(ids[places[-1] + 1 :].tolist()) <= {processor.tokenizer.pad_token_id}
 
 
-def test_the_length_is_rounded_up(processor: GraphLLMProcessor, records: list[Record]) -> None:
-    rows = [encode_row(record, processor, None) for record in records[:3]]
-    longest = max(row["length"] for row in rows)
-    assert RecordCollator(3, None)(rows)["input_ids"].shape == (3, -(-longest // 8) * 8)
-    assert "attention_mask" not in RecordCollator(3, None)(rows)
-
-
 def test_graphs_are_those_of_the_records(
     processor: GraphLLMProcessor, records: list[Record], tiny_encoder: Any, tmp_path: Any
 ) -> None:
@@ -135,20 +128,13 @@ def test_graphs_are_those_of_the_records(
     assert graphs.subgraph_of.tolist() == [0] * 3 + [1] * 2 + [2] * 3
 
 
-def test_action_weight_reaches_the_marker_tokens_alone(records: list[Record], processor: GraphLLMProcessor) -> None:
-    rows = [encode_row(record, processor, None) for record in records]
-    batch = RecordCollator(3, None, action_weight=4.0)(rows)
-    for record, ids, weights in zip(records, batch["input_ids"], batch["label_weights"]):
-        heavy = processor.tokenizer.decode(ids[weights == 4.0])
-        assert heavy == (record.action.value if record.task == "planning" else "")
-        assert set(weights.tolist()) <= {1.0, 4.0}
-    assert "label_weights" not in RecordCollator(3, None)(rows)
-
-
-def test_answer_weight_reaches_the_labels_of_answers_alone(records: list[Record], processor: GraphLLMProcessor) -> None:
+def test_weights_reach_markers_and_answers_alone(records: list[Record], processor: GraphLLMProcessor) -> None:
     rows = [encode_row(record, processor, None) for record in records]
     batch = RecordCollator(3, None, action_weight=4.0, answer_weight=2.5)(rows)
+    assert batch["input_ids"].shape[1] == -(-max(row["length"] for row in rows) // 8) * 8
     for record, row, ids, weights in zip(records, rows, batch["input_ids"], batch["label_weights"]):
-        chosen = ids[weights == 2.5].tolist()
-        assert chosen == ([] if record.task == "planning" else row["label_ids"])
-        assert bool((weights == 4.0).any()) == (record.task == "planning")
+        planning = record.task == "planning"
+        assert processor.tokenizer.decode(ids[weights == 4.0]) == (record.action.value if planning else "")
+        assert ids[weights == 2.5].tolist() == ([] if planning else row["label_ids"])
+        assert set(weights.tolist()) <= {1.0, 2.5, 4.0}
+    assert RecordCollator(3, None)(rows).keys() == {"input_ids", "labels"}

@@ -79,12 +79,6 @@ def test_a_batch_of_three_with_an_empty_one() -> None:
     assert batch.batch.tolist() == [0] * 7 + [2] * 4
 
 
-def test_a_batch_of_empty_graphs_has_the_right_shapes() -> None:
-    batch = batch_graphs([graph_rows([], {}), graph_rows([], {})], torch.zeros(0, 5).__getitem__, 5)
-    assert (batch.num_graphs, batch.x.shape, batch.edge_attr.shape) == (2, (0, 5), (0, 5))
-    assert batch.edge_index.shape == (2, 0)
-
-
 def sample(seed: int, sizes: tuple[int, ...]) -> GraphRows:
     """Sub-graphs of the given sizes, each a ring with edges both ways."""
     generator = torch.Generator().manual_seed(seed)

@@ -114,15 +114,6 @@ def test_graph_modules_stay_float32(make_graph_llm: Make, make_batch: Make, reco
     assert torch.isfinite(model(**make_batch(processor, records[:2])).loss)
 
 
-def test_a_whole_model_folder(make_graph_llm: Make, make_batch: Make, records: list[Record], tmp_path: Path) -> None:
-    model, processor = make_graph_llm("smollm2")
-    model.save_pretrained(tmp_path)
-    processor.save_pretrained(tmp_path)
-    batch = make_batch(processor, records[:2])
-    again, _ = load_graph_llm(tmp_path, torch.float32)
-    assert torch.allclose(again(**batch).logits, model(**batch).logits, atol=1e-6)
-
-
 def test_a_plain_language_model_serves_without_graph(tiny_llama: Path) -> None:
     assert not is_graph_llm_folder(tiny_llama)
     model, processor = load_graph_llm(tiny_llama, torch.float32)
