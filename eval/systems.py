@@ -7,7 +7,6 @@ that knows the facts of a fictional world.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,10 +166,6 @@ def open_generator(spec: str, options: Any) -> LocalGenerator:
         check_model_folder(spec)
     from tripletune.models.graph_llm import load_generator
 
-    if not sys.stderr.isatty():
-        from transformers.utils.logging import disable_progress_bar
-
-        disable_progress_bar()
     ledger = getattr(options, "ledger", None)
     return load_generator(spec, batch_size=options.batch_size, dtype=options.dtype, ledger=ledger)
 

@@ -82,14 +82,10 @@ def _ask(args: argparse.Namespace) -> None:
     model = trained_folder(args.model)
     check_model_folder(model)
 
-    from transformers.utils.logging import disable_progress_bar
-
     from tripletune.models.graph_llm import load_generator
     from tripletune.rag.retrievers import open_retriever
     from tripletune.rag.triple_store import open_triples
 
-    if not sys.stderr.isatty():
-        disable_progress_bar()
     with tempfile.TemporaryDirectory() as scratch:
         index = Path(reading.index or scratch)
         store = retriever = None

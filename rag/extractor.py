@@ -12,7 +12,6 @@ import asyncio
 import hashlib
 import heapq
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -144,12 +143,8 @@ def open_local_extractor(
         FileNotFoundError: there is no such model.
         ValueError: the folder is damaged.
     """
-    from transformers.utils.logging import disable_progress_bar
-
     from tripletune.models.llm.backends.hf import HFBackend
 
-    if not sys.stderr.isatty():
-        disable_progress_bar()
     options = options or LocalOptions()
     folder = resolve(spec)
     # What would fail after minutes is refused now; `adapter_base` looks at adapters.
