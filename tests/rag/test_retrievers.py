@@ -52,21 +52,19 @@ def test_passages_are_read_by_position(corpus, tmp_path):
     assert store[1] == list(store)[1]
 
 
-def test_bm25_finds_by_stem_and_in_any_script(corpus, tmp_path):
-    bm25 = open_retriever("bm25", corpus, tmp_path / "index")
-    assert positions(bm25, "capitals?", 1) == [0]
-    assert positions(bm25, "столиця") == [1]
-
-
-def test_bm25_breaks_ties_by_position_and_leaves_out_what_shares_no_word(corpus, tmp_path):
-    bm25 = open_retriever("bm25", corpus, tmp_path / "index")
-    assert positions(bm25, "harbours rebuilt", 2) == [2, 3]
-    assert positions(bm25, "harbours rebuilt", 5) == [2, 3, 5]
-
-
-@pytest.mark.parametrize("query", ["", "?!", "the of", "zebra"])
-def test_bm25_query_without_known_words_finds_nothing(corpus, tmp_path, query):
-    assert open_retriever("bm25", corpus, tmp_path / "index").rank(query, 3) == []
+@pytest.mark.parametrize(
+    ("query", "k", "found"),
+    [
+        ("capitals?", 1, [0]),
+        ("столиця", 5, [1]),
+        # Ties keep their order, and what shares no word is left out.
+        ("harbours rebuilt", 2, [2, 3]),
+        ("harbours rebuilt", 5, [2, 3, 5]),
+        *((query, 3, []) for query in ("", "?!", "the of", "zebra")),
+    ],
+)
+def test_bm25_finds_by_stem_and_in_any_script(corpus, tmp_path, query, k, found):
+    assert positions(open_retriever("bm25", corpus, tmp_path / "index"), query, k) == found
 
 
 def test_index_is_used_again_and_rebuilt_for_a_changed_corpus(corpus, tmp_path, caplog):
@@ -157,29 +155,25 @@ class FakeEncoder:
         return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
-@pytest.fixture
-def dense(corpus, tmp_path):
+def dense_of(corpus, folder):
     faiss = pytest.importorskip("faiss")
-    passages = PassageStore(corpus, tmp_path / "index")
+    passages = PassageStore(corpus, folder)
     index = faiss.IndexFlatIP(8)
     index.add(FakeEncoder().encode([p.content for p in passages]))
     return DenseRetriever(passages, FakeEncoder(), index)
 
 
-def test_dense_ties_keep_corpus_order(dense):
+@pytest.fixture
+def dense(corpus, tmp_path):
+    return dense_of(corpus, tmp_path / "index")
+
+
+def test_dense_ties_keep_corpus_order_also_beyond_the_cut(dense, tmp_path):
     query = "Copy\nThe harbour was rebuilt."
-    assert positions(dense, query, 1) == [2]
-    assert positions(dense, query, 2) == [2, 3]
-
-
-def test_dense_ties_beyond_the_cut_are_found(corpus, tmp_path):
-    faiss = pytest.importorskip("faiss")
+    assert [positions(dense, query, k) for k in (1, 2)] == [[2], [2, 3]]
     path = tmp_path / "same.jsonl"
     path.write_text("".join(json.dumps({"title": "", "text": "same"}) + "\n" for _ in range(40)))
-    passages = PassageStore(path, tmp_path / "same-index")
-    index = faiss.IndexFlatIP(8)
-    index.add(FakeEncoder().encode([p.content for p in passages]))
-    assert positions(DenseRetriever(passages, FakeEncoder(), index), "same", 3) == [0, 1, 2]
+    assert positions(dense_of(path, tmp_path / "same-index"), "same", 3) == [0, 1, 2]
 
 
 def test_hybrid_fuses_both(corpus, tmp_path, dense):
@@ -244,20 +238,13 @@ class Letters:
         return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
-def test_scores_are_cosines_and_vectors_are_kept():
+def test_scores_are_cosines_and_the_newest_vectors_are_kept():
     embed = Letters()
-    reranker = EmbeddingReranker(embed)
+    reranker = EmbeddingReranker(embed, kept=2)
     assert reranker.scores("aa", ["b", "a", "ab", "b"]) == [0.0, 1.0, 0.707107, 0.0]
     reranker.scores("b", ["ab", "c"])
-    assert embed.seen == [["aa", "b", "a", "ab"], ["b", "c"]]
-
-
-def test_the_oldest_vectors_are_forgotten():
-    embed = Letters()
-    reranker = EmbeddingReranker(embed, kept=1)
-    reranker.scores("a", ["a", "b"])
-    reranker.scores("a", ["b", "a"])
-    assert embed.seen[1] == ["a", "a"]
+    reranker.scores("b", ["b", "c"])
+    assert embed.seen == [["aa", "b", "a", "ab"], ["b", "c"], ["b", "b"]]
 
 
 def test_the_best_come_first_and_equals_keep_their_order():

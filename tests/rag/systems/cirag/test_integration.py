@@ -201,10 +201,7 @@ def test_a_reply_that_does_not_say_what_to_do_is_sent_back_once():
     assert (decision.query, decision.faults) == ("Where is London?", ("repaired", "missing_question"))
     assert trace.tallies == {"calls.cirag.integrate": 1, "calls.cirag.integrate.repair": 1}
     assert (client.asked[0].sampling.max_tokens, client.asked[0].question_id) == (1024, "q1")
-
-
-def test_a_reply_that_stays_unreadable_gives_no_query_and_what_could_be_read():
-    bad = reply().split("[[## question")[0]
+    # One that stays so gives no query, and what could be read.
     decision, client, _ = decide(bad, bad)
     assert (decision.query, decision.core) == (None, (BORN,))
     assert decision.faults == ("repaired", "missing_question", "missing_question")
@@ -246,30 +243,23 @@ def test_the_oldest_candidates_go_first_and_the_newest_never() -> None:
         assert short[-1] == whole[-1]
         assert "Who?" in short[1]["content"]
         found.append((shown(short), left_out))
-    assert [*dict.fromkeys(map(str, found))] == [
-        str(item)
-        for item in [([2, 3, 3], 1), ([1, 3, 3], 2), ([0, 3, 3], 3), ([0, 2, 3], 4), ([0, 1, 3], 5), ([0, 0, 3], 6)]
-    ]
+    assert [place for n, place in enumerate(found) if place not in found[:n]] == [
+        ([2, 3, 3], 1), ([1, 3, 3], 2), ([0, 3, 3], 3), ([0, 2, 3], 4), ([0, 1, 3], 5), ([0, 0, 3], 6)
+    ]  # fmt: skip
 
 
 def test_what_is_left_is_written_as_the_loop_writes_it() -> None:
     short, _ = shorten(chat(), words, words(chat()) - 1)
-    history = [
-        Round(numbered(0)[:2], Decision("t", numbered(0)[:1], "q0?")),
-        Round(numbered(1), Decision("t", numbered(1)[:1], "q1?")),
-    ]
+    history = [Round(numbered(n)[: 2 + n], Decision("t", numbered(n)[:1], f"q{n}?")) for n in range(2)]
     assert short == messages_of("Prompt.", "Who?", numbered(2), history)
 
 
-def test_other_layouts_stay_as_they_are() -> None:
+def test_other_layouts_stay_as_they_are_and_broken_sections_are_named() -> None:
     section = chat(layout="section")
     assert shorten(section, words, 1) == (section, 0)
     plain: list[Message] = [{"role": "user", "content": "a b"}, {"role": "user", "content": "c"}]
     assert shorten(plain, words, 1) == (plain, 0)
     assert shown_candidates("nothing") is None
-
-
-def test_a_section_that_is_not_ours() -> None:
     broken: list[Message] = [{"role": "user", "content": "[[## fact_before_filter ##]]\nnone"}, *chat()]
     with pytest.raises(ValueError, match="the section fact_before_filter of a turn cannot be read"):
         shorten(broken, words, 1)
