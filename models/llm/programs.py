@@ -36,14 +36,15 @@ _TEXTS = ("model", "text", "finish_reason", "status", "detail", "time")
 _MOST_TROUBLES = 20
 # A call counts for the role that made it first; later uses of its reply cost nothing and are counted beside.
 _STATS = """
-SELECT calls.model, coalesce(first.role, ''), sum(calls.status = 'ok'), sum(calls.status = 'failed'),
-    sum(calls.status = 'pending'), sum(calls.prompt_tokens), sum(calls.completion_tokens), sum(calls.retries),
-    sum(calls.seconds)
-FROM calls LEFT JOIN uses AS first
-    ON first.id = (SELECT min(uses.id) FROM uses WHERE uses.call_id = calls.id)
+SELECT model, coalesce(role, ''), sum(first AND status = 'ok'), sum(first AND status = 'failed'),
+    sum(first AND status = 'pending'), sum(first * prompt_tokens), sum(first * completion_tokens), sum(first * retries),
+    sum(first * seconds), count(role)
+FROM (
+    SELECT calls.*, uses.role, uses.id IS (SELECT min(id) FROM uses WHERE call_id = calls.id) AS first
+    FROM calls LEFT JOIN uses ON call_id = calls.id
+)
 GROUP BY 1, 2 ORDER BY 1, 2
 """
-_USE_COUNTS = "SELECT model, role, count(*) FROM uses JOIN calls ON calls.id = call_id GROUP BY 1, 2"
 _STAT_NAMES = (
     "model", "role", "calls", "failed", "pending", "prompt_tokens", "completion_tokens", "retries", "seconds", "uses"
 )  # fmt: skip
@@ -62,11 +63,7 @@ ORDER BY id
 def statistics(path: Path) -> list[dict[str, Any]]:
     """Calls, tokens, retries and seconds of a ledger by model and role."""
     with closing(open_file(path, create=False)) as connection:
-        rows = {(row[0], row[1]): [*row, 0] for row in connection.execute(_STATS)}
-        for model, role, uses in connection.execute(_USE_COUNTS):
-            empty = [model, role, 0, 0, 0, 0, 0, 0, 0.0, 0]
-            rows.setdefault((model, role), empty)[-1] = uses
-    return [dict(zip(_STAT_NAMES, row, strict=True)) for _, row in sorted(rows.items())]
+        return [dict(zip(_STAT_NAMES, row, strict=True)) for row in connection.execute(_STATS)]
 
 
 def exported(path: Path, role: str | None = None, model: str | None = None) -> Iterator[dict[str, Any]]:

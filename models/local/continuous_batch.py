@@ -106,8 +106,11 @@ class ContinuousBatch(Decoder):
             return []
         start = time.perf_counter()
         try:
-            joining = self._read(new)
-            self._batch = _joined([one for one in (self._batch, *joining) if one is not None])
+            groups: dict[tuple[int, ...], list[Request]] = {}
+            for request in new:
+                groups.setdefault(self._prefix(request), []).append(request)
+            joining = [self._read(prefix, group) for prefix, group in groups.items()]
+            self._batch = _joined([*([] if self._batch is None else [self._batch]), *joining])
         except torch.OutOfMemoryError:
             self._waiting.extendleft(reversed([request.again() for request in new]))
             raise
@@ -115,15 +118,8 @@ class ContinuousBatch(Decoder):
             request.seconds += (time.perf_counter() - start) / len(new)
         return [request for request in new if request.done]
 
-    def _read(self, new: list[Request]) -> list[_Batch]:
-        """Batches of new requests with the first token of each reply, one for every prefix."""
-        groups: dict[tuple[int, ...], list[Request]] = {}
-        for request in new:
-            groups.setdefault(self._prefix(request), []).append(request)
-        return [self._read_after(prefix, group) for prefix, group in groups.items()]
-
-    def _read_after(self, prefix: tuple[int, ...], new: list[Request]) -> _Batch:
-        """The batch of requests whose prompts go on after `prefix`."""
+    def _read(self, prefix: tuple[int, ...], new: list[Request]) -> _Batch:
+        """The batch of requests whose prompts go on after `prefix`, with the first token of each reply."""
         read_before = self._layers(prefix)
         skipped = len(prefix)
         width = max(len(request.prompt) for request in new) - skipped

@@ -94,14 +94,10 @@ class BatchBackend:
         """Write what waits to request files."""
         self.write()
 
-    def write(self) -> list[Path]:
-        """Write all pending calls that are in no request file yet.
-
-        Returns:
-            The new files.
-        """
+    def write(self) -> None:
+        """Write all pending calls that are in no request file yet."""
         if not self._ledger.path.exists():
-            return []
+            return
         with self._ledger.transaction() as connection:
             query = (
                 "SELECT id, key, sampling, messages FROM calls WHERE status = 'pending' AND model = ? AND detail = ''"
@@ -111,13 +107,11 @@ class BatchBackend:
             number = connection.execute("SELECT coalesce(max(id), 0) + 1 FROM batches").fetchone()[0]
             names = (self.folder / f"{self._ledger.path.stem}-requests-{n:04d}.jsonl" for n in count_from(number))
             lines = ((row[0], self._line(*row[1:])) for row in rows)
-            written = list(_write_files(lines, names, self._room))
-            for file, ids in written:
+            for file, ids in list(_write_files(lines, names, self._room)):
                 connection.execute(
                     f"INSERT INTO batches (file, requests, time) VALUES (?, ?, {NOW})", (str(file), len(ids))
                 )
                 connection.executemany("UPDATE calls SET detail = ? WHERE id = ?", [(str(file), one) for one in ids])
-        return [file for file, _ in written]
 
     def pending_message(self) -> str | None:
         """Write request files, and say how many calls wait, where, and what to do; `None` when nothing waits."""
