@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save
 
 from tripletune import checkpoints
 from tripletune.checkpoints import export_adapter
@@ -68,7 +68,8 @@ def test_says_nothing_of_this_machine(run_copy: Path, tmp_path: Path, tiny_encod
 
 
 def test_revision_of_a_renamed_base_is_not_kept(run_copy: Path, tmp_path: Path) -> None:
-    _config(base_revision="old")(run_copy)
+    path = run_copy / "final" / "config.json"
+    path.write_bytes(_set("base_revision", "old")(path.read_bytes()))
     kept = export_adapter(run_copy, tmp_path / "kept")
     renamed = export_adapter(run_copy, tmp_path / "renamed", base_model="owner/base")
     assert json.loads((kept / "config.json").read_text())["base_revision"] == "old"
@@ -85,69 +86,57 @@ def test_checkpoint_of_an_unfinished_run(run_copy: Path, tmp_path: Path, cli: Cl
     assert {path.name for path in (tmp_path / "out").iterdir()} == WANTED
 
 
-def _delete(name: str) -> Callable[[Path], None]:
-    return lambda run: (run / "final" / name).unlink()
+def _tensors(part: str, change: Callable[[Any], list[Any]]) -> Callable[[bytes], bytes]:
+    """Puts what `change` gives, one tensor or none, in the place of those whose names hold `part`."""
 
-
-def _cut(name: str, size: int) -> Callable[[Path], None]:
-    def cut(run: Path) -> None:
-        path = run / "final" / name
-        path.write_bytes(path.read_bytes()[:size])
-
-    return cut
-
-
-def _tensors(part: str, change: Callable[[Any], list[Any]]) -> Callable[[Path], None]:
-    """Put what `change` gives, one tensor or none, in the place of those whose names hold `part`."""
-
-    def damage(run: Path) -> None:
-        path = run / "final" / "adapter_model.safetensors"
-        tensors = load_file(path)
+    def damage(data: bytes) -> bytes:
+        tensors = load(data)
         assert any(part in name for name in tensors)
-        save_file({n: one for n, old in tensors.items() for one in (change(old) if part in n else [old])}, path)
+        return save({n: one for n, old in tensors.items() for one in (change(old) if part in n else [old])})
 
     return damage
 
 
-def _config(**changes: str) -> Callable[[Path], None]:
-    def change(run: Path) -> None:
-        path = run / "final" / "config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+def _set(name: str, value: str) -> Callable[[bytes], bytes]:
+    return lambda data: json.dumps({**json.loads(data), name: value}).encode()
 
-    return change
+
+WEIGHTS, UNFIT = "adapter_model.safetensors", "does not fit together"
 
 
 @pytest.mark.parametrize(
-    ("damage", "words"),
+    ("name", "change", "words"),
     [
-        (shutil.rmtree, ["no such folder"]),
-        (_delete("config.json"), ["has no config.json"]),
-        (_delete("tokenizer.json"), ["has no tokenizer"]),
-        (_delete("processor_config.json"), ["has no processor_config.json"]),
-        (_delete("adapter_model.safetensors"), ["has no adapter_model.safetensors"]),
-        (_delete("adapter_config.json"), ["has no model.safetensors"]),
-        (_cut("adapter_model.safetensors", 5), ["adapter_model.safetensors", "cut off"]),
-        (_cut("adapter_model.safetensors", 20_000), ["adapter_model.safetensors", "cut off"]),
-        (_cut("config.json", 30), ["final/config.json:", "not valid JSON"]),
-        (_cut("tokenizer.json", 30), ["tokenizer.json", "not valid JSON"]),
-        (_config(model_type="llama"), ["model_type is 'llama'"]),
-        (_tensors("lora_A", lambda old: [old.new_zeros(8, 99)]), ["does not fit together", "size mismatch"]),
-        (_tensors("projector", lambda old: []), ["does not fit together", "projector"]),
-        (_tensors("layers.1.", lambda old: []), ["does not fit together", "missing adapter keys", "layers.1."]),
-        (_config(base_model="/nowhere/base"), ["/nowhere/base", "no such folder"]),
+        ("config.json", None, ["has no config.json"]),
+        ("tokenizer.json", None, ["has no tokenizer"]),
+        ("processor_config.json", None, ["has no processor_config.json"]),
+        (WEIGHTS, None, ["has no adapter_model.safetensors"]),
+        ("adapter_config.json", None, ["has no model.safetensors"]),
+        (WEIGHTS, lambda data: data[:5], [WEIGHTS, "cut off"]),
+        (WEIGHTS, lambda data: data[:20_000], [WEIGHTS, "cut off"]),
+        ("config.json", lambda data: data[:30], ["final/config.json:", "not valid JSON"]),
+        ("tokenizer.json", lambda data: data[:30], ["tokenizer.json", "not valid JSON"]),
+        ("config.json", _set("model_type", "llama"), ["model_type is 'llama'"]),
+        (WEIGHTS, _tensors("lora_A", lambda old: [old.new_zeros(8, 99)]), [UNFIT, "size mismatch"]),
+        (WEIGHTS, _tensors("projector", lambda old: []), [UNFIT, "projector"]),
+        (WEIGHTS, _tensors("layers.1.", lambda old: []), [UNFIT, "missing adapter keys", "layers.1."]),
+        ("config.json", _set("base_model", "/nowhere/base"), ["/nowhere/base", "no such folder"]),
     ],
 )
 def test_bad_input_is_one_line(
-    damage: Callable[[Path], None], words: list[str], run_copy: Path, tmp_path: Path, cli: Cli
+    name: str, change: Callable[[bytes], bytes] | None, words: list[str], run_copy: Path, tmp_path: Path, cli: Cli
 ) -> None:
-    damage(run_copy)
+    path = run_copy / "final" / name
+    data = path.read_bytes()
+    path.unlink()
+    if change is not None:
+        path.write_bytes(change(data))
     code, out, err = cli("export", run_copy, "--output", tmp_path / "out")
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
     assert (code, out, len(errors)) == (2, "", 1)
     assert all(word in errors[0] for word in words), errors[0]
     assert "Traceback" not in err
-    assert not (tmp_path / "out").exists()
-    assert not list(tmp_path.glob(".*tripletune*"))
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_output_that_exists(tiny_run: Path, tmp_path: Path, cli: Cli) -> None:
