@@ -17,6 +17,7 @@ import yaml
 
 from tripletune.models.files import read_json, read_text, write_json, write_text
 from tripletune.models.options import read_yaml
+from tripletune.models.program import code_span, markdown_table, plain
 from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, is_adapter, is_text_model, seconds_until, task_of
 
 CARD = "README.md"
@@ -165,7 +166,7 @@ def render_card(provenance: Provenance, kind: Kind, name: str, about: dict[str, 
     from tripletune.models.local.chat import DATE
 
     names = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.ChainableUndefined)
-    names.filters["code"] = _code
+    names.filters["code"] = code_span
     lora = (provenance.config.get("model") or {}).get("lora", True)
     written = yaml.safe_dump(provenance.config, sort_keys=False, allow_unicode=True).rstrip()
     config = written if provenance.config else ""
@@ -184,7 +185,7 @@ def render_card(provenance: Provenance, kind: Kind, name: str, about: dict[str, 
         # Longer than any fence in the text.
         fence="`" * (max(map(len, re.findall("`{3,}", config)), default=2) + 1),
         scores=list(_score_tables(provenance)),
-        table=_table,
+        table=markdown_table,
     )
 
 
@@ -196,11 +197,11 @@ def _training_rows(provenance: Provenance) -> Iterator[list[str]]:
             yield [name.replace("_", " "), _cell(value)]
     for split, about in (training.get("data") or {}).items():
         if isinstance(about, dict):
-            yield [f"{split} data", f"{_code(about.get('path'))}, SHA-256 {_code(about.get('sha256'))}"]
+            yield [f"{split} data", f"{code_span(about.get('path'))}, SHA-256 {code_span(about.get('sha256'))}"]
     for teacher, count in (training.get("teachers") or {}).items():
-        yield [f"trajectories of {_code(teacher)}", f"{count}"]
+        yield [f"trajectories of {code_span(teacher)}", f"{count}"]
     if environment.get("git_revision"):
-        yield ["git revision of TripleTune", _code(environment["git_revision"])]
+        yield ["git revision of TripleTune", code_span(environment["git_revision"])]
     versions = {"python": environment.get("python"), **(environment.get("versions") or {})}
     named = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
     if named:
@@ -210,21 +211,28 @@ def _training_rows(provenance: Provenance) -> Iterator[list[str]]:
 def _score_tables(provenance: Provenance) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """What was measured: title, names of the columns and rows of each table."""
     if provenance.evaluation:
-        rows = [[_code(name), _cell(value)] for name, value in provenance.evaluation.items()]
+        rows = [[code_span(name), _cell(value)] for name, value in provenance.evaluation.items()]
         yield "Measured by the run on its validation records", ["metric", "value"], rows
     for name, content in provenance.scores.items():
-        about = [f"{key} {_code(content[key])}" for key in ("system", "task", "split", "questions") if content.get(key)]
+        about = [
+            f"{key} {code_span(content[key])}" for key in ("system", "task", "split", "questions") if content.get(key)
+        ]
         if isinstance(content.get("data"), str):
             # The folder or file alone: where it lay is private.
-            about.insert(0, f"data {_code(PurePath(content['data']).name)}")
-        title = _code(name) + (f" ({', '.join(about)})" if about else "")
+            about.insert(0, f"data {code_span(PurePath(content['data']).name)}")
+        title = code_span(name) + (f" ({', '.join(about)})" if about else "")
         leaves = list(_leaves(content))
         intervals = [
-            [_code(metric), f"{value['mean']:.4g}", f"{value['low']:.4g} to {value['high']:.4g}", _cell(value.get("n"))]
+            [
+                code_span(metric),
+                f"{value['mean']:.4g}",
+                f"{value['low']:.4g} to {value['high']:.4g}",
+                _cell(value.get("n")),
+            ]
             for metric, value in leaves
             if isinstance(value, dict)
         ]
-        numbers = [[_code(metric), _cell(value)] for metric, value in leaves]
+        numbers = [[code_span(metric), _cell(value)] for metric, value in leaves]
         head = ["metric", "mean", "95 % interval", "n"] if intervals else ["metric", "value"]
         yield title, head, intervals or numbers
 
@@ -244,14 +252,4 @@ def _leaves(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1000 else str(value)
-    return " ".join(str(value).split()).replace("<", "&lt;")
-
-
-def _code(value: Any) -> str:
-    """A value from data as a code span, which it can't end."""
-    return f"`{' '.join(str(value).replace('`', ' ').split())}`"
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return plain(value)

@@ -23,7 +23,7 @@ from tripletune.data_builders.datasets import R, RowKind, Statistics, Table
 from tripletune.models.data.records import normalize_answer
 from tripletune.models.files import check_folder, file_digest, new_folder, write_json, write_text
 from tripletune.models.options import require, setting
-from tripletune.models.program import printable
+from tripletune.models.program import code_span, markdown_table, on_one_line, plain, printable
 
 CARD, STATISTICS = "README.md", "statistics.json"
 # Questions that a teacher LLM could not label (`data_builders.hotpotqa_subq.build`).
@@ -267,16 +267,21 @@ def _inner(layout: Any) -> Any:
 
 def card_body(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> str:
     """The card's text below the YAML head, in Markdown."""
-    parts = [f"# {_plain(facts.title)}", facts.summary, *facts.notes]
+    parts = [f"# {plain(facts.title)}", facts.summary, *facts.notes]
     if not numbers["records"]:
         parts.append("**None: no question could be labelled.** What follows says why.")
     for one in card_tables(kind, facts, numbers):
-        parts += [f"## {one.title}", *filter(None, [one.note]), table(one.head, one.rows, one.code)]
+        parts += [f"## {one.title}", *filter(None, [one.note]), _table(one)]
     if facts.examples:
         parts += _examples(facts.examples)
     if numbers["samples"]:
         parts += ["## Samples", *_samples(kind, numbers["samples"])]
     return "\n\n".join(parts) + "\n"
+
+
+def _table(table: Table) -> str:
+    cell = code_span if table.code else plain
+    return markdown_table(map(plain, table.head), (map(cell, row) for row in table.rows))
 
 
 def card_tables(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> list[Table]:
@@ -309,29 +314,6 @@ def card_tables(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) ->
     return [one for one in tables if one.rows or one is tables[0]]
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], code: bool = False) -> str:
-    """A table in Markdown; what its cells hold becomes no markup, and with `code` each one is a code span."""
-    cell = _code if code else _plain
-    lines = [[_plain(name) for name in head], ["---"] * len(head), *([cell(text) for text in row] for row in rows)]
-    return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(printable(text).split())
-
-
-def _plain(text: str) -> str:
-    """Text on one line that Markdown shows as it is: no tag, code, link or picture of it comes to life."""
-    return re.sub(r"[`<]|\](?=[(\[])", r"\\\g<0>", _one_line(text))
-
-
-def _code(text: str) -> str:
-    """A code span, which no back-tick in the text ends."""
-    text = _one_line(text)
-    ticks = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
-    return f"{ticks} {text} {ticks}" if len(ticks) > 1 else f"`{text}`"
-
-
 def _fenced(text: str) -> str:
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
     return f"{fence}text\n{printable(text)}\n{fence}"
@@ -346,9 +328,9 @@ def _examples(examples: dict[str, list[dict[str, Any]]]) -> list[str]:
     for reason, rows in examples.items():
         lines = []
         for row in rows:
-            lines.append(_one_line(f"{row['question_id']}  {row['stage']}  {row['detail']}"))
-            lines.append(f"    {_one_line(row['reply']) or '(no reply)'}")
-        parts += [f"### {_plain(reason[:1].upper() + reason[1:])}", _fenced("\n".join(lines))]
+            lines.append(on_one_line(f"{row['question_id']}  {row['stage']}  {row['detail']}"))
+            lines.append(f"    {on_one_line(row['reply']) or '(no reply)'}")
+        parts += [f"### {plain(reason[:1].upper() + reason[1:])}", _fenced("\n".join(lines))]
     return parts
 
 
@@ -359,9 +341,9 @@ def _samples(kind: RowKind[R], samples: dict[str, list[dict[str, str]]]) -> list
         "what it learns to write. Whole ones, and their graphs: `tripletune data peek FOLDER --id ID`."
     ]
     for label, rows in samples.items():
-        parts.append(f"### {_plain(label)}")
+        parts.append(f"### {plain(label)}")
         for row in rows:
-            parts.append(f"{_code(row['id'])}\n\n" + _fenced(f"{_cut(row['input'])}\n=> {_cut(row['label'])}"))
+            parts.append(f"{code_span(row['id'])}\n\n" + _fenced(f"{_cut(row['input'])}\n=> {_cut(row['label'])}"))
     return parts
 
 

@@ -122,10 +122,8 @@ def _show(sources: list[Source], options: BuildOptions, price: str | None) -> No
     dollars = [float(part) for part in price.split(",")] if price else None
     counted, count = "as characters / 4 (no --tokenizer)", None
     if options.tokenizer:
-        counted, count = (
-            f"as the tokenizer of {options.tokenizer} splits {SAMPLE} prompts",
-            token_counter(options.tokenizer),
-        )
+        count = token_counter(options.tokenizer)
+        counted = f"as the tokenizer of {options.tokenizer} splits the first {SAMPLE} prompts"
     questions, stages = estimate(sources, options, count)
     stages["all"] = [sum(numbers) for numbers in zip(*stages.values())]
     lines = [f"{questions:,} questions; nothing was sent"]

@@ -1,11 +1,10 @@
 """The page of a report in Markdown. It holds no figure that is not in the report's JSON, and no time of day.
 
-Names, types and counts come from data and other people's files, so all of them go through `plain`.
+Names, types and counts come from data and other people's files, so all of them go through `models.program.plain`.
 """
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from tripletune.eval import find_metrics
 from tripletune.eval.report.runs import COSTS
 from tripletune.eval.statistics import flatten
-from tripletune.models.program import printable
+from tripletune.models.program import code_span, markdown_table, on_one_line, plain
 
 Runs = Sequence[Mapping[str, Any]]
 
@@ -69,22 +68,8 @@ def interval(value: Mapping[str, Any] | None, times: float = 100, digits: int = 
     return f"{mean} ({low} to {high})"
 
 
-def plain(text: Any) -> str:
-    """A text from data as one line that Markdown and HTML show as it is."""
-    line = " ".join(printable(str(text)).split())
-    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`\[\]|])", r"\\\1", line)
-
-
-def _code(text: str) -> str:
-    """A text from data inside a code span or fence."""
-    return " ".join(printable(text).split()).replace("`", "'")
-
-
 def _table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> str:
-    lines = [[plain(cell) for cell in line] for line in (head, *rows)]
-    lines.insert(1, ["---"] * len(lines[0]))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(map(plain, head), (map(plain, row) for row in rows))
 
 
 def _by_run(runs: Runs, head: Sequence[str], cells: Callable[[Mapping[str, Any]], Iterable[Any]]) -> str:
@@ -295,9 +280,9 @@ def _other(other: Mapping[str, Any]) -> list[str]:
 def _sources(report: Mapping[str, Any]) -> list[str]:
     parts = ["## Where the figures come from"]
     for run in [run for group in report["groups"] for run in group["runs"]] + list(report["others"]):
-        parts.append(f"**{plain(run['name'])}**: `{_code(run['folder'])}`")
+        parts.append(f"**{plain(run['name'])}**: {code_span(run['folder'])}")
         if run["command"]:
-            parts.append(f"```bash\n{_code(shlex.join(run['command']))}\n```")
+            parts.append(f"```bash\n{on_one_line(shlex.join(run['command']))}\n```")
         if run.get("differs"):
             rows = [[name, _value(one), _value(other)] for name, (one, other) in run["differs"].items()]
             parts.append(_table(["setting", "first run of the task", "here"], rows))
