@@ -13,21 +13,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from tripletune.models.data.records import IGNORED
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.llm import CallError, Message
 from tripletune.rag.systems.cirag.integration import shorten
-
-
-@dataclass(slots=True)
-class _Chat:
-    """Turns that become one row, and the places of those that are learned."""
-
-    turns: list[Message]
-    learned: set[int] = field(default_factory=set)
 
 
 class TrajectoryEncoder:
@@ -85,8 +76,8 @@ class TrajectoryEncoder:
         for trajectory in trajectories:
             counts.update(("trajectories", f"of {trajectory.model}"))
             try:
-                for chat in self._chats(trajectory, counts):
-                    ids, labels = self.encode(chat.turns, chat.learned)
+                for turns, learned in self._chats(trajectory, counts):
+                    ids, labels = self.encode(turns, learned)
                     yield {"input_ids": ids, "labels": labels, "length": len(ids)}
             except (ValueError, CallError) as error:
                 raise ValueError(f"trajectory {trajectory.id!r}: {error}") from None
@@ -148,11 +139,12 @@ class TrajectoryEncoder:
             labels[start:end] = ids[start:end]
         return ids, labels
 
-    def _chats(self, trajectory: Trajectory, counts: Counter[str]) -> Iterator[_Chat]:
-        """What becomes a row each."""
+    def _chats(self, trajectory: Trajectory, counts: Counter[str]) -> Iterator[tuple[list[Message], set[int]]]:
+        """The turns that become a row each, and the places of those that are learned."""
         messages = trajectory.messages
         decisions = _decisions(trajectory)
-        current: _Chat | None = None
+        current: list[Message] = []
+        marked: set[int] = set()
         for before, place in zip([-1, *decisions], decisions):
             learned = {
                 one
@@ -163,13 +155,12 @@ class TrajectoryEncoder:
             turns = [*prompt, messages[place]]
             if not self._count_round(counts, len(self._tokens(turns)) > self.max_tokens, left_out):
                 continue
-            goes_on = current is not None and current.turns == turns[: len(current.turns)]
-            if current is not None and not (goes_on and self.together):
-                yield current
-                current = None
-            current = _Chat(turns, (current.learned if current else set()) | learned)
-        if current is not None:
-            yield current
+            goes_on = self.together and current == turns[: len(current)]
+            if current and not goes_on:
+                yield current, marked
+            current, marked = turns, marked | learned if goes_on else learned
+        if current:
+            yield current, marked
 
     @staticmethod
     def _count_round(counts: Counter[str], is_too_long: bool, left_out: int) -> bool:

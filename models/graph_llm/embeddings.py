@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -46,8 +47,6 @@ class TextEncoder:
         Returns:
             (n, D) float16 array; not normalised beyond what the model itself does.
         """
-        if not strings:
-            return np.zeros((0, self.dimension), np.float16)
         vectors = self._model.encode(
             list(strings), batch_size=_STRINGS_AT_ONCE, convert_to_tensor=True, show_progress_bar=False
         )
@@ -135,31 +134,22 @@ class EmbeddingTable:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "table.json").unlink(missing_ok=True)
         encoder = TextEncoder(encoder_spec, dtype=best_dtype())
-        keys: list[int] = []
-        seen: set[int] = set()
-        chunk: list[str] = []
+        keys: dict[int, None] = {}
         raw = folder / "vectors.raw"
-        with (
-            raw.open("wb") as out,
-            tqdm(desc="embedding strings", unit=" strings", disable=None) as bar,
-        ):
 
-            def flush() -> None:
-                out.write(encoder.encode(chunk).tobytes())
-                bar.update(len(chunk))
-                chunk.clear()
-
+        def distinct() -> Iterator[str]:
             for text in strings:
                 key = string_key(text)
-                if key in seen:
-                    continue
-                seen.add(key)
-                keys.append(key)
-                chunk.append(text)
-                if len(chunk) == CHUNK:
-                    flush()
-            flush()
-        _sort_table(folder, raw, np.array(keys, np.uint64), encoder.dimension)
+                if key not in keys:
+                    keys[key] = None
+                    yield text
+
+        new = distinct()
+        with raw.open("wb") as out, tqdm(desc="embedding strings", unit=" strings", disable=None) as bar:
+            while chunk := list(islice(new, CHUNK)):
+                out.write(encoder.encode(chunk).tobytes())
+                bar.update(len(chunk))
+        _sort_table(folder, raw, np.array([*keys], np.uint64), encoder.dimension)
         about = {"encoder": encoder_spec, "dimension": encoder.dimension, "strings": len(keys)}
         write_json(folder / "table.json", about)
         logger.info("embedded %d distinct strings with %s", len(keys), encoder_spec)

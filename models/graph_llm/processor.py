@@ -29,8 +29,11 @@ from tripletune.models.local.chat import DATE
 from tripletune.models.rendering import Instructions, render, render_parts
 
 GRAPH_TOKEN = "<|graph|>"
-PROMPT_FORMATS = ("auto", "chat", "plain", "llama2")
-PROMPT_ORDERS = ("instruction_first", "history_first")
+_CHOICES = {
+    "prompt_format": ("auto", "chat", "plain", "llama2"),
+    "prompt_order": ("instruction_first", "history_first"),
+    "evidence": ("triples", "text"),
+}
 _SETTINGS_FILE = "processor_config.json"
 # Private-use characters: they mark the places of instruction and body in a chat template and occur in neither.
 _INSTRUCTION, _BODY = "\ue000instruction\ue001", "\ue000body\ue001"
@@ -65,12 +68,9 @@ class ProcessorSettings:
     max_label_tokens: int = 300
 
     def __post_init__(self) -> None:
-        if self.prompt_format not in PROMPT_FORMATS:
-            raise ValueError(f"prompt_format {self.prompt_format!r} is not one of {', '.join(PROMPT_FORMATS)}")
-        if self.prompt_order not in PROMPT_ORDERS:
-            raise ValueError(f"prompt_order {self.prompt_order!r} is not one of {', '.join(PROMPT_ORDERS)}")
-        if self.evidence not in ("triples", "text"):
-            raise ValueError(f"evidence {self.evidence!r} is not one of triples, text")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} {getattr(self, name)!r} is not one of {', '.join(choices)}")
         if self.max_input_tokens < 16 or self.max_label_tokens < 2:
             raise ValueError(
                 f"max_input_tokens {self.max_input_tokens} and max_label_tokens {self.max_label_tokens} must be at "

@@ -89,14 +89,11 @@ def test_wandb_without_login_is_told_before_anything_is_loaded(no_login: None) -
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("mode", ["offline", "disabled"])
-def test_offline_needs_no_login(mode: str, no_login: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_MODE", mode)
-    check_tracking(["wandb"])
-
-
-def test_no_tracker_asks_nothing(no_login: None) -> None:
+def test_offline_or_without_a_tracker_no_login_is_needed(no_login: None, monkeypatch: pytest.MonkeyPatch) -> None:
     check_tracking(["none"])
+    for mode in ("offline", "disabled"):
+        monkeypatch.setenv("WANDB_MODE", mode)
+        check_tracking(["wandb"])
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

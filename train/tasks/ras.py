@@ -293,7 +293,7 @@ class GraphTask(TrainingTask):
         if not self.config.train.shared_prefixes:
             return super().sampler(rows, micro_batch, per_step)
         # Together in a micro-batch: what is in another one can't be shared.
-        return QuestionSampler.of(rows, micro_batch, self.config.seed)
+        return QuestionSampler(rows.with_format("numpy")["question"][:], micro_batch, self.config.seed)
 
     @cached_property
     def scored(self) -> list[Record]:
