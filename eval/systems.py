@@ -7,6 +7,7 @@ that knows the facts of a fictional world.
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -185,10 +186,7 @@ def triples_settings(source: str, extractor: str | None = None) -> Any:
         if extractor is not None:
             raise ValueError(f"--extractor {extractor}: {source} is no extraction store, so it has no extractors")
         return file_digest(source)
-    store = TripleStore(source, create=False)
-    try:
+    with closing(TripleStore(source, create=False)) as store:
         chosen = store.choose(extractor)
-        found = {"store": Path(source).name, "model": chosen.model, "prompt": chosen.prompt}
-        return found | {"passages": chosen.passages}
-    finally:
-        store.close()
+    found = {"store": Path(source).name, "model": chosen.model, "prompt": chosen.prompt}
+    return found | {"passages": chosen.passages}

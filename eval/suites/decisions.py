@@ -79,16 +79,10 @@ class DecisionOptions(SuiteOptions):
     """Options of `tripletune eval decisions`."""
 
     data: str = setting(dataclasses.MISSING, "folder of trajectories (`build trajectories`), or one file")
-    model: str = setting(
-        dataclasses.MISSING, "the student: run or adapter folder, model folder, hub id or pypi:<package>"
-    )
+    model: str = setting(dataclasses.MISSING, "the student: run, adapter or model folder, hub id or pypi:<package>")
     split: str = setting("validation", "split of the folder")
     batch_size: int = setting(16, "prompts per forward pass", at_least=1)
-    dtype: str = setting(
-        "auto",
-        "number type; auto is bfloat16 where the hardware has it",
-        choices=("auto", "float32", "bfloat16", "float16"),
-    )
+    dtype: str = setting("auto", "float32, bfloat16, float16, or auto: bfloat16 where the hardware has it")
     max_prompt_tokens: int | None = setting(
         None, "longest prompt; the oldest candidates go first, as in training (default: no limit)", at_least=1
     )

@@ -91,12 +91,9 @@ class RecordSuite(Suite):
             "data": [file_digest(file) for file in record_files(options.data, options.split)],
             "model": self.model,
             "weights": weights_fingerprint(self.model),
-            "evidence": options.evidence,
             "triples": triples_settings(options.triples, options.extractor) if options.triples else None,
-            "limit": options.limit,
-            "dtype": options.dtype,
-            "max_plan_tokens": options.max_plan_tokens,
-            "max_answer_tokens": options.max_answer_tokens,
+            **{name: getattr(options, name) for name in ("evidence", "limit", "dtype")},
+            **{name: getattr(options, name) for name in ("max_plan_tokens", "max_answer_tokens")},
         }
 
     def open(self) -> None:

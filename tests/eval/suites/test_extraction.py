@@ -113,10 +113,8 @@ def test_fifty_thousand_characters_cost_no_neighbour(extract):
 def test_a_bad_text_costs_itself_alone(extract, tmp_path):
     given = pairs(6)
     rows = extract(given, Rule({given[2].text: CallError("too long"), given[3].text: ValueError("odd")}))
-    assert {name: row["error"] for name, row in rows.items() if row["error"]} == {
-        "p2": "CallError: too long",
-        "p3": "ValueError: odd",
-    }
+    errors = {name: row["error"] for name, row in rows.items() if row["error"]}
+    assert errors == {"p2": "CallError: too long", "p3": "ValueError: odd"}
     assert rows["p2"]["triples"] == []
     scores = read_results(tmp_path / "out" / "scores.jsonl")
     assert [row["id"] for row in scores if row["failed"]] == ["p2", "p3"]
@@ -134,16 +132,8 @@ def test_what_no_text_is_at_fault_for_stops(extract, tmp_path):
 
 # The command.
 
-PAIRS = [
-    {
-        "id": f"p{n}",
-        "title": "",
-        "text": f"Town{n} lies on the River{n}.",
-        "triples": [[f"Town{n}", "lies on", f"River{n}"]],
-        "source": "towns",
-    }
-    for n in range(8)
-]
+PAIRS = [ExtractionPair(f"p{n}", f"Town{n} lies on the River{n}.", "",
+                        (Triple(f"Town{n}", "lies on", f"River{n}"),)).to_json() for n in range(8)]  # fmt: skip
 
 
 class Client:
@@ -151,8 +141,8 @@ class Client:
 
     model = "scripted"
 
-    def __init__(self, options=None):
-        self.options, self.chats = options, []
+    def __init__(self, options):
+        self.chats = []
 
     async def chat(self, messages, *, role, sampling=None, question_id=""):
         self.chats.append(messages)
@@ -182,11 +172,9 @@ def clients(monkeypatch):
 
 @pytest.fixture
 def data(tmp_path, write):
-    shots = [
-        {"id": f"s{n}", "text": f"Ada{n} was born in London.", "triples": [["a", "b", "c"], ["d", "e", str(n)]]}
-        for n in range(5)
-    ]
-    write(tmp_path / "pairs" / "train-00000.jsonl", shots)
+    facts = [(Triple("a", "b", "c"), Triple("d", "e", str(n))) for n in range(5)]
+    shots = [ExtractionPair(f"s{n}", f"Ada{n} was born in London.", "", found) for n, found in enumerate(facts)]
+    write(tmp_path / "pairs" / "train-00000.jsonl", [one.to_json() for one in shots])
     write(tmp_path / "pairs" / "test-00000.jsonl", PAIRS)
     return tmp_path / "pairs"
 
