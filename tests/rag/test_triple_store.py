@@ -46,9 +46,12 @@ def test_a_failed_transaction_leaves_nothing(store):
     assert store.known(number, ["a"]) == {"a"}
 
 
-def test_a_store_where_nothing_can_be_written_is_read(store, tmp_path, monkeypatch):
+def test_a_store_is_read_by_the_loops_also_where_nothing_can_be_written(store, tmp_path, monkeypatch):
     number = store.extractor("m", "p")
     store.put(number, [Extraction(key(OSLO), TRIPLES)])
+    source = open_triples(store.path, tmp_path / "unused.sqlite")
+    assert source.get(OSLO) == TRIPLES
+    source.close()
     store.close()
     before = sorted(path.name for path in store.path.parent.iterdir())
     # Also root, who may write everything, is told so by a read-only medium.
