@@ -257,8 +257,8 @@ class LocalGenerator:
 
     def _decoder(self) -> Decoder:
         tokenizer = self.processor.tokenizer
-        ends, pad = [tokenizer.eos_token_id], int(tokenizer.pad_token_id)
-        return make_decoder(self.model, ends, pad, self.batch_size, inputs=self._graphs)
+        eos_ids, pad = [tokenizer.eos_token_id], int(tokenizer.pad_token_id)
+        return make_decoder(self.model, eos_ids, pad, self.batch_size, inputs=self._graphs)
 
     def _request(self, sample: ModelInput, limit: int, evidence: str | None) -> Request:
         encoded = self.processor.encode_input(sample, evidence)

@@ -170,21 +170,12 @@ def break_data(config: Any) -> None:
     path.write_text(path.read_text() + BAD_LINE + "\n")
 
 
-def no_tokenizer(config: Any) -> None:
-    bare = Path(config.output_dir).parent / "bare"
-    bare.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (bare / name).write_bytes((Path(config.model.base) / name).read_bytes())
-    config.model.base = str(bare)
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         ({"data.train": "/nowhere/data"}, "no such file or folder: /nowhere/data"),
         ({"data.train_split": "test"}, r"no test*.jsonl"),
         (break_data, "train-00000.jsonl:13: not valid JSON"),
-        (no_tokenizer, "has no tokenizer"),
         ({"model.base": "/nowhere/model"}, "'/nowhere/model': there is no such folder"),
         ({"model.base": "nobody/no-such-model"}, "nobody/no-such-model"),
         ({"data.max_label_tokens": 3}, "max_label_tokens is 3"),

@@ -72,16 +72,8 @@ def test_two_processes_are_as_one(make_extraction_config: Config, tmp_path: Path
     assert scores[1]["loss"] == pytest.approx(scores[0]["loss"], rel=1e-4)
 
 
-def other_columns(config: Any) -> None:
-    (Path(config.data.train) / "train-00000.jsonl").write_text('{"id": "1", "question": "?"}\n')
-
-
 def binary_file(config: Any) -> None:
     (Path(config.data.train) / "train-00000.jsonl").write_bytes(b"\x80\x81\x00\xff" * 100)
-
-
-def empty_text(config: Any) -> None:
-    (Path(config.data.train) / "train-00000.jsonl").write_text('{"id": "1", "text": " ", "triples": []}\n')
 
 
 def no_room(config: Any) -> None:
@@ -103,8 +95,6 @@ def packed_encoder_decoder(config: Any) -> None:
     [
         (no_pairs, "holds no text-to-triples pairs"),
         (binary_file, "train-00000.jsonl:1"),
-        (other_columns, "lacks text"),
-        (empty_text, "the text is empty"),
         (no_room, "there are no rows to learn from"),
         (packed_encoder_decoder, "is an encoder-decoder"),
     ],

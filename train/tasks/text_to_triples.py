@@ -301,8 +301,8 @@ class PairEncoder:
         encoded = self.tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)
         return [list(ids) for ids in encoded["input_ids"]]
 
-    def _end_of_turn(self, ends: Sequence[int]) -> int:
-        """The token that the chat template puts after a reply; the tokenizer's end token where it is none of the ends.
+    def _end_of_turn(self, eos_ids: Sequence[int]) -> int:
+        """The token that the chat template puts after a reply; the tokenizer's end token where it ends no reply.
 
         Gemma, for one, ends a turn with another token than a text.
         """
@@ -311,4 +311,4 @@ class PairEncoder:
         reply: Message = {"role": "assistant", "content": _PROBE}
         text = self._chat.render([*extraction_chat("text", self.instruction or ""), reply], reply=False)
         closing = self._chat.tokens(text[text.rfind(_PROBE) + len(_PROBE) :])
-        return next((token for token in closing if token in ends), self._end)
+        return next((token for token in closing if token in eos_ids), self._end)
