@@ -44,6 +44,8 @@ def test_a_run_under_way_or_of_another_kind(run, write, capsys):
     assert main(["curve", str(run)]) == 0
     assert "no evaluation yet" in capsys.readouterr().out
     assert len(read_curve(run)[0]) == 300
+    assert main(["curve", str(run), "--output", "curve.pdf"]) == 2
+    assert "must end in .png" in capsys.readouterr().err
     write(run / "evaluations.jsonl", [{"step": 5, "loss": 1.0, "core_f1": 0.5, "stop_accuracy": 0.9}])
     assert list(panels_of(read_curve(run)[1])) == ["scores"]
     (run / "losses.jsonl").unlink()
@@ -67,8 +69,3 @@ def test_bad_runs_are_one_line(run, capsys, change, message):
     assert line.startswith("error: ")
     assert line.count("\n") == 1
     assert message in line
-
-
-def test_a_picture_is_a_png(run, capsys):
-    assert main(["curve", str(run), "--output", "curve.pdf"]) == 2
-    assert "must end in .png" in capsys.readouterr().err

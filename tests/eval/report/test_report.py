@@ -303,8 +303,7 @@ def test_a_run_that_is_named_without_td_is_that_row():
     ]
     (group,) = group_runs(runs)
     assert group.ablations == (("w/o TD",), (), ("w/o TD",), ())
-    # The third one differs in something else too.
-    assert group.in_paper_order() == [1, 0]
+    assert group.in_paper_order() == [1, 0], "the third one differs in something else too"
 
 
 def test_names_tell_runs_apart():

@@ -10,7 +10,7 @@ from tripletune.eval.report import compare_folders
 from tripletune.eval.results import read_results
 from tripletune.eval.suites import run_suites
 from tripletune.eval.suites.extraction import ExtractionOptions, ExtractionSuite, totals
-from tripletune.eval.triples import Prediction, row_parts, score_rows, summarise_extractions
+from tripletune.eval.triples import Prediction, score_rows, summarise_extractions
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import CallError, Completion, RepliesPending, SetupError
@@ -99,15 +99,6 @@ def test_a_half_character_in_a_reply_can_be_stored(extract):
     (pair,) = pairs(1)
     rows = extract([pair], Rule({pair.text: "(S> a| P> b| O> \ud83d)"}))
     assert len(rows["p0"]["triples"]) == 1
-
-
-def test_fifty_thousand_characters_cost_no_neighbour(extract):
-    given = [*pairs(3), ExtractionPair("long", "Ida Morn lived here. " * 2500), ExtractionPair("word", "x" * 50_000)]
-    extractor = Rule()
-    rows = extract(given, extractor)
-    assert len(rows) == 5
-    assert rows["long"]["pieces"] > 20
-    assert max(len(text) for batch in extractor.batches for text in batch) <= 1600
 
 
 def test_a_bad_text_costs_itself_alone(extract, tmp_path):
@@ -213,16 +204,13 @@ def test_a_teacher_is_scored(data, clients, capsys, error_of):
     assert "S> subject" in settings["settings"]["instruction"]
 
 
-def test_run_again_asks_nothing_and_other_settings_need_overwrite(data, clients, capsys, error_of):
+def test_run_again_asks_nothing_and_other_settings_are_refused(data, clients, error_of):
     assert evaluate(data) == 0
     assert evaluate(data, "--embedder", "pypi:none") == 2, "only scoring is done anew, which needs the embedder"
     assert "pypi:none" in error_of()
-    assert evaluate(data) == 0
-    assert [len(client.chats) for client in clients] == [8, 0, 0]
-    assert read(data)["session"]["texts"] == 8
+    assert [len(client.chats) for client in clients] == [8, 0]
     assert evaluate(data, "--max-tokens", "9") == 2
     assert "holds results of another run" in error_of()
-    assert evaluate(data, "--max-tokens", "9", "--overwrite") == 0
 
 
 def test_examples_are_chosen_from_the_training_pairs(data, clients):
@@ -231,11 +219,6 @@ def test_examples_are_chosen_from_the_training_pairs(data, clients):
     assert [turn["role"] for turn in turns] == ["system", *["user", "assistant"] * 3, "user"]
     assert all(turn["content"].startswith("Ada") for turn in turns[1:-1:2])
     assert turns[2]["content"].startswith("(S> a| P> b| O> c), (S> d")
-    # The same ones in any order of the file.
-    lines = (data / "train-00000.jsonl").read_text().splitlines()
-    (data / "train-00000.jsonl").write_text("\n".join(reversed(lines)) + "\n")
-    assert evaluate(data, "--shots", "3", "--shot-data", str(data), output="again") == 0
-    assert clients[1].chats[0][:-1] == turns[:-1]
 
 
 TEACHER = ("--teacher", "openai", "--teacher-model", "m")
@@ -266,21 +249,10 @@ def test_bad_options_are_one_line(data, clients, error_of, words, message):
     assert not any(client.chats for client in clients)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"\x7fELF\xff\xfe\x00\n", "test-00000.jsonl:1: not UTF-8 text"),
-        (b'{"id": "a", "passage": "x", "triples": []}\n', "test-00000.jsonl:1: the text-to-triples pair lacks text"),
-        (b'{"id": "a", "text": "  ", "triples": []}\n', "the text is empty"),
-        (b'{"id": "a", "text": "x", "triples": [["a", "b"]]}\n', "a triple must be [subject, predicate, object]"),
-        (b'{"id": "a", "text": "x", "triples": []}\n' * 2, "text id 'a' occurs twice"),
-        (b"", "there is no text"),
-    ],
-)
-def test_bad_data_is_one_line(data, clients, error_of, content, message):
-    (data / "test-00000.jsonl").write_bytes(content)
+def test_bad_data_is_one_line(data, clients, error_of):
+    (data / "test-00000.jsonl").write_text('{"id": "a", "passage": "x", "triples": []}\n')
     assert evaluate(data) == 2
-    assert message in error_of()
+    assert "test-00000.jsonl:1: the text-to-triples pair lacks text" in error_of()
 
 
 def test_runs_side_by_side(data, clients, capsys, error_of):
@@ -307,38 +279,33 @@ def test_runs_side_by_side(data, clients, capsys, error_of):
 # Scores of a data set, and differences of two runs.
 
 
-def scored(shift):
-    """Rows of texts of one to three gold triples, with replies that are right up to a shift."""
+def finished(place, shift, name="t"):
+    """A run over texts of one to three gold triples, with replies that are right up to a shift."""
     predictions = []
     for number in range(12):
         gold = tuple(Triple(f"Town {number}", "lies on", f"River {n}") for n in range(1 + number % 3))
         reply = ", ".join(f"(S> Town {number}| P> lies on| O> River {n + (number + shift) % 2})" for n in range(2))
-        pair = ExtractionPair(f"t{number}", f"Town {number} River 0 River 1", "", gold)
-        predictions.append(Prediction(pair, [reply]))
-    return list(score_rows(predictions))
-
-
-def finished(tmp_path, name, scores):
-    place = tmp_path / name
+        predictions.append(Prediction(ExtractionPair(f"{name}{number}", "Town River 0 River 1", "", gold), [reply]))
+    rows = list(score_rows(predictions))
     place.mkdir()
-    head = {"evaluation": "extraction", "model": "m", "cost_per_text": {}, **summarise_extractions(scores)}
+    head = {"evaluation": "extraction", "model": "m", "cost_per_text": {}, **summarise_extractions(rows)}
     (place / "metrics.json").write_text(json.dumps(head))
-    (place / "scores.jsonl").write_text("".join(json.dumps(row) + "\n" for row in scores))
+    # In another order than the other run has them.
+    (place / "scores.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:: 1 - 2 * shift]))
     return place
 
 
 def test_differences_are_paired_by_text(tmp_path):
-    first, second = scored(0), scored(1)
-    places = [finished(tmp_path, "a", first), finished(tmp_path, "b", list(reversed(second)))]
+    places = [finished(tmp_path / "a", 0), finished(tmp_path / "b", 1)]
     found = compare_folders(places)
     for name in ("exact/micro/f1", "exact/macro/f1", "accuracy/object", "rougeL"):
         runs = found["scores"][name]
         means = [run["score"]["mean"] for run in runs]
         assert runs[1]["difference"]["mean"] == pytest.approx(means[1] - means[0])
         assert runs[0]["difference"] is None
-    same = compare_folders([places[0], finished(tmp_path, "c", first)])
+    same = compare_folders([places[0], finished(tmp_path / "c", 0)])
     assert all(runs[1]["difference"]["low"] == runs[1]["difference"]["high"] == 0 for runs in same["scores"].values())
-    only = compare_folders(places, "exact")
-    assert list(only["scores"]) == [name for name in row_parts(first[0]) if name.startswith("exact/")]
+    names = [f"exact/{kind}/{name}" for kind in ("micro", "macro") for name in ("precision", "recall", "f1")]
+    assert list(compare_folders(places, "exact")["scores"]) == names
     with pytest.raises(ValueError, match="no text in common"):
-        compare_folders([places[0], finished(tmp_path, "d", [row | {"id": f"x{row['id']}"} for row in second])])
+        compare_folders([places[0], finished(tmp_path / "d", 0, "x")])

@@ -190,9 +190,6 @@ def test_the_command_keeps_the_order_of_the_records(model, tmp_path, write, caps
     assert "holds no test*.jsonl" in error_of()
     assert scores(tmp_path, *call, "--batch-size", "0", "--limit", "0")[0] == 2
     assert "limit: 0 must be at least 1; batch_size: 0 must be at least 1" in error_of()
-    write(data, [RECORDS[0].to_json()] * 2)
-    assert scores(tmp_path, *call)[0] == 2
-    assert "record id 'q1:0' occurs twice" in error_of()
 
 
 def test_records_and_the_loop_read_a_store(store, model, tmp_path, write, capsys):
