@@ -136,6 +136,7 @@ class Statistics(Generic[R]):
         tokenizer: A model spec whose tokenizer counts the tokens; None counts words between white space.
 
     Attributes:
+        splits: Rows by split.
         unit: What lengths are counted in.
         length: Counts a text.
     """
@@ -144,7 +145,7 @@ class Statistics(Generic[R]):
         self.kind, self.tokenizer = kind, tokenizer
         self.unit = f"tokens of {tokenizer}" if tokenizer else "white-space words, no tokenizer was given"
         self.length = token_counter(tokenizer) if tokenizer else lambda text: len(text.split())
-        self._splits: Counter[str] = Counter()
+        self.splits: Counter[str] = Counter()
         self._counts: dict[str, dict[str, Counter[str]]] = {}
         self._lengths: dict[str, dict[str, Counter[int]]] = {}
         self._samples: dict[str, SmallestHashes] = defaultdict(SmallestHashes)
@@ -152,11 +153,11 @@ class Statistics(Generic[R]):
     @property
     def records(self) -> int:
         """How many rows were counted."""
-        return self._splits.total()
+        return self.splits.total()
 
     def add(self, row: R, split: str) -> None:
         """Count one row of a split."""
-        self._splits[split] += 1
+        self.splits[split] += 1
         self._samples[self.kind.label(row)].add(row.id, row)
         self.kind.count(row, self)
 
@@ -175,7 +176,7 @@ class Statistics(Generic[R]):
         return {
             "unit": self.unit,
             "records": self.records,
-            "splits": dict(self._splits),
+            "splits": dict(self.splits),
             **{name: {group: dict(counts) for group, counts in one.items()} for name, one in self._counts.items()},
             "lengths": {
                 group: {what: summary(counts) for what, counts in one.items()} for group, one in self._lengths.items()

@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -66,18 +65,16 @@ class DatasetWriter(Generic[R]):
     def __init__(self, folder: Path, kind: RowKind[R], options: FolderOptions, sources: Sequence[str]) -> None:
         self.folder, self.statistics = folder, Statistics(kind, options.tokenizer)
         self._kind, self._options, self._sources = kind, options, sources
-        self._counts: Counter[str] = Counter()
         self._shards: dict[str, _Shard] = {}
 
     def write(self, row: R, split: str) -> None:
         """Append a row to a split."""
+        number, last = divmod(self.statistics.splits[split], self._options.shard_size)
         if split not in self._shards:
-            name = f"{split}-{self._counts[split] // self._options.shard_size:05d}.{self._options.format}"
-            self._shards[split] = _Shard(self.folder / name, self._kind)
+            self._shards[split] = _Shard(self.folder / f"{split}-{number:05d}.{self._options.format}", self._kind)
         self._shards[split].write(row.to_json())
         self.statistics.add(row, split)
-        self._counts[split] += 1
-        if self._counts[split] % self._options.shard_size == 0:
+        if last + 1 == self._options.shard_size:
             self._shards.pop(split).close()
 
     def close(self) -> None:
@@ -104,8 +101,11 @@ class DatasetWriter(Generic[R]):
             raise ValueError(f"there is no {self._kind.name} to write to {self._options.output}")
         facts.files = facts.files or {path: file_digest(path) for path in self._sources if Path(path).is_file()}
         facts.options |= {name: getattr(self._options, name) for name in ("format", "shard_size", "tokenizer")}
-        write_card(self.folder, facts, self.statistics, self._options.format)
-        return self.statistics.to_json()
+        numbers = self.statistics.to_json()
+        head = _front_matter(self._kind, facts.title, numbers["splits"], self._options.format)
+        write_text(self.folder / CARD, f"{head}\n{card_body(self._kind, facts, numbers)}")
+        write_json(self.folder / STATISTICS, {"statistics": numbers, "build": dataclasses.asdict(facts)})
+        return numbers
 
 
 @contextmanager
@@ -230,25 +230,17 @@ class BuildFacts:
     notes: list[str] = field(default_factory=list)
 
 
-def write_card(folder: Path, facts: BuildFacts, statistics: Statistics[R], format: str) -> None:
-    """Write `README.md` and `statistics.json` into a data set folder that holds its shards."""
-    numbers, kind = statistics.to_json(), statistics.kind
-    # Where the splits are, and the features of a row.
+def _front_matter(kind: RowKind[R], title: str, splits: Sequence[str], format: str) -> str:
+    """The YAML head of a card: where the splits are, and the features of a row."""
+    files = [{"split": split, "path": f"{split}-*.{format}"} for split in splits]
     head = {
-        "pretty_name": facts.title,
+        "pretty_name": title,
         "task_categories": [kind.hub_task],
         "tags": ["retrieval-augmented-generation", "knowledge-graph"],
-        "configs": [
-            {
-                "config_name": "default",
-                "data_files": [{"split": split, "path": f"{split}-*.{format}"} for split in numbers["splits"]],
-            }
-        ],
+        "configs": [{"config_name": "default", "data_files": files}],
         "dataset_info": {"config_name": "default", "features": _inner(kind.layout)},
     }
-    top = yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
-    write_text(folder / CARD, f"---\n{top}---\n\n{card_body(kind, facts, numbers)}")
-    write_json(folder / STATISTICS, {"statistics": numbers, "build": dataclasses.asdict(facts)})
+    return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n"
 
 
 def _feature(layout: Any) -> dict[str, Any]:
