@@ -18,6 +18,7 @@ import json
 import sqlite3
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -83,6 +84,8 @@ SELECT text, prompt_tokens, completion_tokens, seconds, finish_reason, retries F
 WHERE key = ? AND status = 'ok'
 """
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
+# A run has a handful of samplings, and needs the text of one at every call.
+_sampling_text = lru_cache(maxsize=256)(lambda sampling: canonical(sampling.to_json()))
 
 
 class LedgerError(ValueError):
@@ -112,7 +115,7 @@ def make_call(model: str, sampling: Sampling | str, messages: Sequence[Message] 
     Raises:
         ValueError: the messages hold something that is not JSON or not Unicode.
     """
-    sampling = sampling if isinstance(sampling, str) else canonical(sampling.to_json())
+    sampling = sampling if isinstance(sampling, str) else _sampling_text(sampling)
     messages = messages if isinstance(messages, str) else canonical(list(messages))
     try:
         # A line break is escaped in JSON, so that the three parts can't run into each other.
