@@ -54,10 +54,6 @@ class Command(NamedTuple):
         return words
 
 
-def documents() -> list[Path]:
-    return [path for path in DOCUMENTS if path.exists()]
-
-
 def text_of(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
@@ -172,11 +168,7 @@ def dangling(text: str, root: Path = ROOT) -> list[str]:
     return sorted(set(found))
 
 
-ALL_COMMANDS = [
-    command
-    for path in documents()
-    for command in commands_in(path.read_text(encoding="utf-8"), str(path.relative_to(ROOT)))
-]
+ALL_COMMANDS = [one for path in DOCUMENTS for one in commands_in(text_of(path), str(path.relative_to(ROOT)))]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -236,7 +228,7 @@ def test_examples_on_the_pages_are_read_by_the_code(tmp_path):
 
 
 def test_python_examples_import_what_exists():
-    examples = [block for path in documents() for block in blocks(str(path.relative_to(ROOT)), "python")]
+    examples = [block for path in DOCUMENTS for block in blocks(str(path.relative_to(ROOT)), "python")]
     imports = [n for example in examples for n in ast.walk(ast.parse(example)) if isinstance(n, ast.ImportFrom)]
     assert len(imports) > 5
     for node in imports:
@@ -262,11 +254,8 @@ def test_commands_are_found_in_bash_blocks_alone():
         "```text\ntripletune eval nonsense\n```\n"
     )
     found = commands_in(text, "here")
-    assert [program(command.words) for command in found] == [
-        ("-m", "tripletune", "eval", "run"),
-        ("recipes/ras_multitask.py",),
-        ("-m", "benchmarks", "loop"),
-    ]
+    run, recipe, loop = ("-m", "tripletune", "eval", "run"), ("recipes/ras_multitask.py",), ("-m", "benchmarks", "loop")
+    assert [program(command.words) for command in found] == [run, recipe, loop]
     assert own_arguments(found[0].words) == ["--system", "ras"]
     assert own_arguments(found[1].words) == ["--dry-run"]
 
