@@ -62,10 +62,7 @@ def test_a_run_under_way_or_of_another_kind(run, write, capsys):
         (lambda folder: [file.write_text("") for file in folder.iterdir()], "has done no step yet"),
     ],
 )
-def test_bad_runs_are_one_line(run, capsys, change, message):
+def test_bad_runs_are_one_line(run, error_of, change, message):
     change(run)
     assert main(["curve", str(run)]) == 2
-    line = capsys.readouterr().err
-    assert line.startswith("error: ")
-    assert line.count("\n") == 1
-    assert message in line
+    assert message in error_of()

@@ -202,12 +202,10 @@ def test_other_evaluations_are_shown_as_they_stand(tmp_path):
         (lambda folder: folder.mkdir() or (folder / "metrics.json").write_text("[]"), "expected a JSON object"),
     ],
 )
-def test_folders_that_are_no_results(tmp_path, capsys, make, message):
+def test_folders_that_are_no_results(tmp_path, error_of, make, message):
     make(tmp_path / "x")
     assert main(["report", str(tmp_path / "x"), "--output", str(tmp_path / "out")]) == 2
-    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1
-    assert message in errors[0]
+    assert message in error_of()
     assert not (tmp_path / "out").exists()
 
 

@@ -9,17 +9,12 @@ from tripletune.eval import load_task, task_names
 from tripletune.eval.__main__ import main
 from tripletune.models.llm import Completion
 
+FACTS = [f"Town{n} lies on the River{n}." for n in range(6)]
 HOTPOT = [
-    {
-        "_id": f"h{n}",
-        "question": f"Which river flows through town{n}?",
-        "answer": f"River{n}",
-        "type": "bridge",
-        "supporting_facts": [[f"Town{n}", 0]],
-        "context": [[f"Town{n}", [f"Town{n} lies on the River{n}."]], ["Shared", ["A page of all questions."]]],
-    }
-    for n in range(6)
-]
+    {"_id": f"h{n}", "question": f"Which river flows through town{n}?", "answer": f"River{n}", "type": "bridge",
+     "supporting_facts": [[f"Town{n}", 0]], "context": [[f"Town{n}", [fact]], ["Shared", ["A page of all questions."]]]}
+    for n, fact in enumerate(FACTS)
+]  # fmt: skip
 
 
 class Oracle:
@@ -50,14 +45,8 @@ def oracle(serve):
 def files(tmp_path, write):
     """A question file and its triples."""
     write(tmp_path / "hotpot.jsonl", HOTPOT)
-    triples = [
-        {
-            "title": f"Town{n}",
-            "text": f"Town{n} lies on the River{n}.",
-            "triples": [[f"Town{n}", "lies on", f"River{n}"]],
-        }
-        for n in range(6)
-    ]
+    found = [[[f"Town{n}", "lies on", f"River{n}"]] for n in range(6)]
+    triples = [{"title": f"Town{n}", "text": fact, "triples": found[n]} for n, fact in enumerate(FACTS)]
     write(tmp_path / "triples.jsonl", triples)
     return tmp_path
 
@@ -136,16 +125,16 @@ def test_bad_input_gives_one_line_and_exit_code_2(files, oracle, error_of, chang
     assert oracle.calls == 0
 
 
-def test_bad_files_are_named_with_their_line(files, oracle, capsys, error_of):
-    (files / "hotpot.jsonl").write_text(json.dumps(HOTPOT[0]) + "\n{oops\n")
-    assert main(command(files)) == 2
-    assert "hotpot.jsonl:2: not valid JSON" in error_of()
-    (files / "hotpot.jsonl").write_text(json.dumps(HOTPOT[0]) + "\n" + json.dumps(HOTPOT[0]) + "\n")
-    assert main(command(files)) == 2
-    assert "question id 'h0' occurs twice" in error_of()
-    (files / "hotpot.jsonl").write_text("")
-    assert main(command(files)) == 2
-    assert "there is no question" in error_of()
+def test_bad_files_are_named_with_their_line(files, oracle, error_of):
+    line = json.dumps(HOTPOT[0]) + "\n"
+    for text, message in (
+        (f"{line}{{oops\n", "hotpot.jsonl:2: not valid JSON"),
+        (line * 2, "question id 'h0' occurs twice"),
+        ("", "there is no question"),
+    ):
+        (files / "hotpot.jsonl").write_text(text)
+        assert main(command(files)) == 2
+        assert message in error_of()
 
 
 def test_changed_settings_need_overwrite(files, oracle, capsys, error_of):
