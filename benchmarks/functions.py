@@ -17,14 +17,14 @@ from pathlib import Path
 from types import FrameType
 
 from benchmarks import ENCODER, MODEL, Options, Result, quiet
-from benchmarks.llm import fixed_server
+from benchmarks.calls import fixed_server
 from benchmarks.training import RAS, one_pass, open_task, records
 from tripletune.data_builders.world.build import WorldOptions, write_world
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = tuple(f"{ROOT}/{room}/" for room in ("models", "rag", "data_builders", "eval", "train", "recipes"))
 # Where a question's loop begins, and where its result is written.
-_LOOP, _WRITTEN = "rag/systems/ras.py:_run", "eval/results.py:_line"
+_LOOP, _WRITTEN = "rag/systems/ras.py:ras", "eval/results.py:ResultLog.append"
 
 
 def functions(options: Options) -> Result:
@@ -78,7 +78,7 @@ def _counted(names: list[str]) -> Iterator[None]:
 
 
 def _record(options: Options, scratch: str) -> list[str]:
-    from tripletune.train.run import make_rows
+    from tripletune.train import make_rows
 
     settings = one_pass(scratch, options.seed, 2) | {
         "model.base": MODEL, "model.encoder": ENCODER, "data.max_train_records": 4,
@@ -96,10 +96,10 @@ def _record(options: Options, scratch: str) -> list[str]:
 
 
 def _call(scratch: str) -> list[str]:
-    from tripletune.data_builders.hotpotqa_subq.questions import Question
+    from tripletune.data_builders.hotpotqa_subq import Question
     from tripletune.data_builders.hotpotqa_subq.teacher import LLMTeacher
     from tripletune.models.data.records import Passage
-    from tripletune.models.llm.options import LLMOptions, open_client
+    from tripletune.models.llm.backends import LLMOptions, open_client
 
     async def ask(url: str) -> list[str]:
         async with open_client(LLMOptions(model="fixed", url=url, ledger=f"{scratch}/calls.sqlite")) as client:

@@ -70,8 +70,6 @@ def training_step(options: StepOptions) -> Result:
     the order of the prompts too. Tokens are those computed, padding not counted; shared ones count once.
     """
     quiet()
-    for spec in (options.model, ENCODER):  # a missing package is the likeliest trouble
-        resolve(spec)
     shared = {"train.shared_prefixes": True, "data.prompt_order": "history_first"}
     variants: dict[str, dict[str, Any]] = {
         "as trained": {},
@@ -109,7 +107,6 @@ def distill_layout(options: LayoutOptions) -> Result:
     Both layouts learn the same tokens of the same trajectories with the same model.
     """
     quiet()
-    resolve(options.model)
     with tempfile.TemporaryDirectory() as scratch:
         same = one_pass(scratch, options.seed, options.batch_size) | {
             "model.base": options.model, "data.max_train_records": options.trajectories,
@@ -138,7 +135,6 @@ def extractor_training(options: ExtractorOptions) -> Result:
     checkpointing, no packing, the output layer at every position. Tokens are those of the texts, padding not counted.
     """
     quiet()
-    resolve(options.model)
     with tempfile.TemporaryDirectory() as scratch:
         pairs = _pairs(options, scratch)
         same = one_pass(scratch, options.seed, _TRL_BATCH) | {
@@ -188,7 +184,7 @@ def one_pass(scratch: str, seed: int, batch_size: int) -> dict[str, Any]:
 
 def open_task(name: str, config: str | Path, overrides: Mapping[str, Any]) -> Any:
     """A training task with its model loaded and its rows made."""
-    from tripletune.train.run import make_rows
+    from tripletune.train import make_rows
 
     kind = load_from("tripletune.train.tasks", name, "training task").TASK
     task = kind(load_config(kind.Config, config, overrides))
@@ -245,8 +241,8 @@ def _measured(tasks: Mapping[str, Any], repeats: int, full_logits: str = "") -> 
             picked = [task.train[number] for number in numbers]
             batch = collator(picked)
             cells += batch["input_ids"].numel()
-            shared = "branches" in batch
-            tokens += int((batch["branches"] != PADDING).sum()) if shared else sum(row["length"] for row in picked)
+            shared = "record_of" in batch
+            tokens += int((batch["record_of"] != PADDING).sum()) if shared else sum(row["length"] for row in picked)
         found.append(way.row("rows", "tokens", rows=len(task.train), tokens=tokens, padding_share=1 - tokens / cells))
         found[-1]["time_against_first"] = found[-1]["seconds"] / found[0]["seconds"]
     return found
@@ -264,24 +260,21 @@ def _trl_trainer(options: ExtractorOptions, pairs: str, scratch: str, dtype: str
         def _send_telemetry(self) -> None:
             return
 
-    chats = [
-        {
-            "prompt": extraction_chat(pair.source_text, load_instruction()),
-            "completion": [{"role": "assistant", "content": pair.target or NO_FACTS}],
-        }
+    instruction = load_instruction()
+    chats = (
+        (extraction_chat(pair.source_text, instruction), [{"role": "assistant", "content": pair.target or NO_FACTS}])
         for pair in read_pairs(pairs)
-    ]
+    )
+    rows = Dataset.from_list([{"prompt": prompt, "completion": completion} for prompt, completion in chats])
     torch.manual_seed(options.seed)
     model, tokenizer = load_causal_lm(options.model, getattr(torch, dtype))
-    adapted = add_lora(
-        model, rank=_RANK, alpha=2 * _RANK, dropout=0.0, targets=("all-linear",), base=options.model,
-    )  # fmt: skip
+    adapted = add_lora(model, rank=_RANK, alpha=2 * _RANK, dropout=0.0, targets=("all-linear",), base=options.model)
     # Everything else is what TRL defaults to; the batch is named, because it is the same on both sides.
     settings = SFTConfig(
         output_dir=f"{scratch}/{dtype}", per_device_train_batch_size=_TRL_BATCH, num_train_epochs=1, use_cpu=True,
         save_strategy="no", report_to="none", disable_tqdm=True, seed=options.seed, dataloader_pin_memory=False,
     )  # fmt: skip
-    trainer = Quiet(adapted, settings, train_dataset=Dataset.from_list(chats), processing_class=tokenizer)
+    trainer = Quiet(adapted, settings, train_dataset=rows, processing_class=tokenizer)
     trainer.remove_callback(PrinterCallback)
     return trainer
 

@@ -1,1 +1,240 @@
-"""Export, verify and merge what a run has trained. Run outputs themselves live in runs/, which git ignores."""
+"""Export and merge: a training run becomes a model folder that stands by itself and can be checked.
+
+An exported folder holds the PEFT adapter (of a Graph-LLM with graph encoder and projector), settings, prompt and
+tokenizer, the model card, and the reference outputs of `checkpoints.verify`. Nothing else of the run goes along: no
+optimiser state, no pickle, no cache, and no path of this machine except where the base model or the encoder is a local
+folder.
+
+Merging puts the LoRA weights into the language model, and the result loads without PEFT. A Graph-LLM becomes one folder
+(`load_graph_llm`, `GraphLLM.from_pretrained`), or its language model alone a plain transformers folder; a model on
+plain text always becomes the latter. Nothing is written that was not loaded again and compared with the adapter first.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tripletune.checkpoints.card import CARD, PROVENANCE, Provenance, collect_provenance, public, write_model_card
+from tripletune.checkpoints.verify import (
+    REFERENCE,
+    Comparison,
+    Loaded,
+    compare_observations,
+    load,
+    load_plain,
+    observe,
+    weight_digests,
+)
+from tripletune.models.files import check_folder, new_folder, read_json, write_json
+from tripletune.models.run_folders import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    CONFIG,
+    PROCESSOR,
+    PROMPT_FILE,
+    TASK_FILES,
+    TOKENIZER_FILES,
+    check_model_folder,
+    is_adapter,
+    is_text_model,
+    trained_folder,
+)
+
+logger = logging.getLogger(__name__)
+TEMPLATES = "additional_chat_templates"
+DTYPES = ("float32", "bfloat16", "float16")
+# All that an exported or merged folder may hold: one with other files in it is never replaced.
+MADE = (CARD, PROVENANCE, REFERENCE, CONFIG, "generation_config.json", ADAPTER_CONFIG, ADAPTER, PROCESSOR, PROMPT_FILE,
+        *TASK_FILES, *TOKENIZER_FILES, TEMPLATES, "model*.safetensors", "model.safetensors.index.json")  # fmt: skip
+
+
+def export_adapter(
+    run: str | Path,
+    output: str | Path,
+    *,
+    base_model: str | None = None,
+    base_revision: str | None = None,
+    encoder: str | None = None,
+    licence: str | None = None,
+    scores: Sequence[str | Path] = (),
+    overwrite: bool = False,
+) -> Path:
+    """Write the adapter folder of a run.
+
+    Args:
+        run: Run folder (its `final/` is taken), or a checkpoint or `final/` folder.
+        output: Folder to write; it appears when it is complete.
+        base_model: Other name of the base model, for a run that was trained on a local copy of it.
+        base_revision: Hub revision of the base model.
+        encoder: Other name of the text encoder.
+        licence: Licence identifier for the card.
+        scores: Files of metrics for the card.
+        overwrite: Replace a model folder in the output.
+
+    Returns:
+        The folder written.
+
+    Raises:
+        FileExistsError: the output is there already.
+        FileNotFoundError: the run or something in it is missing.
+        ValueError: the run is damaged, or holds no adapter.
+    """
+    source, output = _checked_source(run, output, overwrite), Path(output)
+    provenance = collect_provenance(source, scores, licence)
+    if base_model not in (None, provenance.base_model):
+        # A revision belongs to the name it was recorded with.
+        provenance.base_model, provenance.base_revision = str(base_model), None
+    provenance.base_revision = base_revision or provenance.base_revision
+    provenance.encoder = encoder or provenance.encoder
+    if not provenance.base_model:
+        raise ValueError("the run names no base model: say which one it was trained on with --base-model")
+    for what, option in (("base_model", "--base-model"), ("encoder", "--encoder")):
+        name = getattr(provenance, what)
+        if Path(name).is_dir() and (what == "base_model" or provenance.use_graph):
+            logger.warning("%s is the local folder %s, which others do not have: name it with %s", what, name, option)
+    logger.info("computing reference outputs of %s in float32", source)
+    reference = observe(load(source))
+    with new_folder(output, MADE, overwrite, (run, source)) as folder:
+        _copy_files(source, folder, provenance, (ADAPTER, ADAPTER_CONFIG))
+        write_model_card(folder, provenance, "adapter", output.name)
+        write_json(folder / REFERENCE, {**reference, "weights": weight_digests(folder)})
+    return output
+
+
+def merge_adapter(
+    folder: str | Path,
+    output: str | Path,
+    *,
+    dtype: str = "float32",
+    language_model_only: bool = False,
+    overwrite: bool = False,
+) -> Comparison:
+    """Merge an adapter into its base model.
+
+    Args:
+        folder: Export, run or checkpoint folder with an adapter.
+        output: Folder to write; it appears when it is complete and checked.
+        dtype: Weight type of the language model that is written. float32 gives the adapter's replies; 16 bits halve
+            the folder and round, so replies can differ (the report says how many). Graph modules stay float32.
+        language_model_only: Write the language model of a Graph-LLM as a plain transformers folder. Sensible for a
+            model trained without graph token.
+        overwrite: Replace a model folder in the output.
+
+    Returns:
+        How the merged folder compares with the adapter.
+
+    Raises:
+        FileExistsError: the output is there already.
+        FileNotFoundError: the folder or something in it is missing.
+        ValueError: the folder is damaged or holds no adapter, or the merged model does not say the same.
+    """
+    source, output = _checked_source(folder, output, overwrite), Path(output)
+    provenance = collect_provenance(source)
+    alone = language_model_only and not is_text_model(source)
+    with new_folder(output, MADE, overwrite, (folder, source)) as scratch:
+        reference = _write_merged(load(source), dtype, alone, scratch)
+        # Two copies of a large model need not fit into memory.
+        gc.collect()
+        if alone:
+            _public_tokenizer_config(scratch)
+        else:
+            _copy_files(source, scratch, provenance)
+        for name in (CONFIG, "generation_config.json"):
+            if (scratch / name).is_file():
+                keep = (provenance.base_model, provenance.encoder) if provenance.use_graph and not alone else ()
+                write_json(scratch / name, public(read_json(scratch / name), keep))
+        observed = observe(load_plain(scratch) if alone else load(scratch), reference["cases"])
+        comparison = compare_observations(reference, observed, against="the adapter")
+        failed = [case.name for case in comparison.cases if not case.passed]
+        if dtype == "float32" and failed:
+            raise ValueError(
+                f"the merged model does not say what the adapter says ({len(failed)} of {len(comparison.cases)} cases, "
+                f"first {failed[0]!r}; logits differ by up to {comparison.logit_difference:.1e}); nothing was written"
+            )
+        if not alone:
+            write_json(scratch / REFERENCE, {**observed, "weights": weight_digests(scratch)})
+        write_model_card(scratch, provenance, "language_model" if alone else "merged", output.name)
+    if alone and provenance.use_graph:
+        logger.warning(
+            "this model was trained with a graph token, which a plain language model does not read: its replies differ "
+            "from those of the Graph-LLM"
+        )
+    return comparison
+
+
+def _checked_source(folder: str | Path, output: str | Path, overwrite: bool) -> Path:
+    """The trained folder with the adapter of `folder`; a wrong output is refused here, before the slow part."""
+    source = trained_folder(folder)
+    check_folder(output, MADE, overwrite, (folder, source))
+    check_model_folder(source)
+    if not is_adapter(source):
+        raise ValueError(f"{source} has no {ADAPTER_CONFIG}: it is a whole model and needs neither export nor merge")
+    return source
+
+
+def _write_merged(loaded: Loaded, dtype: str, alone: bool, scratch: Path) -> dict[str, Any]:
+    """Write the merged weights, and say what the adapter said before."""
+    import torch
+
+    from tripletune.models.loading import load_tokenizer
+
+    processor = loaded.processor
+    if alone:
+        # Without placeholder, no graph takes part.
+        plain = Loaded(loaded.model.get_base_model().language_model, loaded.tokenizer, None, loaded.folder)
+        prompts = {case["name"]: loaded.prompt(case)[0] for case in loaded.cases()}
+        kept = {name: [one for one in ids if one != processor.graph_token_id] for name, ids in prompts.items()}
+        reference = observe(plain, [{"name": name, "prompt_ids": ids} for name, ids in kept.items()])
+    else:
+        reference = observe(loaded)
+    # The trained graph modules take their places too.
+    merged = loaded.model.merge_and_unload(safe_merge=True)
+    language_model = merged if processor is None else merged.language_model
+    language_model.to(getattr(torch, dtype))
+    (language_model if alone else merged).save_pretrained(scratch)
+    if alone:
+        # The run's tokenizer knows the graph placeholder, for which this model has no embedding.
+        plain_tokenizer = load_tokenizer(merged.config.base_model, merged.config.base_revision)
+        (plain_tokenizer if processor.settings.use_graph else loaded.tokenizer).save_pretrained(scratch)
+    return reference
+
+
+def _copy_files(source: Path, target: Path, provenance: Provenance, weights: Sequence[str] = ()) -> None:
+    """Copy what stands beside the weights, with base model and encoder under the names of the provenance."""
+    for name in (*weights, PROCESSOR, PROMPT_FILE, *TASK_FILES, *TOKENIZER_FILES):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+    # Multi-template tokenizers keep their further templates in a folder of this name.
+    if (source / TEMPLATES).is_dir():
+        shutil.copytree(source / TEMPLATES, target / TEMPLATES)
+    _public_tokenizer_config(target)
+    base, revision, keep = provenance.base_model, provenance.base_revision, (provenance.base_model, provenance.encoder)
+    changes: dict[str, dict[str, Any]] = {name: {"base_model": base, "base_revision": revision} for name in TASK_FILES}
+    changes[ADAPTER_CONFIG] = {"base_model_name_or_path": base, "revision": revision, "inference_mode": True}
+    for name, change in changes.items():
+        if (target / name).is_file():
+            write_json(target / name, public({**read_json(target / name), **change}, keep))
+    if is_adapter(target) and not is_text_model(source):
+        config = read_json(source / CONFIG)
+        config |= {"base_model": base, "base_revision": revision, "encoder": provenance.encoder}
+        if isinstance(config.get("text_config"), dict):
+            config["text_config"] = {**config["text_config"], "_name_or_path": base}
+        config.pop("_name_or_path", None)
+        write_json(target / CONFIG, public(config, keep))
+
+
+def _public_tokenizer_config(folder: Path) -> None:
+    """Take out of `tokenizer_config.json` where the tokenizer was loaded from."""
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return
+    settings = read_json(path)
+    hidden = [key for key, value in settings.items() if isinstance(value, str) and public(value) != value]
+    for key in (*hidden, "is_local", "local_files_only"):
+        settings.pop(key, None)
+    write_json(path, settings)

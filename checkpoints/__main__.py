@@ -7,12 +7,9 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 
-from tripletune.checkpoints.export import export_adapter
-from tripletune.checkpoints.merge import DTYPES, merge_adapter
-from tripletune.checkpoints.verify import TOLERANCE, comparison_table, explain, load, observe, verify
-from tripletune.models.files import read_json, write_json
+from tripletune.checkpoints import DTYPES, export_adapter, merge_adapter
+from tripletune.checkpoints.verify import TOLERANCE, comparison_table, explain, verify
 from tripletune.models.program import run_program
 
 # Options of `export_adapter`.
@@ -51,12 +48,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     for command in (export, merge):
         command.add_argument("--overwrite", action="store_true", help="replace a model folder that is there")
-    # The other half of `verify`; people have no use for it, so the help does not show it.
-    observe_ = commands.add_parser("observe")
-    observe_.set_defaults(run_command=_observe)
-    observe_.add_argument("folder")
-    observe_.add_argument("--cases", required=True)
-    observe_.add_argument("--output", required=True)
     return top
 
 
@@ -108,10 +99,6 @@ def _merge(args: argparse.Namespace) -> None:
         f"merged to {args.output} ({args.dtype}): logits differ from the adapter's by at most "
         f"{found.logit_difference:.1e}, {found.same_replies} of {len(found.cases)} greedy replies are the same"
     )
-
-
-def _observe(args: argparse.Namespace) -> None:
-    write_json(args.output, observe(load(args.folder), read_json(Path(args.cases))["cases"]))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
@@ -16,6 +16,8 @@ import jinja2
 import yaml
 
 from tripletune.models.files import read_json, read_text, write_json, write_text
+from tripletune.models.options import read_yaml
+from tripletune.models.program import code_span, markdown_table, plain
 from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, is_adapter, is_text_model, seconds_until, task_of
 
 CARD = "README.md"
@@ -71,16 +73,11 @@ def collect_provenance(source: Path, scores: Sequence[str | Path] = (), licence:
     """
     kept = source / PROVENANCE
     if kept.is_file():
-        content = read_json(kept)
-        if not content.keys() <= {item.name for item in fields(Provenance)}:
-            raise ValueError(f"{kept}: it does not have the expected layout; export the run again")
-        provenance = Provenance(**content)
+        provenance = Provenance(**read_json(kept))
     else:
         provenance = _collect_from_run(source)
     provenance = replace(provenance, **_names(source), licence=licence or provenance.licence)
     for file in map(Path, scores):
-        if not file.is_file():
-            raise FileNotFoundError(f"scores file {file}: there is no such file")
         # Files of several tasks all have the name metrics.json; their folder tells them apart.
         provenance.scores[f"{file.resolve().parent.name}/{file.name}"] = public(read_json(file))
     return provenance
@@ -88,27 +85,21 @@ def collect_provenance(source: Path, scores: Sequence[str | Path] = (), licence:
 
 def _names(source: Path) -> dict[str, Any]:
     """What a trained folder calls its base model and text encoder."""
-    if not is_text_model(source):
-        config = read_json(source / CONFIG)
-        return {
-            "base_model": str(config.get("base_model") or ""),
-            "base_revision": config.get("base_revision"),
-            "encoder": str(config.get("encoder") or ""),
-            "use_graph": bool(config.get("use_graph", True)),
-        }
-    adapter = is_adapter(source)
-    config = read_json(source / ADAPTER_CONFIG) if adapter else task_of(source)
-    base, revision = ("base_model_name_or_path", "revision") if adapter else ("base_model", "base_revision")
-    return {"base_model": str(config.get(base) or ""), "base_revision": config.get(revision), "use_graph": False}
+    text, adapter = is_text_model(source), is_adapter(source)
+    base, revision = ("base_model_name_or_path", "revision") if text and adapter else ("base_model", "base_revision")
+    config = task_of(source) if text and not adapter else read_json(source / (ADAPTER_CONFIG if text else CONFIG))
+    return {
+        "base_model": str(config.get(base) or ""),
+        "base_revision": config.get(revision),
+        "encoder": str(config.get("encoder") or ""),
+        "use_graph": not text and bool(config.get("use_graph", True)),
+    }
 
 
 def _collect_from_run(source: Path) -> Provenance:
     provenance, run = Provenance(), source.resolve().parent
     if (run / "config.yaml").is_file():
-        try:
-            provenance.config = public(yaml.safe_load(read_text(run / "config.yaml"))) or {}
-        except (yaml.YAMLError, RecursionError) as error:
-            raise ValueError(f"{run / 'config.yaml'}: not valid YAML ({' '.join(str(error).split())})") from None
+        provenance.config = public(read_yaml(run / "config.yaml"))
     if (run / "environment.json").is_file():
         about = read_json(run / "environment.json")
         # The command line and the machine stay private.
@@ -175,18 +166,16 @@ def render_card(provenance: Provenance, kind: Kind, name: str, about: dict[str, 
     from tripletune.models.local.chat import DATE
 
     names = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.ChainableUndefined)
-    names.filters["code"] = _code
+    names.filters["code"] = code_span
     lora = (provenance.config.get("model") or {}).get("lora", True)
-    config = (
-        yaml.safe_dump(provenance.config, sort_keys=False, allow_unicode=True).rstrip() if provenance.config else ""
-    )
-    base = public(provenance.base_model)
+    written = yaml.safe_dump(provenance.config, sort_keys=False, allow_unicode=True).rstrip()
+    config = written if provenance.config else ""
     return names.from_string(read_text(_TEMPLATE)).render(
         provenance=provenance,
         kind=kind,
         name=name,
         about=about,
-        base=base,
+        base=public(provenance.base_model),
         encoder=public(provenance.encoder),
         parts=("LoRA weights, " if lora else "")
         + ("graph encoder and projector" if provenance.use_graph else "no graph"),
@@ -196,7 +185,7 @@ def render_card(provenance: Provenance, kind: Kind, name: str, about: dict[str, 
         # Longer than any fence in the text.
         fence="`" * (max(map(len, re.findall("`{3,}", config)), default=2) + 1),
         scores=list(_score_tables(provenance)),
-        table=_table,
+        table=markdown_table,
     )
 
 
@@ -208,11 +197,11 @@ def _training_rows(provenance: Provenance) -> Iterator[list[str]]:
             yield [name.replace("_", " "), _cell(value)]
     for split, about in (training.get("data") or {}).items():
         if isinstance(about, dict):
-            yield [f"{split} data", f"{_code(about.get('path'))}, SHA-256 {_code(about.get('sha256'))}"]
+            yield [f"{split} data", f"{code_span(about.get('path'))}, SHA-256 {code_span(about.get('sha256'))}"]
     for teacher, count in (training.get("teachers") or {}).items():
-        yield [f"trajectories of {_code(teacher)}", f"{count}"]
+        yield [f"trajectories of {code_span(teacher)}", f"{count}"]
     if environment.get("git_revision"):
-        yield ["git revision of TripleTune", _code(environment["git_revision"])]
+        yield ["git revision of TripleTune", code_span(environment["git_revision"])]
     versions = {"python": environment.get("python"), **(environment.get("versions") or {})}
     named = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
     if named:
@@ -222,21 +211,28 @@ def _training_rows(provenance: Provenance) -> Iterator[list[str]]:
 def _score_tables(provenance: Provenance) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """What was measured: title, names of the columns and rows of each table."""
     if provenance.evaluation:
-        rows = [[_code(name), _cell(value)] for name, value in provenance.evaluation.items()]
+        rows = [[code_span(name), _cell(value)] for name, value in provenance.evaluation.items()]
         yield "Measured by the run on its validation records", ["metric", "value"], rows
     for name, content in provenance.scores.items():
-        about = [f"{key} {_code(content[key])}" for key in ("system", "task", "split", "questions") if content.get(key)]
+        about = [
+            f"{key} {code_span(content[key])}" for key in ("system", "task", "split", "questions") if content.get(key)
+        ]
         if isinstance(content.get("data"), str):
             # The folder or file alone: where it lay is private.
-            about.insert(0, f"data {_code(PurePath(content['data']).name)}")
-        title = _code(name) + (f" ({', '.join(about)})" if about else "")
+            about.insert(0, f"data {code_span(PurePath(content['data']).name)}")
+        title = code_span(name) + (f" ({', '.join(about)})" if about else "")
         leaves = list(_leaves(content))
         intervals = [
-            [_code(metric), f"{value['mean']:.4g}", f"{value['low']:.4g} to {value['high']:.4g}", _cell(value.get("n"))]
+            [
+                code_span(metric),
+                f"{value['mean']:.4g}",
+                f"{value['low']:.4g} to {value['high']:.4g}",
+                _cell(value.get("n")),
+            ]
             for metric, value in leaves
             if isinstance(value, dict)
         ]
-        numbers = [[_code(metric), _cell(value)] for metric, value in leaves]
+        numbers = [[code_span(metric), _cell(value)] for metric, value in leaves]
         head = ["metric", "mean", "95 % interval", "n"] if intervals else ["metric", "value"]
         yield title, head, intervals or numbers
 
@@ -256,14 +252,4 @@ def _leaves(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1000 else str(value)
-    return " ".join(str(value).split()).replace("<", "&lt;")
-
-
-def _code(value: Any) -> str:
-    """A value from data as a code span, which it can't end."""
-    return f"`{' '.join(str(value).replace('`', ' ').split())}`"
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return plain(value)

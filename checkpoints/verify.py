@@ -8,22 +8,20 @@ instructions, equal logits prove adapter, base model, graph modules and text enc
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import metadata
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-import tripletune
-from tripletune.models.data.records import ModelInput, Step, text_fields
-from tripletune.models.files import file_digest, read_json, read_text, write_json
+from tripletune.models.data.records import ModelInput, Step
+from tripletune.models.files import file_digest, read_json, read_text
 from tripletune.models.run_folders import (
     PROMPT_FILE,
     check_model_folder,
@@ -39,8 +37,7 @@ TOLERANCE = 1e-3
 FORMAT = 1
 LOGIT_SAMPLE = 64
 MAX_NEW_TOKENS = 32
-_OUTPUTS = ("name", "prompt_ids", "logit_ids", "logits", "log_normaliser", "reply_ids")
-
+_IDS = ("prompt_ids", "logit_ids", "reply_ids")
 _CASES = Path(__file__).with_name("cases.yaml")
 
 # A case is a JSON object: a name, and what a model reads.
@@ -87,16 +84,12 @@ class Loaded:
         return list(self.tokenizer(case["text"])["input_ids"]) if "text" in case else case["prompt_ids"], {}
 
     def _graph_prompt(self, sample: ModelInput) -> tuple[list[int], dict[str, Any]]:
-        from tripletune.models.graph_llm.graphs import batch_graphs, graph_rows
+        from tripletune.models.graph_llm.graphs import embed_batch
 
         encoded = self.processor.encode_input(sample)
         if not self.processor.settings.use_graph:
             return encoded.input_ids, {}
-        strings = list(dict.fromkeys(text for graph in encoded.graphs for text in graph.strings))
-        table = self._embeddings.vectors(strings)
-        rows = graph_rows(encoded.graphs, {text: row for row, text in enumerate(strings)})
-        graphs = batch_graphs([rows], table.__getitem__, self._embeddings.dimension)
-        return encoded.input_ids, {"graphs": graphs.to(self.model.device)}
+        return encoded.input_ids, {"graphs": embed_batch([encoded.graphs], self._embeddings).to(self.model.device)}
 
     @cached_property
     def _embeddings(self) -> Any:
@@ -107,15 +100,8 @@ class Loaded:
 
 
 def model_input(case: Case) -> ModelInput:
-    """The input of a Graph-LLM that a case stands for.
-
-    Raises:
-        ValueError: the case does not have the expected layout.
-    """
-    where = f"case {case['name']!r}"
-    texts = text_fields(case, where, "case", ("task", "question"))
-    steps = tuple(Step.from_json(step, where) for step in case.get("steps") or ())
-    return ModelInput(texts["task"], texts["question"], steps)  # type: ignore[arg-type]
+    """The input of a Graph-LLM that a case stands for."""
+    return ModelInput(case["task"], case["question"], tuple(Step.from_json(step) for step in case["steps"]))
 
 
 def load(folder: str | Path) -> Loaded:
@@ -130,7 +116,7 @@ def load(folder: str | Path) -> Loaded:
     """
     import torch
 
-    from tripletune.models.graph_llm.loading import load_graph_llm
+    from tripletune.models.graph_llm import load_graph_llm
 
     source = trained_folder(folder)
     check_model_folder(source)
@@ -166,9 +152,6 @@ def observe(loaded: Loaded, cases: Sequence[Case] | None = None) -> dict[str, An
     Args:
         loaded: The model.
         cases: What it is asked; its own `cases` unless given.
-
-    Raises:
-        ValueError: a case does not have the expected layout.
     """
     from tripletune.models.local.chat import eos_token_ids
 
@@ -234,33 +217,6 @@ def weight_digests(folder: str | Path) -> dict[str, str]:
     return {file.name: file_digest(file) for file in weight_files(folder)}
 
 
-def read_reference(folder: str | Path) -> dict[str, Any]:
-    """Read `verify.json`.
-
-    Raises:
-        FileNotFoundError: the folder has none.
-        ValueError: it is malformed or of another format.
-    """
-    path = Path(folder) / REFERENCE
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{folder} has no {REFERENCE}: only folders written by `tripletune checkpoints export` or `merge` can be "
-            "verified"
-        )
-    reference = read_json(path)
-    if reference.get("format") != FORMAT:
-        raise ValueError(f"{path}: format {reference.get('format')!r} is not {FORMAT}: export the run again")
-    cases = reference.get("cases")
-    if not isinstance(cases, list) or not cases:
-        raise ValueError(f"{path} holds no cases: export the run again")
-    for number, case in enumerate(cases, 1):
-        lost = [name for name in _OUTPUTS if not isinstance(case, dict) or name not in case]
-        if lost or not all(isinstance(value, (int, float)) for value in (*case["logits"], case["log_normaliser"])):
-            what = f"it lacks {', '.join(lost)}" if lost else "its logits are not numbers"
-            raise ValueError(f"{path}: case {number} does not have the expected layout ({what}): export the run again")
-    return reference
-
-
 @dataclass(frozen=True, slots=True)
 class CaseResult:
     """How one case compares.
@@ -268,21 +224,17 @@ class CaseResult:
     Attributes:
         name: The case.
         same_prompt: Whether the prompt tokens are equal.
-        logit_difference: Largest absolute difference among the sampled logits and their log normaliser.
+        logit_difference: Largest absolute difference among the sampled logits and their log normaliser; NaN where one
+            is NaN or the vocabularies differ.
         same_reply: Whether the greedy reply tokens are equal.
-        tolerance: Largest difference that passes.
+        passed: Whether the case is as it should be.
     """
 
     name: str
     same_prompt: bool
     logit_difference: float
     same_reply: bool
-    tolerance: float = TOLERANCE
-
-    @property
-    def passed(self) -> bool:
-        """Whether the case is as it should be; a NaN is not."""
-        return self.same_prompt and self.same_reply and self.logit_difference <= self.tolerance
+    passed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +248,7 @@ class Comparison:
     @property
     def passed(self) -> bool:
         """Whether all is as it should be."""
-        return bool(self.cases) and not self.other_files and all(case.passed for case in self.cases)
+        return not self.other_files and all(case.passed for case in self.cases)
 
     @property
     def logit_difference(self) -> float:
@@ -320,21 +272,16 @@ def compare_observations(
         tolerance: Largest absolute difference of a logit.
         against: Name of the reference, for people.
     """
-    found = {case["name"]: case for case in observed["cases"]}
-    return Comparison(against, [_compare_case(case, found.get(case["name"]), tolerance) for case in reference["cases"]])
+    import numpy as np
 
-
-def _compare_case(wanted: Case, found: Case | None, tolerance: float) -> CaseResult:
-    if found is None:
-        return CaseResult(wanted["name"], False, math.nan, False, tolerance)
-    difference = math.nan
-    if wanted["logit_ids"] == found["logit_ids"]:
-        pairs = zip([*wanted["logits"], wanted["log_normaliser"]], [*found["logits"], found["log_normaliser"]])
-        differences = [abs(one - other) for one, other in pairs]
-        # max() passes over a NaN that does not stand first.
-        difference = math.nan if any(map(math.isnan, differences)) else max(differences)
-    same_prompt, same_reply = (wanted[name] == found[name] for name in ("prompt_ids", "reply_ids"))
-    return CaseResult(wanted["name"], same_prompt, difference, same_reply, tolerance)
+    cases = []
+    for wanted, found in zip(reference["cases"], observed["cases"], strict=True):
+        same_prompt, same_logits, same_reply = (wanted[key] == found[key] for key in _IDS)
+        one, other = ([*case["logits"], case["log_normaliser"]] for case in (wanted, found))
+        difference = float(np.abs(np.subtract(one, other)).max()) if same_logits else math.nan
+        passed = same_prompt and same_reply and difference <= tolerance
+        cases.append(CaseResult(wanted["name"], same_prompt, difference, same_reply, passed))
+    return Comparison(against, cases)
 
 
 def verify(folder: str | Path, run: str | Path | None = None, tolerance: float = TOLERANCE) -> list[Comparison]:
@@ -357,44 +304,45 @@ def verify(folder: str | Path, run: str | Path | None = None, tolerance: float =
     if not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {folder}")
     check_model_folder(folder)
-    reference = read_reference(folder)
+    path = folder / REFERENCE
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder} has no {REFERENCE}: only folders written by `tripletune checkpoints export` or `merge` can be "
+            "verified"
+        )
+    reference = read_json(path)
+    if reference.get("format") != FORMAT:
+        raise ValueError(f"{path}: format {reference.get('format')!r} is not {FORMAT}: export the run again")
     # Before the slow part, so that a wrong name is told at once.
     source = trained_folder(run) if run is not None else None
     recorded, digests = reference.get("weights") or {}, weight_digests(folder)
     other = sorted(name for name in digests.keys() | recorded.keys() if digests.get(name) != recorded.get(name))
-    observed = observe_in_new_process(folder, reference)
-    comparisons = [Comparison(REFERENCE, compare_observations(reference, observed, tolerance).cases, other)]
+    observed = observe_in_new_process(folder, reference["cases"])
+    comparisons = [replace(compare_observations(reference, observed, tolerance), other_files=other)]
     if source is not None:
         check_model_folder(source)
-        trained = observe_in_new_process(source, reference)
+        trained = observe_in_new_process(source, reference["cases"])
         comparisons.append(compare_observations(trained, observed, tolerance, str(run)))
     return comparisons
 
 
-def observe_in_new_process(folder: Path, reference: dict[str, Any]) -> dict[str, Any]:
+def observe_in_new_process(folder: Path, cases: Sequence[Case]) -> dict[str, Any]:
     """`observe` in a fresh Python, so that nothing this process has loaded can stand in for a missing file.
 
     Raises:
-        ValueError: the folder can't be loaded; the message is that of the other process.
+        ValueError: the other process was killed; what it raises itself is raised here.
     """
-    with tempfile.TemporaryDirectory(prefix="tripletune-verify-") as scratch:
-        cases, output = Path(scratch) / "cases.json", Path(scratch) / "observed.json"
-        write_json(cases, {"cases": reference["cases"]})
-        command = [sys.executable, "-m", "tripletune.checkpoints", "observe", str(folder)]
-        # The packages need not be installed: the other process finds them where this one did.
-        places = [str(Path(tripletune.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-        done = subprocess.run(
-            [*command, "--cases", str(cases), "--output", str(output)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
-        )
-        if done.returncode or not output.exists():
-            lines = [line for line in done.stderr.splitlines() if line.strip()] or ["it said nothing"]
-            reason = next((line for line in lines if line.startswith("error: ")), lines[-1])
-            raise ValueError(reason.removeprefix("error: "))
-        return read_json(output)
+    try:
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            return pool.submit(_observe_folder, folder, cases).result()
+    except BrokenProcessPool:
+        raise ValueError(
+            f"the process that loaded {folder} was killed: is there memory for the model in float32?"
+        ) from None
+
+
+def _observe_folder(folder: Path, cases: Sequence[Case]) -> dict[str, Any]:
+    return observe(load(folder), cases)
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> str:

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tripletune.data_builders.datasets import Table
 from tripletune.data_builders.datasets.inspect import (
     count_rows,
     find_rows,
@@ -21,7 +22,6 @@ from tripletune.data_builders.datasets.inspect import (
     why_empty,
 )
 from tripletune.data_builders.datasets.kinds import RECORDS
-from tripletune.data_builders.datasets.rows import Table
 from tripletune.data_builders.datasets.writer import (
     STATISTICS,
     BuildFacts,

@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from tripletune.data_builders.datasets.lookup import SeenTable, progress
-from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question
+from tripletune.data_builders.hotpotqa_subq import DropReason, Question
 from tripletune.data_builders.readers import get_reader
 from tripletune.data_builders.readers._rows import Row, source_rows
+from tripletune.models.data.records import Passage
 from tripletune.models.files import file_digest, new_folder, read_json, write_json
 from tripletune.models.options import add_arguments, from_arguments, require, setting
 from tripletune.models.program import run_program
@@ -66,12 +67,7 @@ class CorpusOptions:
 
     def files(self) -> dict[str, str]:
         """The file of each split that there is."""
-        named = {"train": self.train, "evaluation": self.evaluation}
-        return {split: file for split, file in named.items() if file}
-
-    def count(self, split: str) -> int:
-        """The questions to draw for a split; 0 means all."""
-        return self.train_count if split == "train" else self.evaluation_count
+        return {split: file for split in SPLITS if (file := getattr(self, split))}
 
 
 def build_corpus(options: CorpusOptions, output: str | Path, overwrite: bool = False) -> dict[str, Any]:
@@ -117,15 +113,15 @@ def ensure_corpus(options: CorpusOptions, output: str | Path) -> dict[str, Any]:
         return build_corpus(options, output)
     try:
         found = read_json(path)
+        before = dict(found["options"])
         files = [(split["file"], split["sha256"]) for split in found["splits"].values()]
-        is_ours = isinstance(found["options"], dict)
     except (ValueError, KeyError, TypeError, AttributeError):
-        is_ours = False
-    if not is_ours:
-        raise ValueError(f"{path} was not written by data_builders.corpus, or is damaged: name another folder")
+        raise ValueError(
+            f"{path} was not written by data_builders.corpus, or is damaged: name another folder"
+        ) from None
     wanted = asdict(options)
-    changed = [f"{name} was {found['options'].get(name)!r} and is {wanted[name]!r}"
-               for name in wanted if found["options"].get(name) != wanted[name]]  # fmt: skip
+    changed = [f"{name} was {before.get(name)!r} and is {wanted[name]!r}"
+               for name in wanted if before.get(name) != wanted[name]]  # fmt: skip
     changed += [f"{file} has changed" for file, digest in files if digest and file_digest(file) != digest]
     if changed:
         raise ValueError(f"{output} holds a corpus that was drawn otherwise: {'; '.join(changed)}. Name another folder")
@@ -134,7 +130,7 @@ def ensure_corpus(options: CorpusOptions, output: str | Path) -> dict[str, Any]:
 
 def _draw(options: CorpusOptions, split: str, location: str) -> tuple[set[int] | None, dict[str, Any]]:
     """Numbers of the drawn questions among the usable ones (None for all of them), and what was counted."""
-    count = options.count(split)
+    count = getattr(options, f"{split}_count")
     drops: Counter[str] = Counter()
     usable = sum(1 for _ in _usable(options.reader, location, drops))
     if usable < max(count, 1):
@@ -143,15 +139,10 @@ def _draw(options: CorpusOptions, split: str, location: str) -> tuple[set[int] |
             f"{location}: {count or 'some'} questions are to be drawn and {usable} can be used{left_out}: "
             f"ask for fewer (--{split}-count), or for all with 0"
         )
-    counts = {
-        "file": location,
-        "sha256": file_digest(location) if Path(location).is_file() else None,
-        "usable": usable,
-        "left_out": dict(drops),
-    }
+    digest = file_digest(location) if Path(location).is_file() else None
     # A source of chance for each split, so that a file added later leaves the other draw alone.
-    numbers = random.Random(f"{options.seed}/{split}").sample(range(usable), count) if count else None
-    return (None if numbers is None else set(numbers)), counts
+    numbers = set(random.Random(f"{options.seed}/{split}").sample(range(usable), count)) if count else None
+    return numbers, {"file": location, "sha256": digest, "usable": usable, "left_out": dict(drops)}
 
 
 def _usable(reader: str, location: str, drops: Counter[str]) -> Iterator[tuple[Row, Question]]:
@@ -180,41 +171,41 @@ def _write(
     counts = Counter[str](questions=0, passages=0, copies=0, without_text=0, supporting=0)
     if split == "evaluation" and in_train:
         counts["also_in_train"] = 0
-    paths = [folder / f"{split}{ending}" for ending in (".jsonl", ".corpus.jsonl", ".gold.jsonl")]
     with ExitStack() as stack:
-        files = [stack.enter_context(path.open("w", encoding="utf-8", newline="\n")) for path in paths]
+        questions, corpus, gold = (
+            stack.enter_context((folder / f"{split}{ending}").open("w", encoding="utf-8", newline="\n"))
+            for ending in (".jsonl", ".corpus.jsonl", ".gold.jsonl")
+        )
         seen = stack.enter_context(SeenTable())
         usable = _usable(options.reader, options.files()[split], Counter())
         for number, (row, question) in enumerate(progress(usable, split)):
-            if drawn is None or number in drawn:
-                _write_question(row, question, files, seen, counts)
-                if split == "train":
-                    in_train.add(question.id)
-                elif question.id in in_train:
-                    counts["also_in_train"] += 1
+            if drawn is not None and number not in drawn:
+                continue
+            ids = [_write_passage(passage, corpus, seen, counts) for passage in question.passages]
+            supporting = list(dict.fromkeys(ids[index] for index in question.supporting if ids[index]))
+            _line(questions, row)
+            _line(gold, {"question_id": question.id, "passages": supporting})
+            counts["questions"] += 1
+            counts["supporting"] += len(supporting)
+            if split == "train":
+                in_train.add(question.id)
+            elif question.id in in_train:
+                counts["also_in_train"] += 1
     return dict(counts)
 
 
-def _write_question(
-    row: Row, question: Question, files: Sequence[IO[str]], seen: SeenTable, counts: Counter[str]
-) -> None:
-    questions, corpus, gold = files
-    ids: list[str] = []
-    for passage in question.passages:
-        name = passage_key(passage.title, passage.text) if passage.text.strip() else ""
-        ids.append(name)
-        if not name:
-            counts["without_text"] += 1
-        elif seen.first("passage", name) is None:
-            counts["passages"] += 1
-            _line(corpus, {"id": name, "title": passage.title, "text": passage.text})
-        else:
-            counts["copies"] += 1
-    supporting = list(dict.fromkeys(ids[index] for index in question.supporting if ids[index]))
-    counts["questions"] += 1
-    counts["supporting"] += len(supporting)
-    _line(questions, row)
-    _line(gold, {"question_id": question.id, "passages": supporting})
+def _write_passage(passage: Passage, corpus: IO[str], seen: SeenTable, counts: Counter[str]) -> str:
+    """The passage's id in the corpus, where it stands once; empty for one without text."""
+    if not passage.text.strip():
+        counts["without_text"] += 1
+        return ""
+    name = passage_key(passage.title, passage.text)
+    if seen.first("passage", name) is None:
+        counts["passages"] += 1
+        _line(corpus, {"id": name, "title": passage.title, "text": passage.text})
+    else:
+        counts["copies"] += 1
+    return name
 
 
 def _line(file: IO[str], row: Row) -> None:

@@ -12,7 +12,7 @@ have written it into the next round, and every deviation of a reply has a name.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +20,11 @@ from typing import Any
 
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import Message
+from tripletune.models.llm import Message
 from tripletune.models.llm.ledger import open_file
 from tripletune.models.llm.replies import REPAIR_ROLE
+from tripletune.rag.systems.cirag import ANSWER_ROLE
 from tripletune.rag.systems.cirag.extraction import Fact
-from tripletune.rag.systems.cirag.generation import ANSWER_ROLE
 from tripletune.rag.systems.cirag.integration import CANDIDATES, INTEGRATE_ROLE, read_decision, write_decision
 
 _NOWHERE = Passage("", "", "-")
@@ -92,8 +92,13 @@ class RoleCalls:
         """
         calls: list[_Call] = []
         repairs: list[_Call] = []
-        for call, repair in self._rows(question_id):
-            (repairs if repair else calls).append(call)
+        query = (
+            "SELECT model, sampling, messages, text, repair FROM chosen JOIN calls ON calls.id = call_id "
+            "WHERE question_id = ? AND status = 'ok' AND (? IS NULL OR model = ?) ORDER BY calls.id"
+        )
+        with closing(self._connection.execute(query, (question_id, self._model, self._model))) as rows:
+            for model, sampling, messages, text, repair in rows:
+                (repairs if repair else calls).append(_Call((model, sampling), json.loads(messages), text))
         answers = {_key(call.maker, call.messages): call.text for call in calls}
         # A longer run of the same question may go on where the wanted one ended.
         continued = set[str]() if replies is not None else {
@@ -102,15 +107,6 @@ class RoleCalls:
         last = [call for call in calls if _key(call.maker, call.messages) not in continued]
         chats = [self._chat(call, answers, repairs) for call in last]
         return chats if replies is None else _chats_of_run(chats, replies)
-
-    def _rows(self, question_id: str) -> Iterator[tuple[_Call, bool]]:
-        query = (
-            "SELECT model, sampling, messages, text, repair FROM chosen JOIN calls ON calls.id = call_id "
-            "WHERE question_id = ? AND status = 'ok' AND (? IS NULL OR model = ?) ORDER BY calls.id"
-        )
-        with closing(self._connection.execute(query, (question_id, self._model, self._model))) as rows:
-            for model, sampling, messages, text, repair in rows:
-                yield _Call((model, sampling), json.loads(messages), text), bool(repair)
 
     def _chat(self, call: _Call, answers: Mapping[str, str], repairs: Sequence[_Call]) -> Chat:
         """The chat that ends with a call."""

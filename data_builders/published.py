@@ -154,7 +154,6 @@ def _read_triples(text: str, issues: Counter[str]) -> tuple[Triple, ...]:
 
 
 LABELS = ("support", "counter")
-SPLITS = {"train": 0.6, "validation": 0.2, "test": 0.2}
 MALFORMED = "malformed triples in graphs"
 _BETWEEN_TRIPLES = re.compile(r"\)\s*,?\s*\(")
 
@@ -201,10 +200,8 @@ def parse_graph(text: str) -> tuple[tuple[Triple, ...], int]:
         The distinct triples in order, and the number of malformed ones.
     """
     text = text.strip()
-    if not text:
-        return (), 0
     triples, malformed = [], 0
-    for part in _BETWEEN_TRIPLES.split(text.removeprefix("(").removesuffix(")")):
+    for part in _BETWEEN_TRIPLES.split(text.removeprefix("(").removesuffix(")")) if text else ():
         try:
             triples.append(Triple(*part.split(";")))
         except (TypeError, ValueError):
@@ -218,20 +215,16 @@ def split_names(count: int, seed: int = 0) -> list[str]:
     Returns:
         The split of each row, in file order; it depends on `count` and `seed` alone.
     """
-    train, validation = round(count * SPLITS["train"]), round(count * SPLITS["validation"])
-    names = ["train"] * train + ["validation"] * validation
+    names = ["train"] * round(count * 0.6) + ["validation"] * round(count * 0.2)
     names += ["test"] * (count - len(names))
     random.Random(seed).shuffle(names)
     return names
 
 
 def _lines(path: str | Path) -> Iterator[tuple[int, list[str]]]:
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"no such file: {path}")
     number = 0
     try:
-        with path.open(encoding="utf-8-sig") as file:
+        with Path(path).open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue

@@ -14,10 +14,12 @@ import argparse
 import hashlib
 import heapq
 import logging
+import re
 import sys
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
@@ -25,17 +27,17 @@ from tripletune.data_builders.datasets.kinds import PAIRS, text_key
 from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset, split_name_problems
 from tripletune.data_builders.hotpotqa_subq.options import Source
-from tripletune.data_builders.pair_sources import (
-    Cleaning,
+from tripletune.data_builders.readers.triples import (
+    MALFORMED_TRIPLES,
+    PairDrop,
+    PairRow,
     check_source,
-    clean_row,
-    clean_text,
     read_rows,
     read_source,
-    triples_key,
 )
-from tripletune.data_builders.readers.triples import PairDrop
-from tripletune.models.data.pairs import ExtractionPair, entity_triple
+from tripletune.models.data.pairs import ExtractionPair, entity_triple, is_only_a_name, predicate_words
+from tripletune.models.data.records import whole_characters
+from tripletune.models.data.triples import Triple
 from tripletune.models.options import add_arguments, from_arguments, require, setting
 from tripletune.models.program import run_program
 
@@ -46,16 +48,32 @@ PAPER_ROWS = 5_000
 # A small data set would have nothing left to train on.
 _LARGEST_SHARE = 10
 _PAIR, _TEXT, _ID = "pair", "text", "id"
+TEXT_CHANGED = "texts with Unicode composed, spaces folded or control characters removed"
+TRIPLE_CHANGED = "triples changed in the same way"
+CASE_CHANGED = "triples with entities in the spelling of the text"
+PREDICATE_CHANGED = "triples with predicates written as words"
+REPEATED_TRIPLES = "triples that a row has twice, left out"
+ONLY_A_NAME = "rows that are only a name, with the target (NAME, is, NAME)"
+
+_UNSEEN = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u200b\ufeff]")
 
 
 @dataclass(frozen=True)
-class PairOptions(Cleaning):
+class PairOptions:
     """How pairs are made and split.
 
     Raises:
         ValueError: a value makes no sense.
     """
 
+    entity_case: Literal["source", "text"] = setting(
+        "source",
+        "spelling of names: the source's, or that of the text where they occur in it (RAS, figure 19, rule 5; "
+        "WikiOFGraph lower-cases its names)",
+    )
+    predicates: Literal["source", "words"] = setting(
+        "source", "spelling of predicates: the source's, or as words (birthPlace becomes 'birth place')"
+    )
     no_facts: Literal["keep", "drop"] = setting(
         "keep", "texts with an empty list of triples: keep them with an empty target, or leave them out"
     )
@@ -86,15 +104,6 @@ class PairOptions(Cleaning):
         return found
 
 
-@dataclass
-class Tally:
-    """What is counted while sources are read: rows left out, warnings, and pairs, by source where it matters."""
-
-    drops: dict[str, Counter[str]] = field(default_factory=dict)
-    issues: dict[str, Counter[str]] = field(default_factory=dict)
-    excluded_texts: int = 0
-
-
 def build_pairs(
     sources: Sequence[Source], options: PairOptions, folder: FolderOptions, excluded: Sequence[Source] = ()
 ) -> dict[str, Any]:
@@ -122,98 +131,155 @@ def build_pairs(
             raise ValueError(f"the source name {source.name!r} {taken}; name it otherwise: NAME={source.reader}:FILE")
     for source in excluded:
         check_source(source)
-    tally, split = Tally(), CountedSplit(options.validation_rows, options.seed)
+    build = _Build(sources, excluded, options)
     files = [path for one in (*sources, *excluded) for path in (one.location, one.annotations) if path]
-    with SeenTable() as seen, new_dataset(folder, PAIRS, files) as dataset:
-        pairs = _pairs(sources, excluded, options, tally, seen)
-        name = options.split_name
-        for pair, side in split.split(pairs) if name is None else ((pair, name) for pair in pairs):
+    with new_dataset(folder, PAIRS, files) as dataset:
+        for pair, side in build.sides():
             dataset.write(pair, side)
         if not dataset.statistics.records:
-            told = "; ".join(f"{name}: {listed(drops)}" for name, drops in tally.drops.items() if drops)
+            told = "; ".join(f"{name}: {listed(drops)}" for name, drops in build.drops.items() if drops)
             raise ValueError(f"not a single pair could be made ({told or 'the files hold no rows'})")
-        return dataset.finish(_facts(sources, excluded, options, tally, split))
+        return dataset.finish(build.facts())
 
 
-def _pairs(
-    sources: Sequence[Source], excluded: Sequence[Source], options: PairOptions, tally: Tally, seen: SeenTable
-) -> Iterator[ExtractionPair]:
-    for source in excluded:
-        for row in read_rows(source, Counter(), Counter()):
-            tally.excluded_texts += seen.first(_TEXT, text_key(clean_text(row.text))) is None
-    for source in sources:
-        drops = tally.drops.setdefault(source.name, Counter())
-        issues = tally.issues.setdefault(source.name, Counter())
-        for pair in _source_pairs(source, options, drops, issues, seen, bool(excluded)):
-            yield pair
-            if (name := _name_of(pair, options)) is not None:
-                named = ExtractionPair(f"{ENTITY_SOURCE}:{pair.id}", name, "", (entity_triple(name),), ENTITY_SOURCE)
-                if seen.first(_PAIR, f"\n{text_key(name)}") is None:
-                    yield named
+class _Build:
+    """The pairs of a build in their order, and what is counted while its sources are read."""
+
+    def __init__(self, sources: Sequence[Source], excluded: Sequence[Source], options: PairOptions) -> None:
+        self._sources, self._excluded, self._options = sources, excluded, options
+        self._split = CountedSplit(options.validation_rows, options.seed)
+        self._excluded_texts = 0
+        self._issues = {source.name: Counter[str]() for source in sources}
+        self.drops = {source.name: Counter[str]() for source in sources}
+
+    def sides(self) -> Iterator[tuple[ExtractionPair, str]]:
+        name = self._options.split_name
+        with SeenTable() as seen:
+            pairs = self._pairs(seen)
+            yield from self._split.split(pairs) if name is None else ((pair, name) for pair in pairs)
+
+    def _pairs(self, seen: SeenTable) -> Iterator[ExtractionPair]:
+        for source in self._excluded:
+            for row in read_rows(source, Counter(), Counter()):
+                self._excluded_texts += seen.first(_TEXT, text_key(clean_text(row.text))) is None
+        for source in self._sources:
+            for pair in self._source_pairs(source, seen):
+                yield pair
+                name = self._name_of(pair)
+                if name is not None and seen.first(_PAIR, f"\n{text_key(name)}") is None:
+                    triples = (entity_triple(name),)
+                    yield ExtractionPair(f"{ENTITY_SOURCE}:{pair.id}", name, "", triples, ENTITY_SOURCE)
+
+    def _source_pairs(self, source: Source, seen: SeenTable) -> Iterator[ExtractionPair]:
+        drops, issues = self.drops[source.name], self._issues[source.name]
+        for number, row in enumerate(islice(read_source(source, drops, issues), self._options.limit), 1):
+            clean = clean_row(row, self._options, issues)
+            key, facts = text_key(clean.text), triples_key(clean.triples)
+            if clean.unusable:
+                drops[clean.unusable] += 1
+            elif not key:
+                drops[PairDrop.NO_TEXT] += 1
+            elif not clean.triples and self._options.no_facts == "drop":
+                drops[PairDrop.NO_FACTS] += 1
+            elif self._excluded and seen.get(_TEXT, key) is not None:
+                drops[PairDrop.EXCLUDED] += 1
+            elif (before := seen.first(_PAIR, f"{text_key(clean.title)}\n{key}", facts)) is not None:
+                drops[PairDrop.REPEATED if before == facts else PairDrop.CONTRADICTED] += 1
+            else:
+                identity = f"{source.name}:{row.id or number}"
+                if seen.first(_ID, identity) is not None:
+                    identity = f"{identity}:{number}"
+                yield ExtractionPair(identity, clean.text, clean.title, clean.triples, source.name)
+
+    def _name_of(self, pair: ExtractionPair) -> str | None:
+        """The name that becomes a pair of its own beside this one: a share of the pairs, drawn by a hash of the id."""
+        if not pair.triples or _drawn(self._options.seed, pair.id) >= self._options.entity_share * 2**64:
+            return None
+        name = pair.title or pair.triples[0].subject
+        return name if name in f"{pair.title}\n{pair.text}" else None
+
+    def facts(self) -> BuildFacts:
+        notes = [self._split.sentence()] if self._options.split_name is None else []
+        if self._excluded:
+            notes.append(
+                f"{self._excluded_texts:,} texts of {', '.join(s.text for s in self._excluded)} were kept out."
+            )
+        return BuildFacts(
+            title="Text-to-triples pairs",
+            summary="Texts with their subject-predicate-object facts, to train the extractor of RAS (section D.1).",
+            drops={name: {str(what): n for what, n in drops.items()} for name, drops in self.drops.items() if +drops},
+            issues={f"{name}: {what}": n for name, issues in self._issues.items() for what, n in issues.items() if n},
+            options={
+                "sources": [source.text for source in self._sources],
+                "exclude": [source.text for source in self._excluded],
+                **vars(self._options),
+            },
+            notes=notes,
+        )
 
 
-def _source_pairs(
-    source: Source, options: PairOptions, drops: Counter[str], issues: Counter[str], seen: SeenTable, excludes: bool
-) -> Iterator[ExtractionPair]:
-    for number, row in enumerate(islice(read_source(source, drops, issues), options.limit), 1):
-        clean = clean_row(row, options, issues)
-        key = text_key(clean.text)
-        if clean.malformed:
-            drops[PairDrop.ALL_MALFORMED] += 1
-        elif not key:
-            drops[PairDrop.NO_TEXT] += 1
-        elif not clean.triples and options.no_facts == "drop":
-            drops[PairDrop.NO_FACTS] += 1
-        elif excludes and seen.get(_TEXT, key) is not None:
-            drops[PairDrop.EXCLUDED] += 1
-        elif (before := seen.first(_PAIR, f"{text_key(clean.title)}\n{key}", triples_key(clean.triples))) is not None:
-            same = before == triples_key(clean.triples)
-            drops[PairDrop.REPEATED if same else PairDrop.CONTRADICTED] += 1
-        else:
-            identity = f"{source.name}:{row.id or number}"
-            if seen.first(_ID, identity) is not None:
-                identity = f"{identity}:{number}"
-            yield ExtractionPair(identity, clean.text, clean.title, clean.triples, source.name)
+def clean_row(row: PairRow, options: PairOptions, issues: Counter[str]) -> PairRow:
+    """Normalise a row and count in `issues` what was changed; one that loses all its triples is unusable."""
+    title, text = clean_text(row.title), clean_text(row.text)
+    issues[TEXT_CHANGED] += (title, text) != (row.title, row.text)
+    if not row.triples and is_only_a_name(title, text):
+        issues[ONLY_A_NAME] += 1
+        return replace(row, title=title, text=text, triples=(entity_triple(title),))
+    found: list[Triple] = []
+    searched = f"{title}\n{text}"
+    lowered = searched.lower()
+    for triple in row.triples:
+        try:
+            changed = Triple(*(clean_text(field) for field in triple.as_list()))
+        except ValueError:
+            issues[MALFORMED_TRIPLES] += 1
+            continue
+        issues[TRIPLE_CHANGED] += changed != triple
+        if options.entity_case == "text":
+            subject, object_ = (_spelling(name, searched, lowered) for name in (changed.subject, changed.object))
+            spelt = replace(changed, subject=subject, object=object_)
+            issues[CASE_CHANGED] += spelt != changed
+            changed = spelt
+        if options.predicates == "words":
+            worded = replace(changed, predicate=predicate_words(changed.predicate))
+            issues[PREDICATE_CHANGED] += worded != changed
+            changed = worded
+        found.append(changed)
+    distinct = tuple(dict.fromkeys(found))
+    issues[REPEATED_TRIPLES] += len(found) - len(distinct)
+    unusable = PairDrop.ALL_MALFORMED if row.triples and not distinct else None
+    return replace(row, title=title, text=text, triples=distinct, unusable=unusable)
 
 
-def _name_of(pair: ExtractionPair, options: PairOptions) -> str | None:
-    """The name that becomes a pair of its own beside this one: a share of the pairs, drawn by a hash of the id."""
-    if not options.entity_share or not pair.triples:
-        return None
-    digest = hashlib.blake2b(f"{options.seed}\n{pair.id}".encode(), digest_size=8).digest()
-    if int.from_bytes(digest) >= options.entity_share * 2**64:
-        return None
-    name = pair.title or pair.triples[0].subject
-    return name if name in f"{pair.title}\n{pair.text}" else None
+def clean_text(text: str) -> str:
+    """Unicode composed (NFC), spaces folded, control characters removed, half characters replaced."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", whole_characters(text))
+    return " ".join(_UNSEEN.sub("", text).split())
 
 
-def _facts(
-    sources: Sequence[Source],
-    excluded: Sequence[Source],
-    options: PairOptions,
-    tally: Tally,
-    split: CountedSplit,
-) -> BuildFacts:
-    notes = [split.sentence()] if options.split_name is None else []
-    if excluded:
-        notes.append(f"{tally.excluded_texts:,} texts of {', '.join(s.text for s in excluded)} were kept out.")
-    order = {drop.value: place for place, drop in enumerate(PairDrop)}
-    return BuildFacts(
-        title="Text-to-triples pairs",
-        summary="Texts with their subject-predicate-object facts, to train the extractor of RAS (section D.1).",
-        drops={
-            name: {str(what): n for what, n in sorted(drops.items(), key=lambda item: order[item[0]]) if n}
-            for name, drops in tally.drops.items()
-            if drops
-        },
-        issues={f"{name}: {what}": n for name, issues in tally.issues.items() for what, n in issues.items() if n},
-        options={
-            "sources": [source.text for source in sources],
-            "exclude": [source.text for source in excluded],
-            **vars(options),
-        },
-        notes=notes,
-    )
+def triples_key(triples: tuple[Triple, ...]) -> str:
+    """Equal for the same triples in any order."""
+    lines = "\n".join(sorted("\t".join(triple.as_list()) for triple in triples))
+    return hashlib.blake2b(lines.encode(), digest_size=8).hexdigest()
+
+
+def _spelling(name: str, text: str, lowered: str) -> str:
+    """A name as the text spells it where it occurs as whole words; the name itself where it does not, or as it is."""
+    wanted = name.lower()
+    if len(lowered) != len(text) or len(wanted) != len(name):
+        return name
+    found: str | None = None
+    start = lowered.find(wanted)
+    while start >= 0:
+        end = start + len(name)
+        before, after = text[start - 1 : start] if start else "", text[end : end + 1]
+        if not before.isalnum() and not after.isalnum():
+            if text[start:end] == name:
+                return name
+            found = found or text[start:end]
+        start = lowered.find(wanted, start + 1)
+    return found or name
 
 
 def listed(counts: Counter[str] | dict[str, int]) -> str:
@@ -255,7 +321,7 @@ class CountedSplit:
         border = 2**64
         for pair in pairs:
             self.total += 1
-            number = self._hash(pair.text)
+            number = _drawn(self.seed, text_key(pair.text))
             if number >= border:
                 yield pair, "train"
                 continue
@@ -285,8 +351,10 @@ class CountedSplit:
             text += f" The paper keeps {PAPER_ROWS:,}; here it is a tenth, since there are few pairs."
         return text
 
-    def _hash(self, text: str) -> int:
-        return int.from_bytes(hashlib.blake2b(f"{self.seed}\n{text_key(text)}".encode(), digest_size=8).digest())
+
+def _drawn(seed: int, text: str) -> int:
+    """A number below 2**64, by a hash of the seed and a text."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}\n{text}".encode(), digest_size=8).digest())
 
 
 def _from_border(heap: list[tuple[int, int, ExtractionPair]], border: int) -> Iterator[tuple[ExtractionPair, str]]:

@@ -20,7 +20,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import count
+from itertools import accumulate, count
+from operator import or_
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,12 +41,6 @@ logger = logging.getLogger(__name__)
 
 RESULTS, LEDGER, ABOUT = "results.jsonl", "ledger.sqlite", "run.json"
 _CHOSEN_ENDS = ("no_question", "sufficient", "no_retrieval")
-_FAILED, _NO_CALLS, _UNREADABLE, _SEEN = (
-    "the question failed",
-    "the ledger has no chat of this run",
-    "the last decision cannot be read",
-    "the same chat was there before",
-)
 
 
 @dataclass(frozen=True)
@@ -109,46 +104,47 @@ def _sources(results: Sequence[str], ledgers: Sequence[str]) -> list[tuple[Path,
 Filter = Callable[[dict[str, Any], Chat], bool]
 
 
-def make_filters(options: TrajectoryOptions) -> dict[str, Filter]:
-    """The filters that the options name, in the order in which they are applied, by why they leave one out."""
-    filters: dict[str, Filter] = {}
-    for name, least in map(_score, options.min_score):
-        filters[f"{name} below {least:g}"] = partial(_has_score, name, least)
-    if options.no_repairs:
-        filters["a reply was repaired or recovered from"] = lambda row, chat: not chat.faults
-    if options.no_repeated_query:
-        filters["a query was repeated"] = lambda row, chat: row["trace"].get("stop_reason") != "repeated_subquery"
-    if options.ended_by_choice:
-        ended = "the loop did not end by the model's own decision"
-        filters[ended] = lambda row, chat: row["trace"].get("stop_reason") in _CHOSEN_ENDS
-    if (recall := options.min_recall) is not None:
-        filters[f"less than {recall:g} of the supporting passages retrieved"] = partial(_has_recall, recall)
-    return filters
+class Filters:
+    """What the options leave out: each filter by itself, and each after those before it."""
 
+    def __init__(self, options: TrajectoryOptions) -> None:
+        self._alone: Counter[str] = Counter()
+        self._in_order: Counter[str] = Counter()
+        self._looked_at = 0
+        self._filters: dict[str, Filter] = {}
+        for name, least in map(_score, options.min_score):
+            self._filters[f"{name} below {least:g}"] = partial(_has_score, name, least)
+        if options.no_repairs:
+            self._filters["a reply was repaired or recovered from"] = lambda row, chat: not chat.faults
+        if options.no_repeated_query:
+            self._filters["a query was repeated"] = lambda row, chat: (
+                row["trace"].get("stop_reason") != "repeated_subquery"
+            )
+        if options.ended_by_choice:
+            ended = "the loop did not end by the model's own decision"
+            self._filters[ended] = lambda row, chat: row["trace"].get("stop_reason") in _CHOSEN_ENDS
+        if (recall := options.min_recall) is not None:
+            name = f"less than {recall:g} of the supporting passages retrieved"
+            self._filters[name] = partial(_has_recall, recall)
 
-class FilterCounts:
-    """What the filters leave out: each by itself, and each after those before it."""
-
-    def __init__(self, filters: dict[str, Filter]) -> None:
-        self.filters = filters
-        self.alone: Counter[str] = Counter()
-        self.in_order: Counter[str] = Counter()
-        self.looked_at = 0
-
-    def keeps(self, row: dict[str, Any], chat: Chat) -> bool:
+    def keep(self, row: dict[str, Any], chat: Chat) -> bool:
         """Whether all filters keep a trajectory; it is counted."""
-        self.looked_at += 1
-        failed = [reason for reason, keeps in self.filters.items() if not keeps(row, chat)]
-        self.alone.update(failed)
-        self.in_order.update(failed[:1])
+        self._looked_at += 1
+        failed = [reason for reason, keeps in self._filters.items() if not keeps(row, chat)]
+        self._alone.update(failed)
+        self._in_order.update(failed[:1])
         return not failed
+
+    def left_out(self) -> dict[str, int]:
+        """How many each filter left out after those before it."""
+        return {reason: self._in_order[reason] for reason in self._filters}
 
     def sentences(self) -> list[str]:
         """The counts in words."""
         return [
-            f"Filter: {reason}: {self.alone[reason]:,} of {self.looked_at:,} by itself, "
-            f"{self.in_order[reason]:,} after the filters before it."
-            for reason in self.filters
+            f"Filter: {reason}: {self._alone[reason]:,} of {self._looked_at:,} by itself, "
+            f"{self._in_order[reason]:,} after the filters before it."
+            for reason in self._filters
         ]
 
 
@@ -172,17 +168,15 @@ def build_trajectories(
         FileExistsError: the output folder is taken.
     """
     sources = _sources(results, ledgers)
-    counts = FilterCounts(make_filters(options))
+    filters = Filters(options)
     drops: Counter[str] = Counter()
-
     with new_dataset(folder, TRAJECTORIES, [file for pair in sources for file in pair]) as dataset:
-        for row, split in _trajectories(sources, options, counts, drops):
+        for row, split in _trajectories(sources, options, filters, drops):
             dataset.write(row, split)
             # Not islice, which would look at one more row before it ends, and count it.
             if dataset.statistics.records == options.limit:
                 break
-        left_out = {name: drops[name] for name in (_FAILED, _NO_CALLS, _UNREADABLE, _SEEN) if drops[name]}
-        left_out |= {reason: counts.in_order[reason] for reason in counts.filters}
+        left_out = dict(+drops) | filters.left_out()
         if not dataset.statistics.records:
             told = ", ".join(f"{reason}: {count}" for reason, count in left_out.items()) or "the results are empty"
             raise ValueError(f"no trajectory is left ({told})")
@@ -192,16 +186,16 @@ def build_trajectories(
             drops={"all": left_out},
             files={str(file): file_digest(file) for file, _ in sources},
             options={"results": list(results), "ledgers": list(ledgers), **asdict(options)},
-            notes=counts.sentences(),
+            notes=filters.sentences(),
         )
         statistics = dataset.finish(facts)
-    for sentence in counts.sentences():
+    for sentence in filters.sentences():
         logger.info("%s", sentence)
     return statistics
 
 
 def _trajectories(
-    sources: Sequence[tuple[Path, Path]], options: TrajectoryOptions, counts: FilterCounts, drops: Counter[str]
+    sources: Sequence[tuple[Path, Path]], options: TrajectoryOptions, filters: Filters, drops: Counter[str]
 ) -> Iterator[tuple[Trajectory, str]]:
     with SeenTable() as seen:
         for results, ledger in sources:
@@ -211,41 +205,35 @@ def _trajectories(
                     found += 1
                     split = split_of(row["question"], options.seed, options.validation_fraction)
                     for chat in _chats(row, calls, options, drops):
-                        if not counts.keeps(row, chat):
+                        if not filters.keep(row, chat):
                             continue
                         if seen.first("chat", canonical(list(chat.messages))) is not None:
-                            drops[_SEEN] += 1
+                            drops["the same chat was there before"] += 1
                             continue
                         # Several runs of one question, or a chat per round, give it several trajectories.
                         names = (f"{row['id']}:{number}" for number in count())
                         name = next(name for name in names if seen.first("id", name) is None)
-                        yield _trajectory(name, row["id"], chat, options), split
+                        learned = chat.learned
+                        if options.learn == "observations":
+                            learned = tuple(accumulate(learned, or_))
+                        yield Trajectory(name, row["id"], options.role, chat.model, chat.messages, learned), split
             about = results.parent / ABOUT
             whole = read_json(about).get("questions", 0) if about.is_file() else 0
             if found < whole:
                 # Nobody would miss the questions of a run that was stopped before its end.
-                told = "%s is of a run that did not end: it has %d of %d questions"
-                logger.warning(told, results, found, whole)
+                logger.warning("%s is of a run that did not end: it has %d of %d questions", results, found, whole)
 
 
 def _chats(row: dict[str, Any], calls: RoleCalls, options: TrajectoryOptions, drops: Counter[str]) -> list[Chat]:
     """The readable chats of a row's run."""
     if row.get("error"):
-        drops[_FAILED] += 1
+        drops["the question failed"] += 1
         return []
     chats = calls.chats(row["id"], replies_of(row["trace"], options.role))
     if not chats:
-        drops[_NO_CALLS] += 1
-    drops[_UNREADABLE] += sum(not chat.readable for chat in chats)
+        drops["the ledger has no chat of this run"] += 1
+    drops["the last decision cannot be read"] += sum(not chat.readable for chat in chats)
     return [chat for chat in chats if chat.readable]
-
-
-def _trajectory(name: str, question_id: str, chat: Chat, options: TrajectoryOptions) -> Trajectory:
-    learned = chat.learned
-    if options.learn == "observations":
-        first = learned.index(True)
-        learned = tuple(flag or position > first for position, flag in enumerate(learned))
-    return Trajectory(name, question_id, options.role, chat.model, chat.messages, learned)
 
 
 def _has_score(name: str, least: float, row: dict[str, Any], chat: Chat) -> bool:
@@ -277,8 +265,7 @@ def _rows(results: Path) -> Iterator[dict[str, Any]]:
         missing = [name for name in ("id", "question", "scores", "trace") if name not in row]
         if missing:
             raise ValueError(f"{where}: not a row of `tripletune eval run`: it lacks {', '.join(missing)}")
-        scores, trace = row["scores"], row["trace"]
-        if not isinstance(trace, dict) or not isinstance(scores, dict) or None in scores.values():
+        if not isinstance(row["trace"], dict) or not isinstance(row["scores"], dict) or None in row["scores"].values():
             raise ValueError(f"{where}: not a row of `tripletune eval run`: its scores or its trace are damaged")
         yield row
 

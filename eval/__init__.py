@@ -1,1 +1,165 @@
-"""Tasks, metrics, the harness and the statistics behind its tables."""
+"""A task: which reader reads its questions, how they are put to the model and how answers are scored.
+
+One YAML file in `eval/tasks` per task; answer lengths are those of RAS, section F.2, question templates have the roles
+of its table 5. Metrics are functions in `eval/metrics`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tripletune.data_builders.hotpotqa_subq import Question
+from tripletune.data_builders.readers import get_reader
+from tripletune.models.files import new_file
+from tripletune.models.options import load_config, nearest, not_one_of, setting
+from tripletune.models.program import names_in
+
+TASKS = Path(__file__).parent / "tasks"
+_METRICS = "tripletune.eval.metrics"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One benchmark.
+
+    Attributes:
+        name: Its name on the command line: that of its file.
+        reader: The module in `data_builders.readers` that reads its files.
+        metrics: Functions in `eval/metrics`; the first one is the headline.
+        max_answer_tokens: Longest answer.
+        template: What the model reads as the question; `{question}` is the benchmark's own. Retrieval always uses
+            the benchmark's own.
+    """
+
+    name: str
+    reader: str = ""
+    metrics: tuple[str, ...] = ()
+    max_answer_tokens: int = setting(100, "longest answer", at_least=1)
+    template: str = "{question}"
+
+    def check(self) -> list[str]:
+        """What can't work, one sentence each."""
+        known = find_metrics()
+        found = [f"{key} is missing" for key in ("reader", "metrics") if not getattr(self, key)]
+        found += [not_one_of("metrics", name, list(known)) for name in self.metrics if name not in known]
+        return found + ([] if "{question}" in self.template else ["template: it has no {question}"])
+
+    def prompt(self, question: Question) -> str:
+        """The question as the model reads it."""
+        return self.template.replace("{question}", question.question)
+
+
+def task_names() -> list[str]:
+    """The tasks that come with the toolkit."""
+    return sorted(file.stem for file in TASKS.glob("*.yaml"))
+
+
+def load_task(name: str) -> Task:
+    """Read a task by name, or from a YAML file of your own.
+
+    Raises:
+        ValueError: there is no such task, or its file has an unknown key or value; all problems are named at once.
+    """
+    path = Path(name) if name.endswith((".yaml", ".yml")) else TASKS / f"{name}.yaml"
+    if not path.is_file():
+        known = task_names()
+        raise ValueError(f"task {name!r} is not one of {', '.join(known)}, nor a YAML file{nearest(name, known)}")
+    return load_config(Task, path, {"name": path.stem})
+
+
+def task_questions(task: Task, data: str, notes: Counter[str] | None = None) -> Iterator[Question]:
+    """Stream the questions of a benchmark file.
+
+    Args:
+        task: Names the reader.
+        data: A file, or what else the reader takes.
+        notes: What the reader counted: rows it could not use, by reason, and warnings about the data.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a row is malformed.
+    """
+    notes = Counter() if notes is None else notes
+    for item in get_reader(task.reader)(data, notes, source=task.name):
+        if isinstance(item, Question):
+            yield item
+        else:
+            notes[str(item.reason)] += 1
+
+
+def write_context_corpus(task: Task, data: str, path: Path) -> int:
+    """Write the passages of all questions of a file as one corpus, each once.
+
+    Args:
+        task: Names the reader.
+        data: The file, which is read in full whatever part of it is evaluated.
+        path: The JSON-lines corpus to write.
+
+    Returns:
+        The number of passages.
+
+    Raises:
+        ValueError: the questions come without passages.
+    """
+    seen: set[str] = set()
+    with new_file(path) as scratch, scratch.open("w", encoding="utf-8") as file:
+        for question in task_questions(task, data):
+            for passage in question.passages:
+                if passage.id not in seen and passage.text.strip():
+                    seen.add(passage.id)
+                    row = {"id": passage.id, "title": passage.title, "text": passage.text}
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        if not seen:
+            raise ValueError(
+                f"{data}: its questions come without passages, so there is nothing to retrieve from: name a corpus"
+            )
+    return len(seen)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric with the sentence that tables print about it."""
+
+    score: Callable[[str, Sequence[str]], float]
+    explanation: str
+
+
+def find_metrics() -> dict[str, Metric]:
+    """All metrics, by name."""
+    found = {}
+    for place in (_METRICS, *(f"{_METRICS}.{name}" for name in names_in(_METRICS))):
+        for name, function in inspect.getmembers(importlib.import_module(place), inspect.isfunction):
+            if function.__module__ == place and not name.startswith("_"):
+                found[name] = Metric(function, (inspect.getdoc(function) or name).splitlines()[0].rstrip("."))
+    return found
+
+
+def score_answer(prediction: str, answers: Sequence[str], metrics: Mapping[str, Metric]) -> dict[str, float]:
+    """Score one prediction with several metrics.
+
+    Args:
+        prediction: The answer.
+        answers: The gold answers; blank ones, which would occur in every prediction, are passed over.
+        metrics: The metrics, by name.
+
+    Raises:
+        TypeError: the gold answers are one string, which would be compared letter by letter.
+        ValueError: there is no gold answer, or a metric gives no finite number.
+    """
+    if isinstance(answers, str):
+        raise TypeError(f"gold answers are the string {answers!r}: give a list of answers, or it is read by letters")
+    filled = [answer for answer in answers if answer.strip()]
+    if not filled:
+        raise ValueError(f"gold answers are {list(answers)!r}: a metric needs one that is not blank")
+    scores = {name: float(metric.score(prediction, filled)) for name, metric in metrics.items()}
+    wrong = {name: score for name, score in scores.items() if not math.isfinite(score)}
+    if wrong:
+        raise ValueError(f"metric {next(iter(wrong))} gives {wrong} for {prediction!r}: a score is a finite number")
+    return scores

@@ -5,35 +5,33 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tripletune.models.program import load_from, names_in, plain_console, run_program
 
-SUITES, _REPORT = "tripletune.eval.suites", "tripletune.eval.report"
+SUITES = "tripletune.eval.suites"
 # Commands whose name is not that of their suite's module.
 _MODULES = {"run": "questions"}
-_REPORTS: dict[str, tuple[str, Callable[[Any], None]]] = {}
+# Commands that read results: functions of `eval.report`, imported when they are called.
+_REPORTS = ("compare", "curve", "report")
 
 
 def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The command line; of the commands only the one that is called has its options."""
+    """The command line; of the evaluations only the one that is called has its options."""
     top = argparse.ArgumentParser(prog="tripletune eval", description="Evaluate retrieval systems and planners.")
     top.add_argument("--verbose", action="store_true", help="log more, and show tracebacks")
     commands = top.add_subparsers(dest="command", required=True)
     names = {module: name for name, module in _MODULES.items()}
     suites = [names.get(module, module) for module in names_in(SUITES)]
-    known = sorted([*suites, *_REPORTS])
-    called = next((word for word in words if word in known), None)
-    for name in [called] if called else known:
-        if name in _REPORTS:
-            about, add = _REPORTS[name]
-            add(commands.add_parser(name, help=about))
-            continue
-        module = load_from(SUITES, _MODULES.get(name, name), "evaluation")
-        command = commands.add_parser(name, help=str(module.__doc__).splitlines()[0], allow_abbrev=False)
-        if called:
-            module.SUITE.add_arguments(command)
+    called = next((word for word in words if word in (*suites, *_REPORTS)), None)
+    for name in sorted(suites):
+        if called in (None, name):
+            module = load_from(SUITES, _MODULES.get(name, name), "evaluation")
+            command = commands.add_parser(name, help=str(module.__doc__).splitlines()[0], allow_abbrev=False)
+            if called:
+                module.SUITE.add_arguments(command)
+    _add_reports(commands)
     return top
 
 
@@ -54,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace, words: list[str]) -> int:
     console = plain_console(160)
     if args.command in _REPORTS:
-        args.run(args, console)
+        getattr(importlib.import_module("tripletune.eval.report"), args.command)(args, console)
         return 0
     from tripletune.eval.suites import run_suites
 
@@ -63,40 +61,23 @@ def _run(args: argparse.Namespace, words: list[str]) -> int:
     return run_suites([suite], console)
 
 
-def _called(module: str, function: str) -> Callable[[argparse.Namespace, Any], None]:
-    """A function of `eval.report`, imported when it is called."""
-    return lambda args, console: getattr(importlib.import_module(module), function)(args, console)
+def _add_reports(commands: Any) -> None:
+    about = "compare finished runs, question by question, with the first"
+    add = commands.add_parser("compare", help=about).add_argument
+    add("folders", nargs="+", metavar="DIR", help="output folders of `run`, or of `extraction`")
+    add("--metric", help="score to compare (default: the headline of the task)")
+    add("--output", metavar="FILE", help="also write the comparison as JSON")
 
+    add = commands.add_parser("curve", help="draw the learning curve of a training run").add_argument
+    add("run_folder", metavar="RUN", help="output folder of a training run")
+    add("--output", metavar="FILE.png", help="the picture (default: RUN/learning_curve.png)")
 
-def _add_compare(command: argparse.ArgumentParser) -> None:
-    command.add_argument("folders", nargs="+", metavar="DIR", help="output folders of `run`, or of `extraction`")
-    command.add_argument("--metric", help="score to compare (default: the headline of the task)")
-    command.add_argument("--output", metavar="FILE", help="also write the comparison as JSON")
-    command.set_defaults(run=_called(f"{_REPORT}.compare", "compare"))
-
-
-def _add_report(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "folders", nargs="+", metavar="[NAME=]DIR",
+    add = commands.add_parser("report", help="tables and plots of finished evaluations").add_argument
+    add("folders", nargs="+", metavar="[NAME=]DIR",
         help="output folders of `run`, and of other commands that leave a metrics.json; the first run of a task is the "
-        "one that the others are compared with",
-    )  # fmt: skip
-    command.add_argument("--output", required=True, metavar="DIR", help="the report; an older one there is replaced")
-    command.add_argument("--no-plots", action="store_true", help="tables alone")
-    command.set_defaults(run=_called(_REPORT, "write_report"))
-
-
-def _add_curve(command: argparse.ArgumentParser) -> None:
-    command.add_argument("run_folder", metavar="RUN", help="output folder of a training run")
-    command.add_argument("--output", metavar="FILE.png", help="the picture (default: RUN/learning_curve.png)")
-    command.set_defaults(run=_called(f"{_REPORT}.plots", "curve"))
-
-
-_REPORTS |= {
-    "compare": ("compare finished runs, question by question, with the first", _add_compare),
-    "curve": ("draw the learning curve of a training run", _add_curve),
-    "report": ("tables and plots of finished evaluations", _add_report),
-}
+        "one that the others are compared with")  # fmt: skip
+    add("--output", required=True, metavar="DIR", help="the report; an older one there is replaced")
+    add("--no-plots", action="store_true", help="tables alone")
 
 
 if __name__ == "__main__":

@@ -7,13 +7,12 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tripletune.models.data.records import read_jsonl
 from tripletune.models.files import lock_folder, new_file, read_json, write_json
-from tripletune.models.llm.client import redact
 
 logger = logging.getLogger(__name__)
 
@@ -59,17 +58,25 @@ class ResultLog:
             raise
 
     def _open(self, settings: dict[str, Any], overwrite: bool, retry_errors: bool) -> None:
-        if (self.folder / _ASIDE).exists() and not self._has_rows():
+        path = self.folder / SETTINGS
+        if (self.folder / _ASIDE).exists() and not (self.path.exists() and self.path.stat().st_size):
             self._bring_back()  # a kill came before the first new row
-        self._aside = False
-        if overwrite:
-            for name in _FILES:
-                if (self.folder / name).exists():
-                    (self.folder / _ASIDE).mkdir(exist_ok=True)
-                    os.replace(self.folder / name, self.folder / _ASIDE / name)
-                    self._aside = True
-        self._check_settings(json.loads(json.dumps(settings)))
+        there = [name for name in _FILES if overwrite and (self.folder / name).exists()]
+        self._aside = bool(there)
+        for name in there:
+            (self.folder / _ASIDE).mkdir(exist_ok=True)
+            os.replace(self.folder / name, self.folder / _ASIDE / name)
+        settings, found = json.loads(json.dumps(settings)), read_json(path) if path.exists() else {}
         self.path.touch()
+        if not self.path.stat().st_size:
+            # A call that failed before its first answer, such as one with a misspelled model, sets nothing.
+            write_json(path, settings)
+        elif changed := [key for key in sorted(found.keys() | settings.keys()) if found.get(key) != settings.get(key)]:
+            details = "; ".join(f"{key} was {found.get(key)!r} and is {settings.get(key)!r}" for key in changed)
+            raise ValueError(
+                f"{self.folder} holds results of another run: {details}. "
+                "Pass --overwrite to start again, or another --output"
+            )
         with self.path.open("rb+") as lines:
             whole = sum(len(line) for line in lines if line.endswith(b"\n"))
             lines.seek(0, os.SEEK_END)
@@ -78,24 +85,14 @@ class ResultLog:
                 lines.truncate(whole)
         if retry_errors:
             with new_file(self.path) as scratch, scratch.open("w", encoding="utf-8") as file:
-                file.writelines(_line(row) for row in self.rows() if not row.get("error"))
-        self.done = {row["id"] for row in self.rows()}
+                kept = (row for row in read_results(self.path) if not row.get("error"))
+                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in kept)
+        self.done = {row["id"] for row in read_results(self.path)}
         self._file = self.path.open("a", encoding="utf-8")
-
-    def note(self, command: Sequence[str], questions: int, **about: Any) -> None:
-        """Write down what makes these rows, for reports; nothing is compared with it later.
-
-        Args:
-            command: The words of the command line; what looks like a key is struck out.
-            questions: How many rows a complete run has.
-            **about: What else a report may say, as JSON values.
-        """
-        words = [redact(word) for word in command]
-        write_json(self.folder / ABOUT, {"command": words, "questions": questions, **about})
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a row; it is in the file when this returns."""
-        self._file.write(_line(row))
+        self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
         self._file.flush()
         self.done.add(row["id"])
         if self._aside:
@@ -134,32 +131,12 @@ class ResultLog:
         if self._lock is not None:
             self._lock.close()
 
-    def _has_rows(self) -> bool:
-        return self.path.exists() and self.path.stat().st_size > 0
-
     def _bring_back(self) -> None:
         for name in _FILES:
             (self.folder / name).unlink(missing_ok=True)
             if (self.folder / _ASIDE / name).exists():
                 os.replace(self.folder / _ASIDE / name, self.folder / name)
         shutil.rmtree(self.folder / _ASIDE, ignore_errors=True)
-
-    def _check_settings(self, settings: dict[str, Any]) -> None:
-        path = self.folder / SETTINGS
-        if not path.exists() and self.path.exists():
-            raise ValueError(f"{self.folder} holds {RESULTS} and no {SETTINGS}: pass --overwrite or another --output")
-        found = read_json(path) if path.exists() else {}
-        if not self._has_rows():
-            # A call that failed before its first answer, such as one with a misspelled model, sets nothing.
-            write_json(path, settings)
-            return
-        changed = [key for key in sorted(found.keys() | settings.keys()) if found.get(key) != settings.get(key)]
-        if changed:
-            details = "; ".join(f"{key} was {found.get(key)!r} and is {settings.get(key)!r}" for key in changed)
-            raise ValueError(
-                f"{self.folder} holds results of another run: {details}. "
-                "Pass --overwrite to start again, or another --output"
-            )
 
 
 def read_results(path: str | Path, partial: bool = False) -> Iterator[dict[str, Any]]:
@@ -180,7 +157,3 @@ def read_results(path: str | Path, partial: bool = False) -> Iterator[dict[str, 
             if not isinstance(score, (int, float)) or not math.isfinite(score):
                 raise ValueError(f"{where}: score {name} is {score!r}, and no finite number; run the evaluation again")
         yield row
-
-
-def _line(row: dict[str, Any]) -> str:
-    return json.dumps(row, ensure_ascii=False) + "\n"

@@ -3,8 +3,7 @@
 An interval is `{"mean", "low", "high", "n"}`: a mean with its 95 % interval, over `n` values; else None.
 A difference has its two-sided bootstrap p-value too, as `p_value`.
 
-What is drawn with replacement is the question. Several rows of one question, such as its planning steps, rise and
-fall together, so they are drawn together: pass the question ids as `clusters`.
+What is drawn with replacement is the question.
 """
 
 from __future__ import annotations
@@ -19,36 +18,31 @@ _CELLS_AT_ONCE = 1 << 22
 Interval = dict[str, Any]
 
 
-def bootstrap_mean(
-    values: Sequence[float],
-    clusters: Sequence[Hashable] | None = None,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> Interval:
+def bootstrap_mean(values: Sequence[float]) -> Interval:
     """Mean and 95 % percentile interval.
 
     Args:
-        values: One value per row.
-        clusters: The question each row belongs to; None when every row is a question of its own.
-        resamples: Bootstrap samples.
-        seed: Seed of the draws; the same for every metric, so that metrics move together.
+        values: One value per question.
 
     Raises:
         ValueError: a value is not a finite number.
     """
     numbers = _finite(values)
-    if clusters is None:
-        return _interval(numbers, np.ones_like(numbers), len(values), resamples, seed)
-    places: dict[Hashable, int] = {}
-    index = np.fromiter((places.setdefault(name, len(places)) for name in clusters), dtype=np.int64)
-    sums, counts = np.bincount(index, weights=numbers), np.bincount(index).astype(np.float64)
-    return _interval(sums, counts, len(values), resamples, seed)
+    return _interval(numbers, np.ones_like(numbers), len(values))
 
 
 def bootstrap_pairs(pairs: Sequence[tuple[Hashable, float]]) -> Interval:
-    """Mean and 95 % percentile interval of `(question, score)` pairs; questions are drawn."""
-    questions, scores = zip(*pairs) if pairs else ((), ())
-    return bootstrap_mean(scores, questions)
+    """Mean and 95 % percentile interval of `(question, score)` pairs.
+
+    Several rows of one question, such as its planning steps, rise and fall together, so they are drawn together.
+
+    Raises:
+        ValueError: a score is not a finite number.
+    """
+    places: dict[Hashable, int] = {}
+    index = np.array([places.setdefault(question, len(places)) for question, _ in pairs], dtype=np.int64)
+    sums, counts = np.bincount(index, weights=_finite([score for _, score in pairs])), np.bincount(index)
+    return _interval(sums, counts.astype(np.float64), len(pairs))
 
 
 def bootstrap_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
@@ -64,7 +58,7 @@ def bootstrap_ratio(numerators: Sequence[float], denominators: Sequence[float]) 
     Raises:
         ValueError: a value is not a finite number.
     """
-    return _interval(_finite(numerators), _finite(denominators), len(numerators), RESAMPLES, 0)
+    return _interval(_finite(numerators), _finite(denominators), len(numerators))
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> Interval:
@@ -98,9 +92,7 @@ def paired_ratio_difference(
             f"a paired difference of {' and '.join(str(len(part)) for part in parts[::2])} scores: both systems must "
             "have answered the same questions, at least one"
         )
-    # The same seed draws the same texts for both.
-    one, other = (_resampled(above, below, RESAMPLES, 0) for above, below in (parts[:2], parts[2:]))
-    gaps = other - one
+    gaps = _resampled(*parts[2:]) - _resampled(*parts[:2])
     means = [above.sum() / below.sum() if below.sum() else 0.0 for above, below in (parts[:2], parts[2:])]
     low, high = np.percentile(gaps, [2.5, 97.5])
     # Sums that differ in their last digit alone are no difference.
@@ -138,21 +130,22 @@ def _finite(values: Sequence[float]) -> np.ndarray:
     return numbers
 
 
-def _interval(above: np.ndarray, below: np.ndarray, n: int, resamples: int, seed: int) -> Interval:
+def _interval(above: np.ndarray, below: np.ndarray, n: int) -> Interval:
     if not below.sum():
         return {"mean": None, "low": None, "high": None, "n": 0}
-    low, high = np.percentile(_resampled(above, below, resamples, seed), [2.5, 97.5])
+    low, high = np.percentile(_resampled(above, below), [2.5, 97.5])
     return {"mean": float(above.sum() / below.sum()), "low": float(low), "high": float(high), "n": n}
 
 
-def _resampled(sums: np.ndarray, counts: np.ndarray, resamples: int, seed: int) -> np.ndarray:
+def _resampled(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """The ratio of sums in each bootstrap sample."""
-    random = np.random.default_rng(seed)
+    # One seed draws the same texts for two systems and for all metrics, so that they move together.
+    random = np.random.default_rng(0)
     size = len(sums)
     rows = max(1, _CELLS_AT_ONCE // size)
     means = []
-    for start in range(0, resamples, rows):
-        drawn = random.integers(0, size, size=(min(rows, resamples - start), size))
+    for start in range(0, RESAMPLES, rows):
+        drawn = random.integers(0, size, size=(min(rows, RESAMPLES - start), size))
         total = counts[drawn].sum(axis=1)
         means.append(np.divide(sums[drawn].sum(axis=1), total, out=np.zeros_like(total), where=total > 0))
     return np.concatenate(means)

@@ -1,72 +1,73 @@
 """What a system works with, opened from the options of `tripletune eval run`: corpus, triples, language models.
 
-`--teacher-backend`, `--teacher-model` and the like name the chat model that answers all prompts, beside which `--model`
-and `--planner-model` may name a Graph-LLM that answers or plans; `--integrator SPEC` puts a
+`--teacher`, `--teacher-model` and the like name the chat model that answers all prompts, beside which `--model` and
+`--planner-model` may name a Graph-LLM that answers or plans; `--integrator SPEC` puts a
 local model, such as a distilled student, in its place in CIRAG's integration phase; `--oracle DIR/SPLIT` is the teacher
 that knows the facts of a fictional world.
 """
 
 from __future__ import annotations
 
-import logging
-import sys
-from dataclasses import replace
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tripletune.models.files import file_digest, weights_fingerprint
-from tripletune.models.llm.client import LLMClient, Sampling
+from tripletune.models.llm import LLMClient, Sampling
+from tripletune.models.llm.backends import LLMOptions, open_client
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
-from tripletune.models.llm.options import LLMOptions, open_client
 from tripletune.models.loading import resolve
 from tripletune.models.run_folders import PROMPT_FILE, check_model_folder, read_json, trained_folder
-from tripletune.rag.search import open_search
-from tripletune.rag.systems import System, Tools, load_prompts
+from tripletune.rag.search import search_problems
+from tripletune.rag.systems import System, load_prompts
 from tripletune.rag.systems.cirag import PROMPT_NAMES
 from tripletune.rag.systems.cirag.integration import INTEGRATION_PROMPT
 from tripletune.rag.triple_store import TripleStore, is_store
 
 if TYPE_CHECKING:
-    from tripletune.models.local.generator import LocalGenerator
+    from tripletune.models.graph_llm import LocalGenerator
 
-logger = logging.getLogger(__name__)
 # Teacher, the model in its place in the integration phase if there is one, and how replies are drawn.
 LLMs = tuple[LLMClient, LLMClient | None, Sampling]
 
 
-def llm_problems(options: Any, system: System, teacher: LLMOptions | None) -> list[str]:
-    """What of the model options (`suites.questions.QuestionOptions`) does not fit the system, one sentence each."""
-    problems = []
+def run_problems(options: Any, system: System, loop: Any, teacher: LLMOptions | None) -> list[str]:
+    """What of the options (`suites.questions.QuestionOptions`) does not fit the system, one sentence each."""
+    found, uses = [], f"--system {system.name}"
     if options.integrator and system.name != "cirag":
-        problems.append(f"--integrator is for --system cirag, not for {system.name}")
+        found.append(f"--integrator is for --system cirag, not for {system.name}")
     if system.model == "llm":
         if options.model or options.planner_model or options.untrained:
-            problems.append(
-                f"--system {system.name} prompts a language model: name it with --teacher-backend and --teacher-model, "
-                "and leave out --model, --planner-model and --untrained"
+            found.append(
+                f"{uses} prompts a language model: name it with --teacher and --teacher-model, and leave out --model, "
+                "--planner-model and --untrained"
             )
         if teacher is None:
-            problems.append(
-                f"--system {system.name} needs one teacher: --teacher-model NAME, or --oracle DIR/SPLIT for a world"
-            )
-        return problems
-    if teacher is None and not options.model:
-        problems.append(
-            f"--system {system.name} needs a model: the folder of a Graph-LLM with --model, or a chat model with "
-            "--teacher-model"
+            found.append(f"{uses} needs one teacher: --teacher-model NAME, or --oracle DIR/SPLIT for a world")
+    elif teacher is None and not options.model:
+        found.append(
+            f"{uses} needs a model: the folder of a Graph-LLM with --model, or a chat model with --teacher-model"
         )
-    if teacher is not None and options.model and (options.planner_model or not system.plans):
-        problems.append(
-            f"--system {system.name} has no place for this many models: leave out --model, or --teacher-model and "
-            "--oracle"
-        )
-    return problems
+    elif teacher is not None and options.model and (options.planner_model or not system.plans):
+        found.append(f"{uses} has no place for this many models: leave out --model, or --teacher-model and --oracle")
+    if system.needs_gold and options.gold and not options.corpus:
+        found.append(f"{uses} reads the passages that --gold names: give their --corpus")
+    return found + search_problems(options, system, loop)
 
 
-def llm_settings(options: Any, teacher: LLMOptions) -> dict[str, Any]:
-    """What the results depend on; where the calls run and how many at once is not among it."""
-    settings: dict[str, Any] = {"sampling": [teacher.temperature, teacher.top_p, teacher.seed]}
+def model_settings(options: Any, teacher: LLMOptions | None) -> dict[str, Any]:
+    """What the results depend on of the models; where calls run and how many at once is not among it."""
+    # A teacher takes the places that no Graph-LLM is named for.
+    planner = options.planner_model or (None if teacher else options.model)
+    settings: dict[str, Any] = {"dtype": options.dtype} if options.model or planner else {}
+    for role, spec in (("model", options.model), ("planner", planner)):
+        if spec:
+            resolved = model_spec(spec, options.untrained)
+            settings[role] = {"spec": resolved, "weights": weights_fingerprint(resolved)}
+    if teacher is None:
+        return settings
+    settings["sampling"] = [teacher.temperature, teacher.top_p, teacher.seed]
     if options.oracle:
         settings["teacher"] = f"oracle:{options.oracle}"
     else:
@@ -132,17 +133,6 @@ def other_prompt(integrator: str, prompts: str | None) -> str | None:
     )
 
 
-def model_settings(options: Any, teacher: bool) -> dict[str, Any]:
-    """Which Graph-LLMs plan and answer, beside a teacher in the place of those not named."""
-    planner = options.planner_model or (None if teacher else options.model)
-    settings: dict[str, Any] = {"dtype": options.dtype} if options.model or planner else {}
-    for role, spec in (("model", options.model), ("planner", planner)):
-        if spec:
-            resolved = model_spec(spec, options.untrained)
-            settings[role] = {"spec": resolved, "weights": weights_fingerprint(resolved)}
-    return settings
-
-
 def model_spec(spec: str, untrained: bool) -> str:
     """The folder or spec to load; `untrained` takes the base model of a run folder.
 
@@ -168,12 +158,8 @@ def open_generator(spec: str, options: Any) -> LocalGenerator:
     """A Graph-LLM for `untrained`, `batch_size` and `dtype` of the options, and for `ledger` where they have it."""
     if not options.untrained:
         check_model_folder(spec)
-    from tripletune.models.local.generator import load_generator
+    from tripletune.models.graph_llm import load_generator
 
-    if not sys.stderr.isatty():
-        from transformers.utils.logging import disable_progress_bar
-
-        disable_progress_bar()
     ledger = getattr(options, "ledger", None)
     return load_generator(spec, batch_size=options.batch_size, dtype=options.dtype, ledger=ledger)
 
@@ -193,47 +179,7 @@ def triples_settings(source: str, extractor: str | None = None) -> Any:
         if extractor is not None:
             raise ValueError(f"--extractor {extractor}: {source} is no extraction store, so it has no extractors")
         return file_digest(source)
-    store = TripleStore(source, create=False)
-    try:
+    with closing(TripleStore(source, create=False)) as store:
         chosen = store.choose(extractor)
-        found = {"store": Path(source).name, "model": chosen.model, "prompt": chosen.prompt}
-        return found | {"passages": chosen.passages}
-    finally:
-        store.close()
-
-
-def open_tools(
-    options: Any,
-    system: System,
-    loop: Any,
-    corpus: Path | None,
-    teacher: LLMOptions | None,
-    llms: LLMs | None,
-) -> Tools:
-    """Open index, triples and models.
-
-    Args:
-        options: The command's options.
-        system: The system.
-        loop: Its options.
-        corpus: The passages; None for a system that retrieves nothing.
-        teacher: The chat model, if there is one: of a system that prompts one, or in the place of a Graph-LLM.
-        llms: Its models, where several runs share them; None opens those of `teacher`.
-    """
-    index = Path(options.index or Path(options.output) / "index")
-    tools = open_search(options, system, loop, corpus, index)
-    if teacher is not None:
-        llm, integrator, sampling = llms or open_llms(teacher, options.integrator, options.oracle)
-        if options.integrator and (warning := other_prompt(options.integrator, loop.prompts)):
-            logger.warning("%s", warning)
-        tools = replace(tools, llm=llm, integrator=integrator, sampling=sampling)
-    if system.model == "llm":
-        return tools
-    answerer = open_generator(model_spec(options.model, options.untrained), options) if options.model else None
-    planner = answerer if teacher is None else None
-    if options.planner_model:
-        planner = open_generator(model_spec(options.planner_model, options.untrained), options)
-    for generator in (answerer, planner):
-        if generator is not None and not loop.graph:
-            generator.processor = generator.processor.without_graph()
-    return replace(tools, planner=planner, answerer=answerer)
+    found = {"store": Path(source).name, "model": chosen.model, "prompt": chosen.prompt}
+    return found | {"passages": chosen.passages}

@@ -21,7 +21,6 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -29,13 +28,12 @@ import numpy as np
 
 from tripletune.eval.statistics import bootstrap_ratio
 from tripletune.models.data.pairs import ExtractionPair, predicate_words, read_replies, read_reply
-from tripletune.models.data.triples import Triple, format_triples
+from tripletune.models.data.triples import Triple
 
 # Texts to vectors, one row each, of any length; `rag.embedding.Embedder.encode` is one.
 Embedder = Callable[[list[str]], np.ndarray]
 Key = tuple[str, str, str]
 
-_WORD = re.compile(r"\w+")
 _DIGITS = re.compile(r"\d+")
 _ARTICLES = frozenset(("a", "an", "the"))
 _AUXILIARIES = frozenset(("is", "are", "was", "were", "be", "been", "has", "have", "had"))
@@ -52,39 +50,21 @@ _LONGEST_ROUGE = 20_000
 # "birth place" and "death place" 0.57. None tells "Norway" from "Sweden" (0.80), so the soft level is to be read beside
 # the normalised one.
 THRESHOLDS = {"entity": 0.75, "predicate": 0.6}
-# A row of `score_rows` as numerator and denominator; sums of both make the score of a data set.
-Part = Callable[[Mapping[str, Any]], tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A text with its gold triples and what a model replied.
+    """What a model replied to a text.
 
     Attributes:
-        id: Names the text.
-        text: What the model read, title included.
-        gold: The gold triples; none when the text states no fact.
-        reply: The model's reply as it was written.
-        pieces: The replies to the pieces of a text that was cut, in order; none where it was read whole.
+        pair: The text with its gold triples.
+        replies: The replies as they were written: one, or those to the pieces of a text that was cut, in order.
         failed: Whether there is no reply: an error is never right, also where there is nothing to find.
     """
 
-    id: str
-    text: str
-    gold: tuple[Triple, ...]
-    reply: str
-    pieces: tuple[str, ...] = ()
+    pair: ExtractionPair
+    replies: Sequence[str]
     failed: bool = False
-
-    @classmethod
-    def of(cls, pair: ExtractionPair, reply: str, pieces: tuple[str, ...] = (), failed: bool = False) -> Prediction:
-        """The prediction for a pair."""
-        return cls(pair.id, pair.source_text, pair.triples, reply, pieces, failed)
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """The replies that are read one by one."""
-        return self.pieces or (self.reply,)
 
 
 def score_extractions(predictions: Iterable[Prediction], embed: Embedder | None = None) -> dict[str, Any]:
@@ -103,55 +83,34 @@ def score_rows(predictions: Iterable[Prediction], embed: Embedder | None = None)
         `id`, `failed`, `gold` and `predicted` (distinct triples), `malformed_triples`, `malformed` (whether the output
         was), `exact`, `normalised`, `soft` (matches, predicted, gold), `subject`, `predicate`, `object` (gold triples
         that have this field right), `entities` and `grounded`, and the ROUGE F-measures.
-
-    Raises:
-        ValueError: the embedder gives vectors of another number.
     """
     stream = iter(predictions)
     while chunk := list(islice(stream, _CHUNK)):
-        replies = [read_replies(prediction.parts) for prediction in chunk]
+        replies = [read_replies(prediction.replies) for prediction in chunk]
         vectors = None
         if embed is not None:
-            triples = [t for one, reply in zip(chunk, replies) for t in (*one.gold, *reply.triples)]
+            triples = [t for one, reply in zip(chunk, replies) for t in (*one.pair.triples, *reply.triples)]
             vectors = FieldVectors(triples, embed)
         for prediction, reply in zip(chunk, replies):
-            row = _score(prediction, reply.triples, vectors)
-            yield row | {
-                "malformed_triples": reply.malformed,
-                "malformed": reply.is_malformed,
-                **_rouge_of(prediction),
-            }
+            faults = {"malformed_triples": reply.malformed, "malformed": reply.is_malformed}
+            yield _score(prediction, reply.triples, vectors) | faults | _rouge_of(prediction)
 
 
-def _level_parts(level: str) -> dict[str, Part]:
-    def macro(place: int) -> Part:
-        return lambda row: (text_scores(row, level)[place], 1.0)
-
-    micro: dict[str, Part] = {
-        "precision": lambda row: (row[level][0], row[level][1]),
-        "recall": lambda row: (row[level][0], row[level][2]),
-        "f1": lambda row: (2.0 * row[level][0], row[level][1] + row[level][2]),
-    }
-    parts = {f"{level}/micro/{name}": part for name, part in micro.items()}
-    return parts | {f"{level}/macro/{name}": macro(place) for place, name in enumerate(micro)}
-
-
-def _field_part(field: str) -> Part:
-    return lambda row: (row[field], row["normalised"][2])
-
-
-def _mean_part(name: str) -> Part:
-    return lambda row: (float(row[name]), 1.0)
-
-
-PARTS: dict[str, Part] = {
-    **{name: part for level in LEVELS for name, part in _level_parts(level).items()},
-    **{f"accuracy/{field}": _field_part(field) for field in FIELDS},
-    "malformed_output": _mean_part("malformed"),
-    "malformed_triples": lambda row: (row["malformed_triples"], row["malformed_triples"] + row["predicted"]),
-    "groundedness": lambda row: (row["grounded"], row["entities"]),
-    **{name: _mean_part(name) for name in ROUGE},
-}
+def row_parts(row: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """A row of `score_rows` as numerators and denominators, by score; sums of both make the score of a data set."""
+    parts: dict[str, tuple[float, float]] = {}
+    for level in (level for level in LEVELS if level in row):
+        matches, predicted, gold = row[level]
+        micro = ((matches, predicted), (matches, gold), (2 * matches, predicted + gold))
+        macro = (0.0, 0.0, 0.0) if row.get("failed") else precision_recall_f1(matches, predicted, gold)
+        names = ("precision", "recall", "f1")
+        parts |= {f"{level}/micro/{name}": part for name, part in zip(names, micro)}
+        parts |= {f"{level}/macro/{name}": (score, 1.0) for name, score in zip(names, macro)}
+    parts |= {f"accuracy/{field}": (row[field], row["normalised"][2]) for field in FIELDS}
+    parts["malformed_output"] = (float(row["malformed"]), 1.0)
+    parts["malformed_triples"] = (row["malformed_triples"], row["malformed_triples"] + row["predicted"])
+    parts["groundedness"] = (row["grounded"], row["entities"])
+    return parts | {name: (row[name], 1.0) for name in ROUGE}
 
 
 def summarise_extractions(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -166,17 +125,14 @@ def summarise_extractions(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         the triples written), `groundedness` (share of the predicted subjects and objects that occur in the text) and
         the ROUGE scores. Scores are `{"mean", "low", "high", "n"}`, with None where there is nothing to score.
     """
-    kept = list(rows)
-    summary: dict[str, Any] = {"texts": len(kept)}
-    for name, part in PARTS.items():
+    parts = [row_parts(row) for row in rows]
+    summary: dict[str, Any] = {"texts": len(parts)}
+    for name in parts[0] if parts else ():
         *families, last = name.split("/")
-        if families[:1] == ["soft"] and not (kept and "soft" in kept[0]):
-            continue
         place = summary
         for family in families:
             place = place.setdefault(family, {})
-        above, below = zip(*map(part, kept)) if kept else ((), ())
-        place[last] = bootstrap_ratio(above, below)
+        place[last] = bootstrap_ratio(*zip(*(part[name] for part in parts)))
     if "soft" in summary:
         summary["soft"]["thresholds"] = THRESHOLDS
     return summary
@@ -189,13 +145,10 @@ def rouge_scores(reply: str, gold: str) -> dict[str, float]:
     """
     if not reply.strip() and not gold.strip():
         return dict.fromkeys(ROUGE, 1.0)
-    scores = _rouge().score(gold, reply[:_LONGEST_ROUGE])
+    from rouge_score.rouge_scorer import RougeScorer  # imports nltk, which takes a while
+
+    scores = RougeScorer(list(ROUGE), use_stemmer=False).score(gold, reply[:_LONGEST_ROUGE])
     return {name: float(scores[name].fmeasure) for name in ROUGE}
-
-
-def text_scores(row: Mapping[str, Any], level: str) -> tuple[float, float, float]:
-    """Precision, recall and F1 of one row of `score_rows`; all 0 where the model gave no reply."""
-    return (0.0, 0.0, 0.0) if row.get("failed") else precision_recall_f1(*row[level])
 
 
 def precision_recall_f1(matches: float, predicted: float, gold: float) -> tuple[float, float, float]:
@@ -208,11 +161,12 @@ def precision_recall_f1(matches: float, predicted: float, gold: float) -> tuple[
 
 
 def _score(prediction: Prediction, found: Sequence[Triple], vectors: FieldVectors | None) -> dict[str, Any]:
-    predicted, gold = list(dict.fromkeys(found)), list(dict.fromkeys(prediction.gold))
+    pair = prediction.pair
+    predicted, gold = list(dict.fromkeys(found)), list(dict.fromkeys(pair.triples))
     # One triple for each normalised form, so that a triple in two spellings is not counted twice.
     forms = {normalize_triple(triple): triple for triple in reversed(predicted)}
     gold_forms = {normalize_triple(triple): triple for triple in reversed(gold)}
-    row: dict[str, Any] = {"id": prediction.id, "failed": prediction.failed}
+    row: dict[str, Any] = {"id": pair.id, "failed": prediction.failed}
     row |= {"gold": len(gold), "predicted": len(predicted)}
     row["exact"] = [len(set(predicted) & set(gold)), len(predicted), len(gold)]
     row["normalised"] = [len(forms.keys() & gold_forms.keys()), len(forms), len(gold_forms)]
@@ -221,7 +175,7 @@ def _score(prediction: Prediction, found: Sequence[Triple], vectors: FieldVector
         row["soft"] = [soft_matches(similar), len(forms), len(gold_forms)]
     row |= dict(zip(FIELDS, aligned_fields(list(forms), list(gold_forms))))
     names = {name for triple in predicted for name in (triple.subject, triple.object)}
-    words = f" {' '.join(entity_words(prediction.text))} "
+    words = f" {' '.join(entity_words(pair.source_text))} "
     return row | {"entities": len(names), "grounded": sum(grounded(name, words) for name in names)}
 
 
@@ -229,17 +183,9 @@ def _rouge_of(prediction: Prediction) -> dict[str, float]:
     if prediction.failed:
         return dict.fromkeys(ROUGE, 0.0)
     # A reply that says "no facts" in a word is the empty one of the gold triples.
-    read = ((text, read_reply(text)) for text in prediction.parts)
+    read = ((text, read_reply(text)) for text in prediction.replies)
     written = "\n".join(text for text, reply in read if reply.triples or reply.is_malformed)
-    return rouge_scores(written, format_triples(prediction.gold))
-
-
-@lru_cache(maxsize=1)
-def _rouge() -> Any:
-    # Imports nltk, which takes a while.
-    from rouge_score.rouge_scorer import RougeScorer
-
-    return RougeScorer(list(ROUGE), use_stemmer=False)
+    return rouge_scores(written, prediction.pair.target)
 
 
 def entity_words(text: str) -> list[str]:
@@ -289,16 +235,11 @@ class FieldVectors:
     Args:
         triples: All triples that will be compared.
         embed: The embedder.
-
-    Raises:
-        ValueError: the embedder does not give one vector a text.
     """
 
     def __init__(self, triples: Sequence[Triple], embed: Embedder) -> None:
         texts = sorted({text for triple in triples for text in spoken_fields(triple)})
         vectors = np.asarray(embed(texts), dtype=np.float64) if texts else np.zeros((0, 1))
-        if vectors.ndim != 2 or len(vectors) != len(texts):
-            raise ValueError(f"the embedder gave an array of shape {vectors.shape} for {len(texts)} texts")
         norms = np.linalg.norm(vectors, axis=1, keepdims=True)
         self._vectors = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms > 0)
         self._rows: Mapping[str, int] = {text: row for row, text in enumerate(texts)}
@@ -369,8 +310,6 @@ def _words(text: str) -> list[str]:
 
     To `\\w` the vowel signs of Hindi or Thai are no letters, so names that differ in one alone would be the same.
     """
-    if text.isascii():
-        return _WORD.findall(text)
     kept, inside = [], False
     for character in text:
         is_mark = unicodedata.category(character).startswith("M")

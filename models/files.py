@@ -6,7 +6,6 @@ written over what is read or over files that a program of this kind did not make
 
 from __future__ import annotations
 
-import errno
 import fnmatch
 import hashlib
 import json
@@ -86,11 +85,6 @@ def weights_fingerprint(folder: str | Path) -> str:
     files = sorted(file for ending in ("safetensors", "bin") for file in Path(folder).rglob(f"*.{ending}"))
     stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.blake2b(repr(stats).encode(), digest_size=8).hexdigest() if stats else ""
-
-
-def is_full(error: BaseException) -> bool:
-    """Whether an error says that the disk, or the user's share of it, is full."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def check_new(output: str | Path, sources: Sequence[str | Path] = ()) -> Path:

@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import shutil
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -176,7 +177,10 @@ def load_weights(spec: str | Path, dtype: torch.dtype | None = None, revision: s
         ValueError: the weights cannot be read, or an adapter does not fit its base model.
     """
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from transformers.utils.logging import disable_progress_bar
 
+    if not sys.stderr.isatty():
+        disable_progress_bar()
     source = resolve(spec)
     base = adapter_base(source)
     if base is not None:

@@ -44,6 +44,7 @@ def setting(
     above: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
+    is_prefix: bool = False,
 ) -> Any:
     """A dataclass field with a default, its help text, and what its value may be.
 
@@ -55,9 +56,10 @@ def setting(
         above: The value must be greater than this.
         at_most: Largest value.
         below: The value must be less than this.
+        is_prefix: With a prefix of flags, such as "teacher", the field's flag is the prefix alone: `--teacher`.
     """
     bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
-    metadata: dict[str, Any] = {"help": help, "choices": choices}
+    metadata: dict[str, Any] = {"help": help, "choices": choices, "is_prefix": is_prefix}
     metadata |= {k: v for k, v in bounds.items() if v is not None}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
@@ -210,21 +212,12 @@ def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, 
             if not isinstance(node, dict):
                 raise ConfigError(f"{path}: {parent}: expected names and values, found {node!r}")
         node[leaf] = value
-    return from_tree(kind, tree, str(path or "the command line"))
-
-
-def from_tree(kind: type[T], tree: Any, where: str) -> T:
-    """A configuration from nested names and values.
-
-    Raises:
-        ConfigError: with every problem found; `where` says which file or command it stands in.
-    """
     found: list[str] = []
     config = _build(kind, tree, "", found)
     found = found or problems(config)
     if found:
         listed = "\n".join(f"  - {problem}" for problem in found)
-        raise ConfigError(f"{where}: {len(found)} problem(s)\n{listed}")
+        raise ConfigError(f"{path or 'the command line'}: {len(found)} problem(s)\n{listed}")
     return config
 
 
@@ -265,8 +258,8 @@ def convert(value: Any, hint: Any) -> Any:
         hint = next(part for part in typing.get_args(hint) if part is not types.NoneType)
     origin = typing.get_origin(hint)
     if origin is Literal:
-        if value not in typing.get_args(hint):
-            known = [str(choice) for choice in typing.get_args(hint)]
+        known = typing.get_args(hint)
+        if value not in known:
             raise ValueError(f"{value!r} is not one of {', '.join(known)}{nearest(str(value), known)}")
         return value
     if origin in (list, tuple):
@@ -336,9 +329,7 @@ def parse_command_line(kind: type[T], description: str, argv: Sequence[str] | No
     return load_config(kind, arguments.config, overrides), arguments.dry_run
 
 
-def add_arguments(
-    parser: Any, kind: type, prefix: str = "", only: Sequence[str] | None = None, **defaults: Any
-) -> None:
+def add_arguments(parser: Any, kind: type, prefix: str = "", only: Sequence[str] | None = None) -> None:
     """Give a parser (or a group of it) one `--name` per field of a flat dataclass.
 
     Args:
@@ -346,35 +337,27 @@ def add_arguments(
         kind: The dataclass.
         prefix: With "teacher", the field `model` is `--teacher-model`.
         only: The fields, in this order; None takes all of them. One call per group puts options into groups.
-        **defaults: Other defaults than those of the fields.
     """
     hints = typing.get_type_hints(kind)
     fields = {item.name: item for item in dataclasses.fields(kind)}
     for item in (fields[name] for name in (fields if only is None else only)):
         missing = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-        own = None if missing else item.default_factory() if callable(item.default_factory) else item.default
-        default = defaults.get(item.name, own)
-        choices: Any = typing.get_args(hints[item.name]) if typing.get_origin(hints[item.name]) is Literal else None
-        if typing.get_origin(hints[item.name]) not in (list, tuple):  # whose items are checked later
-            choices = choices or _choices(item) or None
-        more: dict[str, Any] = {
-            "choices": choices,
-            "metavar": _metavar(item.name, hints[item.name]) if choices is None else None,
-        }
-        if hints[item.name] is bool:
-            more = {"action": argparse.BooleanOptionalAction if default else "store_true"}
-        elif typing.get_origin(hints[item.name]) in (list, tuple):
+        default = None if missing else item.default_factory() if callable(item.default_factory) else item.default
+        hint = hints[item.name]
+        is_list = typing.get_origin(hint) in (list, tuple)
+        more: dict[str, Any] = {}
+        if hint is bool:
+            more["action"] = argparse.BooleanOptionalAction if default else "store_true"
+        elif is_list:
             more["action"] = _Repeatable
+        if not is_list and (choices := typing.get_args(hint) if typing.get_origin(hint) is Literal else _choices(item)):
+            more["choices"] = choices
+        elif hint is not bool:
+            number = {int, float} & {hint, *typing.get_args(hint)}
+            more["metavar"] = "N" if number else item.name.rpartition("_")[2].upper()
         parser.add_argument(
-            f"--{_flag(item.name, prefix)}", default=default, help=_help(item, default),
-            required=missing and default is None, **more,
-        )  # fmt: skip
-
-
-def _metavar(name: str, hint: Any) -> str:
-    """N for a number, else the last word of the name."""
-    number = any(kind in (int, float) for kind in (hint, *typing.get_args(hint)))
-    return "N" if number else name.rpartition("_")[2].upper()
+            f"--{_flag(item, prefix)}", default=default, help=_help(item, default), required=missing, **more
+        )
 
 
 class _Repeatable(argparse.Action):
@@ -395,7 +378,7 @@ def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "
     values = {}
     hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):  # type: ignore[arg-type]
-        flag = _flag(item.name, prefix)
+        flag = _flag(item, prefix)
         value = getattr(arguments, flag.replace("-", "_"))
         try:
             values[item.name] = convert(value, hints[item.name]) if isinstance(value, str) else value
@@ -421,7 +404,7 @@ def to_arguments(config: Any, prefix: str = "") -> list[str]:
     """
     words = []
     for item in dataclasses.fields(config):
-        value, flag = getattr(config, item.name), f"--{_flag(item.name, prefix)}"
+        value, flag = getattr(config, item.name), f"--{_flag(item, prefix)}"
         default = item.default_factory() if callable(item.default_factory) else item.default
         if value == default:
             continue
@@ -462,8 +445,10 @@ def set_values(kind: type, settings: Sequence[str], owner: str) -> tuple[dict[st
     return values, found
 
 
-def _flag(name: str, prefix: str) -> str:
-    return (f"{prefix}-{name}" if prefix else name).replace("_", "-")
+def _flag(item: dataclasses.Field[Any], prefix: str) -> str:
+    if prefix and item.metadata.get("is_prefix"):
+        return prefix
+    return (f"{prefix}-{item.name}" if prefix else item.name).replace("_", "-")
 
 
 def _help(item: dataclasses.Field[Any], default: Any) -> str:

@@ -3,8 +3,8 @@
 Prompts have hundreds of tokens and labels some tens, so the output layer, the widest of a small model, is run at label
 positions alone. The loss is the cross-entropy summed over label tokens and divided by their number.
 
-Records of one question share a prefix. In one sequence, a trunk and its branches, the prefix is computed once,
-and a mask lets every token see exactly what it would see in a separate sequence.
+Records of one question share a prefix. In one sequence, the first record and what the others have of their own,
+the prefix is computed once, and a mask lets every token see exactly what it would see in a separate sequence.
 
 Shapes: B rows, T tokens, N label tokens, V vocabulary.
 """
@@ -25,7 +25,7 @@ from tripletune.models.data.records import IGNORED
 
 logger = logging.getLogger(__name__)
 _NOT_FOR_THE_DECODER = ("logits_to_keep", "return_dict", "use_cache")
-TRUNK, PADDING = 0, -1
+PADDING = -1
 _FULL = "full_attention"
 
 
@@ -121,26 +121,26 @@ def _scales_alike(model: Any, text_config: PretrainedConfig) -> bool:
     return expected.shape == found.shape and torch.allclose(found, expected, rtol=1e-2, atol=1e-3)
 
 
-def branch_mask(branches: torch.Tensor, shared: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Who sees whom: a token sees the earlier ones of its own branch and the trunk up to where it branched off.
+def prefix_mask(record_of: torch.Tensor, shared: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Who sees whom: a token sees the earlier ones of its own record and the prefix that it shares with the first one.
 
     Args:
-        branches: (B, T) number of the branch each token belongs to, `TRUNK` and `PADDING` among them.
-        shared: (B, T) how many tokens of the trunk a token's branch goes on from; not used in the trunk itself.
+        record_of: (B, T) number of the record in its row that each token belongs to, from 0; `PADDING` for none.
+        shared: (B, T) how many tokens of the first record are the beginning of a token's own; 0 for the first itself.
         dtype: Of the result.
 
     Returns:
         (B, 1, T, T), to be added to attention scores: 0 where a query (third axis) sees a key (fourth axis), else the
         smallest number.
     """
-    places = torch.arange(branches.shape[1], device=branches.device)
-    own = (branches.unsqueeze(2) == branches.unsqueeze(1)) & (places.unsqueeze(1) >= places)
-    trunk = (branches.unsqueeze(1) == TRUNK) & (places < shared.unsqueeze(2))
-    mask = torch.zeros(own.shape, dtype=dtype, device=branches.device)
-    return mask.masked_fill(~(own | trunk), torch.finfo(dtype).min).unsqueeze(1)
+    places = torch.arange(record_of.shape[1], device=record_of.device)
+    own = (record_of.unsqueeze(2) == record_of.unsqueeze(1)) & (places.unsqueeze(1) >= places)
+    prefix = (record_of.unsqueeze(1) == 0) & (places < shared.unsqueeze(2))
+    mask = torch.zeros(own.shape, dtype=dtype, device=record_of.device)
+    return mask.masked_fill(~(own | prefix), torch.finfo(dtype).min).unsqueeze(1)
 
 
-def check_branches(model: Any, longest: int) -> None:
+def check_shared_prefixes(model: Any, longest: int) -> None:
     """Make sure that in a language model the mask alone decides what a token sees.
 
     Args:
@@ -170,15 +170,15 @@ def check_branches(model: Any, longest: int) -> None:
 @torch.no_grad()
 def _sees_alike(model: Any, vocabulary: int) -> bool:
     """Whether the last of three samples in one row gives what it gives by itself."""
-    places = [(TRUNK, 0, range(8)), (1, 5, range(5, 8)), (2, 3, range(3, 8))]
-    rows = [[(branch, shared, place) for place in span] for branch, shared, span in places]
-    branches, shared, positions = torch.tensor([entry for row in rows for entry in row], device=model.device).T[:, None]
-    ids = (torch.arange(branches.shape[1], device=model.device)[None] + 1) % vocabulary
+    places = [(0, 0, range(8)), (1, 5, range(5, 8)), (2, 3, range(3, 8))]
+    entries = [(record, shared, place) for record, shared, span in places for place in span]
+    record_of, shared, positions = torch.tensor(entries, device=model.device).T[:, None]
+    ids = (torch.arange(record_of.shape[1], device=model.device)[None] + 1) % vocabulary
     alone = torch.cat([ids[:, :3], ids[:, -5:]], -1)
     decoder, was_training = model.get_decoder(), model.training
     model.eval()
     try:
-        mask = branch_mask(branches, shared, model.dtype)
+        mask = prefix_mask(record_of, shared, model.dtype)
         found = decoder(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
         expected = decoder(input_ids=alone, use_cache=False)
     except (TypeError, ValueError, RuntimeError):

@@ -1,1 +1,131 @@
-"""Retrieval and the loops that use the models."""
+"""Retrieval and the loops that use the models; and what they all leave, the trace of a question.
+
+A `Trace` holds every sub-query, passage, triple, decision and token as plain JSON values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from tripletune.models.data.records import Step
+    from tripletune.models.llm import Completion
+    from tripletune.rag.retrievers import Retrieved
+
+StopReason = Literal[
+    "",
+    "sufficient",
+    "no_question",
+    "no_retrieval",
+    "no_searchable",
+    "max_rounds",
+    "repeated_subquery",
+    "malformed",
+    "single_pass",
+    "retrieval_off",
+]
+
+
+@dataclass(slots=True)
+class TraceStep:
+    """One round of retrieval and structuring.
+
+    Attributes:
+        query: The query as it was searched.
+        passages: `{"id", "title", "score"}` of the hits, best first.
+        triples: The triples shown to the model, `[subject, predicate, object]`.
+        passages_without_triples: Hits that the triple store does not know.
+    """
+
+    query: str
+    passages: list[dict[str, Any]]
+    triples: list[list[str]]
+    passages_without_triples: int = 0
+
+
+@dataclass(slots=True)
+class TraceAction:
+    """One planning reply.
+
+    Attributes:
+        reply: The reply as the model gave it.
+        action: The parsed action, None when malformed.
+        subquery: The text after `[SUBQ]`.
+        unexpected: A well-formed action where the paper has none: `[SUFFICIENT]` before any retrieval, or
+            `[NO_RETRIEVAL]` after it.
+    """
+
+    reply: str
+    action: str | None
+    subquery: str = ""
+    unexpected: bool = False
+
+
+@dataclass(slots=True)
+class Trace:
+    """One question's way through a system.
+
+    Attributes:
+        question: The main question as the model read it.
+        question_id: Set by the caller.
+        steps: Rounds of retrieval, in order.
+        actions: Planning replies, in order.
+        answer: The final answer.
+        stop_reason: Why planning ended: the planner's own decision ("sufficient", "no_retrieval"), a limit
+            ("max_rounds", "repeated_subquery", "malformed"), or a system that does not plan ("single_pass",
+            "retrieval_off"). CIRAG's planner says "no_question"; T2RAG has "no_searchable" when no clue can be
+            searched any more.
+        malformed: Planning replies without a readable action.
+        unexpected: Planning replies with an action that does not belong there.
+        calls: Model calls, answering included.
+        prompt_tokens: Tokens read in all calls.
+        completion_tokens: Tokens written in all calls.
+        truncated_triples: Triples left out of prompts so that they fit, summed over the calls.
+        truncated_words: Words of raw text left out of prompts so that they fit, summed over the calls.
+        seconds: Wall-clock seconds, waiting for other questions included.
+        error: The message of the exception that ended the run, else empty.
+        tallies: Counts of a system's own, such as recovered replies by kind; a run's metrics add them up.
+        details: What else a system notes, as JSON values.
+    """
+
+    question: str
+    question_id: str = ""
+    steps: list[TraceStep] = field(default_factory=list)
+    actions: list[TraceAction] = field(default_factory=list)
+    answer: str = ""
+    stop_reason: StopReason = ""
+    malformed: int = 0
+    unexpected: int = 0
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    truncated_triples: int = 0
+    truncated_words: int = 0
+    seconds: float = 0.0
+    error: str = ""
+    tallies: dict[str, int] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def tally(self, name: str, count: int = 1) -> None:
+        """Count something of the system's own."""
+        self.tallies[name] = self.tallies.get(name, 0) + count
+
+    def count(self, completion: Completion) -> None:
+        """Add the cost of one model call."""
+        self.calls += 1
+        self.prompt_tokens += completion.prompt_tokens
+        self.completion_tokens += completion.completion_tokens
+        self.truncated_triples += completion.truncated_triples
+        self.truncated_words += completion.truncated_words
+
+    def add_step(self, step: Step, hits: Sequence[Retrieved], passages_without_triples: int = 0) -> None:
+        """Add a round of retrieval."""
+        passages = [{"id": hit.passage.id, "title": hit.passage.title, "score": hit.score} for hit in hits]
+        triples = [triple.as_list() for triple in step.triples]
+        self.steps.append(TraceStep(step.query, passages, triples, passages_without_triples))
+
+    def to_json(self) -> dict[str, Any]:
+        """The trace as JSON values."""
+        return asdict(self)

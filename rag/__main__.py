@@ -25,16 +25,16 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.models.data.records import one_line
-from tripletune.models.llm.client import Generator, SetupError
-from tripletune.models.llm.options import LLMOptions, backend_names, open_client
+from tripletune.models.llm import SetupError
+from tripletune.models.llm.backends import LLMOptions, backend_names, open_client
 from tripletune.models.options import add_arguments, from_arguments, setting
 from tripletune.models.program import printable, run_program
 from tripletune.models.run_folders import check_model_folder, trained_folder
+from tripletune.rag import Trace
 from tripletune.rag.extract import PIECE_LIMIT, CorpusExtraction, ExtractionCounts, export_triples, read_passages
-from tripletune.rag.extractor import LocalOptions, TextExtractor, open_extractor
+from tripletune.rag.extractor import LocalOptions, open_extractor
 from tripletune.rag.search import SearchOptions, open_search, search_problems
 from tripletune.rag.systems import LoopOptions, System, Tools, load_system, make_options, system_names
-from tripletune.rag.trace import Trace
 from tripletune.rag.triple_store import TripleStore
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class _Part:
     """Which passages of a corpus `extract` reads."""
 
     piece_limit: int = setting(PIECE_LIMIT, "most characters; longer passages are cut between sentences", at_least=1)
-    shard: str | None = setting(None, "i/n (i from 0): only every n-th passage")
+    shard: str = setting("0/1", "i/n (i from 0): only every n-th passage")
     limit: int | None = setting(None, "only the first N passages", at_least=1)
 
 
@@ -79,40 +79,31 @@ def _ask(args: argparse.Namespace) -> None:
         problems.append(f"--system {system.name} takes one model: leave out --model or --teacher")
     if problems:
         raise ValueError("; ".join(problems))
+    if args.model:
+        model = trained_folder(args.model)
+        check_model_folder(model)
 
     with tempfile.TemporaryDirectory() as scratch:
         tools = open_search(reading, system, options, corpus, Path(reading.index or scratch))
         if args.teacher:
-            args.teacher_backend = args.teacher
             teacher = from_arguments(LLMOptions, args, "teacher")
             tools = replace(tools, llm=open_client(teacher), sampling=teacher.sampling(1))
         if args.model:
-            generator = _open_graph_llm(args.model, reading.dtype, options.graph)
+            from tripletune.models.graph_llm import load_generator
+
+            generator = load_generator(model, batch_size=1, dtype=reading.dtype)
+            if not options.graph:
+                generator.processor = generator.processor.without_graph()
             tools = replace(tools, planner=None if args.teacher else generator, answerer=generator)
         show(asyncio.run(_run(system, args.question, tools, options)))
-
-
-def _open_graph_llm(folder: str, dtype: str, graph: bool) -> Generator:
-    model = trained_folder(folder)
-    check_model_folder(model)
-
-    from transformers.utils.logging import disable_progress_bar
-
-    from tripletune.models.local.generator import load_generator
-
-    if not sys.stderr.isatty():
-        disable_progress_bar()
-    generator = load_generator(model, batch_size=1, dtype=dtype)
-    if not graph:
-        generator.processor = generator.processor.without_graph()
-    return generator
 
 
 async def _run(system: System, question: str, tools: Tools, options: Any) -> Trace:
     try:
         return await system.run(question, question, tools, options)
     finally:
-        await tools.close()
+        if tools.llm is not None:
+            await tools.llm.close()
 
 
 def show(trace: Trace) -> None:
@@ -131,21 +122,26 @@ def show(trace: Trace) -> None:
 def extract(args: argparse.Namespace) -> int:
     """Read the triples out of a corpus."""
     part = from_arguments(_Part, args)
-    shard = parse_shard(part.shard)
+    shard = _SHARD.fullmatch(part.shard)
+    if shard is None or int(shard[1]) >= int(shard[2]):
+        raise ValueError(f"--shard {part.shard!r}: write it as i/n with i from 0 to n - 1, for example 0/4")
     if not Path(args.corpus).is_file():
         raise FileNotFoundError(f"no such corpus: {args.corpus}")
     # A paid reply is kept even when its passage was not finished.
     extractor = open_extractor(args, ledger=f"{args.output}.ledger.sqlite")
     store = TripleStore(args.output)
-    try:
+
+    async def read_all() -> ExtractionCounts:
         run = CorpusExtraction(extractor, store, part.piece_limit)
-        counts = asyncio.run(_extract(run, extractor, args.corpus, shard, part.limit))
+        try:
+            return await run.run(read_passages(args.corpus, run.counts, (int(shard[1]), int(shard[2])), part.limit))
+        finally:
+            await extractor.close()
+
+    try:
+        counts = asyncio.run(read_all())
     except SetupError as error:
         raise ValueError(str(error)) from error
-    except RuntimeError as error:
-        # Calls that can't be answered, and models that fail passage after passage.
-        logger.error("error: %s", error)
-        return 1
     except sqlite3.Error as error:
         logger.error("error: %s can't be written (%s): what was read before is kept; run again", args.output, error)
         return 1
@@ -156,29 +152,6 @@ def extract(args: argparse.Namespace) -> int:
         logger.info("%s passages wait for a batch's replies", f"{counts.pending:,}")
         return 3
     return 1 if counts.failed else 0
-
-
-async def _extract(
-    run: CorpusExtraction, extractor: TextExtractor, corpus: str, shard: tuple[int, int], limit: int | None
-) -> ExtractionCounts:
-    try:
-        return await run.run(read_passages(corpus, run.counts, shard, limit))
-    finally:
-        await extractor.close()
-
-
-def parse_shard(text: str | None) -> tuple[int, int]:
-    """Read "i/n".
-
-    Raises:
-        ValueError: it is not of that form, with i from 0 to n - 1.
-    """
-    if text is None:
-        return 0, 1
-    match = _SHARD.fullmatch(text)
-    if match is None or int(match[1]) >= int(match[2]):
-        raise ValueError(f"--shard {text!r}: write it as i/n with i from 0 to n - 1, for example 0/4")
-    return int(match[1]), int(match[2])
 
 
 def export(args: argparse.Namespace) -> int:

@@ -10,12 +10,12 @@ from functools import lru_cache
 from typing import Any
 
 from tripletune.models.data.records import ModelInput, Passage, Step, one_line
-from tripletune.models.llm.client import Completion, LLMClient, Sampling
+from tripletune.models.llm import Completion, LLMClient, Sampling
 from tripletune.models.llm.replies import without_thoughts
 from tripletune.models.rendering import render
+from tripletune.rag import Trace
 from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import LoopOptions, PromptSet, QuestionClient, Tools, load_prompts, need
-from tripletune.rag.trace import Trace
 
 PLAN, ANSWER = "ras_plan_chat", "ras_answer_chat"
 READER, CLOSED_BOOK = "answer_passages", "answer_closed_book"

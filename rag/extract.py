@@ -22,7 +22,7 @@ from tripletune.models.data.pairs import ExtractionReply, entity_triple, is_only
 from tripletune.models.data.records import Passage, read_jsonl, whole_characters
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import new_file
-from tripletune.models.llm.client import CallError, RepliesPending, SetupError
+from tripletune.models.llm import CallError, RepliesPending, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.rag.extractor import TextExtractor
 from tripletune.rag.triple_store import Extraction, TripleStore, passage_key
@@ -131,7 +131,7 @@ class CorpusExtraction:
         self.id = self.store.extractor(self.extractor.model, digest, settings)
         self._under_way: set[str] = set()
         self._finished: list[Extraction] = []
-        self._flushed = self._said = time.monotonic()
+        self._started = self._flushed = self._said = time.monotonic()
         self._failures = 0
 
     async def run(self, passages: Iterable[Passage]) -> ExtractionCounts:
@@ -146,9 +146,9 @@ class CorpusExtraction:
         Raises:
             SetupError: no call can succeed.
             RetriesExhausted: the server stays away.
-            RuntimeError: twenty passages in a row failed.
+            CallError: twenty passages in a row failed.
         """
-        start, running = time.monotonic(), set[asyncio.Task[None]]()
+        running = set[asyncio.Task[None]]()
         try:
             for batch in self._batches(iter(passages)):
                 while len(running) >= self.extractor.concurrency:
@@ -162,18 +162,16 @@ class CorpusExtraction:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
             self._flush()
-            self.counts.seconds = time.monotonic() - start
+            self.counts.seconds = time.monotonic() - self._started
         return self.counts
 
     def _batches(self, passages: Iterator[Passage]) -> Iterator[list[_Piece]]:
-        size = self.extractor.batch_size
-        waiting: list[_Piece] = []
-        for piece in self._pieces(passages):
-            waiting.append(piece)
-            if size == 1 or len(waiting) >= max(self.window, size):
-                yield from _of_similar_length(waiting, size)
-                waiting = []
-        yield from _of_similar_length(waiting, size)
+        pieces, size = self._pieces(passages), self.extractor.batch_size
+        while waiting := list(islice(pieces, max(self.window, size) if size > 1 else 1)):
+            # The longest first: if memory does not suffice, it shows at once.
+            waiting.sort(key=lambda piece: -len(piece.text))
+            for start in range(0, len(waiting), size):
+                yield waiting[start : start + size]
 
     def _pieces(self, passages: Iterator[Passage]) -> Iterator[_Piece]:
         while block := list(islice(passages, self.window)):
@@ -219,15 +217,13 @@ class CorpusExtraction:
                 job.problem = job.problem or error
                 self._complete(job)
             return
-        for piece, reply in zip(batch, replies):
-            self._receive(piece, read_reply(reply.text))
-
-    def _receive(self, piece: _Piece, reply: ExtractionReply) -> None:
-        if reply.is_malformed:
-            self.counts.malformed_replies += 1
-            self.counts.recovered_replies += bool(reply.triples)
-        piece.job.replies[piece.place] = reply
-        self._complete(piece.job)
+        for piece, completion in zip(batch, replies):
+            reply = read_reply(completion.text)
+            if reply.is_malformed:
+                self.counts.malformed_replies += 1
+                self.counts.recovered_replies += bool(reply.triples)
+            piece.job.replies[piece.place] = reply
+            self._complete(piece.job)
 
     def _complete(self, job: _Job) -> None:
         """Store a passage, or count its problem, when its last piece is answered."""
@@ -271,7 +267,7 @@ class CorpusExtraction:
         self._failures += 1
         logger.warning("passage %r failed: %s", title, problem)
         if self._failures >= _FAILURES_IN_A_ROW:
-            raise RuntimeError(
+            raise CallError(
                 f"{self._failures} passages in a row failed, the last one with: {problem}. What was read is kept in "
                 f"{self.store.path}: mend the cause and run the same command again"
             ) from (None if isinstance(problem, CallError) else problem)
@@ -279,12 +275,8 @@ class CorpusExtraction:
     def _say(self) -> None:
         now = time.monotonic()
         if now - self._said > _SAY_EVERY:
-            self._said = now
-            counts = self.counts
-            logger.info(
-                "%s passages looked at, %s stored before, %s read now, %s triples",
-                *(f"{n:,}" for n in (counts.passages, counts.stored, counts.extracted, counts.triples)),
-            )
+            self._said, self.counts.seconds = now, now - self._started
+            logger.info("%s", self.counts.line())
 
 
 def source_pieces(title: str, text: str, limit: int = PIECE_LIMIT) -> list[str]:
@@ -405,19 +397,8 @@ def export_triples(
     return written, missing
 
 
-def _of_similar_length(pieces: list[_Piece], size: int) -> Iterator[list[_Piece]]:
-    # The longest first: if memory does not suffice, it shows at once.
-    ordered = sorted(pieces, key=lambda piece: -len(piece.text)) if size > 1 else pieces
-    for start in range(0, len(ordered), size):
-        yield ordered[start : start + size]
-
-
 async def _some_done(running: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
     done, rest = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-    failures = [task.exception() for task in done]
-    for failure in failures:
-        if failure is not None:
-            # The others are cancelled by the caller.
-            running.difference_update(done)
-            raise failure
+    for task in done:
+        task.result()  # raises what it failed with; the caller cancels the others
     return rest

@@ -12,26 +12,24 @@ import asyncio
 import hashlib
 import heapq
 import json
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from tripletune.models.data.pairs import NO_FACTS, extraction_chat, load_instruction, read_pairs
 from tripletune.models.files import weights_fingerprint
-from tripletune.models.llm.client import Completion, LLMClient, Message, Sampling
+from tripletune.models.llm import Completion, LLMClient, Message, Sampling
+from tripletune.models.llm.backends import LLMOptions, load_backend, open_client
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
-from tripletune.models.llm.options import LLMOptions, load_backend, open_client
-from tripletune.models.loading import ADAPTER_CONFIG, adapter_base, resolve
-from tripletune.models.options import from_arguments, require, setting
+from tripletune.models.loading import ADAPTER_CONFIG, DTYPES, adapter_base, resolve
+from tripletune.models.options import from_arguments, require, setting, to_arguments
 from tripletune.models.run_folders import CONFIG, PROMPT_FILE
 
 ROLE = "extract.triples"
 TEACHER_PROMPT = Path(__file__).parent / "prompts" / "extract_triples.md"
 LOCAL_TOKENS, TEACHER_TOKENS = 512, 1536
-DTYPES = ("float32", "bfloat16", "float16", "auto")
 # Token budget of a local model: 64 texts of usual length.
 _CELLS = 24_576
 # Examples that a small model can follow: some facts, and not so long that they fill its context.
@@ -63,38 +61,13 @@ class LocalOptions:
         return ["grammar and beams: the grammar follows one reply at a time; use one beam"] if both else []
 
 
-@dataclass(frozen=True, slots=True)
-class ExtractionPrompt:
-    """An instruction with examples.
-
-    Attributes:
-        instruction: The system's turn.
-        shots: Examples: the source text and the reply to it.
-    """
-
-    instruction: str
-    shots: tuple[tuple[str, str], ...] = ()
-
-    def chat(self, source_text: str) -> list[Message]:
-        """The chat that asks for the triples of a text from `models.data.pairs.render_source`."""
-        system, user = extraction_chat(source_text, self.instruction)
-        turns: list[Message] = [system]
-        for text, reply in self.shots:
-            turns += [{"role": "user", "content": text}, {"role": "assistant", "content": reply or NO_FACTS}]
-        return [*turns, user]
-
-    def to_json(self) -> dict[str, Any]:
-        """What replies depend on, for the settings of a store or a run."""
-        shots = {"shots": [list(shot) for shot in self.shots]} if self.shots else {}
-        return {"instruction": self.instruction, **shots}
-
-
 class TextExtractor:
     """A text-to-triples model behind an `LLMClient`; one call per text.
 
     Args:
         client: The model, with ledger, limits and retries.
-        prompt: What it is asked.
+        instruction: What it is asked, the system's turn.
+        shots: Examples, turns of the chat: the source text and the reply to it.
         sampling: How replies are drawn; None: greedy, at most `TEACHER_TOKENS` tokens.
         concurrency: Batches under way; a client has its own limit besides.
         batch_size: Texts per batch; where it is above 1 they come sorted by length.
@@ -109,7 +82,8 @@ class TextExtractor:
     def __init__(
         self,
         client: LLMClient,
-        prompt: ExtractionPrompt,
+        instruction: str,
+        shots: Sequence[tuple[str, str]] = (),
         sampling: Sampling | None = None,
         concurrency: int = 64,
         batch_size: int = 1,
@@ -117,9 +91,12 @@ class TextExtractor:
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.model, self.concurrency, self.batch_size = name or client.model, concurrency, batch_size
-        self._client, self._prompt = client, prompt
+        self._client, self._instruction, self._examples = client, instruction, list[Message]()
+        for text, reply in shots:
+            self._examples += [{"role": "user", "content": text}, {"role": "assistant", "content": reply or NO_FACTS}]
         self._sampling = sampling or Sampling(max_tokens=TEACHER_TOKENS)
-        depends = {**prompt.to_json(), **self._sampling.to_json(), **(settings or {})}
+        told = {"instruction": instruction} | ({"shots": [list(shot) for shot in shots]} if shots else {})
+        depends = {**told, **self._sampling.to_json(), **(settings or {})}
         self.settings = json.dumps(depends, ensure_ascii=False)
 
     async def extract(self, texts: Sequence[str]) -> list[Completion]:
@@ -128,8 +105,11 @@ class TextExtractor:
         Raises:
             CallError: a text can't be answered. `CorpusExtraction` then tries the batch one text at a time.
         """
-        calls = (self._client.chat(self._prompt.chat(text), role=ROLE, sampling=self._sampling) for text in texts)
-        return list(await asyncio.gather(*calls))
+        chats = (extraction_chat(text, self._instruction) for text in texts)
+        return await asyncio.gather(*(
+            self._client.chat([system, *self._examples, user], role=ROLE, sampling=self._sampling)
+            for system, user in chats
+        ))  # fmt: skip
 
     def pending_message(self) -> str | None:
         """What to do about calls that wait for a batch's replies; None for other backends."""
@@ -163,12 +143,8 @@ def open_local_extractor(
         FileNotFoundError: there is no such model.
         ValueError: the folder is damaged.
     """
-    from transformers.utils.logging import disable_progress_bar
-
     from tripletune.models.llm.backends.hf import HFBackend
 
-    if not sys.stderr.isatty():
-        disable_progress_bar()
     options = options or LocalOptions()
     folder = resolve(spec)
     # What would fail after minutes is refused now; `adapter_base` looks at adapters.
@@ -188,7 +164,7 @@ def open_local_extractor(
     client.model = f"{client.model}@{fingerprint}" if fingerprint else client.model
     # Finished passages are stored by batches, and twice as many texts as fit keep the model busy.
     return TextExtractor(
-        client, ExtractionPrompt(instruction, tuple(shots)), Sampling(max_tokens=options.max_tokens or LOCAL_TOKENS), 8,
+        client, instruction, shots, Sampling(max_tokens=options.max_tokens or LOCAL_TOKENS), 8,
         max(1, options.batch_size // 4), f"local:{spec} {fingerprint}".strip(),
         {"beams": options.beams, "grammar": options.grammar, "dtype": options.dtype},
     )  # fmt: skip
@@ -212,41 +188,31 @@ def open_extractor(
         FileNotFoundError: no such model.
         ValueError: an option makes no sense or has no effect, or a key is missing.
     """
-    options = from_arguments(LocalOptions, args)
+    local = from_arguments(LocalOptions, args)
     if args.model:
-        if given := _set_options(LLMOptions, args, "teacher_", {"backend", "ledger"}):
-            raise ValueError(f"{given}: no effect with --model, which runs on this machine")
+        set_here = [
+            f"--teacher-{one.name}".replace("_", "-")
+            for one in fields(LLMOptions)
+            if one.name not in ("backend", "ledger") and getattr(args, f"teacher_{one.name}") != one.default
+        ]
+        if set_here:
+            raise ValueError(f"{', '.join(set_here)}: no effect with --model, which runs on this machine")
         prompt = args.prompt or (TEACHER_PROMPT if untrained else None)
         instruction = load_instruction(prompt) if prompt else None
-        return open_local_extractor(args.model, options, instruction, shots, args.teacher_ledger)
-    if given := _set_options(LocalOptions, args, "", {"max_tokens"}):
-        raise ValueError(f"{given}: only for --model; a teacher's options begin with --teacher-")
-    prompted = ExtractionPrompt(load_instruction(args.prompt or TEACHER_PROMPT), tuple(shots))
-    return _teacher(args, prompted, ledger, options.max_tokens or TEACHER_TOKENS)
-
-
-def _set_options(kind: type[Any], args: argparse.Namespace, prefix: str, besides: set[str]) -> str:
-    """The options of a command line that are not at their defaults."""
-    return ", ".join(
-        f"--{prefix}{one.name}".replace("_", "-")
-        for one in fields(kind)
-        if one.name not in besides and getattr(args, prefix + one.name) != one.default
-    )
-
-
-def _teacher(args: argparse.Namespace, prompt: ExtractionPrompt, ledger: str | None, max_tokens: int) -> TextExtractor:
-    args.teacher_backend = args.teacher
+        return open_local_extractor(args.model, local, instruction, shots, args.teacher_ledger)
+    if given := to_arguments(replace(local, max_tokens=None)):
+        raise ValueError(f"{' '.join(given)}: only for --model; a teacher's options begin with --teacher-")
+    instruction = load_instruction(args.prompt or TEACHER_PROMPT)
     if args.teacher_ledger is None and not load_backend(args.teacher).local:
         args.teacher_ledger = ledger
     options = from_arguments(LLMOptions, args, "teacher")
-    sampling = options.sampling(max_tokens)
-    client = open_client(options)
+    client, sampling = open_client(options), options.sampling(local.max_tokens or TEACHER_TOKENS)
     if not options.is_local:
-        return TextExtractor(client, prompt, sampling, options.concurrency)
+        return TextExtractor(client, instruction, shots, sampling, options.concurrency)
     # The same folder may hold other weights tomorrow: their fingerprint is part of the name.
     name = f"{client.model} {weights_fingerprint(resolve(options.model))}".strip()
     # Calls that wait are grouped by the backend; some more than a batch keep the next one full.
-    return TextExtractor(client, prompt, sampling, 4 * options.batch_size, name=name)
+    return TextExtractor(client, instruction, shots, sampling, 4 * options.batch_size, name=name)
 
 
 def choose_shots(data: str | Path, count: int, split: str | None = "train") -> tuple[tuple[str, str], ...]:

@@ -8,7 +8,7 @@ import json
 import logging
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +42,9 @@ def prepare(folder: Path, wanted: dict[str, Any], build: Callable[[Path], None])
     wanted = json.loads(json.dumps(wanted))
     if _is_there(folder, wanted):
         return
-    with building(folder.parent):
+    with lock_folder(folder.parent, f"{folder.parent}: another program builds an index", wait=True) or nullcontext():
         if not _is_there(folder, wanted):
             _build(folder, wanted, build)
-
-
-@contextmanager
-def building(folder: Path) -> Iterator[None]:
-    """Write in a folder of indexes alone; another program that does waits, or is waited for."""
-    lock = lock_folder(folder, f"{folder}: another program builds an index", wait=True)
-    try:
-        yield
-    finally:
-        if lock is not None:
-            lock.close()
 
 
 def _is_there(folder: Path, wanted: dict[str, Any]) -> bool:
@@ -94,32 +83,24 @@ class PassageStore:
     """The passages of one JSON-lines corpus by position, the order of their lines.
 
     Memory holds 8 bytes per passage; the texts stay in the file.
+
+    Args:
+        corpus: A JSON-lines corpus, see `models.data.records.read_corpus`.
+        index_dir: Holds all indexes of this corpus; the offsets of its lines are written into it when they are new.
+
+    Raises:
+        FileNotFoundError: there is no such corpus.
+        ValueError: a line of the corpus is malformed, or it holds no passage.
     """
 
-    def __init__(self, corpus: Path, sha256: str, offsets: np.ndarray) -> None:
-        self.corpus = corpus
-        self.sha256 = sha256
-        self._offsets = offsets
-        self._file = corpus.open("rb")
-
-    @classmethod
-    def open(cls, corpus: str | Path, index_dir: str | Path) -> PassageStore:
-        """Open a corpus, writing its offsets into `index_dir/passages` when they are not there yet.
-
-        Args:
-            corpus: A JSON-lines corpus, see `models.data.records.read_corpus`.
-            index_dir: The folder that holds all indexes of this corpus.
-
-        Raises:
-            FileNotFoundError: there is no such corpus.
-            ValueError: a line of the corpus is malformed, or it holds no passage.
-        """
-        corpus, folder = Path(corpus), Path(index_dir) / "passages"
+    def __init__(self, corpus: str | Path, index_dir: str | Path) -> None:
+        self.corpus = corpus = Path(corpus)
         if not corpus.is_file():
             raise FileNotFoundError(f"corpus {corpus} is {'a folder; name a file' if corpus.is_dir() else 'not there'}")
-        sha256 = file_digest(corpus)
-        prepare(folder, {"kind": "passages", "corpus_sha256": sha256}, lambda out: _write_offsets(corpus, out))
-        return cls(corpus, sha256, np.load(folder / _OFFSETS, mmap_mode="r", allow_pickle=False))
+        self.sha256, folder = file_digest(corpus), Path(index_dir) / "passages"
+        prepare(folder, {"kind": "passages", "corpus_sha256": self.sha256}, lambda out: _write_offsets(corpus, out))
+        self._offsets = np.load(folder / _OFFSETS, mmap_mode="r", allow_pickle=False)
+        self._file = corpus.open("rb")
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -132,33 +113,10 @@ class PassageStore:
     def __iter__(self) -> Iterator[Passage]:
         return read_corpus(self.corpus)
 
-    def close(self) -> None:
-        """Close the corpus file."""
-        self._file.close()
-
 
 def _write_offsets(corpus: Path, folder: Path) -> None:
-    passages = _count_checked(corpus)
-    offsets = np.empty(passages, dtype=np.int64)
-    found = position = 0
-    with corpus.open("rb") as lines:
-        for line in lines:
-            if line.strip():
-                if found < passages:
-                    offsets[found] = position
-                found += 1
-            position += len(line)
-    if found != passages:
-        raise ValueError(
-            f"{corpus}: {passages} passages on {found} lines: the file has unusual line ends; "
-            "write one JSON object per line, ended by a line feed"
-        )
-    np.save(folder / _OFFSETS, offsets, allow_pickle=False)
-
-
-def _count_checked(corpus: Path) -> int:
-    """The number of passages; one id for several passages is refused, which a loop would take for one."""
-    ids, contents = array("q"), array("q")
+    """Check a corpus and note where its lines begin; one id for several passages would be one passage for a loop."""
+    ids, contents, offsets = array("q"), array("q"), array("q")
     for passage in read_corpus(corpus):
         ids.append(hash(passage.id))
         contents.append(hash(passage.content))
@@ -171,4 +129,15 @@ def _count_checked(corpus: Path) -> int:
             f"{corpus}: {twice.size} passages have the id of another passage, the first on its lines {first + 1} and "
             f'{second + 1} (blank lines aside): give each its own "id", or leave the ids out'
         )
-    return len(ids)
+    position = 0
+    with corpus.open("rb") as lines:
+        for line in lines:
+            if line.strip():
+                offsets.append(position)
+            position += len(line)
+    if len(offsets) != len(ids):
+        raise ValueError(
+            f"{corpus}: {len(ids)} passages on {len(offsets)} lines: the file has unusual line ends; "
+            "write one JSON object per line, ended by a line feed"
+        )
+    np.save(folder / _OFFSETS, np.asarray(offsets), allow_pickle=False)

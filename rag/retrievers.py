@@ -65,7 +65,7 @@ def open_retriever(
         FileNotFoundError: there is no such corpus.
         ValueError: unknown kind, missing encoder, or a malformed corpus.
     """
-    passages = PassageStore.open(corpus, index_dir)
+    passages = PassageStore(corpus, index_dir)
     wanted = {"corpus_sha256": passages.sha256}
     rows = lambda: (passage.content for passage in passages)  # noqa: E731
     index = open_text_index(kind, index_dir, wanted, rows, len(passages), embedder, search)

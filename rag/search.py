@@ -75,7 +75,7 @@ def open_search(options: SearchOptions, system: System, loop: Any, corpus: str |
     if system.needs_triples(loop):
         store = open_triples(str(options.triples), index / "triples.sqlite", options.extractor)
     if corpus and store and system.searches_triples(loop):
-        passages = PassageStore.open(corpus, index)
+        passages = PassageStore(corpus, index)
         triples = TripleIndex.open(options.retriever, passages, store, index, embedder, options.vectors)
     if corpus and (triples is None or system.searches_both):
         retriever = open_retriever(options.retriever, corpus, index, embedder, options.vectors)

@@ -24,8 +24,7 @@ from tenacity import Retrying, retry_if_exception_message, stop_after_delay, wai
 
 from tripletune.models.data.records import Passage, passage_id, read_jsonl, whole_characters
 from tripletune.models.data.triples import Triple, triples_from_json
-from tripletune.models.files import file_digest
-from tripletune.rag.index import building
+from tripletune.models.files import file_digest, lock_folder
 
 logger = logging.getLogger(__name__)
 
@@ -104,8 +103,12 @@ class TripleStore:
         if not create and not self.path.is_file():
             raise FileNotFoundError(f"no such triple store: {self.path}")
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        writable = create or (os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK))
+        # SQLite makes files beside a store even to read it, unless told that no one writes.
+        read = "mode=ro" if self.path.with_name(f"{self.path.name}-wal").exists() else "immutable=1"
+        address = f"{self.path.absolute().as_uri()}?{'mode=rwc' if writable else read}"
         try:
-            self._database, read_only = self._connect(create)
+            self._database = sqlite3.connect(address, timeout=_BUSY_SECONDS, isolation_level=None, uri=True)
         except sqlite3.OperationalError as error:
             raise ValueError(f"{self.path} can't be opened as a triple store ({error}): name a file") from None
         try:
@@ -117,10 +120,7 @@ class TripleStore:
                 reraise=True,
             ):
                 with attempt:
-                    if read_only:
-                        self._check()
-                    else:
-                        self._prepare()
+                    self._prepare(writable)
         except sqlite3.DatabaseError as error:
             self._database.close()
             raise ValueError(f"{self.path} can't be used as a triple store ({error}): name another file") from None
@@ -180,15 +180,15 @@ class TripleStore:
             ValueError: a line is not JSON, or no row has passage and triples.
         """
         digest = file_digest(source)
-        of_files = [one for one in self.extractors() if one.model == _FILE]
-        for one in of_files:
-            if one.prompt == digest:
-                return one.id
+        files = self._database.execute("SELECT id, prompt FROM extractors WHERE model = ?", (_FILE,)).fetchall()
+        for number, prompt in files:
+            if prompt == digest:
+                return int(number)
         counts: Counter[str] = Counter()
         with self._transaction():
-            for one in of_files:
-                self._database.execute("DELETE FROM extractions WHERE extractor = ?", (one.id,))
-                self._database.execute("DELETE FROM extractors WHERE id = ?", (one.id,))
+            for number, _ in files:
+                self._database.execute("DELETE FROM extractions WHERE extractor = ?", (number,))
+                self._database.execute("DELETE FROM extractors WHERE id = ?", (number,))
             number = self.extractor(_FILE, digest, str(source))
             self._insert(number, _rows(source, counts))
             if not counts["passages"]:
@@ -243,33 +243,24 @@ class TripleStore:
         )
         self._database.executemany("INSERT INTO extractions VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING", rows)
 
-    def _connect(self, create: bool) -> tuple[sqlite3.Connection, bool]:
-        """The database, and whether it is only read: on a medium or in a folder where nothing can be written."""
-        if create or (os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK)):
-            return sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None), False
-        # SQLite makes files beside a store even to read it, unless told that no one writes.
-        how = "mode=ro" if self.path.with_name(f"{self.path.name}-wal").exists() else "immutable=1"
-        address = f"{self.path.absolute().as_uri()}?{how}"
-        return sqlite3.connect(address, timeout=_BUSY_SECONDS, isolation_level=None, uri=True), True
-
-    def _check(self) -> bool:
-        """Whether the file is new and empty; `ValueError` when it is no store of this version."""
-        (application,) = self._database.execute("PRAGMA application_id").fetchone()
-        (version,) = self._database.execute("PRAGMA user_version").fetchone()
-        (tables,) = self._database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-        if application != APPLICATION_ID and (tables or application):
-            raise ValueError(f"{self.path} is an SQLite file, but no triple store: name another file")
-        if application == APPLICATION_ID and version != SCHEMA_VERSION:
-            raise ValueError(
-                f"{self.path} is a triple store of version {version}, this program writes version "
-                f"{SCHEMA_VERSION}: name another file"
-            )
-        return not tables
-
-    def _prepare(self) -> None:
+    def _prepare(self, writable: bool) -> None:
+        """Refuse what is no store of this version, and make a new file one."""
         # In one transaction: another process may be about to make the file.
-        with self._transaction():
-            if self._check():
+        with self._transaction() if writable else nullcontext():
+            application, version, tables = self._database.execute(
+                "SELECT application_id, user_version, (SELECT COUNT(*) FROM sqlite_master) "
+                "FROM pragma_application_id, pragma_user_version"
+            ).fetchone()
+            if application != APPLICATION_ID and (tables or application):
+                raise ValueError(f"{self.path} is an SQLite file, but no triple store: name another file")
+            if application == APPLICATION_ID and version != SCHEMA_VERSION:
+                raise ValueError(
+                    f"{self.path} is a triple store of version {version}, this program writes version "
+                    f"{SCHEMA_VERSION}: name another file"
+                )
+            if not writable:
+                return
+            if not tables:
                 for statement in filter(str.strip, _SCHEMA.split(";")):
                     self._database.execute(statement)
                 self._database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -280,25 +271,26 @@ class TripleStore:
         self._database.execute("PRAGMA synchronous = NORMAL")
 
 
+@dataclass(frozen=True, slots=True)
 class StoredTriples:
     """The triples of one extractor for the loops; a `TripleSource`."""
 
-    def __init__(self, store: TripleStore, extractor: int) -> None:
-        self._store, self._extractor = store, extractor
+    store: TripleStore
+    extractor: int
 
     @property
     def identity(self) -> list[Any]:
         """What names these triples: model, digest of its prompt or of the file they come from, number of passages."""
-        chosen = next(one for one in self._store.extractors() if one.id == self._extractor)
+        chosen = next(one for one in self.store.extractors() if one.id == self.extractor)
         return [chosen.model, chosen.prompt, chosen.passages]
 
     def get(self, passage: Passage) -> tuple[Triple, ...] | None:
         """The triples of a passage; None when it was never read."""
-        return self._store.get(self._extractor, passage_key(passage.title, passage.text))
+        return self.store.get(self.extractor, passage_key(passage.title, passage.text))
 
     def close(self) -> None:
         """Close the store."""
-        self._store.close()
+        self.store.close()
 
 
 def is_store(path: str | Path) -> bool:
@@ -325,8 +317,9 @@ def open_triples(source: str | Path, database: str | Path, model: str | None = N
     """
     if not Path(source).is_file():
         raise FileNotFoundError(f"no such file of triples: {source}")
-    made = is_store(source)
-    with nullcontext() if made else building(Path(database).parent):
+    made, folder = is_store(source), Path(database).parent
+    lock = None if made else lock_folder(folder, f"{folder}: another program builds an index", wait=True)
+    with lock or nullcontext():
         store = TripleStore(source, create=False) if made else TripleStore(database)
         try:
             return StoredTriples(store, store.choose(model).id if made else store.fill(source))
@@ -340,14 +333,9 @@ def passage_key(title: str, text: str) -> str:
 
     A corpus may name its passages itself, so `Passage.id` can't be the key.
     """
-    return passage_id(_bare(title), _bare(text))
-
-
-def _bare(text: str) -> str:
-    if not text.isascii():
-        # Half characters, which JSON can spell and no encoding can hold, are one unknown character.
-        text = whole_characters(unicodedata.normalize("NFKC", text))
-    return "".join(text.split())
+    # Half characters, which JSON can spell and no encoding can hold, are one unknown character.
+    bare = (part if part.isascii() else whole_characters(unicodedata.normalize("NFKC", part)) for part in (title, text))
+    return passage_id(*("".join(part.split()) for part in bare))
 
 
 def _rows(source: str | Path, counts: Counter[str]) -> Iterator[Extraction]:

@@ -13,7 +13,7 @@ learned tokens of a trajectory. A run that was stopped continues when the same c
 
 import sys
 
-from tripletune.train.run import main
+from tripletune.train import main
 
 if __name__ == "__main__":
     sys.exit(main("cirag_distill", __doc__ or ""))

@@ -8,7 +8,7 @@ The settings are those of `cirag_distill.py` and some more under `train`; the te
 
 import sys
 
-from tripletune.train.run import main
+from tripletune.train import main
 
 if __name__ == "__main__":
     sys.exit(main("cirag_on_policy", __doc__ or ""))

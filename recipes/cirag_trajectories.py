@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 
 from tripletune.data_builders.corpus import CorpusOptions
 from tripletune.data_builders.trajectories import TrajectoryOptions
+from tripletune.eval import load_task
 from tripletune.eval.suites.questions import QuestionOptions
-from tripletune.eval.task import load_task
 from tripletune.models.files import write_text
-from tripletune.models.llm.options import LLMOptions
+from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.options import parse_command_line, setting, to_arguments, to_yaml
 from tripletune.models.program import run_program
 from tripletune.rag.systems import load_system, make_options
@@ -203,7 +203,7 @@ def main(config: CollectConfig, dry_run: bool = False) -> None:
     suites = [QuestionSuite(config.evaluation(source), teacher, llms) for source in sources]
     for suite, source in zip(suites, sources):
         suite.command = config.command(source)
-    run_suites(suites, clients=llms[:1])
+    run_suites(suites)
 
     results = [suite.options.output for suite in suites]
     output = FolderOptions(str(folder / TRAJECTORIES), overwrite=True)
@@ -213,15 +213,9 @@ def main(config: CollectConfig, dry_run: bool = False) -> None:
 
 def run(argv: list[str] | None = None) -> int:
     """The command line. Returns 0; 1 when a server does not answer, 2 for bad input, 3 when calls wait for a batch."""
-    from tripletune.eval.suites import QuestionsPending
 
-    def program() -> int:
-        try:
-            main(*parse_command_line(CollectConfig, __doc__ or "", argv))
-        except QuestionsPending as pending:
-            sys.stderr.write(f"{pending}\n")
-            return pending.exit_code
-        return 0
+    def program() -> None:
+        main(*parse_command_line(CollectConfig, __doc__ or "", argv))
 
     return run_program(program, form="%(asctime)s %(message)s")
 

@@ -13,7 +13,7 @@ that was stopped continues when the same command is given again.
 
 import sys
 
-from tripletune.train.run import main
+from tripletune.train import main
 
 if __name__ == "__main__":
     sys.exit(main("text_to_triples", __doc__ or ""))

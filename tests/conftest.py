@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,12 @@ TEXT = (
     "Retrieved Graph Information: (S> Ada Lovelace| P> born in| O> London), (S> London| P> capital of| O> England) "
     "Question: Where was the first programmer born? Answer the question with the facts found."
 )
+GRAPH_WIDTHS = {"graph_hidden_width": 16, "graph_layers": 2, "graph_heads": 2, "projector_width": 16}
+# Of every run on a tiny model.
+RUN = {
+    "model.dtype": "float32", "model.lora_dropout": 0.1, "train.learning_rate": 0.01, "train.bf16": "false",
+    "train.logging_steps": 1, "train.eval_max_new_tokens": 4,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -61,6 +67,12 @@ def _tokenizer() -> Any:
 def _config(family: str, vocabulary: int) -> Any:
     import transformers
 
+    if family == "t5":
+        return transformers.T5Config(
+            vocab_size=vocabulary, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4,
+            feed_forward_proj="gated-gelu", tie_word_embeddings=False, dropout_rate=0.0, decoder_start_token_id=3,
+            eos_token_id=2, pad_token_id=3, initializer_factor=0.3,
+        )  # fmt: skip
     common = {
         "vocab_size": vocabulary,
         "hidden_size": 32,
@@ -75,6 +87,7 @@ def _config(family: str, vocabulary: int) -> Any:
         # Wide weights: replies differ between inputs and no two logits are nearly equal.
         "initializer_range": 0.3,
     }
+    sliding = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8}
     special: dict[str, tuple[Any, dict[str, Any]]] = {
         "llama": (transformers.LlamaConfig, {"tie_word_embeddings": False}),
         "smollm2": (transformers.LlamaConfig, {"tie_word_embeddings": True}),
@@ -83,18 +96,9 @@ def _config(family: str, vocabulary: int) -> Any:
         "gemma": (transformers.GemmaConfig, {"head_dim": 8}),
         "gemma2": (
             transformers.Gemma2Config,
-            {
-                "head_dim": 8,
-                "query_pre_attn_scalar": 8,
-                "final_logit_softcapping": 2.0,
-                "attn_logit_softcapping": 5.0,
-                "sliding_window": 8,
-            },
+            {**sliding, "final_logit_softcapping": 2.0, "attn_logit_softcapping": 5.0},
         ),
-        "gemma3": (
-            transformers.Gemma3TextConfig,
-            {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8, "final_logit_softcapping": 3.0},
-        ),
+        "gemma3": (transformers.Gemma3TextConfig, {**sliding, "final_logit_softcapping": 3.0}),
         "granite": (transformers.GraniteConfig, {"logits_scaling": 4.0, "embedding_multiplier": 3.0}),
         # The one with learned positions, counted from the start.
         "gpt2": (transformers.GPT2Config, {}),
@@ -127,18 +131,19 @@ def tokenizer(tokenizer_folder: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Callable[[str], Path]:
-    """Folder of a tiny causal language model of a family (the names in `_config`), made once a session."""
+    """Folder of a tiny language model of a family (the names in `_config`) and its tokenizer, made once a session."""
     made: dict[str, Path] = {}
 
     def make(family: str) -> Path:
         if family not in made:
             import torch
-            from transformers import AutoModelForCausalLM, AutoTokenizer
+            from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
             folder = tmp_path_factory.mktemp(f"model_{family}")
+            kind = AutoModelForSeq2SeqLM if family == "t5" else AutoModelForCausalLM
             torch.manual_seed(7)
-            AutoModelForCausalLM.from_config(_config(family, len(tokenizer))).save_pretrained(folder)
+            kind.from_config(_config(family, len(tokenizer))).save_pretrained(folder)
             tokenizer.save_pretrained(folder)
             made[family] = folder
         return made[family]
@@ -150,6 +155,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path)
 def tiny_llama(tiny_model: Callable[[str], Path]) -> Path:
     """Folder of a tiny Llama with grouped-query attention, and its tokenizer."""
     return tiny_model("llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_t5(tiny_model: Callable[[str], Path]) -> Path:
+    """Folder of a tiny encoder-decoder, and its tokenizer."""
+    return tiny_model("t5")
 
 
 @pytest.fixture(scope="session")
@@ -169,15 +180,9 @@ def tiny_encoder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Pat
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     torch.manual_seed(3)
     config = BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=128,
-        pad_token_id=3,
-        initializer_range=0.5,
-    )
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=128, pad_token_id=3, initializer_range=0.5,
+    )  # fmt: skip
     BertModel(config).save_pretrained(core)
     tokenizer.save_pretrained(core)
     SentenceTransformer(modules=[Transformer(str(core)), Pooling(16, "mean")], device="cpu").save(str(folder))
@@ -191,17 +196,10 @@ def make_graph_llm(tiny_model: Callable[[str], Path], tiny_encoder: Path) -> Cal
     def make(family: str = "llama", **options: Any) -> tuple[Any, Any]:
         import torch
 
-        from tripletune.models.graph_llm.loading import build_graph_llm
+        from tripletune.models.graph_llm import build_graph_llm
 
         torch.manual_seed(11)
-        settings = {
-            "graph_hidden_width": 16,
-            "graph_layers": 2,
-            "graph_heads": 2,
-            "projector_width": 16,
-            "dtype": torch.float32,
-            **options,
-        }
+        settings = {**GRAPH_WIDTHS, "dtype": torch.float32, **options}
         return build_graph_llm(str(tiny_model(family)), encoder=str(tiny_encoder), **settings)
 
     return make
@@ -211,14 +209,9 @@ def make_graph_llm(tiny_model: Callable[[str], Path], tiny_encoder: Path) -> Cal
 def records() -> list[Record]:
     """Twelve records of four questions, both tasks, all actions, with and without graph."""
     found: list[Record] = []
-    for number, (name, place, land) in enumerate(
-        [
-            ("Ada Lovelace", "London", "England"),
-            ("René Descartes", "La Haye", "France"),
-            ("紫式部", "京都", "日本"),
-            ("Zeno (of Elea), the younger", "Elea", "Magna Graecia"),
-        ]
-    ):
+    people = [("Ada Lovelace", "London", "England"), ("René Descartes", "La Haye", "France")]
+    people += [("紫式部", "京都", "日本"), ("Zeno (of Elea), the younger", "Elea", "Magna Graecia")]
+    for number, (name, place, land) in enumerate(people):
         question = f"In which country was {name} born?"
         first = Step(question, (Triple(name, "born in", place), Triple(name, "known for", f"work {number}")))
         second = Step(f"In which country is {place}?", (Triple(place, "located in", land),), f"{place} is in {land}.")
@@ -265,11 +258,11 @@ def make_batch(embeddings: Any) -> Callable[..., dict[str, Any]]:
     def make(processor: Any, records: list[Record], labels: bool = True, side: str = "right") -> dict[str, Any]:
         import torch
 
-        from tripletune.models.graph_llm.graphs import batch_graphs, graph_rows
+        from tripletune.models.graph_llm.graphs import embed_batch
         from tripletune.models.graph_llm.processor import pad_batch
 
         prompts = [processor.encode_input(record.input) for record in records]
-        ends = [processor.encode_label(record) if labels else [] for record in records]
+        ends = [processor.encode_label(record)[0] if labels else [] for record in records]
         lists = [[*p.input_ids, *e] for p, e in zip(prompts, ends)]
         ids, mask = pad_batch(lists, 3), pad_batch([[1] * len(row) for row in lists], 0)
         if side == "left":
@@ -282,10 +275,7 @@ def make_batch(embeddings: Any) -> Callable[..., dict[str, Any]]:
                 start = len(prompt.input_ids)
                 batch["labels"][row, start : start + len(end)] = torch.tensor(end)
         if processor.settings.use_graph:
-            strings = list(dict.fromkeys(text for p in prompts for graph in p.graphs for text in graph.strings))
-            rows = {text: number for number, text in enumerate(strings)}
-            table = embeddings.vectors(strings)
-            batch["graphs"] = batch_graphs([graph_rows(p.graphs, rows) for p in prompts], table.__getitem__, 16)
+            batch["graphs"] = embed_batch([prompt.graphs for prompt in prompts], embeddings)
         return batch
 
     return make
@@ -301,61 +291,16 @@ def make_config(
         from tripletune.models.options import load_config
         from tripletune.train.tasks.ras import GraphConfig
 
-        data = write_records(records, "train")
-        write_records(records[:4], "validation", data)
-        values = {
-            "output_dir": str(tmp_path / "run"),
-            "resume": True,
-            "model.base": str(tiny_model(family)),
-            "model.dtype": "float32",
-            "model.encoder": str(tiny_encoder),
-            "model.graph_hidden_width": 16,
-            "model.graph_layers": 2,
-            "model.graph_heads": 2,
-            "model.graph_dropout": 0.3,
-            "model.projector_width": 16,
-            "model.lora_dropout": 0.1,
-            "data.train": str(data),
-            "train.epochs": 1,
-            "train.learning_rate": 0.01,
-            "train.bf16": "false",
-            "train.logging_steps": 1,
-            "train.eval_max_new_tokens": 4,
-            "train.save_steps": 1000,
-            **(overrides or {}),
-        }
-        return load_config(GraphConfig, None, values)
+        write_records(records[:4], "validation")
+        data = write_records(records)
+        values = RUN | {f"model.{name}": width for name, width in GRAPH_WIDTHS.items()} | {
+            "output_dir": str(tmp_path / "run"), "resume": True, "model.base": str(tiny_model(family)),
+            "model.encoder": str(tiny_encoder), "model.graph_dropout": 0.3, "data.train": str(data),
+            "train.epochs": 1, "train.save_steps": 1000,
+        }  # fmt: skip
+        return load_config(GraphConfig, None, values | (overrides or {}))
 
     return make
-
-
-@pytest.fixture(scope="session")
-def tiny_t5(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
-    """Folder of a tiny encoder-decoder and its tokenizer."""
-    import torch
-    from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
-
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    folder = tmp_path_factory.mktemp("model_t5")
-    torch.manual_seed(7)
-    config = T5Config(
-        vocab_size=len(tokenizer),
-        d_model=32,
-        d_kv=8,
-        d_ff=64,
-        num_layers=2,
-        num_heads=4,
-        feed_forward_proj="gated-gelu",
-        tie_word_embeddings=False,
-        dropout_rate=0.0,
-        decoder_start_token_id=3,
-        eos_token_id=2,
-        pad_token_id=3,
-        initializer_factor=0.3,
-    )
-    T5ForConditionalGeneration(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -375,14 +320,8 @@ def extraction_pairs() -> list[Any]:
 
 
 @pytest.fixture
-def write_pairs(tmp_path: Path) -> Callable[..., Path]:
-    """Writes pairs as `<split>-00000.jsonl` in a folder and returns the folder."""
-    return _writer(tmp_path / "pairs")
-
-
-@pytest.fixture
 def make_extraction_config(
-    tmp_path: Path, tiny_llama: Path, tiny_t5: Path, extraction_pairs: list[Any], write_pairs: Callable[..., Path]
+    tmp_path: Path, tiny_llama: Path, tiny_t5: Path, extraction_pairs: list[Any]
 ) -> Callable[..., Any]:
     """A text-to-triples run on tiny models that takes a second: `make_extraction_config({...}, seq2seq=True)`."""
 
@@ -390,28 +329,16 @@ def make_extraction_config(
         from tripletune.models.options import load_config
         from tripletune.train.tasks.text_to_triples import PairConfig
 
-        data = write_pairs(extraction_pairs, "train")
-        write_pairs(extraction_pairs[:5], "validation", data)
-        values = {
-            "output_dir": str(tmp_path / "run"),
-            "model.base": str(tiny_t5 if seq2seq else tiny_llama),
-            "model.dtype": "float32",
-            "model.lora_rank": 4,
-            "model.lora_dropout": 0.1,
-            "data.train": str(data),
-            "train.epochs": 1,
-            "train.batch_size": 2,
-            "train.gradient_accumulation": 2,
-            "train.learning_rate": 0.01,
-            "train.bf16": "false",
-            "train.logging_steps": 1,
-            "train.eval_steps": None,
-            "train.eval_generate_records": 2,
-            "train.eval_max_new_tokens": 4,
+        write = _writer(tmp_path / "pairs")
+        write(extraction_pairs[:5], "validation")
+        data = write(extraction_pairs)
+        values = RUN | {
+            "output_dir": str(tmp_path / "run"), "model.base": str(tiny_t5 if seq2seq else tiny_llama),
+            "model.lora_rank": 4, "data.train": str(data), "train.epochs": 1, "train.batch_size": 2,
+            "train.gradient_accumulation": 2, "train.eval_steps": None, "train.eval_generate_records": 2,
             "train.save_steps": 1000,
-            **(overrides or {}),
-        }
-        return load_config(PairConfig, None, values)
+        }  # fmt: skip
+        return load_config(PairConfig, None, values | (overrides or {}))
 
     return make
 
@@ -459,24 +386,12 @@ def make_student_config(
 
         data = write_trajectories([make_trajectory(number) for number in range(8)])
         write_trajectories([make_trajectory(number) for number in (0, 1, 8)], "validation")
-        values = {
-            "output_dir": str(tmp_path / "run"),
-            "model.base": str(tiny_llama),
-            "model.dtype": "float32",
-            "model.lora_rank": 4,
-            "model.lora_dropout": 0.1,
-            "data.train": [str(data)],
-            "data.max_tokens": 1024,
-            "data.max_prompt_tokens": 900,
-            "train.batch_size": 2,
-            "train.learning_rate": 0.01,
-            "train.bf16": "false",
-            "train.logging_steps": 1,
+        values = RUN | {
+            "output_dir": str(tmp_path / "run"), "model.base": str(tiny_llama), "model.lora_rank": 4,
+            "data.train": [str(data)], "data.max_tokens": 1024, "data.max_prompt_tokens": 900, "train.batch_size": 2,
             "train.eval_generate_records": 2,
-            "train.eval_max_new_tokens": 4,
-            **(overrides or {}),
-        }
-        return load_config(kind or StudentConfig, None, values)
+        }  # fmt: skip
+        return load_config(kind or StudentConfig, None, values | (overrides or {}))
 
     return make
 
@@ -508,7 +423,7 @@ def begin_task(make_task: Callable[..., Any]) -> Callable[..., Any]:
     """As `make_task`, with model and rows."""
 
     def begin(*args: Any, **options: Any) -> Any:
-        from tripletune.train.run import make_rows
+        from tripletune.train import make_rows
 
         task = make_task(*args, **options)
         task.model, task.processor = task.load()
@@ -519,26 +434,22 @@ def begin_task(make_task: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def run_recipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
+def run_recipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Runs a recipe's command line in this process and returns its error message ("" for success)."""
-    import logging
     import runpy
     import sys
 
-    handlers, level = logging.root.handlers[:], logging.root.level
-
     def call(argv: list[str]) -> str:
         monkeypatch.setattr(sys, "argv", argv)
-        code = 0
+        code: Any = 0
         try:
             runpy.run_path(argv[0], run_name="__main__")
         except SystemExit as stop:
-            code = int(stop.code or 0)
-        if code == 0:
+            code = stop.code
+        if not code:
             return ""
-        errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-        assert (code, len(errors)) == (2, 1)
-        return errors[0]
+        (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        assert code == 2
+        return error
 
-    yield call
-    logging.root.handlers[:], logging.root.level = handlers, level
+    return call

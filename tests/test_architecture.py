@@ -116,9 +116,9 @@ def test_the_checker_finds_imports_in_functions() -> None:
     source = """
 import os
 if TYPE_CHECKING:
-    from tripletune.eval.task import Task
+    from tripletune.eval import Task
 def f():
-    from tripletune.train.task import RunConfig
+    from tripletune.train.tasks import RunConfig
     import tripletune.eval.metrics
 """
-    assert imported(ast.parse(source)) == {"train.task.RunConfig", "eval.metrics"}
+    assert imported(ast.parse(source)) == {"train.tasks.RunConfig", "eval.metrics"}

@@ -26,7 +26,7 @@ def first_letter(prediction, answers):
 """Rows of `{"id", "q", "a", "title", "text"}`."""
 import json
 
-from tripletune.data_builders.hotpotqa_subq.questions import Question
+from tripletune.data_builders.hotpotqa_subq import Question
 from tripletune.models.data.records import Passage
 
 def read_questions(location, issues=None, source="mine"):
@@ -37,8 +37,8 @@ def read_questions(location, issues=None, source="mine"):
 ''',
     "models/llm/backends/mine.py": '''
 """A teacher that knows where Ada was born."""
-from tripletune.models.llm.client import Completion
-from tripletune.models.llm.options import BackendKind
+from tripletune.models.llm import Completion
+from tripletune.models.llm.backends import BackendKind
 
 LABELS = '{"documents": [1], "answerable": true, "triples": [["Ada", "born in", "London"]]}'
 
@@ -56,7 +56,7 @@ BACKEND = BackendKind(lambda options, key, ledger: Mine())
     "rag/systems/mine.py": '''
 """Asks the teacher."""
 from tripletune.rag.systems import System
-from tripletune.rag.trace import Trace
+from tripletune.rag import Trace
 
 async def run(question, search, tools, options):
     reply = await tools.llm.chat([{"role": "user", "content": question}], role="mine", question_id=tools.question_id)
@@ -71,8 +71,7 @@ SYSTEM = System("mine", "asks the teacher", run, lambda options: False, lambda o
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tripletune.models.data.records import read_jsonl
-from tripletune.train.task import RunConfig
+from tripletune.train.tasks import RunConfig
 from tripletune.train.text import TextTask, TextTrainSection
 
 @dataclass
@@ -84,7 +83,7 @@ class Mine(TextTask):
 
     @cached_property
     def sources(self):
-        return self.source_pair(lambda path, split: (row for _, row in read_jsonl(path)))
+        return self.source_pair(lambda row, where: row)
 
     def tokenised(self, source, cache):
         from tripletune.train.batches import cached_rows
@@ -129,7 +128,7 @@ def run(house: Path, *words: object) -> str:
 def test_a_task_a_metric_a_reader_a_system_and_a_teacher_are_a_file_each(house: Path) -> None:
     shown = run(
         house, "eval", "run", "--system", "mine", "--task", "mine", "--data", "questions.jsonl", "--output", "out",
-        "--teacher-backend", "mine", "--teacher-model", "m",
+        "--teacher", "mine", "--teacher-model", "m",
     )  # fmt: skip
     assert "The first letter is right" in shown
     found = json.loads((house / "out" / "metrics.json").read_text())

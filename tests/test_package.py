@@ -56,7 +56,7 @@ def project(tmp_path: Path) -> Path:
 @pytest.fixture
 def files(project: Path, make_graph_llm: Callable[..., Any]) -> Path:
     """What the commands read: a model, a corpus with triples, one question."""
-    from tripletune.models.graph_llm.loading import add_adapter
+    from tripletune.models.graph_llm import add_adapter
 
     llm, processor = make_graph_llm()
     adapted = add_adapter(llm)

@@ -2,7 +2,7 @@
 
 import sys
 
-from tripletune.train.run import main, usage
+from tripletune.train import main, usage
 
 if __name__ == "__main__":
     words = sys.argv[1:]

@@ -11,10 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -22,16 +21,18 @@ from typing import Any
 import torch
 
 from tripletune.models.data.records import IGNORED
-from tripletune.models.files import new_folder, read_json, write_json
+from tripletune.models.files import new_file, read_json
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
 from tripletune.models.graph_llm.graphs import GraphRows, batch_graphs
 from tripletune.models.graph_llm.processor import pad_batch
-from tripletune.models.training import PADDING, TRUNK
+from tripletune.models.training import PADDING
 
 logger = logging.getLogger(__name__)
 ROWS, META = "rows.arrow", "meta.json"
 # Names and types of columns; "[int32]" is a list.
 Columns = Mapping[str, str]
+# Lengths are rounded up to it, which keeps the number of shapes small for compiled models.
+_MULTIPLE = 8
 TEXT: Columns = {"input_ids": "[int32]", "labels": "[int32]", "length": "int32"}
 
 
@@ -66,12 +67,13 @@ def cached_rows(
     folder = cache / f"tokens-{digest[:16]}"
     if (folder / META).exists():
         return Dataset.from_file(str(folder / ROWS))
-    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
     features = {name: ListOf(Value(kind[1:-1])) if kind[0] == "[" else Value(kind) for name, kind in columns.items()}
     counts: Counter[str] = Counter()
     meta = {"rows": 0, "tokens": 0, "label_tokens": 0}
-    with new_folder(folder, [ROWS, META]) as scratch:
-        writer = ArrowWriter(path=str(scratch / ROWS), features=Features(features), writer_batch_size=512)
+    # The counts appear after the rows: where they are, the rows are whole.
+    with new_file(folder / META) as scratch_meta, new_file(folder / ROWS) as scratch_rows:
+        writer = ArrowWriter(path=str(scratch_rows), features=Features(features), writer_batch_size=512)
         for row in tqdm(rows(counts), desc="tokenising", unit=" rows", disable=None):
             writer.write({name: row[name] for name in columns})
             meta["rows"] += 1
@@ -82,7 +84,7 @@ def cached_rows(
             listed = ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "nothing"
             raise ValueError(f"there are no rows to learn from ({listed})")
         writer.finalize()
-        write_json(scratch / META, meta | counts)
+        scratch_meta.write_text(json.dumps(meta | counts, indent=2), encoding="utf-8")
     logger.info("tokenised: %s", ", ".join(f"{name} {count:,}" for name, count in (meta | counts).items()))
     return Dataset.from_file(str(folder / ROWS))
 
@@ -105,15 +107,10 @@ def pack_rows(dataset: Any, tokens: int) -> Any:
         A `datasets.Dataset` with `input_ids`, `labels` and `seq_lengths`, the lengths of the rows in a pack.
 
     Raises:
-        ModuleNotFoundError: TRL is not installed.
         ValueError: a row is longer than a pack.
     """
     from datasets import Dataset
-
-    try:
-        from trl import pack_dataset
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("TRL, which packs rows, is not installed; run: pip install trl") from error
+    from trl import pack_dataset
 
     longest = int(dataset.with_format("numpy")["length"][:].max())
     if longest > tokens:
@@ -131,23 +128,21 @@ def _folder(dataset: Any) -> Path:
     return Path(dataset.cache_files[0]["filename"]).parent
 
 
+@dataclass(frozen=True)
 class TextCollator:
     """Pads rows or packs of a decoder on the right.
 
     There is no attention mask: attention is causal and padding stands on the right, so no real token sees it. In packs
     the positions start again with each sample, which is how transformers' attention keeps samples apart.
 
-    Args:
+    Attributes:
         pad_token_id: Padding token.
         flatten: Put all packs of a batch into one row. Flash attention tells samples apart in a single row alone; other
             kernels make a (T, T) mask, which several rows keep small.
-        pad_to_multiple_of: Round T up, which keeps the number of shapes small for compiled models.
     """
 
-    def __init__(self, pad_token_id: int, flatten: bool = False, pad_to_multiple_of: int = 8) -> None:
-        self.pad_token_id = pad_token_id
-        self.flatten = flatten
-        self.pad_to_multiple_of = pad_to_multiple_of
+    pad_token_id: int
+    flatten: bool = False
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Make a batch.
@@ -159,7 +154,7 @@ class TextCollator:
         if packs and self.flatten:
             rows = [{name: [value for row in rows for value in row[name]] for name in rows[0]}]
         batch = {
-            name: pad_batch([row[name] for row in rows], value, self.pad_to_multiple_of)
+            name: pad_batch([row[name] for row in rows], value, _MULTIPLE)
             for name, value in (("input_ids", self.pad_token_id), ("labels", IGNORED))
         }
         if not packs:
@@ -178,58 +173,48 @@ class SharedSequence:
     """Records side by side.
 
     Attributes:
-        tokens: The trunk (a whole record), then what the other records have of their own.
+        tokens: The longest record as a whole, then what the others have of their own.
         positions: Position of each token within its record.
-        branches: As in `models.training.branch_mask`.
-        shared: As in `models.training.branch_mask`.
+        record_of: As in `models.training.prefix_mask`.
+        shared: As in `models.training.prefix_mask`.
         records: Numbers of the records, in their order in `tokens`.
         labels: Where each of them has its first label token.
     """
 
-    tokens: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    branches: list[int] = field(default_factory=list)
-    shared: list[int] = field(default_factory=list)
-    records: list[int] = field(default_factory=list)
-    labels: list[int] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, number: int, row: dict[str, Any]) -> SharedSequence:
-        """A record by itself."""
-        sequence = cls()
-        sequence.add(number, row, 0)
-        return sequence
-
-    def add(self, number: int, row: dict[str, Any], begin: int) -> None:
-        """Append a record from its token `begin` on; those before it are the trunk's."""
-        tokens = [*row["input_ids"], *row["label_ids"]][begin:]
-        self.records.append(number)
-        self.labels.append(len(self.tokens) + len(row["input_ids"]) - begin)
-        self.branches += [len(self.records) - 1 + TRUNK] * len(tokens)
-        self.shared += [begin] * len(tokens)
-        self.positions += range(begin, begin + len(tokens))
-        self.tokens += tokens
+    tokens: list[int]
+    positions: list[int]
+    record_of: list[int]
+    shared: list[int]
+    records: list[int]
+    labels: list[int]
 
 
-def share_prefixes(rows: Sequence[dict[str, Any]], own: int | None) -> list[SharedSequence]:
+def share_prefixes(rows: Sequence[dict[str, Any]], own: int | None, share: bool = True) -> list[SharedSequence]:
     """Put the records of each question into one sequence.
 
     Args:
         rows: Rows of `train.tasks.ras.encode_row`; those with an equal `question` are put together.
         own: Token that is never shared: the placeholder, behind which each record has a graph of its own.
-
-    Returns:
-        One sequence per question; the longest record of each is its trunk.
+        share: False gives each record a sequence of its own.
     """
-    questions: dict[int, list[int]] = {}
+    groups: dict[int, list[int]] = {}
     for number, row in enumerate(rows):
-        questions.setdefault(row["question"], []).append(number)
+        groups.setdefault(row["question"] if share else number, []).append(number)
     sequences = []
-    for numbers in questions.values():
-        trunk, *others = sorted(numbers, key=lambda number: -rows[number]["length"])
-        sequence = SharedSequence.of(trunk, rows[trunk])
-        for number in others:
-            sequence.add(number, rows[number], _common(rows[trunk]["input_ids"], rows[number]["input_ids"], own))
+    for numbers in groups.values():
+        numbers.sort(key=lambda number: -rows[number]["length"])
+        longest = rows[numbers[0]]["input_ids"]
+        sequence = SharedSequence([], [], [], [], [], [])
+        for place, number in enumerate(numbers):
+            prompt = rows[number]["input_ids"]
+            begin = _common(longest, prompt, own) if place else 0
+            tokens = [*prompt, *rows[number]["label_ids"]][begin:]
+            sequence.records.append(number)
+            sequence.labels.append(len(sequence.tokens) + len(prompt) - begin)
+            sequence.record_of += [place] * len(tokens)
+            sequence.shared += [begin] * len(tokens)
+            sequence.positions += range(begin, begin + len(tokens))
+            sequence.tokens += tokens
         sequences.append(sequence)
     return sequences
 
@@ -240,39 +225,28 @@ def _common(one: Sequence[int], other: Sequence[int], own: int | None) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1] != own, pairs))
 
 
+@dataclass(frozen=True)
 class RecordCollator:
     """Pads records on the right, masks everything but label and end-of-sequence tokens, and batches all graphs at once.
 
     No attention mask is made: with causal attention and padding on the right no real token ever sees padding, and
     without a mask attention takes its fast path.
 
-    Args:
+    Attributes:
         pad_token_id: Padding token.
         table: Embedding table; None for models without graph.
-        pad_to_multiple_of: Round T up, which keeps the number of shapes small for compiled models.
         action_weight: Weight of the action marker's tokens in the loss.
         answer_weight: Weight of the label tokens of answering records in the loss.
         shared_prefixes: Put records of one question into one row, their common prefix once.
         graph_token_id: Placeholder, which ends what is shared.
     """
 
-    def __init__(
-        self,
-        pad_token_id: int,
-        table: EmbeddingTable | None,
-        pad_to_multiple_of: int = 8,
-        action_weight: float = 1.0,
-        answer_weight: float = 1.0,
-        shared_prefixes: bool = False,
-        graph_token_id: int | None = None,
-    ) -> None:
-        self.shared_prefixes = shared_prefixes
-        self.graph_token_id = graph_token_id
-        self.action_weight = action_weight
-        self.answer_weight = answer_weight
-        self.pad_token_id = pad_token_id
-        self.table = table
-        self.pad_to_multiple_of = pad_to_multiple_of
+    pad_token_id: int
+    table: EmbeddingTable | None
+    action_weight: float = 1.0
+    answer_weight: float = 1.0
+    shared_prefixes: bool = False
+    graph_token_id: int | None = None
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Make a batch.
@@ -283,14 +257,11 @@ class RecordCollator:
         Returns:
             `input_ids` (B, T), `labels` (B, T) with -100 where nothing is learned, `graphs`, a PyG batch, and
             `label_weights` (B, T) where markers or answers weigh more or less than other tokens. With shared prefixes
-            also `position_ids`, `branches` and `shared`, (B, T) each, and the graphs are in the order of their
+            also `position_ids`, `record_of` and `shared`, (B, T) each, and the graphs are in the order of their
             placeholders.
         """
-        if self.shared_prefixes:
-            sequences = share_prefixes(rows, self.graph_token_id)
-        else:
-            sequences = [SharedSequence.of(number, row) for number, row in enumerate(rows)]
-        input_ids = self._pad([sequence.tokens for sequence in sequences], self.pad_token_id)
+        sequences = share_prefixes(rows, self.graph_token_id, self.shared_prefixes)
+        input_ids = pad_batch([sequence.tokens for sequence in sequences], self.pad_token_id, _MULTIPLE)
         labels = torch.full_like(input_ids, IGNORED)
         weights = torch.ones(input_ids.shape)
         for place, sequence in enumerate(sequences):
@@ -306,17 +277,14 @@ class RecordCollator:
         if self.action_weight != 1.0 or self.answer_weight != 1.0:
             batch["label_weights"] = weights
         if self.shared_prefixes:
-            batch["position_ids"] = self._pad([sequence.positions for sequence in sequences], 0)
-            batch["branches"] = self._pad([sequence.branches for sequence in sequences], PADDING)
-            batch["shared"] = self._pad([sequence.shared for sequence in sequences], 0)
+            for name, values, padding in (
+                ("position_ids", [sequence.positions for sequence in sequences], 0),
+                ("record_of", [sequence.record_of for sequence in sequences], PADDING),
+                ("shared", [sequence.shared for sequence in sequences], 0),
+            ):
+                batch[name] = pad_batch(values, padding, _MULTIPLE)
         if self.table is not None:
             ordered = [rows[number] for sequence in sequences for number in sequence.records]
-            graphs = [
-                GraphRows(row["node_rows"], row["edge_rows"], row["sources"], row["targets"], row["subgraph"])
-                for row in ordered
-            ]
-            batch["graphs"] = batch_graphs(graphs, self.table.vectors, self.table.dimension)
+            graphs = [GraphRows(*(row[name] for name in GraphRows._fields)) for row in ordered]
+            batch["graphs"] = batch_graphs(graphs, self.table.__getitem__, self.table.dimension)
         return batch
-
-    def _pad(self, rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
-        return pad_batch(rows, value, self.pad_to_multiple_of)

@@ -2,7 +2,7 @@
 
 The loss is summed over label tokens and divided by their number in the whole optimiser step, across devices and
 micro-batches; `eval_loss` is the same mean over a whole evaluation. Data order depends on seed and epoch alone. A task
-says the rest (`train.task.TrainingTask`).
+says the rest (`train.tasks.TrainingTask`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,14 +28,14 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_callback import PrinterCallback
 
 from tripletune.models.data.records import IGNORED
-from tripletune.models.files import new_file
+from tripletune.models.files import lock_folder, new_file
 from tripletune.models.loading import best_dtype
-from tripletune.train.resume import forget_checkpoints, only_run_in, save_run_settings, set_result_aside
+from tripletune.train.resume import forget_checkpoints, save_run_settings, set_result_aside
 
 if TYPE_CHECKING:
     from transformers import Trainer as Mixed
 
-    from tripletune.train.task import TrainingTask
+    from tripletune.train.tasks import TrainingTask
 else:
     Mixed = object
 
@@ -47,7 +47,7 @@ def shared_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
     """Keyword arguments of `TrainingArguments` and its kin that every run sets.
 
     Args:
-        config: A `train.task.RunConfig`.
+        config: A `train.tasks.RunConfig`.
         evaluates: Whether there is anything to evaluate on; transformers refuses evaluations without.
     """
     train = config.train
@@ -115,7 +115,6 @@ class EngineMixin(Mixed):
         self.task, self.config = task, config
         self.losses = LossLog(Path(config.output_dir) / LOSS_FILE, config.train.logging_steps)
         self.evaluations = StepLog(Path(config.output_dir) / EVALUATIONS)
-        self.scorer = task.scorer() if self.eval_dataset is not None else None
         self.add_callback(self.losses)
         self.add_callback(self.evaluations)
         if self.args.disable_tqdm:
@@ -144,11 +143,6 @@ class EngineMixin(Mixed):
         self._sampler.set_epoch(kwargs["epoch"])
         super()._run_epoch(*args, **kwargs)
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train, alone in the run folder."""
-        with self._alone():
-            return super().train(*args, **kwargs)
-
     def train_as_run(self, checkpoint: Path | None, train_digest: str) -> float:
         """Train, alone in the run folder, which then says what is trained in it.
 
@@ -162,7 +156,10 @@ class EngineMixin(Mixed):
         Raises:
             ValueError: another process trains in the folder; nothing in it has been touched.
         """
-        with self._alone():
+        refusal = (
+            f"another process trains in {self.config.output_dir}: wait for it or stop it, or give another --output_dir"
+        )
+        with (self.is_world_process_zero() and lock_folder(self.config.output_dir, refusal)) or nullcontext():
             if self.is_world_process_zero():
                 if not self.config.resume:
                     forget_checkpoints(self.config.output_dir)
@@ -170,11 +167,8 @@ class EngineMixin(Mixed):
                     set_result_aside(self.config.output_dir)
                 save_run_settings(self.config, train_digest)
             start = time.perf_counter()
-            super().train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             return time.perf_counter() - start
-
-    def _alone(self) -> AbstractContextManager[None]:
-        return only_run_in(self.args.output_dir) if self.is_world_process_zero() else nullcontext()
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """One micro-batch; its share of the step's loss goes to the loss log."""
@@ -239,11 +233,12 @@ class EngineMixin(Mixed):
         return output
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Loss on the validation rows and the scorer's scores; both go to `evaluations.jsonl`."""
-        with as_written(self.config.train.torch_compile):
+        """Loss on the validation rows and the task's scores; both go to `evaluations.jsonl`."""
+        # Compiled layers run uncompiled: every step of a generation has another shape.
+        compiled = self.config.train.torch_compile
+        with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
             metrics: dict[str, float] = super().evaluate(*args, **kwargs)
-            model = self.accelerator.unwrap_model(self.model)
-            scores = self.scorer(model, self.args.process_index, self.args.world_size) if self.scorer else {}
+            scores = self.task.score(self.accelerator.unwrap_model(self.model))
         if scores:
             named = {f"eval_{name}": value for name, value in scores.items()}
             self.log(dict(named))
@@ -453,18 +448,3 @@ def _layers(module: nn.Module) -> Iterator[nn.Module]:
         return
     for child in module.children():
         yield from _layers(child)
-
-
-@contextmanager
-def as_written(enabled: bool = True) -> Iterator[None]:
-    """Run compiled layers uncompiled: for generation, whose every step has another shape.
-
-    Args:
-        enabled: Whether to; so that a caller need not ask.
-    """
-    if not enabled:
-        yield
-        return
-    stance: Any = torch.compiler.set_stance("force_eager")
-    with stance:
-        yield

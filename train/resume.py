@@ -17,12 +17,11 @@ import sys
 import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.files import lock_folder, read_json, write_json, write_text
+from tripletune.models.files import read_json, write_json, write_text
 from tripletune.models.options import read_yaml, to_yaml
 from tripletune.models.run_folders import FINAL, check_weights
 
@@ -49,7 +48,7 @@ def save_run_settings(config: Any, train_digest: str) -> None:
     """Write the resolved configuration, git revision and versions into the run folder.
 
     Args:
-        config: The run, a `train.task.RunConfig`.
+        config: The run, a `train.tasks.RunConfig`.
         train_digest: Fingerprint of the training data; `check_same_run` compares it.
     """
     folder = Path(config.output_dir)
@@ -60,7 +59,7 @@ def save_run_settings(config: Any, train_digest: str) -> None:
         "git_revision": _git_revision(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "versions": {name: version for name in PACKAGES if (version := _version(name)) is not None},
+        "versions": {name: metadata.version(name) for name in PACKAGES},
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         PROCESSES: process_count(),
         TRAIN_DIGEST: train_digest,
@@ -72,7 +71,7 @@ def check_same_run(config: Any, train_digest: str) -> None:
     """Make sure that the checkpoints in the run folder are of the run that is to continue.
 
     Args:
-        config: The run, a `train.task.RunConfig`.
+        config: The run, a `train.tasks.RunConfig`.
         train_digest: Fingerprint of the training data; its path may change, its content may not.
 
     Raises:
@@ -159,20 +158,6 @@ def set_result_aside(output_dir: str | Path) -> None:
         logger.info("the result of the earlier run is now in %s", aside)
 
 
-@contextmanager
-def only_run_in(output_dir: str | Path) -> Iterator[None]:
-    """Hold a run folder, in which two processes would mix their checkpoints and loss logs.
-
-    Raises:
-        ValueError: another process holds it.
-    """
-    lock = lock_folder(
-        output_dir, f"another process trains in {output_dir}: wait for it or stop it, or give another --output_dir"
-    )
-    with lock or nullcontext():
-        yield
-
-
 def check_writable(output_dir: str | Path) -> None:
     """Make the run folder, before anything is loaded.
 
@@ -205,13 +190,6 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _git_revision() -> str | None:

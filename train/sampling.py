@@ -7,7 +7,6 @@ epoch when a run resumes in its middle.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch.utils.data import Sampler
@@ -67,23 +66,16 @@ class QuestionSampler(EpochSampler):
     Where sizes do not go together, as three records and a batch of four, questions are divided between two batches.
 
     Args:
-        lengths: Tokens of each record.
         questions: Number of each record's question.
         batch_size: Records of a micro-batch.
         seed: Seed.
     """
 
-    def __init__(self, lengths: Sequence[int], questions: Sequence[int], batch_size: int, seed: int) -> None:
-        super().__init__(lengths, batch_size, seed, group_by_length=False)
+    def __init__(self, questions: Sequence[int], batch_size: int, seed: int) -> None:
+        super().__init__([1] * len(questions), batch_size, seed, group_by_length=False)
         self.questions: dict[int, list[int]] = {}
         for record, question in enumerate(questions):
             self.questions.setdefault(int(question), []).append(record)
-
-    @classmethod
-    def of(cls, rows: Any, batch_size: int, seed: int) -> QuestionSampler:
-        """The sampler of tokenised rows."""
-        columns = rows.with_format("numpy")
-        return cls(columns["length"][:], columns["question"][:], batch_size, seed)
 
     def __iter__(self) -> Iterator[int]:
         generator = self._generator()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+import heapq
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tripletune.models.loading import (
     add_lora,
@@ -16,10 +18,12 @@ from tripletune.models.loading import (
     parse_dtype,
 )
 from tripletune.models.options import setting
-from tripletune.train.task import Examples, TrainingTask, TrainSection
+from tripletune.train.tasks import Examples, TrainingTask, TrainSection
 
 if TYPE_CHECKING:
     import torch
+
+Example = TypeVar("Example")
 
 
 @dataclass
@@ -153,8 +157,6 @@ def generate_replies(
     tokenizer: Any,
     prompts: Sequence[list[int]],
     train: TextTrainSection,
-    process_index: int = 0,
-    num_processes: int = 1,
     criterion: Callable[[Any], bool] | None = None,
 ) -> list[str]:
     """Greedy replies to prompts, spread over the processes.
@@ -164,31 +166,40 @@ def generate_replies(
         tokenizer: Its tokenizer.
         prompts: Token ids.
         train: Says how many prompts are in a batch, and the longest reply.
-        process_index: Index of this process.
-        num_processes: How many there are.
-        criterion: Stopping criterion on a `models.local.decoding.Request`, such as
+        criterion: Stopping criterion on a `models.local.Request`, such as
             `models.local.chat.Repetition.found`.
 
     Returns:
         The replies in the order of the prompts, without special tokens, on every process.
     """
+    from accelerate import PartialState
     from accelerate.utils import gather_object
 
+    from tripletune.models.local import Request, decode
     from tripletune.models.local.chat import eos_token_ids
     from tripletune.models.local.continuous_batch import make_decoder
-    from tripletune.models.local.decoding import Request, decode
 
     was_training = model.training
     model.eval()
     try:
-        ends = eos_token_ids(tokenizer, model.generation_config)
-        decoder = make_decoder(model, ends, tokenizer.pad_token_id, rows=train.eval_batch_size)
-        mine = range(process_index, len(prompts), num_processes)
-        requests = {n: Request(list(prompts[n]), train.eval_max_new_tokens, criterion=criterion) for n in mine}
-        decode(decoder, list(requests.values()))
+        eos_ids = eos_token_ids(tokenizer, model.generation_config)
+        decoder = make_decoder(model, eos_ids, tokenizer.pad_token_id, rows=train.eval_batch_size)
+        with PartialState().split_between_processes(list(prompts)) as mine:
+            requests = [Request(list(prompt), train.eval_max_new_tokens, criterion=criterion) for prompt in mine]
+        decode(decoder, requests)
     finally:
         model.train(was_training)
-    replies = [(n, tokenizer.decode(request.tokens, skip_special_tokens=True)) for n, request in requests.items()]
-    if num_processes > 1:
-        replies = gather_object(replies)
-    return [text for _, text in sorted(replies)]
+    replies = gather_object([tokenizer.decode(request.tokens, skip_special_tokens=True) for request in requests])
+    return replies[: len(prompts)]  # some versions of accelerate repeat the last one for processes without any
+
+
+def choose_examples(examples: Iterable[Example], count: int, text: Callable[[Example], str]) -> list[Example]:
+    """The examples whose texts have the smallest hashes: the same ones in any order of the data.
+
+    Args:
+        examples: Streamed; the chosen ones alone are held in memory.
+        count: How many.
+        text: The text of an example.
+    """
+    keyed = ((hashlib.sha256(text(one).encode(errors="replace")).digest(), one) for one in examples)
+    return [one for _, one in heapq.nsmallest(count, keyed, key=lambda item: item[0])]

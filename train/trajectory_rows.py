@@ -13,44 +13,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from tripletune.models.data.records import IGNORED
 from tripletune.models.data.trajectories import Trajectory
-from tripletune.models.llm.client import CallError, Message
-from tripletune.models.local.chat import ChatEncoder
+from tripletune.models.llm import CallError, Message
 from tripletune.rag.systems.cirag.integration import shorten
-
-Rounds = Literal["together", "separate"]
-Learn = Literal["decisions", "everything"]
-
-
-@dataclass(frozen=True, slots=True)
-class RowOptions:
-    """How trajectories become rows.
-
-    Attributes:
-        rounds: "together" puts all rounds of a trajectory into one row, as long as each prompt goes on where the one
-            before ended; "separate" makes a row of each round. Both learn the same tokens.
-        learn: "decisions" are the turns that the trajectory marks; "everything" adds all turns after the first
-            decision, so retrieved candidates too.
-        max_tokens: Longest row.
-        max_prompt_tokens: Longest prompt; from a longer one the oldest candidates are left out.
-    """
-
-    rounds: Rounds = "together"
-    learn: Learn = "decisions"
-    max_tokens: int = 8192
-    max_prompt_tokens: int = 7168
-
-
-@dataclass(slots=True)
-class _Chat:
-    """Turns that become one row, and the places of those that are learned."""
-
-    turns: list[Message]
-    learned: set[int] = field(default_factory=set)
 
 
 class TrajectoryEncoder:
@@ -58,18 +26,37 @@ class TrajectoryEncoder:
 
     Args:
         tokenizer: The student's, with its chat template.
-        ends: Tokens that end a reply of the student; see `models.local.chat.eos_token_ids`.
-        options: How.
+        eos_token_ids: Tokens that end a reply of the student; see `models.local.chat.eos_token_ids`.
         model: The student's name, for messages.
+        rounds: "together" puts all rounds of a trajectory into one row, as long as each prompt goes on where the one
+            before ended; "separate" makes a row of each round. Both learn the same tokens.
+        learn: "decisions" are the turns that the trajectory marks; "everything" adds all turns after the first
+            decision, so retrieved candidates too.
+        max_tokens: Longest row.
+        max_prompt_tokens: Longest prompt; from a longer one the oldest candidates are left out.
 
     Raises:
         ValueError: the tokenizer has no chat template.
     """
 
-    def __init__(self, tokenizer: Any, ends: Sequence[int], options: RowOptions, model: str = "") -> None:
-        self.options = options
+    def __init__(
+        self,
+        tokenizer: Any,
+        eos_token_ids: Sequence[int],
+        model: str = "",
+        *,
+        rounds: str = "together",
+        learn: str = "decisions",
+        max_tokens: int = 8192,
+        max_prompt_tokens: int = 7168,
+    ) -> None:
+        from tripletune.models.local.chat import ChatEncoder
+
+        self.together, self.everything = rounds == "together", learn == "everything"
+        self.max_tokens, self.max_prompt_tokens = max_tokens, max_prompt_tokens
         self._chat = ChatEncoder(tokenizer, model or str(tokenizer.name_or_path))
-        self._ends = {str(tokenizer.convert_ids_to_tokens(token)): token for token in ends}
+        names = (str(tokenizer.convert_ids_to_tokens(token)) for token in eos_token_ids)
+        self._eos_tokens = sorted(filter(None, names), key=len, reverse=True)
         self._template = f"the chat template of {self._chat.model}"
 
     def rows(self, trajectories: Iterable[Trajectory], counts: Counter[str]) -> Iterator[dict[str, Any]]:
@@ -89,8 +76,8 @@ class TrajectoryEncoder:
         for trajectory in trajectories:
             counts.update(("trajectories", f"of {trajectory.model}"))
             try:
-                for chat in self._chats(trajectory, counts):
-                    ids, labels = self.encode(chat.turns, chat.learned)
+                for turns, learned in self._chats(trajectory, counts):
+                    ids, labels = self.encode(turns, learned)
                     yield {"input_ids": ids, "labels": labels, "length": len(ids)}
             except (ValueError, CallError) as error:
                 raise ValueError(f"trajectory {trajectory.id!r}: {error}") from None
@@ -110,7 +97,7 @@ class TrajectoryEncoder:
             for place in _decisions(trajectory):
                 prompt, left_out = self._shorter(trajectory.messages[:place])
                 ids = self._chat.encode(prompt)
-                if self._count_round(counts, len(ids) > self.options.max_prompt_tokens, left_out):
+                if self._count_round(counts, len(ids) > self.max_prompt_tokens, left_out):
                     yield {"input_ids": ids, "labels": [], "length": len(ids)}
 
     def sample(self) -> tuple[list[int], list[int]]:
@@ -152,24 +139,28 @@ class TrajectoryEncoder:
             labels[start:end] = ids[start:end]
         return ids, labels
 
-    def _chats(self, trajectory: Trajectory, counts: Counter[str]) -> Iterator[_Chat]:
-        """What becomes a row each."""
-        options, messages = self.options, trajectory.messages
+    def _chats(self, trajectory: Trajectory, counts: Counter[str]) -> Iterator[tuple[list[Message], set[int]]]:
+        """The turns that become a row each, and the places of those that are learned."""
+        messages = trajectory.messages
         decisions = _decisions(trajectory)
-        current: _Chat | None = None
+        current: list[Message] = []
+        marked: set[int] = set()
         for before, place in zip([-1, *decisions], decisions):
-            learned = {one for one in range(before + 1, place + 1) if self._is_learned(trajectory, one, decisions[0])}
+            learned = {
+                one
+                for one in range(before + 1, place + 1)
+                if trajectory.learned[one] or (self.everything and one > decisions[0])
+            }
             prompt, left_out = self._prompt(messages[: place + 1])
             turns = [*prompt, messages[place]]
-            if not self._count_round(counts, len(self._tokens(turns)) > options.max_tokens, left_out):
+            if not self._count_round(counts, len(self._tokens(turns)) > self.max_tokens, left_out):
                 continue
-            goes_on = current is not None and current.turns == turns[: len(current.turns)]
-            if current is not None and not (goes_on and options.rounds == "together"):
-                yield current
-                current = None
-            current = _Chat(turns, (current.learned if current else set()) | learned)
-        if current is not None:
-            yield current
+            goes_on = self.together and current == turns[: len(current)]
+            if current and not goes_on:
+                yield current, marked
+            current, marked = turns, marked | learned if goes_on else learned
+        if current:
+            yield current, marked
 
     @staticmethod
     def _count_round(counts: Counter[str], is_too_long: bool, left_out: int) -> bool:
@@ -182,18 +173,15 @@ class TrajectoryEncoder:
             counts["candidates_left_out"] += left_out
         return not is_too_long
 
-    def _is_learned(self, trajectory: Trajectory, place: int, first: int) -> bool:
-        return trajectory.learned[place] or (self.options.learn == "everything" and place > first)
-
     def _prompt(self, turns: Sequence[Message]) -> tuple[list[Message], int]:
         """The prompt of the last turn, as the loop would send it, and how many candidates it lost."""
         # Most chats are short enough with their reply.
-        if len(self._tokens(turns)) <= self.options.max_prompt_tokens:
+        if len(self._tokens(turns)) <= self.max_prompt_tokens:
             return list(turns[:-1]), 0
         return self._shorter(turns[:-1])
 
     def _shorter(self, prompt: Sequence[Message]) -> tuple[list[Message], int]:
-        return shorten(prompt, lambda chat: len(self._chat.encode(chat)), self.options.max_prompt_tokens)
+        return shorten(prompt, lambda chat: len(self._chat.encode(chat)), self.max_prompt_tokens)
 
     def _tokens(self, turns: Sequence[Message]) -> list[int]:
         return self._chat.tokens(self._chat.render(turns, reply=False))
@@ -219,8 +207,8 @@ class TrajectoryEncoder:
         if end is None:
             raise ValueError(
                 f"{self._template} ends a reply with {_shown(text[start + gap + len(content) :])}, and the tokens that "
-                f"end a reply of this model are {', '.join(self._ends) or 'unknown'}: the student would never learn to "
-                "stop; set eos_token of the tokenizer, or eos_token_id of the model's generation configuration"
+                f"end a reply of this model are {', '.join(self._eos_tokens) or 'unknown'}: the student would never "
+                "learn to stop; set eos_token of the tokenizer, or eos_token_id of the model's generation configuration"
             )
         return self._count(text, ids, start, place), self._count(text, ids, end, place)
 
@@ -241,7 +229,9 @@ class TrajectoryEncoder:
         """Where the token that ends a turn ends, if it follows the turn's text directly."""
         rest = text[position:]
         bare = rest.lstrip()
-        token = next((one for one in sorted(self._ends, key=len, reverse=True) if one and bare.startswith(one)), None)
+        token = next(
+            (one for one in sorted(self._eos_tokens, key=len, reverse=True) if one and bare.startswith(one)), None
+        )
         return None if token is None else position + len(rest) - len(bare) + len(token)
 
     def _count(self, text: str, ids: list[int], position: int, place: int) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from tripletune.data_builders.datasets import RowKind, Statistics
 from tripletune.data_builders.datasets.kinds import KINDS, RECORDS
 from tripletune.data_builders.datasets.lookup import SeenTable
-from tripletune.data_builders.datasets.rows import RowKind, Statistics
 from tripletune.data_builders.datasets.writer import CARD, DROPPED, STATISTICS
 from tripletune.models.data.records import stored_rows
 from tripletune.models.files import read_json
@@ -67,43 +67,20 @@ def kind_of(folder: str | Path) -> RowKind[Any]:
     Raises:
         FileNotFoundError: there is no such folder, or it holds no shards.
     """
-    for files in dataset_files(folder).values():
-        for file in files:
-            try:
-                first = next(stored_rows(file), None)
-            except ValueError:
-                break
-            if first is not None:
-                return next((kind for kind in KINDS.values() if set(kind.keys) <= set(first[1])), RECORDS)
+    for file in chain(*dataset_files(folder).values()):
+        try:
+            _, first = next(stored_rows(file), ("", None))
+        except ValueError:
+            break
+        if first is not None:
+            return next((kind for kind in KINDS.values() if set(kind.keys) <= set(first)), RECORDS)
     return RECORDS
 
 
-class SplitCheck:
-    """Looks for what stands on two sides of a split (a question, a text).
-
-    Attributes:
-        found: How many rows belong to another split, by what is the same.
-    """
-
-    def __init__(self, kind: RowKind[Any]) -> None:
-        self.found: Counter[str] = Counter()
-        self._kind, self._seen = kind, SeenTable()
-        self._latest: Any = None
-
-    def add(self, row: Any, split: str) -> list[str]:
-        """What is wrong with the split of a row, a line each."""
-        sides = self._kind.sides(row)
-        # The rows of one question mostly come together.
-        if (sides, split) == self._latest:
-            return []
-        told = []
-        for what, value in sides:
-            other = self._seen.first(what, value, split)
-            if other not in (None, split):
-                self.found[what] += 1
-                told.append(f"{what} {value[:80]!r} is in {split!r} and in {other!r}")
-        self._latest = None if told else (sides, split)
-        return told
+def _leaks(kind: RowKind[Any], row: Any, split: str, seen: SeenTable) -> list[tuple[str, str, str | None]]:
+    """What the row has in common with another split (a question, a text): kind of value, value, that split."""
+    sides = [(what, value, seen.first(what, value, split)) for what, value in kind.sides(row)]
+    return [side for side in sides if side[2] not in (None, split)]
 
 
 def count_rows(folder: str | Path, tokenizer: str | None = None) -> tuple[Statistics[Any], Counter[str]]:
@@ -113,12 +90,13 @@ def count_rows(folder: str | Path, tokenizer: str | None = None) -> tuple[Statis
         FileNotFoundError: there is no such folder, or it holds no shards.
         ValueError: a row is malformed.
     """
-    kind = kind_of(folder)
-    statistics, splits = Statistics(kind, tokenizer), SplitCheck(kind)
-    for split, row in _rows(folder, kind):
-        statistics.add(row, split)
-        splits.add(row, split)
-    return statistics, splits.found
+    kind, leaks = kind_of(folder), Counter[str]()
+    statistics = Statistics(kind, tokenizer)
+    with SeenTable() as seen:
+        for split, row in _rows(folder, kind):
+            statistics.add(row, split)
+            leaks.update(what for what, _, _ in _leaks(kind, row, split, seen))
+    return statistics, leaks
 
 
 def troubles(folder: str | Path) -> Iterator[str]:
@@ -133,8 +111,7 @@ def troubles(folder: str | Path) -> Iterator[str]:
     if (empty := why_empty(folder)) is not None:
         yield empty
         return
-    kind = kind_of(folder)
-    counts, splits = Counter[str](), SplitCheck(kind)
+    kind, counts = kind_of(folder), Counter[str]()
     with SeenTable() as seen:
         for split, files in dataset_files(folder).items():
             for where, row in (found for file in files for found in _checked(file, kind)):
@@ -144,7 +121,8 @@ def troubles(folder: str | Path) -> Iterator[str]:
                     continue
                 if seen.first("id", row.id) is not None:
                     yield f"{where}: {kind.name} id {row.id!r} occurs a second time"
-                yield from (f"{where}: {trouble}" for trouble in splits.add(row, split))
+                for what, value, other in _leaks(kind, row, split, seen):
+                    yield f"{where}: {what} {value[:80]!r} is in {split!r} and in {other!r}"
     if not counts:
         yield f"{folder} holds no {kind.name}"
     yield from _count_troubles(Path(folder) / STATISTICS, counts)

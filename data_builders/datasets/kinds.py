@@ -8,20 +8,17 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tripletune.data_builders.datasets.rows import RowKind, Statistics, Table, length_table
+from tripletune.data_builders.datasets import RowKind, Statistics, Table, length_table
 from tripletune.models.data.pairs import ExtractionPair, entity_triple
-from tripletune.models.data.records import TASKS, Action, Record, normalize_answer
+from tripletune.models.data.records import TASKS, YES_NO, Action, Record, mentions, normalize_answer
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.rendering import Instructions, render
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import pyarrow as pa
-
     from tripletune.models.data.triples import Triple
 
-YES_NO = ("yes", "no")
 # Stands between facts that are searched as one text: no name holds it, so no name is found across two facts.
 _BETWEEN_FACTS = " \ue000 "
 # Table 4: name, key of the numbers (with the statistics that are shown), planning and answering in the paper.
@@ -44,36 +41,22 @@ _SOURCE_COLUMNS = (*(action.value for action in Action), "answering", "answering
 class Records(RowKind[Record]):
     """Planning and answering records."""
 
-    name, plural = "record", "records"
+    name, plural, read = "record", "records", staticmethod(Record.from_json)
+    layout = MappingProxyType({
+        **dict.fromkeys(("id", "question_id", "task", "question"), "string"),
+        "steps": [{"query": "string", "triples": [["string"]], "text": "string"}],
+        "action": "string", "subquery": "string", "answers": ["string"], "source": "string",
+    })  # fmt: skip
     keys = ("question_id", "task", "action")
     hub_task = "question-answering"
-    labels = MappingProxyType(
-        {
-            "subq": "[SUBQ]",
-            "sufficient": "[SUFFICIENT]",
-            "no_retrieval": "[NO_RETRIEVAL]",
-            "answer": "answer after retrieval",
-            "direct_answer": "answer without retrieval",
-        }
-    )
+    labels = MappingProxyType({
+        "subq": "[SUBQ]", "sufficient": "[SUFFICIENT]", "no_retrieval": "[NO_RETRIEVAL]",
+        "answer": "answer after retrieval", "direct_answer": "answer without retrieval",
+    })  # fmt: skip
 
     @cached_property
     def _instructions(self) -> Instructions:
         return Instructions.load()
-
-    def schema(self) -> pa.Schema:
-        """The Arrow schema of a record."""
-        import pyarrow as pa
-
-        text = pa.string()
-        step = pa.struct([("query", text), ("triples", pa.list_(pa.list_(text))), ("text", text)])
-        kinds = {"steps": pa.list_(step), "answers": pa.list_(text)}
-        names = ("id", "question_id", "task", "question", "steps", "action", "subquery", "answers", "source")
-        return pa.schema([(name, kinds.get(name, text)) for name in names])
-
-    def read(self, row: dict[str, Any], where: str) -> Record:
-        """Read a stored record."""
-        return Record.from_json(row, where)
 
     def label(self, row: Record) -> str:
         """The action of a planning record, or "answer" with or without retrieval."""
@@ -184,8 +167,8 @@ def _names(triples: Any) -> set[str]:
 
 def _named(facts: set[Triple], answers: tuple[str, ...]) -> bool:
     """Whether a fact names an answer in whole words, both normalised as answers are."""
-    text = f" {normalize_answer(_BETWEEN_FACTS.join(' '.join(fact.as_list()) for fact in facts))} "
-    return any(f" {normalize_answer(answer)} " in text for answer in answers)
+    text = _BETWEEN_FACTS.join(" ".join(fact.as_list()) for fact in facts)
+    return any(mentions(text, answer) for answer in answers)
 
 
 # RAS, section D.1.
@@ -197,21 +180,12 @@ _COLUMNS = ("with facts", "without facts", "only a name", "with a title", "tripl
 class Pairs(RowKind[ExtractionPair]):
     """Texts with their triples."""
 
-    name, plural = "pair", "pairs"
+    name, plural, read = "pair", "pairs", staticmethod(ExtractionPair.from_json)
+    layout = MappingProxyType(
+        {"id": "string", "text": "string", "title": "string", "triples": [["string"]], "source": "string"}
+    )
     keys = ("text", "triples")
     labels = MappingProxyType({"facts": "with facts", "no_facts": "without facts", "name": "only a name"})
-
-    def schema(self) -> pa.Schema:
-        """The Arrow schema of a pair."""
-        import pyarrow as pa
-
-        text = pa.string()
-        triples = pa.list_(pa.list_(text))
-        return pa.schema([("id", text), ("text", text), ("title", text), ("triples", triples), ("source", text)])
-
-    def read(self, row: dict[str, Any], where: str) -> ExtractionPair:
-        """Read a stored pair."""
-        return ExtractionPair.from_json(row, where)
 
     def label(self, row: ExtractionPair) -> str:
         """Whether a pair has facts, none, or is only a name."""
@@ -288,21 +262,12 @@ def _share(counts: dict[str, int]) -> str:
 class Trajectories(RowKind[Trajectory]):
     """Chats with their loss mask."""
 
-    name, plural = "trajectory", "trajectories"
+    name, plural, read = "trajectory", "trajectories", staticmethod(Trajectory.from_json)
+    layout = MappingProxyType({
+        **dict.fromkeys(("id", "question_id", "role", "model"), "string"),
+        "messages": [{"role": "string", "content": "string"}], "learned": ["bool"],
+    })  # fmt: skip
     keys = ("messages", "learned")
-
-    def schema(self) -> pa.Schema:
-        """The Arrow schema of a trajectory."""
-        import pyarrow as pa
-
-        text = pa.string()
-        messages = pa.list_(pa.struct([("role", text), ("content", text)]))
-        names = [(name, text) for name in ("id", "question_id", "role", "model")]
-        return pa.schema([*names, ("messages", messages), ("learned", pa.list_(pa.bool_()))])
-
-    def read(self, row: dict[str, Any], where: str) -> Trajectory:
-        """Read a stored trajectory."""
-        return Trajectory.from_json(row, where)
 
     def label(self, row: Trajectory) -> str:
         """The role of the calls."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 import sys
-import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -26,7 +26,7 @@ _KEPT_ROWS = 256
 T = TypeVar("T")
 
 
-class SeenTable:
+class SeenTable(AbstractContextManager["SeenTable"]):
     """Remembers the note that came with the first occurrence of every value; a context manager.
 
     At most 64 MB of the table are kept in memory. Values are kept as 16-byte hashes.
@@ -35,17 +35,13 @@ class SeenTable:
     def __init__(self) -> None:
         # An empty name is SQLite's way to ask for a temporary database on disk.
         self._database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
-        self._close = weakref.finalize(self, self._database.close)
         for setting in (f"cache_size = -{_CACHE_KIB}", "journal_mode = OFF", "synchronous = OFF"):
             self._database.execute(f"PRAGMA {setting}")
         self._database.execute("CREATE TABLE seen (digest BLOB PRIMARY KEY, note TEXT) WITHOUT ROWID")
         self._database.execute("BEGIN")
 
-    def __enter__(self) -> SeenTable:
-        return self
-
     def __exit__(self, *_: object) -> None:
-        self._close()
+        self._database.close()
 
     def first(self, kind: str, value: str, note: str = "") -> str | None:
         """The note of the first occurrence of a value, or None when this is the first.
@@ -95,7 +91,6 @@ class JsonlIndex:
                     self._seen.first("repeated", key)
                     self.repeated_line = self.repeated_line or int(number)
         self._file = self.path.open("rb")
-        weakref.finalize(self, self._file.close)
         self._starts = array("Q", accumulate(map(len, self._file), initial=0))
         # A teacher asks for the row of a question several times.
         self._row = lru_cache(maxsize=_KEPT_ROWS)(self._read)

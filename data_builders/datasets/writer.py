@@ -10,23 +10,19 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Generic, Literal
+from typing import Any, Generic, Literal
 
 import yaml
 
-from tripletune.data_builders.datasets.rows import R, RowKind, Statistics, Table
+from tripletune.data_builders.datasets import R, RowKind, Statistics, Table
 from tripletune.models.data.records import normalize_answer
 from tripletune.models.files import check_folder, file_digest, new_folder, write_json, write_text
 from tripletune.models.options import require, setting
-from tripletune.models.program import printable
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from tripletune.models.program import code_span, markdown_table, on_one_line, plain, printable
 
 CARD, STATISTICS = "README.md", "statistics.json"
 # Questions that a teacher LLM could not label (`data_builders.hotpotqa_subq.build`).
@@ -34,8 +30,6 @@ DROPPED = "dropped.ndjson"
 _LONGEST_SAMPLE = 2000
 # Names that a data set folder holds.
 MADE = ("*-[0-9][0-9][0-9][0-9][0-9].jsonl", "*-[0-9][0-9][0-9][0-9][0-9].parquet", CARD, STATISTICS, DROPPED)
-# Exit code of a build that ended well and gave not one record.
-NO_RECORDS = 4
 _SPLIT_NAME = re.compile(r"\w+(\.\w+)*")
 _ROW_GROUP = 512
 
@@ -71,20 +65,16 @@ class DatasetWriter(Generic[R]):
     def __init__(self, folder: Path, kind: RowKind[R], options: FolderOptions, sources: Sequence[str]) -> None:
         self.folder, self.statistics = folder, Statistics(kind, options.tokenizer)
         self._kind, self._options, self._sources = kind, options, sources
-        self._counts: Counter[str] = Counter()
-        self._shards: dict[str, _JsonlShard | _ParquetShard] = {}
+        self._shards: dict[str, _Shard] = {}
 
     def write(self, row: R, split: str) -> None:
         """Append a row to a split."""
-        shard = self._shards.get(split)
-        if shard is None:
-            path = self.folder / f"{split}-{self._counts[split] // self._options.shard_size:05d}.{self._options.format}"
-            shard = _JsonlShard(path) if self._options.format == "jsonl" else _ParquetShard(path, self._kind)
-            self._shards[split] = shard
-        shard.write(row.to_json())
+        number, last = divmod(self.statistics.splits[split], self._options.shard_size)
+        if split not in self._shards:
+            self._shards[split] = _Shard(self.folder / f"{split}-{number:05d}.{self._options.format}", self._kind)
+        self._shards[split].write(row.to_json())
         self.statistics.add(row, split)
-        self._counts[split] += 1
-        if self._counts[split] % self._options.shard_size == 0:
+        if last + 1 == self._options.shard_size:
             self._shards.pop(split).close()
 
     def close(self) -> None:
@@ -111,8 +101,11 @@ class DatasetWriter(Generic[R]):
             raise ValueError(f"there is no {self._kind.name} to write to {self._options.output}")
         facts.files = facts.files or {path: file_digest(path) for path in self._sources if Path(path).is_file()}
         facts.options |= {name: getattr(self._options, name) for name in ("format", "shard_size", "tokenizer")}
-        write_card(self.folder, facts, self.statistics, self._options.format)
-        return self.statistics.to_json()
+        numbers = self.statistics.to_json()
+        head = _front_matter(self._kind, facts.title, numbers["splits"], self._options.format)
+        write_text(self.folder / CARD, f"{head}\n{card_body(self._kind, facts, numbers)}")
+        write_json(self.folder / STATISTICS, {"statistics": numbers, "build": dataclasses.asdict(facts)})
+        return numbers
 
 
 @contextmanager
@@ -131,9 +124,8 @@ def new_dataset(
         ValueError: another program is writing it, or it is, holds or lies in what is read.
     """
     read = [str(path) for path in sources if path is not None and Path(path).exists()]
-    with new_folder(options.output, MADE, options.overwrite, read) as folder, ExitStack() as stack:
-        writer = DatasetWriter(folder, kind, options, read)
-        stack.callback(writer.close)
+    folder = new_folder(options.output, MADE, options.overwrite, read)
+    with folder as place, closing(DatasetWriter(place, kind, options, read)) as writer:
         yield writer
 
 
@@ -154,40 +146,47 @@ def split_name_problems(name: str | None) -> list[str]:
     return [f"split_name: {name!r} must be made of letters, digits, underscores and single dots"]
 
 
-class _JsonlShard:
-    def __init__(self, path: Path) -> None:
-        self._file: IO[str] = path.open("w", encoding="utf-8")
+class _Shard:
+    """A file of a split; rows are written in groups, as Parquet needs."""
 
-    def write(self, row: dict[str, Any]) -> None:
-        self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class _ParquetShard:
     def __init__(self, path: Path, kind: RowKind[Any]) -> None:
-        import pyarrow.parquet as pq
-
-        self._schema = kind.schema()
-        self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
         self._rows: list[dict[str, Any]] = []
+        if path.suffix == ".jsonl":
+            file = path.open("w", encoding="utf-8")
+            self._append = lambda rows: file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            self._close = file.close
+        else:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+
+            # Explicit, since a shard whose first rows have empty lists does not show its types.
+            schema = pa.schema(_arrow(kind.layout))
+            shard = pq.ParquetWriter(path, schema, compression="zstd")
+            self._append = lambda rows: shard.write_table(pa.Table.from_pylist(rows, schema=schema))
+            self._close = shard.close
 
     def write(self, row: dict[str, Any]) -> None:
         self._rows.append(row)
-        if len(self._rows) >= _ROW_GROUP:
+        if len(self._rows) == _ROW_GROUP:
             self._flush()
 
     def close(self) -> None:
         self._flush()
-        self._writer.close()
+        self._close()
 
     def _flush(self) -> None:
-        import pyarrow as pa
-
         if self._rows:
-            self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
+            self._append(self._rows)
             self._rows = []
+
+
+def _arrow(layout: Any) -> Any:
+    """A `RowKind.layout` as an Arrow type."""
+    import pyarrow as pa
+
+    if isinstance(layout, Mapping):
+        return pa.struct([(name, _arrow(inner)) for name, inner in layout.items()])
+    return pa.list_(_arrow(layout[0])) if isinstance(layout, list) else pa.type_for_alias(layout)
 
 
 @dataclass
@@ -231,56 +230,50 @@ class BuildFacts:
     notes: list[str] = field(default_factory=list)
 
 
-def write_card(folder: Path, facts: BuildFacts, statistics: Statistics[R], format: str) -> None:
-    """Write `README.md` and `statistics.json` into a data set folder that holds its shards."""
-    numbers = statistics.to_json()
-    head = front_matter(statistics.kind, list(numbers["splits"]), format, facts.title)
-    write_text(folder / CARD, f"{head}\n{card_body(statistics.kind, facts, numbers)}")
-    write_json(folder / STATISTICS, {"statistics": numbers, "build": dataclasses.asdict(facts)})
-
-
-def front_matter(kind: RowKind[R], splits: Sequence[str], format: str, title: str) -> str:
-    """The YAML head of the card: where the splits are, and the features of a row."""
+def _front_matter(kind: RowKind[R], title: str, splits: Sequence[str], format: str) -> str:
+    """The YAML head of a card: where the splits are, and the features of a row."""
     files = [{"split": split, "path": f"{split}-*.{format}"} for split in splits]
-    features = [{"name": one.name, **_feature(one.type)} for one in kind.schema()]
     head = {
         "pretty_name": title,
         "task_categories": [kind.hub_task],
         "tags": ["retrieval-augmented-generation", "knowledge-graph"],
         "configs": [{"config_name": "default", "data_files": files}],
-        "dataset_info": {"config_name": "default", "features": features},
+        "dataset_info": {"config_name": "default", "features": _inner(kind.layout)},
     }
     return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n"
 
 
-def _feature(kind: pa.DataType) -> dict[str, Any]:
-    """A field's type as the hub writes it."""
-    inner = _inner(kind)
+def _feature(layout: Any) -> dict[str, Any]:
+    """A `RowKind.layout` as the hub writes it."""
+    inner = _inner(layout)
     return inner if isinstance(inner, dict) else {"struct" if isinstance(inner, list) else "dtype": inner}
 
 
-def _inner(kind: pa.DataType) -> Any:
-    import pyarrow as pa
-
-    if pa.types.is_list(kind):
-        return {"list": _inner(kind.value_type)}
-    if pa.types.is_struct(kind):
-        return [{"name": one.name, **_feature(one.type)} for one in kind]
-    return str(kind)
+def _inner(layout: Any) -> Any:
+    if isinstance(layout, str):
+        return layout
+    if isinstance(layout, list):
+        return {"list": _inner(layout[0])}
+    return [{"name": name, **_feature(one)} for name, one in layout.items()]
 
 
 def card_body(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> str:
     """The card's text below the YAML head, in Markdown."""
-    parts = [f"# {_plain(facts.title)}", facts.summary, *facts.notes]
+    parts = [f"# {plain(facts.title)}", facts.summary, *facts.notes]
     if not numbers["records"]:
         parts.append("**None: no question could be labelled.** What follows says why.")
     for one in card_tables(kind, facts, numbers):
-        parts += [f"## {one.title}", *filter(None, [one.note]), table(one.head, one.rows, one.code)]
+        parts += [f"## {one.title}", *filter(None, [one.note]), _table(one)]
     if facts.examples:
         parts += _examples(facts.examples)
     if numbers["samples"]:
         parts += ["## Samples", *_samples(kind, numbers["samples"])]
     return "\n\n".join(parts) + "\n"
+
+
+def _table(table: Table) -> str:
+    cell = code_span if table.code else plain
+    return markdown_table(map(plain, table.head), (map(cell, row) for row in table.rows))
 
 
 def card_tables(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> list[Table]:
@@ -313,29 +306,6 @@ def card_tables(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) ->
     return [one for one in tables if one.rows or one is tables[0]]
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], code: bool = False) -> str:
-    """A table in Markdown; what its cells hold becomes no markup, and with `code` each one is a code span."""
-    cell = _code if code else _plain
-    lines = [[_plain(name) for name in head], ["---"] * len(head), *([cell(text) for text in row] for row in rows)]
-    return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(printable(text).split())
-
-
-def _plain(text: str) -> str:
-    """Text on one line that Markdown shows as it is: no tag, code, link or picture of it comes to life."""
-    return re.sub(r"[`<]|\](?=[(\[])", r"\\\g<0>", _one_line(text))
-
-
-def _code(text: str) -> str:
-    """A code span, which no back-tick in the text ends."""
-    text = _one_line(text)
-    ticks = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
-    return f"{ticks} {text} {ticks}" if len(ticks) > 1 else f"`{text}`"
-
-
 def _fenced(text: str) -> str:
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
     return f"{fence}text\n{printable(text)}\n{fence}"
@@ -350,9 +320,9 @@ def _examples(examples: dict[str, list[dict[str, Any]]]) -> list[str]:
     for reason, rows in examples.items():
         lines = []
         for row in rows:
-            lines.append(_one_line(f"{row['question_id']}  {row['stage']}  {row['detail']}"))
-            lines.append(f"    {_one_line(row['reply']) or '(no reply)'}")
-        parts += [f"### {_plain(reason[:1].upper() + reason[1:])}", _fenced("\n".join(lines))]
+            lines.append(on_one_line(f"{row['question_id']}  {row['stage']}  {row['detail']}"))
+            lines.append(f"    {on_one_line(row['reply']) or '(no reply)'}")
+        parts += [f"### {plain(reason[:1].upper() + reason[1:])}", _fenced("\n".join(lines))]
     return parts
 
 
@@ -363,9 +333,9 @@ def _samples(kind: RowKind[R], samples: dict[str, list[dict[str, str]]]) -> list
         "what it learns to write. Whole ones, and their graphs: `tripletune data peek FOLDER --id ID`."
     ]
     for label, rows in samples.items():
-        parts.append(f"### {_plain(label)}")
+        parts.append(f"### {plain(label)}")
         for row in rows:
-            parts.append(f"{_code(row['id'])}\n\n" + _fenced(f"{_cut(row['input'])}\n=> {_cut(row['label'])}"))
+            parts.append(f"{code_span(row['id'])}\n\n" + _fenced(f"{_cut(row['input'])}\n=> {_cut(row['label'])}"))
     return parts
 
 

@@ -7,7 +7,6 @@ batch's replies; 4 done, but the teacher could not label a single question; 130 
 from __future__ import annotations
 
 import argparse
-import random
 import re
 import sys
 from collections import Counter
@@ -15,24 +14,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import partial
 
-from tripletune.data_builders.datasets.lookup import SeenTable, progress
-from tripletune.data_builders.datasets.rows import token_counter
-from tripletune.data_builders.hotpotqa_subq.build import BuildPending, NothingLabelled, build
-from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
-from tripletune.data_builders.hotpotqa_subq.questions import Dropped, Question
+from tripletune.data_builders.datasets import token_counter
+from tripletune.data_builders.datasets.lookup import SeenTable
+from tripletune.data_builders.hotpotqa_subq import Question
+from tripletune.data_builders.hotpotqa_subq.build import build
+from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source, usable_questions
 from tripletune.data_builders.hotpotqa_subq.teacher import (
     FILTER_ROLE,
     QUERY_ROLE,
     TRIPLES_ROLE,
+    document_text,
     filter_text,
     load_subq_prompts,
     query_text,
     shown_documents,
-    triples_text,
 )
 from tripletune.models.files import check_new
-from tripletune.models.llm.client import LLMClient
-from tripletune.models.llm.options import LLMOptions, backend_names, open_client
+from tripletune.models.llm import LLMClient
+from tripletune.models.llm.backends import LLMOptions, backend_names, open_client
 from tripletune.models.options import add_arguments, from_arguments
 from tripletune.models.program import run_program
 
@@ -73,17 +72,13 @@ def _run(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
         raise ValueError(f"--shard {options.shard} shares out calls of a model, and no --teacher is named")
     ledger = parsed.teacher_ledger or options.ledger
     check_new(options.output, [ledger])
-    try:
-        build(
-            sources,
-            options,
-            partial(open_client, llm) if llm is not None else None,
-            llm.sampling(1) if llm is not None else None,
-            partial(open_base_model, options, ledger) if options.direct_answer_model else None,
-        )
-    except (BuildPending, NothingLabelled) as end:
-        sys.stderr.write(f"{end}\n")
-        return end.exit_code
+    build(
+        sources,
+        options,
+        partial(open_client, llm) if llm is not None else None,
+        llm.sampling(1) if llm is not None else None,
+        partial(open_base_model, options, ledger) if options.direct_answer_model else None,
+    )
     return 0
 
 
@@ -107,7 +102,6 @@ def _teacher(parser: argparse.ArgumentParser, parsed: argparse.Namespace, option
         ValueError: options of a teacher LLM are given and no such teacher is, most often a forgotten `--teacher`.
     """
     if parsed.teacher != ANNOTATIONS:
-        parsed.teacher_backend = parsed.teacher
         parsed.teacher_ledger = parsed.teacher_ledger or options.ledger
         return from_arguments(LLMOptions, parsed, "teacher")
     names = [name for name in vars(parsed) if name in _LLM_ALONE or name.startswith("teacher_")]
@@ -123,26 +117,27 @@ def _teacher(parser: argparse.ArgumentParser, parsed: argparse.Namespace, option
 
 
 def _show(sources: list[Source], options: BuildOptions, price: str | None) -> None:
-    dollars = [float(part) for part in price.split(",")] if price and _PRICE.fullmatch(price) else None
-    if price and dollars is None:
+    if price and not _PRICE.fullmatch(price):
         raise ValueError(f"--price {price}: write dollars per million tokens as IN,OUT, for example 0.15,0.6")
+    dollars = [float(part) for part in price.split(",")] if price else None
     counted, count = "as characters / 4 (no --tokenizer)", None
     if options.tokenizer:
-        counted, count = f"with the tokenizer of {options.tokenizer}", token_counter(options.tokenizer)
-    questions, stages = estimate(sources, options, *([count] if count else []))
-    stages["all"] = tuple(map(sum, zip(*stages.values())))  # type: ignore[assignment]
+        count = token_counter(options.tokenizer)
+        counted = f"as the tokenizer of {options.tokenizer} splits the first {SAMPLE} prompts"
+    questions, stages = estimate(sources, options, count)
+    stages["all"] = [sum(numbers) for numbers in zip(*stages.values())]
     lines = [f"{questions:,} questions; nothing was sent"]
     lines.append(f"{'stage, at most':16}{'calls':>14}{'input tokens':>18}{'output tokens':>18}{'cost':>14}")
     for role, (calls, read, written) in stages.items():
         cost = "-" if dollars is None else f"${(read * dollars[0] + written * dollars[1]) / 1e6:,.2f}"
         lines.append(f"{role:16}{calls:>14,}{read:>18,.0f}{written:>18,.0f}{cost:>14}")
-    lines.append(f"Tokens are counted {counted}, in a sample of at most {SAMPLE} questions.")
+    lines.append(f"Tokens are counted {counted}.")
     lines.append("Replies that the ledger has cost nothing, repair turns are not counted.")
     if options.direct_answer_model or options.direct_answers:
         lines.append("Questions that the base model answers directly cost nothing either.")
     if dollars is None:
         lines.append("For the cost give the model's price: --price IN,OUT in dollars per million tokens.")
-    sys.stdout.write("\n".join(lines) + "\n")
+    print("\n".join(lines))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -171,16 +166,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-ROLES = (FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE)
-SAMPLE = 200
+# Prompts in which tokens per character are measured.
+SAMPLE = 500
 # A triple list as JSON has 1.3 times the characters of its paragraph: 4,031 triples that a strong teacher read out of
 # 300 paragraphs of HotpotQA have 1.24, 370 others of its supporting paragraphs 1.39. Its sub-queries have 86 as JSON.
 _TRIPLES_PER_CHARACTER, _SUBQUERY_CHARACTERS, _FILTER_CHARACTERS = 1.3, 86, 40
 
 
 def estimate(
-    sources: list[Source], options: BuildOptions, count_tokens: Callable[[str], float] = lambda text: len(text) / 4
-) -> tuple[int, dict[str, tuple[int, float, float]]]:
+    sources: list[Source], options: BuildOptions, count_tokens: Callable[[str], int] | None = None
+) -> tuple[int, dict[str, list[float]]]:
     """Count the calls of a build.
 
     Returns:
@@ -190,60 +185,40 @@ def estimate(
         FileNotFoundError: an input file is missing.
         ValueError: an input file is malformed.
     """
-    calls = Counter[str](dict.fromkeys(ROLES, 0))
-    sample: list[Question] = []
-    chance, number = random.Random(0), 0
-    for number, question in enumerate(_questions(sources, options), 1):
-        calls.update(_calls(question, options))
-        # Every question is in the sample with the same chance (reservoir sampling).
-        if len(sample) < SAMPLE:
-            sample.append(question)
-        elif (place := chance.randrange(number)) < SAMPLE:
-            sample[place] = question
-    prompts = load_subq_prompts(options.prompts)
-    system = {role: count_tokens(prompts.texts[role.replace(".", "_")]) for role in ROLES}
-    sampled, read, written = Counter[str](), dict.fromkeys(ROLES, 0.0), dict.fromkeys(ROLES, 0.0)
-    for role, text, reply in (call for question in sample for call in _prompts(question, options)):
-        sampled[role] += 1
-        tokens = count_tokens(text)
-        read[role] += system[role] + tokens
-        written[role] += reply * tokens / len(text)
-    share = {role: calls[role] / max(1, sampled[role]) for role in ROLES}
-    return number, {role: (calls[role], share[role] * read[role], share[role] * written[role]) for role in ROLES}
-
-
-def _questions(sources: list[Source], options: BuildOptions) -> Iterator[Question]:
+    system = load_subq_prompts(options.prompts).texts
+    stages: dict[str, list[float]] = {role: [0, 0, 0] for role in (FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE)}
+    number, sample = 0, list[str]()
     with SeenTable() as seen:
-        for source in sources:
-            if not source.needs_teacher:
-                continue
-            rows = progress(source.questions(options.most_questions(source.reader)), source.name)
-            for position, row in enumerate(rows):
-                if isinstance(row, Dropped) or seen.first("id", row.id) is not None or not row.supporting:
-                    continue
-                if options.is_mine(position):
-                    yield row
-
-
-def _calls(question: Question, options: BuildOptions) -> dict[str, int]:
-    kept = len(question.supporting)
-    # A single document needs no sub-query that is not a label.
-    queries = kept if kept > 1 or options.first_subquery == "generated" else 0
-    return {FILTER_ROLE: 1, QUERY_ROLE: queries, TRIPLES_ROLE: kept if options.triples_from == "teacher" else 0}
+        for source in (source for source in sources if source.needs_teacher):
+            for _, question in usable_questions(source, options, seen, Counter()):
+                number += bool(question.supporting)
+                for role, text, reply in _prompts(question, options):
+                    prompt = system[role.replace(".", "_")] + text
+                    sample += [prompt] if len(sample) < SAMPLE else []
+                    for place, more in enumerate((1, len(prompt), reply)):
+                        stages[role][place] += more
+    per_character = 0.25
+    if count_tokens is not None and sample:
+        per_character = sum(map(count_tokens, sample)) / sum(map(len, sample))
+    return number, {
+        role: [n, read * per_character, written * per_character] for role, (n, read, written) in stages.items()
+    }
 
 
 def _prompts(question: Question, options: BuildOptions) -> Iterator[tuple[str, str, float]]:
     """Role, user's turn and characters of the reply of each call."""
-    calls = _calls(question, options)
+    if not question.supporting:
+        return
     yield FILTER_ROLE, filter_text(question, shown_documents(question, options.show_documents)), _FILTER_CHARACTERS
     earlier: list[str] = []
     for document in question.supporting:
         passage = question.passages[document]
-        if calls[QUERY_ROLE]:
+        # A single document needs no sub-query that is not a label.
+        if len(question.supporting) > 1 or options.first_subquery == "generated":
             yield QUERY_ROLE, query_text(question, passage, earlier), _SUBQUERY_CHARACTERS
             earlier.append("q" * _SUBQUERY_CHARACTERS)
-        if calls[TRIPLES_ROLE]:
-            text = triples_text(passage)
+        if options.triples_from == "teacher":
+            text = f"Document: {document_text(passage)}"
             yield TRIPLES_ROLE, text, _TRIPLES_PER_CHARACTER * len(text)
 
 

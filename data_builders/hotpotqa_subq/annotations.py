@@ -1,51 +1,38 @@
-"""Teachers that need no model: recorded replies, MuSiQue's decompositions, 2WikiMultiHopQA's evidence.
-
-A teacher does the two steps before sample labelling (RAS, sections C.1 and C.2, figures 7 and 8) and reads triples out
-of a document (f_t2t of Algorithm 1): which documents help, one sub-query for each, its triples.
-"""
+"""Teachers that need no model: recorded replies, MuSiQue's decompositions, 2WikiMultiHopQA's evidence, gold answers."""
 
 from __future__ import annotations
 
 import itertools
 import re
-import unicodedata
 from collections import Counter
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tripletune.data_builders.datasets.lookup import JsonlIndex
-from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
-from tripletune.data_builders.readers._rows import PassageFinder, Row, title_key
-from tripletune.models.data.records import Passage, normalize_answer, read_jsonl, shown, text_fields
+from tripletune.data_builders.hotpotqa_subq import (
+    Annotation,
+    DropReason,
+    Question,
+    Teacher,
+    UnlabelledQuestion,
+    record_of,
+    step_of,
+)
+from tripletune.data_builders.readers._rows import Row, find_passage, title_key
+from tripletune.models.data.records import Action, Passage, Record, read_jsonl, shown, text_fields
 from tripletune.models.data.triples import Triple, triples_from_json
 from tripletune.models.llm.replies import triple_of
 from tripletune.models.options import read_yaml
+from tripletune.rag.triple_store import passage_key
 
+PROMPT_FOLDER = Path(__file__).parents[1] / "prompts"
+# Parts of the mix by reader: questions in the paper, the first ones of Self-RAG's training data.
+PARTS = {"asqa": 3_897, "arc_easy": 2_147}
 MALFORMED_TRIPLES = "malformed triples in the triple file"
 _REFERENCE = re.compile(r"#(\d+)")
-
-
-class Teacher(Protocol):
-    """What sample labelling asks of a teacher.
-
-    A method raises `UnlabelledQuestion` when it cannot say; the question is left out and the reason counted.
-    """
-
-    name: str
-
-    async def helpful_documents(self, question: Question) -> list[int]:
-        """Indices into `question.passages`, in reasoning order; empty when nothing helps (section C.1)."""
-        ...
-
-    async def subqueries(self, question: Question, documents: list[int]) -> list[str]:
-        """One sub-query for each kept document (section C.2)."""
-        ...
-
-    async def triples(self, question: Question, document: int) -> list[Triple]:
-        """The facts of one document, f_t2t(d_i)."""
-        ...
 
 
 class RecordedTeacher:
@@ -68,43 +55,32 @@ class RecordedTeacher:
                 f"{path}:{self._index.repeated_line}: an earlier line annotates the same question; keep one of them"
             )
 
-    async def helpful_documents(self, question: Question) -> list[int]:
+    async def annotate(self, question: Question) -> list[Annotation]:
         """See `Teacher`."""
-        _, row = self._row(question)
-        find = PassageFinder(question.passages)
-        documents = [find(title) for title in row.get("helpful", [])]
-        for title, document in zip(row.get("helpful", []), documents):
+        found = self._index.get(question.id)
+        if found is None:
+            raise UnlabelledQuestion(DropReason.NO_ANNOTATION)
+        where, row = found
+        find = partial(find_passage, passages=question.passages)
+        asked = {find(entry["title"]): entry["question"].strip() for entry in row.get("subqueries", [])}
+        triples: dict[int | None, list[Any]] = {}
+        for title, rows in row.get("triples", {}).items():
+            triples.setdefault(find(title), rows)
+        documents: dict[int, None] = {}
+        for title in row.get("helpful", []):
+            document = find(title)
             if document is None:
                 raise UnlabelledQuestion(DropReason.HELPFUL_NOT_IN_CONTEXT, title)
-        return list(dict.fromkeys(document for document in documents if document is not None))
-
-    async def subqueries(self, question: Question, documents: list[int]) -> list[str]:
-        """See `Teacher`."""
-        _, row = self._row(question)
-        find = PassageFinder(question.passages)
-        asked = {find(entry["title"]): entry["question"].strip() for entry in row.get("subqueries", [])}
+            documents[document] = None
         for document in documents:
             if not asked.get(document):
                 raise UnlabelledQuestion(DropReason.NO_SUBQUERY, question.passages[document].title)
-        return [asked[document] for document in documents]
-
-    async def triples(self, question: Question, document: int) -> list[Triple]:
-        """See `Teacher`."""
-        where, row = self._row(question)
-        find = PassageFinder(question.passages)
-        rows = [rows for title, rows in row.get("triples", {}).items() if find(title) == document]
-        return list(triples_from_json(rows[0], where)) if rows else []
+        return [Annotation(d, asked[d], list(triples_from_json(triples.get(d, []), where))) for d in documents]
 
     def answers_directly(self, question: Question) -> bool:
         """Whether the recorded row has `"direct": true`."""
         found = self._index.get(question.id)
         return found is not None and found[1].get("direct") is True
-
-    def _row(self, question: Question) -> tuple[str, Row]:
-        found = self._index.get(question.id)
-        if found is None:
-            raise UnlabelledQuestion(DropReason.NO_ANNOTATION)
-        return found
 
 
 class MusiqueTeacher:
@@ -122,20 +98,12 @@ class MusiqueTeacher:
         self.name = f"MuSiQue decompositions, triples of {Path(triple_file).name}"
         self._triples = TripleFile(triple_file, issues)
 
-    async def helpful_documents(self, question: Question) -> list[int]:
-        """See `Teacher`."""
-        return list(dict.fromkeys(hop.passage_index for hop in question.hops))
-
-    async def subqueries(self, question: Question, documents: list[int]) -> list[str]:
+    async def annotate(self, question: Question) -> list[Annotation]:
         """See `Teacher`."""
         asked: dict[int, str] = {}
         for number, hop in enumerate(question.hops, 1):
             asked.setdefault(hop.passage_index, hop_question(question, number))
-        return [asked[document] for document in documents]
-
-    async def triples(self, question: Question, document: int) -> list[Triple]:
-        """See `Teacher`."""
-        return self._triples.of(question.passages[document])
+        return [Annotation(d, subquery, self._triples.of(question.passages[d])) for d, subquery in asked.items()]
 
 
 class TwoWikiTeacher:
@@ -143,29 +111,62 @@ class TwoWikiTeacher:
 
     name = "2WikiMultiHopQA evidence"
 
-    async def helpful_documents(self, question: Question) -> list[int]:
-        """See `Teacher`."""
-        return list(dict.fromkeys(place_evidences(question)))
-
-    async def subqueries(self, question: Question, documents: list[int]) -> list[str]:
+    async def annotate(self, question: Question) -> list[Annotation]:
         """See `Teacher`."""
         asked: dict[int, list[str]] = {}
-        earlier: list[Triple] = []
-        for evidence, document in zip(question.evidences, place_evidences(question)):
-            name = spoken_name(question, evidence, document, earlier)
+        facts: dict[int, list[Triple]] = {}
+        for number, document in enumerate(place_evidences(question)):
+            evidence = question.evidences[number]
+            name = spoken_name(question, evidence, document, question.evidences[:number])
             asked.setdefault(document, []).append(relation_question(name, evidence.predicate))
-            earlier.append(evidence)
-        return [joined_question(asked[document]) for document in documents]
+            facts.setdefault(document, []).append(evidence)
+        return [Annotation(document, joined_question(asked[document]), facts[document]) for document in asked]
 
-    async def triples(self, question: Question, document: int) -> list[Triple]:
-        """See `Teacher`."""
-        return [e for e, placed in zip(question.evidences, place_evidences(question)) if placed == document]
+
+class PartTeacher:
+    """Labels the questions of a part of the mix, ASQA or ARC-Easy, which RAS adds to HotpotQA-SUBQ (sections 4.1, C.4).
+
+    What the paper leaves open is decided so:
+
+    - **Answering records alone.** Table 4 counts the parts in the answering column, and appendix C.4 names them as a
+      reason why there are more answering records than `[SUFFICIENT]` and `[NO_RETRIEVAL]` labels together. So a
+      question gives one answering record and no planning record.
+    - **History.** Without triples the record is one of direct answering: no step, `[NO_RETRIEVAL]`. With triples it has
+      one step: q_0 is the question itself and the triples are those of all its passages, as in figure 25.
+    - **The question** is put to the model with the words of its task at evaluation (the roles of table 5): the files
+      `prompts/asqa.md` and `prompts/arc_easy.md`. The sub-query is the bare question, as in retrieval.
+    - **Which questions.** The first ones of the file, as many as asked for (`PARTS`). Fewer in the file are taken as
+      they are, and the card says how many are missing.
+
+    Args:
+        reader: A key of `PARTS`.
+        triple_file: JSON lines `{"title", "text", "triples"}` of the questions' passages (ASQA's knowledge, or the
+            passages in Self-RAG's output); None leaves every history empty.
+        issues: Counts malformed triples of that file.
+
+    Attributes:
+        name: As the card calls it.
+    """
+
+    def __init__(self, reader: str, triple_file: str | None, issues: Counter[str] | None = None) -> None:
+        self._template = (PROMPT_FOLDER / f"{reader}.md").read_text(encoding="utf-8").strip()
+        self._triples = TripleFile(triple_file, issues) if triple_file else None
+        given = f"triples of {Path(triple_file).name}" if triple_file else "no triples"
+        self.name = f"gold answers, {given}"
+
+    def records(self, question: Question) -> list[Record]:
+        """The one answering record of a question."""
+        found = [(passage, self._triples.of(passage)) for passage in question.passages] if self._triples else []
+        covered = [(passage, triples) for passage, triples in found if triples]
+        steps = (step_of(question.question, covered),) if covered else ()
+        record = record_of(question, "answer", Action.SUFFICIENT if steps else Action.NO_RETRIEVAL, steps)
+        return [replace(record, question=self._template.replace("{question}", question.question))]
 
 
 class TripleFile:
     """Triples by passage, from JSON lines `{"title", "text", "triples"}`.
 
-    A passage is found by its content (NFKC, spaces folded), else by its title when one line alone has that title.
+    A passage is found by its content (`passage_key`), else by its title when one line alone has that title.
     Malformed triples, of which model output has some, are left out and counted.
     """
 
@@ -174,18 +175,17 @@ class TripleFile:
         self.issues: Counter[str] = Counter() if issues is None else issues
 
         def keys(where: str, row: Row) -> list[str]:
-            texts = text_fields(row, where, "line of a triple file", ("title", "text"))
-            title, text = texts["title"], texts["text"]
+            title, text = text_fields(row, where, "line of a triple file", ("title", "text")).values()
             if not isinstance(row.get("triples"), list):
                 raise ValueError(f"{where}: triples must be a list, found {shown(row.get('triples'))}")
             self.issues[MALFORMED_TRIPLES] += len(row["triples"]) - len(_good_triples(row["triples"]))
-            return [f"content {_folded(title)} {_folded(text)}", f"title {title_key(title)}"]
+            return [f"content {passage_key(title, text)}", f"title {title_key(title)}"]
 
         self._index = JsonlIndex(path, keys)
 
     def of(self, passage: Passage) -> list[Triple]:
         """The well-formed triples of a passage; empty when the file does not cover it."""
-        found = self._index.get(f"content {_folded(passage.title)} {_folded(passage.text)}")
+        found = self._index.get(f"content {passage_key(passage.title, passage.text)}")
         title = f"title {title_key(passage.title)}"
         if found is None and not self._index.is_repeated(title):
             found = self._index.get(title)
@@ -211,8 +211,8 @@ def hop_question(question: Question, number: int) -> str:
     return relation_question(subject.strip(), relation.strip()) if arrow else tidy_question(text)
 
 
-def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> Teacher:
-    """The teacher of one source.
+def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> Teacher | PartTeacher:
+    """The teacher of one source that needs no model.
 
     Args:
         reader: The reader's name; `musique` and `two_wiki` bring gold annotations of their own.
@@ -223,6 +223,8 @@ def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> 
         FileNotFoundError: there is no such file.
         ValueError: the source needs another kind of file than it got.
     """
+    if reader in PARTS:
+        return PartTeacher(reader, annotations, issues)
     if annotations is None:
         if reader == "two_wiki":
             return TwoWikiTeacher()
@@ -262,10 +264,6 @@ def _recorded_keys(where: str, row: Row) -> list[str]:
     return [identity]
 
 
-def _folded(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFKC", text).split())
-
-
 def _good_triples(rows: list[object]) -> list[Triple]:
     return [triple for row in rows if (triple := triple_of(row)) is not None]
 
@@ -302,7 +300,7 @@ def place_evidences(question: Question) -> list[int]:
     return [placed[title_key(evidence.subject)] for evidence in question.evidences]
 
 
-def spoken_name(question: Question, evidence: Triple, document: int, earlier: list[Triple]) -> str:
+def spoken_name(question: Question, evidence: Triple, document: int, earlier: Sequence[Triple]) -> str:
     """The name by which a sub-query may ask for the evidence's subject.
 
     A planner knows the question and the triples found so far, nothing else: a name it cannot have seen, such as the
@@ -384,8 +382,3 @@ def tidy_question(question: str) -> str:
     """A question typed in haste, put in order: capital letter, closing question mark, no space before either."""
     words = " ".join(question.split()).replace(" '", "'").rstrip(" ?")
     return f"{words[:1].upper()}{words[1:]}?"
-
-
-def mentions(text: str, phrase: str) -> bool:
-    """Whether a text holds a phrase as whole words, both normalised as answers are."""
-    return f" {normalize_answer(phrase)} " in f" {normalize_answer(text)} "

@@ -24,37 +24,41 @@ import logging
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
+from tripletune.data_builders.datasets import SmallestHashes
 from tripletune.data_builders.datasets.inspect import why_empty
 from tripletune.data_builders.datasets.kinds import RECORDS
-from tripletune.data_builders.datasets.lookup import SeenTable, progress
-from tripletune.data_builders.datasets.rows import SmallestHashes
-from tripletune.data_builders.datasets.writer import DROPPED, NO_RECORDS, BuildFacts, DatasetWriter, new_dataset
-from tripletune.data_builders.hotpotqa_subq.annotations import RecordedTeacher, TripleFile
-from tripletune.data_builders.hotpotqa_subq.labelling import LabelOptions, PartTeacher, label_question
-from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, OpenSource, Source, open_sources
-from tripletune.data_builders.hotpotqa_subq.questions import Dropped, DropReason, Question, UnlabelledQuestion
+from tripletune.data_builders.datasets.lookup import SeenTable
+from tripletune.data_builders.datasets.writer import DROPPED, BuildFacts, DatasetWriter, new_dataset
+from tripletune.data_builders.hotpotqa_subq import DropReason, Question, Teacher, UnlabelledQuestion, label_question
+from tripletune.data_builders.hotpotqa_subq.annotations import (
+    PARTS,
+    PartTeacher,
+    RecordedTeacher,
+    TripleFile,
+    open_teacher,
+)
+from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source, usable_questions
 from tripletune.data_builders.hotpotqa_subq.teacher import (
     TRIPLES_ROLE,
     BaseModelAnswers,
     LLMTeacher,
     StoredAnswers,
-    is_correct,
     load_subq_prompts,
     prompt_digests,
 )
-from tripletune.models.data.records import Record, whole_characters
-from tripletune.models.llm.client import CallError, LLMClient, RepliesPending, Sampling, SetupError
+from tripletune.data_builders.readers import get_reader
+from tripletune.models.data.records import Record, normalize_answer, whole_characters
+from tripletune.models.llm import CallError, LLMClient, RepliesPending, Sampling, SetupError
 from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted
 from tripletune.models.llm.replies import repair_digest
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R")
-_Labelled = list[Record] | UnlabelledQuestion | RepliesPending
 # Results that are done but wait for a slower one before them, for each one at work. Beyond that the work waits too.
 _WAITING = 4
 # Of a reply in dropped.ndjson, in characters; and examples per reason in the card.
@@ -62,16 +66,10 @@ LONGEST_REPLY, EXAMPLES = 200, 3
 _KEPT = "What was answered is in the ledger: run the same command again to continue"
 
 
-class BuildPending(Exception):
-    """The build went as far as it could: some calls wait in a request file."""
-
-    exit_code = 3
-
-
 class NothingLabelled(Exception):
     """The build is done and its folder written, with a card and without records: every question was left out."""
 
-    exit_code = NO_RECORDS
+    exit_code = 4
 
 
 def build(
@@ -100,20 +98,19 @@ def build(
             labelled and no teacher LLM was asked.
         NothingLabelled: a teacher LLM was asked, and not one question could be labelled.
         CallError: a call of the teacher can't be answered. What was answered is in its ledger.
-        BuildPending: calls of the teacher wait in a request file.
+        RepliesPending: calls of the teacher wait in a request file.
     """
     job = _Build(options, sampling or Sampling())
-    inputs = options.inputs(sources)
     if options.shard is not None:
         asyncio.run(job.run(sources, open_client, open_base_model))
         return {}
-    with new_dataset(options, RECORDS, inputs) as dataset:
-        with SubqOutput(dataset, options) as output:
-            opened = asyncio.run(job.run(sources, open_client, open_base_model, output))
-        facts = _facts(job, opened, output.examples)
+    with new_dataset(options, RECORDS, options.inputs(sources)) as dataset:
+        job.dataset = dataset
+        asyncio.run(job.run(sources, open_client, open_base_model))
+        facts = job.facts()
         records = dataset.statistics.records
         if not records and not facts.calls:
-            found = [f"{one.source.name}: {n} x {why}" for one in opened for why, n in one.ordered_drops().items()]
+            found = [f"{name}: {n} x {why}" for name, drops in facts.drops.items() for why, n in drops.items()]
             raise ValueError(f"no question could be labelled ({'; '.join(found) or 'the input files hold none'})")
         numbers = dataset.finish(facts, may_be_empty=True)
     if not records:
@@ -121,21 +118,56 @@ def build(
     return numbers
 
 
-class _Build:
-    """One pass over the questions.
+@dataclass
+class OpenSource:
+    """A source with its teacher, and what is counted while it is read.
 
     Attributes:
-        prompts: The prompts of the teacher LLM.
-        sampling: How its replies are drawn.
-        client: Its client, once it is open.
+        source: The file.
+        teacher: Who labels its questions.
+        issues: Warnings that cost no question.
+        count: Questions to read from it at most.
+        labelled: Questions that gave records.
+        drops: Questions left out, by reason.
     """
 
+    source: Source
+    teacher: Teacher | PartTeacher
+    issues: Counter[str]
+    count: int | None = None
+    labelled: int = 0
+    drops: Counter[str] = field(default_factory=Counter)
+
+    def ordered_drops(self) -> dict[str, int]:
+        """The drops in the order of `DropReason`, so that they read the same in every build."""
+        return {reason.value: self.drops[reason.value] for reason in DropReason if self.drops[reason.value]}
+
+    def shortage(self) -> str | None:
+        """A sentence for the card on a part of the mix that holds fewer questions than were asked for."""
+        if self.source.reader not in PARTS or self.count is None or self.labelled >= self.count:
+            return None
+        reasons = [f"{self.drops.total():,} were left out"] if self.drops else []
+        reasons += ["its file has no more"] if self.labelled + self.drops.total() < self.count else []
+        gave = f"gave {self.labelled:,} of the {self.count:,} questions asked for; {' and '.join(reasons)}"
+        return f"Source {self.source.name} ({self.source.reader}) {gave}."
+
+
+class _Build:
+    """One pass over the questions; without a data set only their calls are made."""
+
     def __init__(self, options: BuildOptions, sampling: Sampling) -> None:
-        self.options, self.sampling = options, sampling
-        self.prompts = load_subq_prompts(options.prompts)
-        self.client: LLMClient | None = None
-        triples = TripleFile(options.triple_file) if options.distractors and options.triple_file else None
-        self._labels = LabelOptions(options.first_subquery, options.distractors, triples, options.seed)
+        self.dataset: DatasetWriter[Record] | None = None
+        self._options, self._sampling = options, sampling
+        self._prompts = load_subq_prompts(options.prompts)
+        self._client: LLMClient | None = None
+        self._opened: list[OpenSource] = []
+        self._examples: dict[str, SmallestHashes] = defaultdict(partial(SmallestHashes, EXAMPLES))
+        self._stored = TripleFile(options.triples_from) if options.triples_from != "teacher" else None
+        others = TripleFile(options.triple_file).of if options.distractors and options.triple_file else None
+        self._records = partial(
+            label_question, first_subquery=options.first_subquery, distractors=options.distractors,
+            triples_of=others, seed=options.seed,
+        )  # fmt: skip
         self._direct: BaseModelAnswers | StoredAnswers | None = None
         if options.direct_answers:
             self._direct = StoredAnswers(options.direct_answers)
@@ -145,77 +177,81 @@ class _Build:
         sources: list[Source],
         open_client: Callable[[], LLMClient] | None,
         open_base_model: Callable[[], LLMClient] | None,
-        output: SubqOutput | None = None,
-    ) -> list[OpenSource]:
-        """Label all questions; without an output only their calls are made."""
+    ) -> None:
+        """Label all questions and write their records."""
         base_model: LLMClient | None = None
         try:
-            opened = open_sources(sources, self.options, self._teacher_maker(open_client))
+            self._open(sources, open_client)
             if open_base_model is not None:
                 base_model = open_base_model()
-                self._direct = BaseModelAnswers(base_model, self.options.max_new_tokens)
-            pending = await self._label_all(opened, output)
-            if pending:
-                # A client over the `batch` backend knows how many calls wait, and where.
-                told = self.client.pending_message() if isinstance(self.client, LedgerClient) else None
-                raise BuildPending(told or pending)
+                self._direct = BaseModelAnswers(base_model, self._options.max_new_tokens)
+            await self._label_all()
         finally:
-            for client in (self.client, base_model):
+            for client in (self._client, base_model):
                 if client is not None:
                     await client.close()
-        for one in opened:
+        for one in self._opened:
             reasons = "; ".join(f"{count} x {reason}" for reason, count in one.ordered_drops().items())
             left_out = f"{one.drops.total()} left out{f' ({reasons})' if reasons else ''}"
             logger.info("%s: %d questions labelled, %s", one.source.name, one.labelled, left_out)
-        return opened
 
-    def _teacher_maker(
-        self, open_client: Callable[[], LLMClient] | None
-    ) -> Callable[[Counter[str]], LLMTeacher] | None:
-        if open_client is None:
-            return None
-        options = self.options
-        stored = TripleFile(options.triples_from) if options.triples_from != "teacher" else None
+    def _open(self, sources: list[Source], open_client: Callable[[], LLMClient] | None) -> None:
+        """Open each source's annotations; the teacher LLM is asked for last, when all else is in order."""
+        options, names = self._options, Counter(source.name for source in sources)
+        for source in sources:
+            if names[source.name] > 1:
+                raise ValueError(f"two sources are called {source.name!r}; name one of them: NAME={source.reader}:FILE")
+            get_reader(source.reader)
+        opened: dict[str, OpenSource] = {}
+        for source in sorted(sources, key=lambda source: source.needs_teacher):
+            issues = Counter[str]()
+            teacher: Teacher | PartTeacher
+            if source.needs_teacher and open_client is not None:
+                if self._client is None:
+                    # One file for all sources: what is wrong with it is told once, with the first that reads it.
+                    issues.update(self._stored.issues if self._stored is not None else ())
+                    self._client = open_client()
+                shown, first = options.show_documents, options.first_subquery
+                teacher = LLMTeacher(
+                    self._client, self._prompts, self._stored, shown, first, self._sampling, options.json_schema
+                )
+            else:
+                teacher = open_teacher(source.reader, source.annotations, issues)
+            opened[source.name] = OpenSource(source, teacher, issues, options.most_questions(source.reader))
+        self._opened = [opened[source.name] for source in sources]
 
-        def make(issues: Counter[str]) -> LLMTeacher:
-            if self.client is None:
-                # One file for all sources: what is wrong with it is told once, with the first that reads it.
-                issues.update(stored.issues if stored is not None else ())
-                self.client = open_client()
-            shown, first = options.show_documents, options.first_subquery
-            return LLMTeacher(self.client, self.prompts, stored, shown, first, self.sampling, options.json_schema)
-
-        return make
-
-    async def _label_all(self, opened: list[OpenSource], output: SubqOutput | None) -> str:
-        """Label the questions of all sources; what is said of those that wait for replies, if any do."""
-        waiting, message = 0, ""
+    async def _label_all(self) -> None:
+        pending: RepliesPending | None = None
         with SeenTable() as seen:
-            for one in opened:
-                rows = progress(one.source.questions(one.count, one.issues), one.source.name)
-                questions = usable_questions(rows, one, seen, self.options)
-                async with aclosing(
-                    in_order(questions, partial(self._label, one), self.options.concurrency)
-                ) as results:
+            for one in self._opened:
+                questions = usable_questions(one.source, self._options, seen, one.drops, one.issues)
+                work = partial(self._label, one)
+                async with aclosing(in_order(questions, work, self._options.concurrency)) as results:
                     async for (position, question), found in results:
                         if isinstance(found, RepliesPending):
-                            waiting, message = waiting + 1, str(found)
+                            pending = found
                         elif isinstance(found, UnlabelledQuestion):
                             one.drops[found.reason.value] += 1
-                            if output is not None and isinstance(one.teacher, LLMTeacher):
-                                output.drop(one.source.name, position, question, found)
+                            if isinstance(one.teacher, LLMTeacher):
+                                self._drop(one.source.name, position, question, found)
                         else:
                             one.labelled += 1
-                            if output is not None and not waiting:
-                                output.write(question, found)
-        return f"{waiting:,} questions wait for replies of the teacher: {message}" if waiting else ""
+                            if self.dataset is not None and not pending:
+                                for record in found:
+                                    self.dataset.write(record, self._options.split_of(question.question))
+        if pending:
+            # A client over the `batch` backend knows how many calls wait, and where.
+            told = self._client.pending_message() if isinstance(self._client, LedgerClient) else None
+            raise RepliesPending(told or str(pending))
 
-    async def _label(self, one: OpenSource, item: tuple[int, Question]) -> _Labelled:
+    async def _label(
+        self, one: OpenSource, item: tuple[int, Question]
+    ) -> list[Record] | UnlabelledQuestion | RepliesPending:
         question = item[1]
         try:
             if isinstance(one.teacher, PartTeacher):
                 return one.teacher.records(question)
-            return await label_question(question, one.teacher, await self._is_direct(question, one), self._labels)
+            return await self._records(question, one.teacher, await self._is_direct(question, one))
         except UnlabelledQuestion as error:
             logger.debug("%s %s left out: %s", question.source, question.id, error)
             # Without the frames it came through, which would be held until its turn.
@@ -225,11 +261,11 @@ class _Build:
         except Exception as error:
             # An error that would meet every other question too stops the build, whatever --on-call-error says.
             of_one = isinstance(error, CallError) and not isinstance(error, (SetupError, RetriesExhausted))
-            if of_one and self.options.on_call_error == "drop":
+            if of_one and self._options.on_call_error == "drop":
                 logger.warning("%s %s left out: %s", question.source, question.id, error)
                 return UnlabelledQuestion(DropReason.CALL_REFUSED)
-            if isinstance(self.client, LedgerClient):
-                self.client.stop(error)
+            if isinstance(self._client, LedgerClient):
+                self._client.stop(error)
             if not isinstance(error, CallError):
                 raise
             drop = ". To leave such questions out, add --on-call-error drop" if of_one else ""
@@ -240,25 +276,66 @@ class _Build:
         """Whether a question counts as answered without retrieval (Algorithm 1, lines 3-4)."""
         if isinstance(one.teacher, RecordedTeacher) and one.teacher.answers_directly(question):
             return True
-        return self._direct is not None and is_correct(await self._direct.answer(question), question.answers)
+        if self._direct is None:
+            return False
+        answer = normalize_answer(await self._direct.answer(question))
+        return answer in map(normalize_answer, question.answers)
 
+    def _drop(self, source: str, position: int, question: Question, error: UnlabelledQuestion) -> None:
+        """Write down that a teacher LLM could not label the question at a place of its source, counted from 0.
 
-def usable_questions(
-    rows: Iterator[Question | Dropped], one: OpenSource, seen: SeenTable, options: BuildOptions
-) -> Iterator[tuple[int, Question]]:
-    """The questions that this process labels, each with its place in the source; what can't be used is counted.
+        `dropped.ndjson` says the stage and the reason, what was wrong, and how the reply begins that stayed unusable
+        after its repair turn. The whole reply is in the ledger.
+        """
+        if self.dataset is None:
+            return
+        line = {
+            "source": source,
+            "row": position,
+            "question_id": question.id,
+            "question": question.question,
+            "stage": error.stage,
+            "reason": error.reason.value,
+            "detail": whole_characters(error.detail),
+            "reply": whole_characters(error.reply[:LONGEST_REPLY]),
+        }
+        with (self.dataset.folder / DROPPED).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        self._examples[error.reason.value].add(f"{source}\n{question.id}", line)
 
-    A process of several looks at every row, so that all of them take the same rows for repeated.
-    """
-    for position, row in enumerate(rows):
-        mine = options.is_mine(position)
-        reason = row.reason if isinstance(row, Dropped) else None
-        if reason is None and seen.first("id", row.id) is not None:
-            reason = DropReason.REPEATED_ID
-        if mine and reason is not None:
-            one.drops[reason.value] += 1
-        elif mine and isinstance(row, Question):
-            yield position, row
+    def facts(self) -> BuildFacts:
+        """What the card says of the build besides its numbers."""
+        options, client = self._options, self._client
+        notes = [told for one in self._opened if (told := one.shortage())]
+        for note in notes:
+            logger.warning("%s", note)
+        if options.direct_answer_model is None and options.direct_answers is None:
+            notes.append(
+                "The direct-answer test was not run (no `--direct-answer-model`): only questions that their annotation "
+                "marks as direct are labelled [NO_RETRIEVAL]."
+            )
+        models = {} if client is None else {"teacher": f"{client.model}{_drawn(client, self._sampling)}"}
+        if options.direct_answer_model is not None:
+            models["direct answers"] = options.direct_answer_model
+        llm = {one.source.name: one.teacher for one in self._opened if isinstance(one.teacher, LLMTeacher)}
+        return BuildFacts(
+            title="HotpotQA-SUBQ records",
+            summary="Planning and answering records for triple-based iterative retrieval, labelled as in RAS, "
+            "appendix C.",
+            teachers={one.source.name: one.teacher.name for one in self._opened},
+            drops={one.source.name: one.ordered_drops() for one in self._opened if one.drops},
+            questions={one.source.name: one.labelled for one in self._opened},
+            repairs=_by_source(llm, "repairs"),
+            refused=_by_source(llm, "refused"),
+            recovered=_by_source(llm, "recovered"),
+            examples={reason: kept.items() for reason, kept in sorted(self._examples.items())},
+            issues={f"{one.source.name}: {what}": n for one in self._opened for what, n in one.issues.items() if n},
+            options={"sources": [one.source.text for one in self._opened], **asdict(options)},
+            prompts=prompt_digests(self._prompts) | repair_digest() if llm else {},
+            models=models,
+            calls=_calls(list(llm.values())),
+            notes=notes,
+        )
 
 
 async def in_order(
@@ -293,88 +370,6 @@ async def in_order(
         for _, running in window:
             running.cancel()
         await asyncio.gather(*(running for _, running in window), return_exceptions=True)
-
-
-class SubqOutput:
-    """Writes questions in the order of the input; a context manager.
-
-    A question that a teacher LLM could not label is a line of `dropped.ndjson`: the stage and the reason, what was
-    wrong, and the beginning of the reply that stayed unusable after its repair turn. The whole reply is in the ledger.
-
-    Attributes:
-        examples: By reason, some of the questions that were left out, picked by a hash of their ids.
-    """
-
-    def __init__(self, dataset: DatasetWriter[Record], options: BuildOptions) -> None:
-        self.examples: dict[str, SmallestHashes] = defaultdict(partial(SmallestHashes, EXAMPLES))
-        self._dataset, self._options = dataset, options
-        self._dropped: IO[str] | None = None
-
-    def __enter__(self) -> SubqOutput:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._dropped is not None:
-            self._dropped.close()
-
-    def write(self, question: Question, records: list[Record]) -> None:
-        """Write the records of one question."""
-        split = self._options.split_of(question.question)
-        for record in records:
-            self._dataset.write(record, split)
-
-    def drop(self, source: str, position: int, question: Question, error: UnlabelledQuestion) -> None:
-        """Write down that a teacher could not label the question at a place of its source, counted from 0."""
-        line = {
-            "source": source,
-            "row": position,
-            "question_id": question.id,
-            "question": question.question,
-            "stage": error.stage,
-            "reason": error.reason.value,
-            "detail": whole_characters(error.detail),
-            "reply": whole_characters(error.reply[:LONGEST_REPLY]),
-        }
-        if self._dropped is None:
-            self._dropped = (self._dataset.folder / DROPPED).open("w", encoding="utf-8")
-        self._dropped.write(json.dumps(line, ensure_ascii=False) + "\n")
-        self.examples[error.reason.value].add(f"{source}\n{question.id}", line)
-
-
-def _facts(job: _Build, opened: list[OpenSource], examples: dict[str, SmallestHashes]) -> BuildFacts:
-    """The facts of a build whose records are written; `opened` are the sources with what was counted."""
-    options, client = job.options, job.client
-    notes = [told for one in opened if (told := one.shortage())]
-    for note in notes:
-        logger.warning("%s", note)
-    if options.direct_answer_model is None and options.direct_answers is None:
-        notes.append(
-            "The direct-answer test was not run (no `--direct-answer-model`): only questions that their annotation "
-            "marks as direct are labelled [NO_RETRIEVAL]."
-        )
-    models = {}
-    if client is not None:
-        models["teacher"] = f"{client.model}{_drawn(client, job.sampling)}"
-    if options.direct_answer_model is not None:
-        models["direct answers"] = options.direct_answer_model
-    llm = {one.source.name: one.teacher for one in opened if isinstance(one.teacher, LLMTeacher)}
-    return BuildFacts(
-        title="HotpotQA-SUBQ records",
-        summary="Planning and answering records for triple-based iterative retrieval, labelled as in RAS, appendix C.",
-        teachers={one.source.name: one.teacher.name for one in opened},
-        drops={one.source.name: one.ordered_drops() for one in opened if one.drops},
-        questions={one.source.name: one.labelled for one in opened},
-        repairs=_by_source(llm, "repairs"),
-        refused=_by_source(llm, "refused"),
-        recovered=_by_source(llm, "recovered"),
-        examples={reason: examples[reason].items() for reason in sorted(examples)},
-        issues={f"{one.source.name}: {what}": n for one in opened for what, n in one.issues.items() if n},
-        options={"sources": [one.source.text for one in opened], **asdict(options)},
-        prompts=prompt_digests(job.prompts) | repair_digest() if llm else {},
-        models=models,
-        calls=_calls(list(llm.values())),
-        notes=notes,
-    )
 
 
 def _drawn(client: LLMClient, sampling: Sampling) -> str:

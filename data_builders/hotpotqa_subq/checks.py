@@ -1,6 +1,7 @@
 """Checks on the replies of a teacher LLM: read them, and say in a sentence what is wrong.
 
 Every function raises `UnusableReply` with an explanation for the teacher, which gets one chance to repair its reply.
+Its reason is a `DropReason`, or what `models.llm.replies` calls a text that can't be read at all.
 JSON is what our prompts ask for; the plain forms of the paper (RAS, figures 7, 8 and 19: "1, 3", the question alone,
 "(S> s| P> p| O> o)") are read too, so that its prompts can replace ours. Small models forget the JSON, use other keys
 or write a label in front: where a reply can be read in one way alone it is taken, and the card counts it by the names
@@ -13,13 +14,10 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-from tripletune.data_builders.datasets.kinds import YES_NO
-from tripletune.data_builders.hotpotqa_subq.annotations import mentions
-from tripletune.data_builders.hotpotqa_subq.labelling import gives_away_answer
-from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question
-from tripletune.models.data.records import normalize_answer
+from tripletune.data_builders.hotpotqa_subq import DropReason, Question, gives_away_answer
+from tripletune.models.data.records import YES_NO, mentions, normalize_answer
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.replies import UnusableReply, find_json, find_triples, without_thoughts
 
@@ -90,18 +88,20 @@ def read_documents(text: str, shown: int, recovered: Counter[str] | None = None)
     if isinstance(listed, str):
         listed, forms[TEXT_VALUES] = (_numbers(f"documents [{listed}]") or (None,))[0], 1
     if not isinstance(listed, list):
-        _refuse(DropReason.UNREADABLE_REPLY, f"The reply names no list of documents; {_DOCUMENTS}.")
+        raise UnusableReply(DropReason.UNREADABLE_REPLY, f"The reply names no list of documents; {_DOCUMENTS}.")
     kept = [number for item in listed if (number := _whole(item, forms)) is not None]
     answerable = value.get("answerable", True)
     if isinstance(answerable, str):
         answerable, forms[TEXT_VALUES] = _TRUTH.get(answerable.strip().casefold()), 1
     if len(kept) < len(listed) or not isinstance(answerable, bool):
-        _refuse(DropReason.UNREADABLE_REPLY, f"Documents must be whole numbers; {_DOCUMENTS}.")
+        raise UnusableReply(DropReason.UNREADABLE_REPLY, f"Documents must be whole numbers; {_DOCUMENTS}.")
     if wrong := sorted({number for number in kept if not 1 <= number <= shown}):
         found = ", ".join(map(str, wrong))
-        _refuse(DropReason.WRONG_DOCUMENTS, f"There is no document {found}: they are numbered from 1 to {shown}.")
+        raise UnusableReply(
+            DropReason.WRONG_DOCUMENTS, f"There is no document {found}: they are numbered from 1 to {shown}."
+        )
     if len(set(kept)) < len(kept):
-        _refuse(DropReason.WRONG_DOCUMENTS, "A document is named twice; name each at most once.")
+        raise UnusableReply(DropReason.WRONG_DOCUMENTS, "A document is named twice; name each at most once.")
     return KeptDocuments(tuple(kept), answerable)
 
 
@@ -115,7 +115,7 @@ def _documents_value(text: str, forms: Counter[str]) -> dict[str, Any]:
         try:
             # A list in the middle of a text may be anything.
             kinds = (dict, list) if plain.startswith("[") else (dict,)
-            value = _json(text, _DOCUMENTS, forms, *kinds)
+            value = find_json(text, *kinds, advice=_DOCUMENTS, notes=forms)
             return {"documents": value} if isinstance(value, list) else value
         except UnusableReply:
             if numbers is None:
@@ -190,7 +190,9 @@ def check_answer_kept(question: Question, shown: Sequence[int], kept: Sequence[i
     needed = holders or supporting
     if not set(needed) & set(kept):
         numbers = " or ".join(str(list(shown).index(document) + 1) for document in needed)
-        _refuse(DropReason.ANSWER_NOT_KEPT, f"The answer can't be found without document {numbers}; keep it too.")
+        raise UnusableReply(
+            DropReason.ANSWER_NOT_KEPT, f"The answer can't be found without document {numbers}; keep it too."
+        )
 
 
 def read_subquery(text: str, title: str = "", recovered: Counter[str] | None = None) -> str:
@@ -207,9 +209,9 @@ def read_subquery(text: str, title: str = "", recovered: Counter[str] | None = N
     forms = Counter[str]() if recovered is None else recovered
     value: Any = _without_quotes(without_thoughts(text))
     if "{" in value:
-        value = _only(_json(text, _QUESTION, forms, dict), _QUESTION_KEYS, forms)
+        value = _only(find_json(text, dict, advice=_QUESTION, notes=forms), _QUESTION_KEYS, forms)
     if not isinstance(value, str) or not value.strip():
-        _refuse(DropReason.UNREADABLE_REPLY, f"The reply holds no question; {_QUESTION}.")
+        raise UnusableReply(DropReason.UNREADABLE_REPLY, f"The reply holds no question; {_QUESTION}.")
     subquery = " ".join(_without_label(value).split())
     if subquery != " ".join(value.split()):
         forms[LABEL] = 1
@@ -218,7 +220,7 @@ def read_subquery(text: str, title: str = "", recovered: Counter[str] | None = N
         subquery = " ".join(_without_label(lines[0]).split())
         forms[MORE_TEXT] = 1
         if not _is_one_question(subquery, title) or any("?" in line for line in lines[1:]) or len(lines) < 2:
-            _refuse(
+            raise UnusableReply(
                 DropReason.NOT_ONE_QUESTION,
                 "Ask exactly one question: one sentence with one question mark, at its end.",
             )
@@ -257,12 +259,12 @@ def check_subquery(subquery: str, question: Question, earlier: Sequence[str]) ->
             the question does not name.
     """
     if normalize_answer(subquery) in {normalize_answer(other) for other in (question.question, *earlier)}:
-        _refuse(
+        raise UnusableReply(
             DropReason.COPIED_QUESTION,
             "This repeats the main question or an earlier sub-query; ask for what this document adds.",
         )
     if gives_away_answer(subquery, question):
-        _refuse(
+        raise UnusableReply(
             DropReason.ANSWER_IN_SUBQUERY,
             "The sub-query names the answer of the main question; ask for it without naming it.",
         )
@@ -280,27 +282,15 @@ def read_triples(text: str) -> tuple[tuple[Triple, ...], int]:
     Raises:
         UnusableReply: it cannot be read, is cut off, or holds no well-formed triple.
     """
-    try:
-        found = find_triples(text, _TRIPLES)
-    except UnusableReply as error:
-        _refuse(DropReason.UNREADABLE_REPLY, error.explanation)
+    found = find_triples(text, _TRIPLES)
     if found.cut_off:
-        _refuse(DropReason.UNREADABLE_REPLY, f"In the reply: the JSON in it is cut off or malformed; {_TRIPLES}.")
+        raise UnusableReply(
+            DropReason.UNREADABLE_REPLY, f"In the reply: the JSON in it is cut off or malformed; {_TRIPLES}."
+        )
     if not found.triples:
-        _refuse(
+        raise UnusableReply(
             DropReason.NO_TRIPLES,
             "There is no complete triple in the reply; list at least one fact of the document as "
             '["subject", "predicate", "object"], three non-empty strings.',
         )
     return found.triples, found.malformed
-
-
-def _json(text: str, advice: str, forms: Counter[str], *kinds: type[Any]) -> Any:
-    try:
-        return find_json(text, *kinds, advice=advice, notes=forms)
-    except UnusableReply as error:
-        _refuse(DropReason.UNREADABLE_REPLY, error.explanation)
-
-
-def _refuse(reason: DropReason, explanation: str) -> NoReturn:
-    raise UnusableReply(reason.value, explanation)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
+from tripletune.data_builders.datasets.lookup import SeenTable, progress
 from tripletune.data_builders.datasets.writer import FolderOptions, split_name_problems, split_of
-from tripletune.data_builders.hotpotqa_subq.annotations import Teacher, open_teacher
-from tripletune.data_builders.hotpotqa_subq.labelling import PARTS, FirstSubquery, PartTeacher
-from tripletune.data_builders.hotpotqa_subq.questions import Dropped, DropReason, Question
-from tripletune.data_builders.hotpotqa_subq.teacher import LLMTeacher, Shown
+from tripletune.data_builders.hotpotqa_subq import Dropped, DropReason, FirstSubquery, Question, Shown
+from tripletune.data_builders.hotpotqa_subq.annotations import PARTS
 from tripletune.data_builders.readers import get_reader
 from tripletune.models.options import require, setting
 
@@ -55,10 +54,6 @@ class Source:
         """Whether only a teacher LLM can label it."""
         # 2WikiMultiHopQA brings gold annotations of its own.
         return self.annotations is None and self.reader not in ("two_wiki", *PARTS)
-
-    def questions(self, count: int | None, issues: Counter[str] | None = None) -> Iterator[Question | Dropped]:
-        """Stream the rows of the file, the first `count` of them; `issues` counts warnings."""
-        return islice(get_reader(self.reader)(self.location, issues, self.name), count)
 
 
 @dataclass(frozen=True)
@@ -155,70 +150,29 @@ class BuildOptions(FolderOptions):
         return sorted(filter(None, named | {self.triple_file, self.direct_answers, triples}))
 
 
-@dataclass
-class OpenSource:
-    """A source with its teacher, and what is counted while it is read.
+def usable_questions(
+    source: Source, options: BuildOptions, seen: SeenTable, drops: Counter[str], issues: Counter[str] | None = None
+) -> Iterator[tuple[int, Question]]:
+    """The questions of a source that this process labels, each with its place in the file.
 
-    Attributes:
+    A process of several looks at every row, so that all of them take the same rows for repeated.
+
+    Args:
         source: The file.
-        teacher: Who labels its questions.
-        issues: Warnings that cost no question.
-        count: Questions to read from it at most.
-        labelled: Questions that gave records.
-        drops: Questions left out, by reason.
+        options: How many to take, and which of them.
+        seen: The ids of the sources before it.
+        drops: Counts what can't be used, by reason.
+        issues: Counts warnings that cost no question.
     """
-
-    source: Source
-    teacher: Teacher | PartTeacher
-    issues: Counter[str]
-    count: int | None = None
-    labelled: int = 0
-    drops: Counter[str] = field(default_factory=Counter)
-
-    def ordered_drops(self) -> dict[str, int]:
-        """The drops in the order of `DropReason`, so that they read the same in every build."""
-        return {reason.value: self.drops[reason.value] for reason in DropReason if self.drops[reason.value]}
-
-    def shortage(self) -> str | None:
-        """A sentence for the card on a part of the mix that holds fewer questions than were asked for."""
-        if self.source.reader not in PARTS or self.count is None or self.labelled >= self.count:
-            return None
-        reasons = [f"{self.drops.total():,} were left out"] if self.drops else []
-        reasons += ["its file has no more"] if self.labelled + self.drops.total() < self.count else []
-        gave = f"gave {self.labelled:,} of the {self.count:,} questions asked for; {' and '.join(reasons)}"
-        return f"Source {self.source.name} ({self.source.reader}) {gave}."
-
-
-def open_sources(
-    sources: list[Source], options: BuildOptions, make_teacher: Callable[[Counter[str]], LLMTeacher] | None = None
-) -> list[OpenSource]:
-    """Open each source's annotations; the teacher LLM is asked for last, when all else is in order.
-
-    `make_teacher` gives the teacher of a source without annotations; it gets the counter of the source's issues.
-
-    Raises:
-        FileNotFoundError: an annotation file is missing.
-        ValueError: an unknown reader, annotations of the wrong kind, none where they are needed, or two sources of
-            one name.
-    """
-    names = Counter(source.name for source in sources)
-    for source in sources:
-        if names[source.name] > 1:
-            raise ValueError(f"two sources are called {source.name!r}; name one of them: NAME={source.reader}:FILE")
-        get_reader(source.reader)
-    opened: dict[str, OpenSource] = {}
-    for source in sorted(sources, key=lambda source: source.needs_teacher):
-        issues: Counter[str] = Counter()
-        teacher = _teacher(source, issues, make_teacher)
-        opened[source.name] = OpenSource(source, teacher, issues, options.most_questions(source.reader))
-    return [opened[source.name] for source in sources]
-
-
-def _teacher(
-    source: Source, issues: Counter[str], make_teacher: Callable[[Counter[str]], LLMTeacher] | None
-) -> Teacher | PartTeacher:
-    if source.reader in PARTS:
-        return PartTeacher(source.reader, source.annotations, issues)
-    if source.needs_teacher and make_teacher is not None:
-        return make_teacher(issues)
-    return open_teacher(source.reader, source.annotations, issues)
+    rows = islice(
+        get_reader(source.reader)(source.location, issues, source.name), options.most_questions(source.reader)
+    )
+    for position, row in enumerate(progress(rows, source.name)):
+        mine = options.is_mine(position)
+        reason = row.reason if isinstance(row, Dropped) else None
+        if reason is None and seen.first("id", row.id) is not None:
+            reason = DropReason.REPEATED_ID
+        if mine and reason is not None:
+            drops[reason.value] += 1
+        elif mine and isinstance(row, Question):
+            yield position, row

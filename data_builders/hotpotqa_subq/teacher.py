@@ -18,16 +18,25 @@ question is left out with the reason.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from tripletune.data_builders.datasets.lookup import JsonlIndex
-from tripletune.data_builders.hotpotqa_subq.annotations import TripleFile
+from tripletune.data_builders.hotpotqa_subq import (
+    Annotation,
+    DropReason,
+    FirstSubquery,
+    Question,
+    Shown,
+    UnlabelledQuestion,
+)
+from tripletune.data_builders.hotpotqa_subq.annotations import PROMPT_FOLDER, TripleFile
 from tripletune.data_builders.hotpotqa_subq.checks import (
     KeptDocuments,
     check_answer_kept,
@@ -36,17 +45,14 @@ from tripletune.data_builders.hotpotqa_subq.checks import (
     read_subquery,
     read_triples,
 )
-from tripletune.data_builders.hotpotqa_subq.labelling import PROMPT_FOLDER, FirstSubquery
-from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
 from tripletune.data_builders.readers._rows import Row
-from tripletune.models.data.records import Passage, normalize_answer
+from tripletune.models.data.records import Passage, text_fields
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import LLMClient, Message, Sampling
+from tripletune.models.llm import LLMClient, Message, RepliesPending, Sampling
 from tripletune.models.llm.replies import UnusableReply, ask
 from tripletune.rag.systems import PromptSet, load_prompts
 
 PROMPT_NAMES = ("subq_filter", "subq_query", "subq_triples")
-Shown = Literal["supporting", "all"]
 FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE, DIRECT_ROLE = "subq.filter", "subq.query", "subq.triples", "subq.direct"
 # Longest replies in tokens. A paragraph of HotpotQA gives 13 triples on average, some 25 tokens each as JSON.
 MAX_TOKENS = {FILTER_ROLE: 128, QUERY_ROLE: 192, TRIPLES_ROLE: 1536}
@@ -74,7 +80,7 @@ def prompt_digests(prompts: PromptSet) -> dict[str, str]:
 
 
 class LLMTeacher:
-    """A teacher behind an LLM client; see the module for what it asks. Implements `annotations.Teacher`.
+    """A teacher behind an LLM client; see the module for what it asks. Implements `Teacher`.
 
     Args:
         client: Answers the calls; it holds cache, limits and retries.
@@ -82,7 +88,7 @@ class LLMTeacher:
         triples_from: Triples that were extracted before (RAS, section F.2); None asks the teacher.
         shown: Documents the filter chooses from: "supporting", the benchmark's supporting passages as in figure 7,
             or "all" passages of the question, five times the tokens in HotpotQA.
-        first_subquery: What becomes q_0; see `LabelOptions`.
+        first_subquery: What becomes q_0; see `label_question`.
         sampling: Temperature, top_p and seed of the calls; None: greedy. The length of replies is `MAX_TOKENS`.
         json_schema: Whether the server is to hold replies to `reply_schema`.
 
@@ -119,8 +125,24 @@ class LLMTeacher:
             for role, tokens in MAX_TOKENS.items()
         }
 
+    async def annotate(self, question: Question) -> list[Annotation]:
+        """See `Teacher`.
+
+        Which error is raised does not depend on which reply came first, so that the reasons in the card are the same
+        in every build: first what ends the build, then what waits, then the sub-queries' reasons, then the triples'.
+        """
+        documents = await self.helpful_documents(question)
+        calls: list[Coroutine[Any, Any, Any]] = [self.subqueries(question, documents)]
+        calls += [self.triples(question, document) for document in documents]
+        results: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+        errors = [result for result in results if isinstance(result, BaseException)]
+        if errors:
+            raise min(errors, key=lambda e: (isinstance(e, UnlabelledQuestion), isinstance(e, RepliesPending)))
+        subqueries, *triples = results
+        return [Annotation(*one) for one in zip(documents, subqueries, triples)]
+
     async def helpful_documents(self, question: Question) -> list[int]:
-        """See `Teacher`."""
+        """Indices into `question.passages`, in reasoning order (section C.1)."""
         shown = shown_documents(question, self._shown)
 
         def parse(text: str, recovered: Counter[str]) -> tuple[KeptDocuments, str]:
@@ -138,7 +160,7 @@ class LLMTeacher:
         return [shown[number - 1] for number in reply.numbers]
 
     async def subqueries(self, question: Question, documents: list[int]) -> list[str]:
-        """See `Teacher`; one call for each document, with the earlier sub-queries in view."""
+        """One sub-query for each kept document (section C.2), each with the earlier ones in view."""
         first_is_label = self._first_subquery == "generated"
         if len(documents) == 1 and not first_is_label:
             return [question.question]
@@ -157,10 +179,10 @@ class LLMTeacher:
         return asked
 
     async def triples(self, question: Question, document: int) -> list[Triple]:
-        """See `Teacher`."""
+        """The facts of one document, f_t2t(d_i)."""
         if self._triples_from is not None:
             return self._triples_from.of(question.passages[document])
-        messages = self._prompts.chat("subq_triples", triples_text(question.passages[document]))
+        messages = self._prompts.chat("subq_triples", f"Document: {document_text(question.passages[document])}")
         triples, malformed = await self._ask(TRIPLES_ROLE, messages, lambda text, _: read_triples(text), question)
         self.malformed += malformed
         return list(triples)
@@ -187,7 +209,8 @@ class LLMTeacher:
             reason = _REASONS.get(error.reason, DropReason.UNREADABLE_REPLY)
             raise UnlabelledQuestion(reason, error.explanation, role, error.reply) from None
         finally:
-            self.refused.update({f"{role}: {reason}": n for reason, n in rejected.items()})
+            for name, n in rejected.items():
+                self.refused[f"{role}: {_REASONS.get(name, DropReason.UNREADABLE_REPLY)}"] += n
         self.recovered.update({f"{role}: {form}": n for form, n in recovered.items()})
         return value
 
@@ -209,25 +232,22 @@ def shown_documents(question: Question, shown: Shown) -> list[int]:
 
 def filter_text(question: Question, shown: Sequence[int]) -> str:
     """The user's turn of the document filter: question and numbered documents."""
-    documents = "\n\n".join(f"[{number}] {_text(question.passages[index])}" for number, index in enumerate(shown, 1))
+    documents = "\n\n".join(
+        f"[{number}] {document_text(question.passages[index])}" for number, index in enumerate(shown, 1)
+    )
     return f"Question: {' '.join(question.question.split())}\n\nDocuments:\n{documents}"
 
 
 def query_text(question: Question, passage: Passage, earlier: Sequence[str]) -> str:
     """The user's turn of a sub-query: main question, document, earlier sub-queries."""
-    parts = [f"Main question: {' '.join(question.question.split())}", f"Document: {_text(passage)}"]
+    parts = [f"Main question: {' '.join(question.question.split())}", f"Document: {document_text(passage)}"]
     if earlier:
         parts.append("\n".join(["Earlier sub-queries:", *(f"- {subquery}" for subquery in earlier)]))
     return "\n\n".join(parts)
 
 
-def triples_text(passage: Passage) -> str:
-    """The user's turn of the triple extraction: the document alone."""
-    return f"Document: {_text(passage)}"
-
-
-def _text(passage: Passage) -> str:
-    # Every text on one line: a line break in a title could be taken for the next document.
+def document_text(passage: Passage) -> str:
+    """Title and text, each on one line: a line break in a title could be taken for the next document."""
     return f"{' '.join(passage.title.split())}\n{' '.join(passage.text.split())}"
 
 
@@ -263,11 +283,7 @@ class StoredAnswers:
 
     def __init__(self, path: str | Path) -> None:
         def keys(where: str, row: Row) -> list[str]:
-            if not isinstance(row.get("question_id"), str) or not isinstance(row.get("answer"), str):
-                raise ValueError(
-                    f"{where}: a direct answer needs question_id and answer; the line has {', '.join(row)}"
-                )
-            return [row["question_id"]]
+            return [text_fields(row, where, "direct answer", ("question_id", "answer"))["question_id"]]
 
         self._index = JsonlIndex(path, keys)
 
@@ -284,8 +300,3 @@ class StoredAnswers:
                 "complete the file, or name the model with --direct-answer-model"
             )
         return str(found[1]["answer"])
-
-
-def is_correct(answer: str, golds: Iterable[str]) -> bool:
-    """Whether an answer equals a gold answer or alias after normalisation."""
-    return normalize_answer(answer) in {normalize_answer(gold) for gold in golds}

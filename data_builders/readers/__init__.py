@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Protocol
 
-from tripletune.data_builders.hotpotqa_subq.questions import Dropped, Question
+from tripletune.data_builders.hotpotqa_subq import Dropped, Question
 from tripletune.models.options import not_one_of
 from tripletune.models.program import load_from, names_in
 
@@ -50,8 +50,8 @@ def get_reader(name: str) -> Reader:
     Raises:
         ValueError: there is none; the message lists those there are.
     """
-    known = names_with("read_questions")
-    if name not in known:
-        raise ValueError(not_one_of("question reader", name, known))
-    reader: Reader = load_from(__name__, name, "reader").read_questions
+    module = load_from(__name__, name, "reader")
+    if not hasattr(module, "read_questions"):
+        raise ValueError(not_one_of("question reader", name, names_with("read_questions")))
+    reader: Reader = module.read_questions
     return reader

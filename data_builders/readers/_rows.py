@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tripletune.data_builders.hotpotqa_subq.questions import Question
+from tripletune.data_builders.hotpotqa_subq import Question
 from tripletune.models.data.records import Passage, shown, stored_rows, whole_characters
 
 _CHUNK = 1 << 18
@@ -35,20 +35,15 @@ def source_rows(location: str) -> Iterator[tuple[str, Row]]:
     """
     path = Path(location)
     if path.is_file():
-        is_array = path.suffix != ".parquet" and first_character(path) == "["
-        yield from _array_rows(path) if is_array else stored_rows(path)
+        with path.open("rb") as file:
+            is_array = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+        yield from _array_rows(path) if is_array and path.suffix != ".parquet" else stored_rows(path)
     elif path.exists() and not path.is_dir():
         raise FileNotFoundError(f"{location} is a pipe or device; write it into a file: files are read more than once")
     elif path.is_dir() or (location.count("/") == 1 and not location.startswith((".", "/", "~")) and not path.suffix):
         yield from _dataset_rows(location)
     else:
         raise FileNotFoundError(f"no such file: {location}")
-
-
-def first_character(path: Path) -> str:
-    """The first character of a text file that is not white space; empty for an empty file."""
-    with path.open("rb") as file:
-        return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1].decode("ascii", "replace")
 
 
 def required_text(row: Row, keys: tuple[str, ...], where: str) -> str:
@@ -92,24 +87,16 @@ def title_key(title: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", html.unescape(title)).split()).casefold()
 
 
-class PassageFinder:
-    """Finds a question's passage by title: the exact title first, else the compared form.
+def find_passage(title: str, passages: Sequence[Passage]) -> int | None:
+    """Index of the first passage with this title, else of the first whose title compares equal; None without either.
 
-    Exact first, since titles of one context can differ in case alone ("Douglas MacLean", "Douglas Maclean"). Of two
-    passages with the same title the first one is found.
+    Exact first, since titles of one context can differ in case alone ("Douglas MacLean", "Douglas Maclean").
     """
-
-    def __init__(self, passages: Sequence[Passage]) -> None:
-        self._exact: dict[str, int] = {}
-        self._compared: dict[str, int] = {}
-        for index, passage in enumerate(passages):
-            self._exact.setdefault(passage.title, index)
-            self._compared.setdefault(title_key(passage.title), index)
-
-    def __call__(self, title: str) -> int | None:
-        """Index of the passage with this title, or None."""
-        exact = self._exact.get(title)
-        return self._compared.get(title_key(title)) if exact is None else exact
+    titles = [passage.title for passage in passages]
+    if title in titles:
+        return titles.index(title)
+    key = title_key(title)
+    return next((index for index, other in enumerate(titles) if title_key(other) == key), None)
 
 
 def context_passages(value: object, where: str) -> tuple[tuple[Passage, ...], tuple[int, ...]]:
@@ -118,7 +105,7 @@ def context_passages(value: object, where: str) -> tuple[tuple[Passage, ...], tu
     Raises:
         ValueError: the value has neither layout.
     """
-    value = _zipped(_decoded(value), "title", "sentences")
+    value = _listed(value, "title", "sentences")
     problem = f"{where}: 'context' must be a list of [title, [sentences]] or {{'title': [], 'sentences': [[]]}}"
     if not isinstance(value, (list, tuple)):
         raise ValueError(f"{problem}; it is {type(value).__name__}")
@@ -134,69 +121,53 @@ def context_passages(value: object, where: str) -> tuple[tuple[Passage, ...], tu
     return tuple(passages), tuple(lengths)
 
 
-def supporting_facts(value: object, where: str) -> list[tuple[str, int]]:
-    """Supporting facts from `[[title, index]]` or `{"title": [], "sent_id": []}`; a row without them has none.
-
-    Raises:
-        ValueError: the value has neither layout.
-    """
-    value = _zipped(_decoded(value), "title", "sent_id")
-    if value is None:
-        return []
-    problem = f"{where}: 'supporting_facts' must be a list of [title, sentence index]"
-    if not isinstance(value, (list, tuple)):
-        raise ValueError(f"{problem}; it is {type(value).__name__}")
-    facts = []
-    for entry in value:
-        well_formed = isinstance(entry, (list, tuple)) and len(entry) == 2
-        if not well_formed or not isinstance(entry[0], str) or not isinstance(entry[1], int):
-            raise ValueError(f"{problem}; one entry is {shown(entry)}")
-        facts.append((entry[0], entry[1]))
-    return facts
-
-
 def supporting_passages(
-    facts: list[tuple[str, int]], passages: tuple[Passage, ...], lengths: tuple[int, ...]
+    value: object, passages: tuple[Passage, ...], lengths: tuple[int, ...], where: str
 ) -> tuple[tuple[int, ...] | None, int]:
-    """Match supporting facts with passages by title.
+    """The passages that supporting facts name.
 
     Args:
-        facts: Title and sentence index of each fact.
+        value: `[[title, index]]` or `{"title": [], "sent_id": []}`; None for a row without facts.
         passages: The passages of the row.
         lengths: Number of sentences of each passage.
+        where: File and line.
 
     Returns:
         Distinct passage indices in order of their first fact, or None when a title is not among the passages; and
         the number of facts whose sentence index is out of range. Such a fact still names its passage.
+
+    Raises:
+        ValueError: the value has neither layout.
     """
-    find = PassageFinder(passages)
-    found: dict[int, None] = {}
+    facts = _listed(value, "title", "sent_id")
+    problem = f"{where}: 'supporting_facts' must be a list of [title, sentence index]"
+    if not isinstance(facts, (list, tuple, type(None))):
+        raise ValueError(f"{problem}; it is {type(facts).__name__}")
+    found: dict[int | None, None] = {}
     out_of_range = 0
-    for title, sentence in facts:
-        index = find(title)
-        if index is None:
-            return None, out_of_range
-        out_of_range += not 0 <= sentence < lengths[index]
+    for fact in facts or ():
+        well_formed = isinstance(fact, (list, tuple)) and len(fact) == 2
+        if not well_formed or not isinstance(fact[0], str) or not isinstance(fact[1], int):
+            raise ValueError(f"{problem}; one entry is {shown(fact)}")
+        index = find_passage(fact[0], passages)
         found[index] = None
-    return tuple(found), out_of_range
+        out_of_range += index is not None and not 0 <= fact[1] < lengths[index]
+    named = tuple(index for index in found if index is not None)
+    return (named if len(named) == len(found) else None), out_of_range
 
 
-def _decoded(value: object) -> object:
-    # Some hub copies store nested fields as JSON text.
+def _listed(value: object, *names: str) -> object:
+    """A list of rows from a dictionary of columns, or from either as JSON text, as some hub copies store it."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
-            return json.loads(value)
+            value = json.loads(value)
         except json.JSONDecodeError:
             return value
+    if isinstance(value, dict):
+        columns = [value.get(name) or () for name in names]
+        if all(isinstance(column, (list, tuple)) for column in columns):
+            return list(zip(*columns))
     return value
-
-
-def _zipped(value: object, *names: str) -> object:
-    """A dictionary of columns as a list of rows; anything else as it is."""
-    if not isinstance(value, dict):
-        return value
-    columns = [value.get(name) or () for name in names]
-    return list(zip(*columns)) if all(isinstance(column, (list, tuple)) for column in columns) else value
 
 
 def _dataset_rows(location: str) -> Iterator[tuple[str, Row]]:

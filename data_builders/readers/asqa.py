@@ -12,11 +12,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from tripletune.data_builders.hotpotqa_subq.questions import Dropped, Question
+from tripletune.data_builders.hotpotqa_subq import Dropped, Question
 from tripletune.data_builders.readers._rows import (
     NO_ANSWER,
     Row,
-    first_character,
     is_self_rag,
     required_text,
     self_rag_question,
@@ -62,13 +61,13 @@ def _rows(location: str) -> Iterator[tuple[str, Row]]:
 
 def _official_rows(path: Path) -> dict[str, object] | None:
     """Questions by id of the official file, which is small enough to be read at once; None for any other file."""
-    if path.suffix != ".json" or not path.is_file() or first_character(path) != "{":
+    if path.suffix != ".json" or not path.is_file():
         return None
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError:
         return None
-    rows = content.get("train") or content.get("dev")
+    rows = (content.get("train") or content.get("dev")) if isinstance(content, dict) else None
     return rows if isinstance(rows, dict) else None
 
 

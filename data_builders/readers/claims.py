@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from tripletune.data_builders.hotpotqa_subq.questions import Dropped, Question
+from tripletune.data_builders.hotpotqa_subq import Dropped, Question
 from tripletune.data_builders.readers._rows import required_text, source_rows
 
 NOT_BINARY = "claims labelled neither true nor false, which the task leaves out"

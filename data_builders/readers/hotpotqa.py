@@ -10,14 +10,13 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from tripletune.data_builders.hotpotqa_subq.questions import Dropped, DropReason, Question
+from tripletune.data_builders.hotpotqa_subq import Dropped, DropReason, Question
 from tripletune.data_builders.readers._rows import (
     Row,
     context_passages,
     gold_answers,
     required_text,
     source_rows,
-    supporting_facts,
     supporting_passages,
 )
 from tripletune.models.data.triples import Triple
@@ -28,20 +27,16 @@ OUT_OF_RANGE = "supporting facts with a sentence index out of range"
 
 
 def read_questions(
-    location: str, issues: Counter[str] | None = None, source: str = "hotpotqa"
+    location: str,
+    issues: Counter[str] | None = None,
+    source: str = "hotpotqa",
+    evidences: Callable[[Row, str], tuple[Triple, ...]] = lambda row, where: (),
 ) -> Iterator[Question | Dropped]:
     """Stream the questions of a HotpotQA file; see `data_builders.readers.Reader` for arguments and errors.
 
     A row without supporting facts is a question without supporting passages: fine for one that needs no retrieval,
-    for any other the builder drops it.
+    for any other the builder drops it. `evidences` reads the gold triples of a row, given where it stands.
     """
-    return context_questions(location, issues, source, lambda row, where: ())
-
-
-def context_questions(
-    location: str, issues: Counter[str] | None, source: str, evidences: Callable[[Row, str], tuple[Triple, ...]]
-) -> Iterator[Question | Dropped]:
-    """Questions of a file in HotpotQA's layout; `evidences` reads the gold triples of a row, given where it stands."""
     issues = Counter() if issues is None else issues
     before = issues[OUT_OF_RANGE]
     for where, row in source_rows(location):
@@ -49,8 +44,7 @@ def context_questions(
         question = required_text(row, ("question",), where)
         answers = gold_answers(row, where)
         passages, lengths = context_passages(row.get("context"), where)
-        facts = supporting_facts(row.get("supporting_facts"), where)
-        supporting, out_of_range = supporting_passages(facts, passages, lengths)
+        supporting, out_of_range = supporting_passages(row.get("supporting_facts"), passages, lengths, where)
         issues[OUT_OF_RANGE] += out_of_range
         triples = evidences(row, where)
         if supporting is None:

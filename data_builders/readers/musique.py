@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from tripletune.data_builders.hotpotqa_subq.questions import Dropped, DropReason, Hop, Question
+from tripletune.data_builders.hotpotqa_subq import Dropped, DropReason, Hop, Question
 from tripletune.data_builders.readers._rows import Row, gold_answers, required_text, source_rows
 from tripletune.models.data.records import Passage
 

@@ -2,6 +2,10 @@
 
 Triples may be rows `["s", "p", "o"]`, objects with subject, predicate and object, one text with RAS's or WikiOFGraph's
 markers, a list of such texts, or any of these as JSON text. A malformed triple costs itself alone and is counted.
+
+A source is `[NAME=]READER:FILE[:REPLIES]`, as for HotpotQA-SUBQ: a file of pairs (`triples`, `wikiofgraph`, `genwiki`),
+or a benchmark file with a teacher's recorded replies (`{"_id", "triples": {title: [[s, p, o]]}}`), of which every
+passage that the teacher read gives a pair.
 """
 
 from __future__ import annotations
@@ -14,10 +18,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tripletune.data_builders.readers._rows import Row, source_rows
+from tripletune.data_builders import readers
+from tripletune.data_builders.datasets.lookup import JsonlIndex
+from tripletune.data_builders.hotpotqa_subq import Dropped
+from tripletune.data_builders.hotpotqa_subq.options import Source
+from tripletune.data_builders.readers._rows import Row, find_passage, source_rows
 from tripletune.models.data.triples import Triple, parse_triples, plain_markers
+from tripletune.models.program import load_from
 
 MALFORMED_TRIPLES = "malformed triples, left out"
+QUESTIONS_DROPPED = "questions that the reader leaves out"
 BAD_TITLES = "titles that are no text, left out"
 _PREDICATES = ("predicate", "relation", "property")
 
@@ -165,3 +175,85 @@ def _as_text(value: object) -> str | None:
 def read_pair_rows(location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
     """Stream the rows; see `pair_rows`."""
     return pair_rows(location, drops, issues, ("triples", "triplets", "triplet"))
+
+
+def check_source(source: Source) -> None:
+    """Raise `ValueError` when a source cannot be read: no such reader, or replies missing or superfluous."""
+    if source.annotations is not None:
+        readers.get_reader(source.reader)
+    else:
+        _pair_reader(source)
+
+
+def read_source(source: Source, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
+    """Stream the rows of a source.
+
+    Args:
+        source: What to read.
+        drops: Counts the rows that are left out, by `PairDrop`.
+        issues: Counts warnings that cost no row.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: an unknown reader, or a row with other columns; the message has file and line.
+    """
+    for row in read_rows(source, drops, issues):
+        if row.unusable is None:
+            yield row
+        else:
+            drops[row.unusable] += 1
+
+
+def read_rows(source: Source, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
+    """Stream the rows of a source, also those whose triples can't be used; as `read_source` otherwise."""
+    if source.annotations is None:
+        return _pair_reader(source)(source.location, drops, issues)
+    return _recorded_rows(source, drops, issues)
+
+
+def _pair_reader(source: Source) -> PairReader:
+    module = load_from(readers.__name__, source.reader, "reader")
+    if not hasattr(module, "read_pair_rows"):
+        raise ValueError(
+            f"source {source.name!r}: {source.reader} reads questions; add the file of a teacher's recorded replies, "
+            f"{source.reader}:FILE:REPLIES, or take a reader of pairs "
+            f"({', '.join(readers.names_with('read_pair_rows'))})"
+        )
+    reader: PairReader = module.read_pair_rows
+    return reader
+
+
+def _recorded_rows(source: Source, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
+    index = JsonlIndex(str(source.annotations), _keys)
+    for question in readers.get_reader(source.reader)(source.location, issues, source.name):
+        if isinstance(question, Dropped):
+            issues[QUESTIONS_DROPPED] += 1
+            continue
+        found = index.get(question.id)
+        if found is None:
+            drops[PairDrop.NO_ANNOTATION] += 1
+            continue
+        where, row = found
+        for title, rows in row.get("triples", {}).items():
+            number = find_passage(title, question.passages)
+            triples, malformed = published_triples(rows) or ([], 1)
+            if number is None:
+                drops[PairDrop.NO_PASSAGE] += 1
+            elif not question.passages[number].text.strip():
+                drops[PairDrop.NO_TEXT] += 1
+            else:
+                unusable = PairDrop.ALL_MALFORMED if malformed and not triples else None
+                issues[MALFORMED_TRIPLES] += 0 if unusable else malformed
+                passage = question.passages[number]
+                name = f"{question.id}:{number}"
+                yield PairRow(where, name, passage.title, passage.text, tuple(triples), unusable)
+
+
+def _keys(where: str, row: dict[str, Any]) -> list[str]:
+    identity, triples = row.get("_id", row.get("id")), row.get("triples", {})
+    if not isinstance(identity, str) or not identity or not isinstance(triples, dict):
+        raise ValueError(
+            f"{where}: a recorded reply needs '_id' and 'triples', an object of title to triples; the line has "
+            f"{', '.join(row) or 'nothing'}"
+        )
+    return [identity]

@@ -10,9 +10,9 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 
-from tripletune.data_builders.hotpotqa_subq.questions import Dropped, Question
+from tripletune.data_builders.hotpotqa_subq import Dropped, Question
 from tripletune.data_builders.readers._rows import Row
-from tripletune.data_builders.readers.hotpotqa import context_questions
+from tripletune.data_builders.readers.hotpotqa import read_questions as read_hotpotqa
 from tripletune.models.data.triples import Triple, triples_from_json
 
 
@@ -20,7 +20,7 @@ def read_questions(
     location: str, issues: Counter[str] | None = None, source: str = "two_wiki"
 ) -> Iterator[Question | Dropped]:
     """Stream the questions of a 2WikiMultiHopQA file; see `data_builders.readers.Reader` for arguments and errors."""
-    return context_questions(location, issues, source, _evidences)
+    return read_hotpotqa(location, issues, source, _evidences)
 
 
 def _evidences(row: Row, where: str) -> tuple[Triple, ...]:

@@ -21,17 +21,25 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tripletune.data_builders.world.articles import Article, write_article
-from tripletune.data_builders.world.facts import (
+from tripletune.data_builders.world import (
     MINIMUM_ARTICLES,
+    RELATION_OF,
     RELATIONS,
     SPLITS,
     Entity,
+    EntityBuilder,
     Namer,
     Relation,
-    build_entities,
 )
-from tripletune.data_builders.world.questions import COMMON, KINDS, QuestionMaker, WorldQuestion, common_questions
+from tripletune.data_builders.world.questions import (
+    COMMON,
+    COMPARISON,
+    KINDS,
+    QuestionMaker,
+    WorldQuestion,
+    common_questions,
+)
+from tripletune.models.data.triples import Triple
 from tripletune.models.files import new_folder, write_json
 from tripletune.models.options import add_arguments, from_arguments, not_one_of, require, setting
 from tripletune.models.program import run_program
@@ -39,6 +47,8 @@ from tripletune.models.program import run_program
 logger = logging.getLogger(__name__)
 
 MANIFEST = "world.json"
+_LEVELS = {"1-hop": "easy", "3-hop": "hard", "4-hop": "hard", COMMON: "easy"}
+_NOUN_OPENING, _KIND_OPENING, _SHARED_SENTENCE, _FULL_STATEMENT = 0.7, 0.6, 0.4, 0.3
 _WEIGHTS = ("one_hop", "two_hop", "three_hop", "four_hop", "comparison", "intersection")
 _PREDICATES = sorted({relation.predicate for relation in RELATIONS})
 
@@ -116,6 +126,118 @@ class WorldOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Article:
+    """An article, its triples, and the sentence that states each predicate."""
+
+    title: str
+    sentences: tuple[str, ...]
+    triples: tuple[Triple, ...]
+    sentence_of: Mapping[str, int]
+
+    @property
+    def text(self) -> str:
+        """The sentences as a HotpotQA reader joins them."""
+        return " ".join(self.sentences)
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The triples as JSON has them."""
+        return [triple.as_list() for triple in self.triples]
+
+
+class ArticleWriter:
+    """Puts the facts of one entity into words: two to five varied sentences that state every fact once.
+
+    The facts come in any order, two of them sometimes share a sentence, and after the first sentence the subject is
+    often a pronoun or a short form of its name.
+
+    Args:
+        rng: Source of chance.
+        entity: The subject; it has at least one fact.
+        world: All entities by title, to know how objects are mentioned.
+    """
+
+    def __init__(self, rng: random.Random, entity: Entity, world: Mapping[str, Entity]) -> None:
+        self._rng = rng
+        self._entity = entity
+        self._world = world
+        self._left = [RELATION_OF[entity.kind, predicate] for predicate in entity.facts]
+        rng.shuffle(self._left)
+        self._stated: dict[str, int] = {}
+        self._sentences: list[str] = []
+
+    def write(self) -> Article:
+        """The article; its triples stand in the order of the text."""
+        self._opening()
+        while self._left:
+            self._next_sentence()
+        title, facts = self._entity.title, self._entity.facts
+        triples = tuple(Triple(title, predicate, facts[predicate]) for predicate in self._stated)
+        return Article(title, tuple(self._sentences), triples, self._stated)
+
+    def _opening(self) -> None:
+        """A sentence of the form "X is a hockey club based in Y", or any other one."""
+        noun = next((r for r in self._left if r.noun), None)
+        if noun is not None and self._rng.random() < _NOUN_OPENING:
+            kind = noun.noun.format(o=self._entity.facts[noun.predicate])
+            self._take(noun)
+        elif self._entity.kind != "person" and self._rng.random() < _KIND_OPENING:
+            kind = self._entity.alias.removeprefix("the ")
+        else:
+            return self._next_sentence()
+        sentence = f"{self._entity.mention} is {_with_article(kind)}"
+        detail = next((r for r in self._left if r.after), None)
+        if detail is not None:
+            sentence += f" {detail.after.format(o=self._object(detail))}"
+            self._take(detail)
+        self._finish(sentence)
+
+    def _next_sentence(self) -> None:
+        first = self._left[0]
+        self._take(first)
+        if not first.verb or (first.full and self._rng.random() < _FULL_STATEMENT):
+            return self._finish(self._fill(self._rng.choice(first.full), first, pronoun=False))
+        sentence = self._fill(f"{{s}} {self._rng.choice(first.verb)}", first, pronoun=True)
+        partner = next((r for r in self._left if r.verb), None)
+        if partner is not None and self._rng.random() < _SHARED_SENTENCE:
+            verb = self._rng.choice(partner.verb)
+            # "was born in Y and was born in 1950" is better said in two sentences.
+            if f"{verb.split()[0]} " not in f"{sentence} ":
+                self._take(partner)
+                sentence += f" and {self._fill(verb, partner, pronoun=True)}"
+        self._finish(sentence)
+
+    def _take(self, relation: Relation) -> None:
+        self._left.remove(relation)
+        self._stated[relation.predicate] = len(self._sentences)
+
+    def _fill(self, template: str, relation: Relation, pronoun: bool) -> str:
+        object_ = self._object(relation)
+        if "@ {o}" in template:
+            template, object_ = template.replace("@ {o}", "{o}"), _with_article(object_)
+        return template.format(s=self._subject(pronoun), o=object_)
+
+    def _object(self, relation: Relation) -> str:
+        text = self._entity.facts[relation.predicate]
+        return self._world[text].mention if relation.target else text
+
+    def _subject(self, pronoun: bool) -> str:
+        if not self._sentences:
+            return self._entity.mention
+        names = [self._entity.mention, self._entity.mention, self._entity.alias]
+        return self._rng.choice([*names, self._entity.pronoun] if pronoun else names)
+
+    def _finish(self, sentence: str) -> None:
+        self._sentences.append(sentence[0].upper() + sentence[1:] + ("" if sentence.endswith(".") else "."))
+
+
+def _with_article(noun: str) -> str:
+    # The spelling of "university" misleads.
+    vowel = noun[0] in "aeiou" and not noun.startswith("uni")
+    return f"{'an' if vowel else 'a'} {noun}"
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """One split: its articles, its questions, and the titles of each question's context.
 
@@ -142,8 +264,8 @@ class World:
                 "_id": self._id(number),
                 "question": question.text,
                 "answer": question.answer,
-                "type": question.official_type,
-                "level": question.level,
+                "type": COMPARISON if question.kind == COMPARISON else "bridge",
+                "level": _LEVELS.get(question.kind, "medium"),
                 "supporting_facts": [
                     [title, self.articles[title].sentence_of[predicate]]
                     for title, predicate in zip(question.helpful, question.predicates)
@@ -183,21 +305,16 @@ def generate_world(options: WorldOptions, split: str) -> World:
         options: What to make.
         split: A member of `SPLITS`.
 
-    Returns:
-        The world of this split.
-
     Raises:
-        ValueError: there is no such split, or the world is too small for the questions asked for.
+        ValueError: the world is too small for the questions asked for.
     """
-    if split not in SPLITS:
-        raise ValueError(not_one_of("split", split, SPLITS))
     # Each part has its own source of chance, so that asking for more questions of one kind leaves the articles alone.
     names, facts, words, draws, contexts = (
         random.Random(f"{options.seed}/{split}/{part}") for part in ("names", "facts", "words", "draws", "contexts")
     )
     size = round(options.articles_per_question * options.questions(split))
-    entities = build_entities(facts, Namer(names, split, options.noise), size)
-    articles = {title: write_article(words, entity, entities) for title, entity in entities.items()}
+    entities = EntityBuilder(facts, Namer(names, split, options.noise), size).build()
+    articles = {title: ArticleWriter(words, entity, entities).write() for title, entity in entities.items()}
     maker = QuestionMaker(draws, entities, options.relations(), options.wordings)
     questions: list[WorldQuestion] = []
     for kind, count in options.counts(split).items():
@@ -210,16 +327,13 @@ def generate_world(options: WorldOptions, split: str) -> World:
     return World(split, options.seed, entities, articles, questions, paragraphs)
 
 
-def write_world(options: WorldOptions, output: str | Path, overwrite: bool = False) -> dict[str, Any]:
-    """Write every split that has questions, as `<split>{,.teacher,.corpus,.triples}.jsonl`, and `world.json`.
+def write_world(options: WorldOptions, output: str | Path, overwrite: bool = False) -> None:
+    """Write every split that has questions, as `<split>{,.teacher,.corpus,.triples}.jsonl`; `world.json` counts them.
 
     Args:
         options: What to make.
         output: Folder for the files; it is there completely or not at all.
         overwrite: Whether a world that is there may be replaced.
-
-    Returns:
-        The manifest: the options, and counts of articles, triples and questions by kind.
 
     Raises:
         ValueError: a world is too small for the questions asked for, or another program is writing the folder.
@@ -231,10 +345,15 @@ def write_world(options: WorldOptions, output: str | Path, overwrite: bool = Fal
     with new_folder(output, made, overwrite) as folder:
         for split in filter(options.questions, SPLITS):
             world = generate_world(options, split)
-            _write_lines(folder / f"{split}.jsonl", world.question_rows())
-            _write_lines(folder / f"{split}.teacher.jsonl", world.teacher_rows())
-            _write_lines(folder / f"{split}.corpus.jsonl", world.article_rows(triples=False))
-            _write_lines(folder / f"{split}.triples.jsonl", world.article_rows(triples=True))
+            files = {
+                split: world.question_rows(),
+                f"{split}.teacher": world.teacher_rows(),
+                f"{split}.corpus": world.article_rows(triples=False),
+                f"{split}.triples": world.article_rows(triples=True),
+            }
+            for name, rows in files.items():
+                with (folder / f"{name}.jsonl").open("w", encoding="utf-8", newline="\n") as file:
+                    file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             kinds = Counter(question.kind for question in world.questions)
             manifest["splits"][split] = {
                 "questions": len(world.questions),
@@ -244,12 +363,6 @@ def write_world(options: WorldOptions, output: str | Path, overwrite: bool = Fal
             }
             logger.info("%s: %d questions, %d articles in %s", split, len(world.questions), len(world.articles), output)
         write_json(folder / MANIFEST, manifest)
-    return manifest
-
-
-def _write_lines(path: Path, rows: Iterator[dict[str, Any]]) -> None:
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def _contexts(
@@ -260,7 +373,7 @@ def _contexts(
     for title, entity in entities.items():
         of_kind.setdefault(entity.kind, []).append(title)
         for object_ in entity.facts.values():
-            if object_ in neighbours:
+            if object_ in entities:
                 neighbours[title].append(object_)
                 neighbours[object_].append(title)
 

@@ -17,21 +17,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tripletune.data_builders.world import RELATION_OF
 from tripletune.data_builders.world.build import MANIFEST, World, WorldOptions, generate_world
-from tripletune.data_builders.world.facts import RELATION_OF
 from tripletune.data_builders.world.questions import WorldQuestion
 from tripletune.models.data.records import Passage, normalize_answer
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import read_json
-from tripletune.models.llm.client import CALL_ROLE, CallError, Completion, Message, Sampling
+from tripletune.models.llm import CALL_ROLE, CallError, Completion, Message, Sampling
 from tripletune.models.llm.replies import REPAIR_ROLE
 from tripletune.models.program import load_from, names_in
+from tripletune.rag.systems.cirag import REFUSAL
 from tripletune.rag.systems.cirag.extraction import Fact
-from tripletune.rag.systems.cirag.generation import REFUSAL
 from tripletune.rag.systems.cirag.integration import CANDIDATES, CORE, MAIN_QUESTION, QUESTION, Decision, write_decision
 
 _SECTION = re.compile(r"^\[\[## (.+?) ##\]\]\n(.*)$", re.MULTILINE)
@@ -80,7 +80,7 @@ class WorldOracle:
 
     @classmethod
     def open(cls, folder: str | Path, split: str) -> WorldOracle:
-        """The oracle of a split of a world that `data_builders.world` has written; the world is made again.
+        """The oracle of a split of a world that `data_builders.world.build` has written; the world is made again.
 
         Raises:
             FileNotFoundError: the folder holds no world.
@@ -99,7 +99,7 @@ class WorldOracle:
         return cls(generate_world(options, split))
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Reply to a prompt of a system; its role says what it asks for, see `models.llm.client.CALL_ROLE`.
+        """Reply to a prompt of a system; its role says what it asks for, see `models.llm.CALL_ROLE`.
 
         Raises:
             CallError: it is no prompt that can be answered, or about another world.
@@ -131,8 +131,8 @@ class WorldOracle:
         return json.dumps({"entities": entities, "triples": triples}, ensure_ascii=False)
 
     def _integrate(self, messages: Sequence[Message]) -> str:
-        users = [dict(_sections(message["content"])) for message in messages if message["role"] == "user"]
-        told = [dict(_sections(message["content"])) for message in messages if message["role"] == "assistant"]
+        users = [dict(_SECTION.findall(message["content"])) for message in messages if message["role"] == "user"]
+        told = [dict(_SECTION.findall(message["content"])) for message in messages if message["role"] == "assistant"]
         question = self.question(users[0].get(MAIN_QUESTION, ""))
         hops = self.hops(question)
         shown = set(_triples(users[-1][CANDIDATES]))
@@ -155,7 +155,8 @@ class WorldOracle:
         level, _, rest = evidence.partition(":\n")
         hops = self.hops(question)
         if level == "Triples":
-            enough = {hop.triple for hop in hops} <= set(_listed(rest))
+            listed = {Triple(*json.loads(line)) for line in rest.splitlines() if line.startswith("[")}
+            enough = {hop.triple for hop in hops} <= listed
         else:
             enough = all(" ".join(hop.sentence.split()) in rest for hop in hops)
         if not hops or not enough:
@@ -202,16 +203,5 @@ class WorldOracle:
         return hops
 
 
-def _sections(turn: str) -> Iterator[tuple[str, str]]:
-    for match in _SECTION.finditer(turn):
-        yield match.group(1), match.group(2)
-
-
 def _triples(text: str) -> list[Triple]:
     return [Triple(*row) for row in json.loads(text)["fact"]]
-
-
-def _listed(text: str) -> Iterator[Triple]:
-    for line in text.splitlines():
-        if line.startswith("["):
-            yield Triple(*json.loads(line))

@@ -19,7 +19,7 @@ from itertools import combinations, islice, pairwise
 from operator import itemgetter
 from string import ascii_uppercase
 
-from tripletune.data_builders.world.facts import (
+from tripletune.data_builders.world import (
     RELATION_OF,
     RELATIONS,
     RELATIONS_OF_KIND,
@@ -35,7 +35,6 @@ COMPARISON = "comparison"
 INTERSECTION = "intersection"
 COMMON = "common"
 KINDS: tuple[str, ...] = (*CHAIN_KINDS, COMPARISON, INTERSECTION, COMMON)
-_LEVELS = {"1-hop": "easy", "3-hop": "hard", "4-hop": "hard", COMMON: "easy"}
 _ATTEMPTS = 2000
 _YES_NO = 0.4
 _CLOSEST_YEARS = 5
@@ -67,16 +66,6 @@ class WorldQuestion:
     subqueries: tuple[str, ...] = ()
     test: str = ""
 
-    @property
-    def official_type(self) -> str:
-        """HotpotQA's `type`: "comparison" or "bridge"."""
-        return COMPARISON if self.kind == COMPARISON else "bridge"
-
-    @property
-    def level(self) -> str:
-        """HotpotQA's `level`: "easy", "medium" or "hard"."""
-        return _LEVELS.get(self.kind, "medium")
-
 
 class QuestionMaker:
     """Draws questions about one world; none is drawn twice.
@@ -106,7 +95,7 @@ class QuestionMaker:
                 if relation in relations:
                     self._subjects.setdefault((relation.target, object_), []).append((relation, entity))
         self._decks: dict[str, Iterator[tuple[Relation, ...]]] = {
-            kind: self._deal(list(_paths(hops, relations))) for hops, kind in enumerate(CHAIN_KINDS, 1)
+            kind: self._deal(_paths(hops, relations)) for hops, kind in enumerate(CHAIN_KINDS, 1)
         }
         self._decks["order"] = self._deal([(r,) for r in relations if r.less or r.more])
         self._decks["same"] = self._deal([(r,) for r in relations if r.same])
@@ -249,25 +238,19 @@ def number_in(text: str) -> int:
     return int("".join(character for character in text if character.isdigit()))
 
 
-def _paths(hops: int, relations: Sequence[Relation]) -> Iterator[tuple[Relation, ...]]:
-    def extend(path: tuple[Relation, ...]) -> Iterator[tuple[Relation, ...]]:
-        if len(path) == hops:
-            yield path
-            return
-        for relation in RELATIONS_OF_KIND[path[-1].target]:
-            kinds = [step.kind for step in path]
-            repeated = any(step.predicate == relation.predicate for step in path)
-            if (
-                relation in relations
-                and not repeated
-                and kinds.count(relation.kind) < _MOST_OF_A_KIND
-                and (relation.target or len(path) + 1 == hops)
-            ):
-                yield from extend((*path, relation))
-
-    for relation in relations:
-        if relation.target or hops == 1:
-            yield from extend((relation,))
+def _paths(hops: int, relations: Sequence[Relation]) -> list[tuple[Relation, ...]]:
+    paths: list[tuple[Relation, ...]] = [(relation,) for relation in relations if relation.target or hops == 1]
+    for length in range(2, hops + 1):
+        paths = [
+            (*path, relation)
+            for path in paths
+            for relation in RELATIONS_OF_KIND[path[-1].target]
+            if relation in relations
+            and all(step.predicate != relation.predicate for step in path)
+            and [step.kind for step in path].count(relation.kind) < _MOST_OF_A_KIND
+            and (relation.target or length == hops)
+        ]
+    return paths
 
 
 def _far_apart(one: str, other: str) -> bool:
@@ -292,10 +275,8 @@ def _question(
 
 def _leaks(question: WorldQuestion) -> bool:
     """Whether a sub-query gives the answer away, or a chain's question does."""
-    answer = question.answer.lower()
-    if question.kind == COMPARISON:
-        return False
-    return any(answer in text.lower() for text in (question.text, *question.subqueries))
+    texts = () if question.kind == COMPARISON else (question.text, *question.subqueries)
+    return any(question.answer.lower() in text.lower() for text in texts)
 
 
 def _sentence(text: str) -> str:

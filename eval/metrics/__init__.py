@@ -1,46 +1,83 @@
-"""Metrics, found by their place: every public function of a module in this folder is a metric of that name.
+"""Metrics, found by their place: every public function here or in a module of this folder is a metric of that name.
 
 A new one is one file: `def NAME(prediction: str, answers: Sequence[str]) -> float`, whose docstring begins with the
-sentence that tables print about it. Then a task's YAML can name it.
+sentence that tables print about it. Then a task's YAML can name it. The gold answers have all aliases, and none is
+blank.
+
+Here are the papers' metrics; each gives 0 to 1. Names keep rules apart that papers mix up: `f1` is plain token F1 (RAS,
+eq. 10-12), `f1_hotpotqa` the official rule of HotpotQA and 2WikiMultiHopQA; `golden_match` normalises both sides (RAS,
+eq. 9), `match_raw` is Self-RAG's case-sensitive test. An empty prediction scores 0 everywhere: refusals stay in the
+denominator.
 """
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import string
+from collections import Counter
+from collections.abc import Sequence
 
-from tripletune.models.program import names_in
+from tripletune.models.data.records import normalize_answer
 
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """A metric with the sentence that tables print about it."""
-
-    score: Callable[[str, Sequence[str]], float]
-    explanation: str
+_CLOSED_ANSWERS = {"yes", "no", "noanswer"}
 
 
-def find_metrics() -> dict[str, Metric]:
-    """All metrics, by name."""
-    found = {}
-    for module in (importlib.import_module(f"{__name__}.{name}") for name in names_in(__name__)):
-        for name, function in inspect.getmembers(module, inspect.isfunction):
-            if function.__module__ == module.__name__ and not name.startswith("_"):
-                found[name] = Metric(function, (inspect.getdoc(function) or name).splitlines()[0].rstrip("."))
-    return found
+def exact_match(prediction: str, answers: Sequence[str]) -> float:
+    """The answer equals a gold answer, case, articles and punctuation aside (SQuAD's rule)."""
+    normal = normalize_answer(prediction)
+    return float(any(normal == normalize_answer(answer) for answer in answers))
 
 
-def score_answer(prediction: str, answers: Sequence[str], metrics: Mapping[str, Metric]) -> dict[str, float]:
-    """Score one prediction with several metrics.
+def accuracy(prediction: str, answers: Sequence[str]) -> float:
+    """The answer is the gold label, case and punctuation aside (RAS, eq. 13).
 
-    Raises:
-        ValueError: there is no gold answer, or a metric gives no finite number.
+    For multiple choice and fact checks: the choice "A" normalises to "a", never to nothing.
     """
-    scores = {name: float(metric.score(prediction, answers)) for name, metric in metrics.items()}
-    wrong = {name: score for name, score in scores.items() if not math.isfinite(score)}
-    if wrong:
-        raise ValueError(f"metric {next(iter(wrong))} gives {wrong} for {prediction!r}: a score is a finite number")
-    return scores
+    # Normalisation keeps a text of nothing but articles as it is, so "A." would differ from "A" while "B." is "B".
+    return exact_match(_bare(prediction), [_bare(answer) for answer in answers])
+
+
+def f1(prediction: str, answers: Sequence[str]) -> float:
+    """Overlap of answer and gold answer in words, the best over aliases (RAS, eq. 10-12; MuSiQue's rule)."""
+    tokens = normalize_answer(prediction).split()
+    return max(_token_f1(tokens, normalize_answer(answer).split()) for answer in answers)
+
+
+def f1_hotpotqa(prediction: str, answers: Sequence[str]) -> float:
+    """As f1, but 0 when only one side is yes or no (official HotpotQA and 2Wiki rule).
+
+    A prediction that is not equal to the gold answer scores 0 as soon as one of them is yes, no or noanswer, so
+    "Yes, both are American" gets nothing for the gold answer "yes".
+    """
+    normal, best = normalize_answer(prediction), 0.0
+    for gold in map(normalize_answer, answers):
+        if normal == gold or not {normal, gold} & _CLOSED_ANSWERS:
+            best = max(best, _token_f1(normal.split(), gold.split()))
+    return best
+
+
+def golden_match(prediction: str, answers: Sequence[str]) -> float:
+    """A gold answer occurs in the answer, case, articles and punctuation aside (RAS, eq. 9).
+
+    A substring test, as in the paper: it is not for answers of one letter.
+    """
+    normal = normalize_answer(prediction)
+    return float(any(normalize_answer(answer) in normal for answer in answers))
+
+
+def match_raw(prediction: str, answers: Sequence[str]) -> float:
+    """A gold answer occurs in the answer exactly as written (Self-RAG's match)."""
+    return float(any(answer in prediction for answer in answers))
+
+
+def _bare(label: str) -> str:
+    bare = label.strip(string.punctuation + string.whitespace)
+    # What is left may be blank all the same: a control character such as the unit separator.
+    return bare if bare.strip() else label
+
+
+def _token_f1(prediction: list[str], gold: list[str]) -> float:
+    common = sum((Counter(prediction) & Counter(gold)).values())
+    if not common:
+        return 0.0
+    precision, recall = common / len(prediction), common / len(gold)
+    return 2 * precision * recall / (precision + recall)

@@ -1,50 +1,39 @@
-"""`tripletune eval report`: which runs belong together, what sets them apart, and one folder with page and plots.
+"""`tripletune eval report`, `compare` and `curve`: what finished runs say.
 
-Runs of one task, with the same scores and over one question file, are a group; its first run is the one the others are
-compared with. A run is named after what differs from that one, in the CIRAG paper's words where an option is one of its
-ablations (tables 2 and 3, figures 7 and 8).
+A report is one folder with a page, plots and all figures; a comparison, a table of differences to the first run that
+are paired by question, or by text; a curve, a picture of what a training run has logged.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from tripletune.eval import find_metrics
 from tripletune.eval.report.page import page_of
-from tripletune.eval.report.read import Other, Run, figures_of, read_folder
-from tripletune.eval.statistics import flatten, paired_difference
-from tripletune.models.files import check_folder, new_folder, write_json, write_text
-from tripletune.rag.systems.cirag.generation import GRANULARITIES
+from tripletune.eval.report.plots import MALFORMED_OUTPUT, draw_curve, draw_plots, panels_of, read_curve
+from tripletune.eval.report.runs import Group, Run, differences, figures_of, group_runs, read_folder, sweeps_of
+from tripletune.eval.results import METRICS, RESULTS, read_results
+from tripletune.eval.statistics import bootstrap_ratio, paired_difference, paired_ratio_difference
+from tripletune.eval.suites import interval_cells, show_table
+from tripletune.eval.suites.extraction import KIND, SCORES_FILE
+from tripletune.eval.triples import row_parts
+from tripletune.models.files import check_folder, check_new, new_file, new_folder, read_json, write_json, write_text
+from tripletune.models.options import nearest
 
 logger = logging.getLogger(__name__)
 PAGE, FIGURES = "report.md", "report.json"
 _MADE = (PAGE, FIGURES, "*.png")
-WITHOUT_TD, WITHOUT_RERANKER = "w/o TD", "w/o reranker"
-# Table 3: the levels that are asked, and the name of the row.
-CASCADES: dict[tuple[str, ...], str] = {
-    ("triples", "sentences"): "w/o Passage",
-    ("sentences", "passages"): "w/o Triple",
-    # The paper has no such row; it is the third two-level cascade.
-    ("triples", "passages"): "w/o Sentence",
-    ("triples",): "w/o Sentence + Passage",
-    ("sentences",): "w/o Triple + Passage",
-    ("passages",): "w/o Triple + Sentence",
-}
-# The rows of tables 2 and 3, in their order.
-ABLATIONS = (WITHOUT_TD, WITHOUT_RERANKER, *CASCADES.values())
-# Settings that only name a file's content; a difference is told without the digest.
-_DIGESTS = ("corpus", "triples", "gold", "data")
+_COSTS = {"calls": "calls", "prompt_tokens": "tokens read", "completion_tokens": "tokens written"}
 
 
-def write_report(args: argparse.Namespace, console: Console) -> None:
-    """Write page, figures and plots; the same results give the same bytes.
+def report(args: argparse.Namespace, console: Console) -> None:
+    """`tripletune eval report`: write page, figures and plots; the same results give the same bytes.
 
     Args:
         args: `folders` (results folders, or NAME=FOLDER), `output` and `no_plots`.
@@ -52,33 +41,25 @@ def write_report(args: argparse.Namespace, console: Console) -> None:
 
     Raises:
         FileNotFoundError: a folder is not there.
-        ValueError: a folder holds no results, or is named twice; or plots are wanted and matplotlib is missing.
+        ValueError: a folder holds no results, or plots are wanted and matplotlib is missing.
         FileExistsError: the output folder holds something else than a report.
     """
     check_folder(args.output, _MADE, overwrite=True)
     found = [read_folder(spec) for spec in args.folders]
     places = [Path(one.folder).resolve() for one in found]
-    twice = next((one.folder for one, place in zip(found, places) if places.count(place) > 1), None)
-    if twice is not None:
-        raise ValueError(f"{twice} is named twice: name every folder once")
-    report = build_report(found)
-    told: list[dict[str, str]] = []
-    files: dict[str, bytes] = {}
-    if not args.no_plots:
-        from tripletune.eval.report.plots import draw_plots
-
-        told, files = draw_plots(report)
+    figures = build_report(found)
+    plots = [] if args.no_plots else draw_plots(figures)
     with new_folder(args.output, _MADE, overwrite=True, sources=places) as scratch:
-        for name, png in files.items():
-            (scratch / name).write_bytes(png)
-        write_text(scratch / PAGE, page_of(report, told))
-        write_json(scratch / FIGURES, report)
-    for sentence in report["missing"]:
-        logger.warning("%s", sentence.replace("`", ""))
-    console.print(f"{Path(args.output) / PAGE}: {len(found)} results, {len(files)} plots")
+        for _, file, _, png in plots:
+            (scratch / file).write_bytes(png)
+        write_text(scratch / PAGE, page_of(figures, plots))
+        write_json(scratch / FIGURES, figures)
+    for sentence in figures["missing"]:
+        logger.warning("%s", sentence)
+    console.print(f"{Path(args.output) / PAGE}: {len(found)} results, {len(plots)} plots")
 
 
-def build_report(found: Sequence[Run | Other]) -> dict[str, Any]:
+def build_report(found: Sequence[Run]) -> dict[str, Any]:
     """All figures of a report.
 
     Args:
@@ -87,22 +68,22 @@ def build_report(found: Sequence[Run | Other]) -> dict[str, Any]:
     Returns:
         `groups` of runs over the same questions, `others`, and `missing`: sentences on what could not be said.
     """
-    groups = [_figures(group) for group in group_runs([one for one in found if isinstance(one, Run)])]
+    groups = [_figures(group) for group in group_runs([one for one in found if one.rows is not None])]
     others = [
         {
             "name": one.name or one.folder,
             "folder": one.folder,
             "command": one.about.get("command") or None,
             "settings": one.settings,
-            "results": one.rows,
-            "metrics": one.metrics,
+            "results": one.results,
+            "metrics": one.metrics or None,
         }
         for one in found
-        if isinstance(one, Other)
+        if one.rows is None
     ]
     missing = [sentence for group in groups for run in group["runs"] for sentence in _missing(run)]
     missing += [
-        f"{_span(str(one['name']))} was stopped before its end: it has {one['results']:,} results and no metrics yet. "
+        f"{one['name']} was stopped before its end: it has {one['results']:,} results and no metrics yet. "
         "Give its command again to continue."
         for one in others
         if one["metrics"] is None
@@ -113,8 +94,8 @@ def build_report(found: Sequence[Run | Other]) -> dict[str, Any]:
 def _figures(group: Group) -> dict[str, Any]:
     reference, order = group.runs[0], group.in_paper_order()
     return {
-        "task": group.task,
-        "metrics": reference.metrics,
+        "task": reference.task,
+        "metrics": reference.scores,
         "runs": [
             {
                 "name": name,
@@ -124,8 +105,8 @@ def _figures(group: Group) -> dict[str, Any]:
                 "settings": run.settings,
                 "differs": differences(reference.settings, run.settings),
                 "ablations": ablations,
-                "questions": len(run.rows),
-                "expected": run.expected,
+                "questions": run.results,
+                "expected": run.about.get("questions"),
                 "finished": run.finished,
                 "cut_off": run.cut_off,
                 "figures": figures_of(run),
@@ -145,180 +126,16 @@ def _figures(group: Group) -> dict[str, Any]:
 
 def _paired(first: Run, second: Run) -> dict[str, Any] | None:
     """Differences to the first by metric, over the questions that both have; None for the first itself."""
-    if first is second or first.rows.empty or second.rows.empty:
+    if first is second or first.rows is None or second.rows is None or not first.results or not second.results:
         return None
     both = first.rows.merge(second.rows, on="id", suffixes=("_first", "_second"))
     if both.empty:
         return None
-    return {name: paired_difference(both[f"{name}_first"], both[f"{name}_second"]) for name in first.metrics}
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Runs of one task over one file of questions.
-
-    Attributes:
-        task: The task's name.
-        runs: In the order given; the first is the reference.
-        names: Their names, all different.
-        ablations: For each run, the rows of the paper it is.
-    """
-
-    task: str
-    runs: tuple[Run, ...]
-    names: tuple[str, ...]
-    ablations: tuple[tuple[str, ...], ...]
-
-    def in_paper_order(self) -> list[int]:
-        """CIRAG runs that only leave out parts, the whole system first; empty when nothing was left out or all."""
-        whole = [n for n, found in enumerate(self.ablations) if self.runs[n].system == "cirag" and not found]
-        if any(WITHOUT_TD in found for found in self.ablations):
-            # The whole system of that row integrates with a distilled student, not with its teacher.
-            whole.sort(key=lambda n: self.runs[n].settings.get("integrator") is None)
-        if not whole:
-            return []
-        base = self.runs[whole[0]].settings
-        known = [whole[0], *(n for n, found in enumerate(self.ablations) if found)]
-        alike = [n for n in known if not _beyond_ablations(base, self.runs[n].settings)]
-        alike.sort(key=lambda n: ([ABLATIONS.index(name) for name in self.ablations[n]], n))
-        return alike if len(alike) > 1 else []
-
-
-def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Sort runs into groups and name them, in the order given."""
-    found: dict[str, list[Run]] = {}
-    for run in runs:
-        # A task file of the same name may have been changed between two runs.
-        found.setdefault(json.dumps([run.task, run.metrics, run.settings.get("data")]), []).append(run)
-    groups = []
-    for members in found.values():
-        names = [run.name or _name(members[0].settings, run.settings) for run in members]
-        twice = {name for name in names if names.count(name) > 1}
-        names = [f"{name} ({run.folder})" if name in twice else name for name, run in zip(names, members)]
-        ablations = tuple(ablations_of(run.settings, run.name) for run in members)
-        groups.append(Group(members[0].task, tuple(members), tuple(names), ablations))
-    return groups
-
-
-def ablations_of(settings: Mapping[str, Any], name: str = "") -> tuple[str, ...]:
-    """The paper's rows that a run is by its options, or because its user named it "w/o TD".
-
-    An integrator from a `pypi:` package is a base model, so it is "w/o TD"; whether another one was distilled can't be
-    told from its name, so its user names the run.
-    """
-    if settings.get("system") != "cirag":
-        return ()
-    options = settings.get("options") or {}
-    found = []
-    if name == WITHOUT_TD or str((settings.get("integrator") or {}).get("spec", "")).startswith("pypi:"):
-        found.append(WITHOUT_TD)
-    if options.get("rerank") is False:
-        found.append(WITHOUT_RERANKER)
-    levels = tuple(options.get("granularities") or GRANULARITIES)
-    if levels in CASCADES:
-        found.append(CASCADES[levels])
-    return tuple(found)
-
-
-def sweeps_of(group: Group) -> list[dict[str, Any]]:
-    """Every numeric option in which runs differ while all else is the same.
-
-    Returns:
-        `{"option", "values", "runs"}`: the values, rising, and for each the first run with it, by its place in the
-        group.
-    """
-    options = [run.settings.get("options") or {} for run in group.runs]
-    numeric = sorted({name for one in options for name, value in one.items() if _is_number(value)})
-    sweeps = []
-    for option in numeric:
-        alike: dict[str, dict[float, int]] = {}
-        for number, run in enumerate(group.runs):
-            value: Any = options[number].get(option)
-            if _is_number(value):
-                rest = {**run.settings, "options": {**options[number], option: None}}
-                alike.setdefault(json.dumps(rest, sort_keys=True), {}).setdefault(value, number)
-        for members in alike.values():
-            if len(members) > 1:
-                values = sorted(members)
-                sweeps.append({"option": option, "values": values, "runs": [members[value] for value in values]})
-    return sweeps
-
-
-def differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Settings by dotted name in which two runs differ, with both values; not the weights of models that differ."""
-    one, two = flatten(first, "."), flatten(other, ".")
-    found = {
-        name: (one.get(name), two.get(name))
-        for name in sorted(one.keys() | two.keys())
-        if one.get(name) != two.get(name)
-    }
-    return {
-        name: values
-        for name, values in found.items()
-        if not (name.endswith(".weights") and f"{name.removesuffix('.weights')}.spec" in found)
-        and not (name == "teacher_weights" and "teacher" in found)
-    }
-
-
-def _name(reference: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    ablations = ablations_of(settings)
-    system = str(settings["system"])
-    parts = [f"{system} {' and '.join(ablations)}" if ablations else system]
-    if system == reference["system"]:
-        for name, (_, value) in differences(reference, settings).items():
-            if not _told_by(name, ablations, reference, settings):
-                parts.append(_difference(name, value))
-    return ", ".join(dict.fromkeys(parts))
-
-
-def _told_by(name: str, ablations: Sequence[str], reference: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    """Whether a difference is already said by the paper's names, or is only the way back to the whole system."""
-    before = ablations_of(reference)
-    if name == "options.rerank":
-        return WITHOUT_RERANKER in (*ablations, *before)
-    if name == "options.granularities":
-        return any(row in CASCADES.values() for row in (*ablations, *before))
-    if name == "encoder":
-        # Without a reranker BM25 needs none.
-        return WITHOUT_RERANKER in (*ablations, *before) and None in (settings["encoder"], reference["encoder"])
-    return name.startswith("integrator.") and WITHOUT_TD in ablations
-
-
-def _difference(name: str, value: Any) -> str:
-    if _is_prompt(name):
-        return "other prompts"
-    if name in _DIGESTS or name.startswith("task.") or name.endswith("weights"):
-        return f"other {name.replace('_', ' ')}"
-    short = name.removeprefix("options.").removesuffix(".spec")
-    if short == "integrator" and value is None:
-        return "integrated by the teacher"
-    if isinstance(value, list):
-        value = ",".join(map(str, value))
-    if isinstance(value, str) and Path(value).is_absolute():
-        value = "/".join(Path(value).parts[-3:])
-    return f"no {short}" if value is None else f"{short}={value}"
-
-
-def _beyond_ablations(base: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    told = ("options.rerank", "options.granularities", "integrator.spec", "integrator.weights", "encoder")
-    # An untrained integrator needs prompts that tell it more; the row's name says so.
-    return any(name not in told and not _is_prompt(name) for name in differences(base, other))
-
-
-def _is_prompt(name: str) -> bool:
-    return name.startswith("files.") or name == "options.prompts"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _span(name: str) -> str:
-    return f"`{name.replace('`', chr(39))}`"
+    return {name: paired_difference(both[f"{name}_first"], both[f"{name}_second"]) for name in first.scores}
 
 
 def _missing(run: Mapping[str, Any]) -> list[str]:
-    name, figures = _span(run["name"]), run["figures"]
+    name, figures = run["name"], run["figures"]
     found = []
     if not run["finished"]:
         of = f" of {run['expected']:,}" if run["expected"] else ""
@@ -335,5 +152,132 @@ def _missing(run: Mapping[str, Any]) -> list[str]:
             "Recall is that of the others."
         )
     if figures["recall"] is None and figures["errors"] < run["questions"]:
-        found.append(f"{name} has no gold links (`--gold`), so the recall of its passages is not known.")
+        found.append(f"{name} has no gold links (--gold), so the recall of its passages is not known.")
     return found
+
+
+def compare(args: argparse.Namespace, console: Console) -> None:
+    """`tripletune eval compare`: print a comparison, and write it to `args.output`; see `compare_folders`."""
+    if args.output:
+        check_new(args.output, args.folders)
+    comparison = compare_folders(args.folders, args.metric)
+    _show(comparison, console)
+    if args.output:
+        write_json(args.output, comparison)
+
+
+def compare_folders(folders: Sequence[str | Path], metric: str | None = None) -> dict[str, Any]:
+    """Compare runs with the first one, question by question or text by text.
+
+    Args:
+        folders: Output folders of `tripletune eval run`, or all of `tripletune eval extraction`.
+        metric: The score to compare, for `extraction` also the beginning of several names, such as "soft"; None takes
+            the headline of the task, or all scores of `extraction`.
+
+    Returns:
+        `{"what", "unit", "items", "runs": [{"folder", "name", "cost"}], "scores": {name: [{"score", "difference"}]}}`;
+        a difference is "this run minus the first", None for the first.
+
+    Raises:
+        FileNotFoundError: a folder has no results.
+        ValueError: runs are of different kinds or tasks, lack the metric, or have no item in common.
+    """
+    heads = [_head(Path(folder)) for folder in folders]
+    kinds = [KIND if head.get("evaluation") == KIND else "run" for head in heads]
+    for folder, head, kind in zip(folders, heads, kinds):
+        if kind != kinds[0] or (kind == "run" and "system" not in head):
+            raise ValueError(
+                f"{folder} is not the output of a finished `tripletune eval {kinds[0]}`: compare one kind of run"
+            )
+    texts = kinds[0] == KIND
+    what = sorted({KIND if texts else head["task"] for head in heads})
+    if len(what) > 1:
+        raise ValueError(f"the runs are of different tasks ({', '.join(what)}): compare runs of one task")
+    unit, file = ("text", SCORES_FILE) if texts else ("question", RESULTS)
+    parts_of = row_parts if texts else _score_parts
+    runs = [{row["id"]: parts_of(row) for row in read_results(Path(folder) / file)} for folder in folders]
+    common = [name for name in runs[0] if all(name in other for other in runs[1:])]
+    if not common:
+        raise ValueError(f"the runs have no {unit} in common: were they made from different data?")
+    if any(len(other) != len(common) for other in runs):
+        logger.warning("only the %d %ss that all runs have are compared", len(common), unit)
+    metric = metric if texts else metric or heads[0]["primary"]
+    # The soft level is only there when it was asked for.
+    known = [name for name in runs[0][common[0]] if all(name in run[common[0]] for run in runs)]
+    chosen = [name for name in known if metric is None or name == metric or name.startswith(f"{metric}/")]
+    if not chosen:
+        raise ValueError(f"no metric {metric!r} that all runs have{nearest(str(metric), known)}: {', '.join(known)}")
+    scores: dict[str, list[dict[str, Any]]] = {}
+    for name in chosen:
+        columns: list[Any] = [tuple(zip(*(run[item][name] for item in common))) for run in runs]
+        scores[name] = [
+            {
+                "score": bootstrap_ratio(*column),
+                "difference": paired_ratio_difference(columns[0], column) if number else None,
+            }
+            for number, column in enumerate(columns)
+        ]
+    about = [
+        {"folder": str(folder), "name": head.get("system") or head["model"], "cost": head[f"cost_per_{unit}"]}
+        for folder, head in zip(folders, heads)
+    ]
+    return {"what": what[0], "unit": unit, "items": len(common), "runs": about, "scores": scores}
+
+
+def _head(folder: Path) -> dict[str, Any]:
+    if not (folder / METRICS).is_file():
+        raise FileNotFoundError(f"{folder} has no {METRICS}: it is not the output of a finished `tripletune eval`")
+    return read_json(folder / METRICS)
+
+
+def _score_parts(row: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    return {name: (score, 1.0) for name, score in row["scores"].items()}
+
+
+def _show(comparison: Mapping[str, Any], console: Console) -> None:
+    unit = comparison["unit"]
+    for number, run in enumerate(comparison["runs"], 1):
+        cost = ", ".join(f"{run['cost'][name]:.1f} {told}" for name, told in _COSTS.items() if name in run["cost"])
+        console.print(f"run {number}: {run['folder']} ({run['name']}), per {unit}: {cost}")
+    rows = []
+    for name, found in comparison["scores"].items():
+        for number, one in enumerate(found, 1):
+            gap = one["difference"]
+            cells = (*interval_cells(gap, sign=True), f"{gap['p_value']:.3f}") if gap else ("", "", "")
+            rows.append((name if number == 1 else "", str(number), *interval_cells(one["score"]), *cells))
+    heads = ("score", "run", "mean", "95 % interval", "minus run 1", "95 % interval", "p")
+    show_table(console, f"{comparison['what']}, {comparison['items']} {unit}s", heads, rows, f"{unit}s")
+    known = find_metrics()
+    for name in comparison["scores"]:
+        if name in known:
+            console.print(f"{name}: {known[name].explanation}.")
+    console.print(f"Differences to run 1 are paired by {unit}; p is the two-sided bootstrap p-value.")
+
+
+def curve(args: argparse.Namespace, console: Console) -> None:
+    """`tripletune eval curve`: draw the curve of `args.run_folder` as `args.output`, and print the evaluations.
+
+    Raises:
+        FileNotFoundError: the folder is no run.
+        ValueError: a file is damaged, there is nothing to draw, or matplotlib is missing.
+    """
+    output = Path(args.output or Path(args.run_folder) / "learning_curve.png")
+    if output.suffix.lower() != ".png":
+        raise ValueError(f"--output {output}: its name must end in .png")
+    losses, evaluations = read_curve(args.run_folder)
+    picture = draw_curve(losses, evaluations)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(output) as scratch:
+        scratch.write_bytes(picture)
+    if evaluations:
+        names = [name for panel in panels_of(evaluations).values() for name in panel]
+        names += [MALFORMED_OUTPUT] * any(MALFORMED_OUTPUT in row for row in evaluations)
+        rows = [
+            [str(row["step"]), f"{row['loss']:.4f}" if "loss" in row else "-"]
+            + [f"{100 * row[name]:.1f}" if name in row else "-" for name in names]
+            for row in evaluations
+        ]
+        show_table(console, "evaluations while training; scores are times 100", ("step", "loss", *names), rows)
+    else:
+        console.print("the run has no evaluation yet: only its training loss is drawn")
+    console.print(f"written to {output}")

@@ -1,19 +1,18 @@
 """The page of a report in Markdown. It holds no figure that is not in the report's JSON, and no time of day.
 
-Names, types and counts come from data and other people's files, so all of them go through `plain`.
+Names, types and counts come from data and other people's files, so all of them go through `models.program.plain`.
 """
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from tripletune.eval.metrics import find_metrics
-from tripletune.eval.report.read import COSTS, LEVELS
+from tripletune.eval import find_metrics
+from tripletune.eval.report.runs import COSTS
 from tripletune.eval.statistics import flatten
-from tripletune.models.program import printable
+from tripletune.models.program import code_span, markdown_table, on_one_line, plain
 
 Runs = Sequence[Mapping[str, Any]]
 
@@ -28,16 +27,16 @@ _OPTION_TITLES = {
 }
 
 
-def page_of(report: Mapping[str, Any], plots: Sequence[Mapping[str, str]]) -> str:
+def page_of(report: Mapping[str, Any], plots: Sequence[tuple[str, str, str, bytes]]) -> str:
     """The whole page.
 
     Args:
         report: The figures, from `eval.report.build_report`.
-        plots: `{"file", "section", "caption"}` of every plot; the section is "<group number>/<name>".
+        plots: Of every plot its section ("<group number>/<name>"), file, caption and picture.
     """
     parts = ["# Evaluation report", _NOTE]
     if report["missing"]:
-        parts += ["## What is missing", "\n".join(f"- {_sentence(told)}" for told in report["missing"])]
+        parts += ["## What is missing", "\n".join(f"- {plain(told)}" for told in report["missing"])]
     parts += _overview(report["groups"])
     for number, group in enumerate(report["groups"]):
         parts += _group(number, group, plots)
@@ -61,36 +60,16 @@ def ablation_name(run: Mapping[str, Any]) -> str:
     return str(run["name"]).removeprefix(f"{run['system']} ")
 
 
-def interval(value: Mapping[str, Any] | None, times: float = 100, digits: int = 1) -> str:
+def interval(value: Mapping[str, Any] | None, times: float = 100, digits: int = 1, sign: str = "") -> str:
     """A mean with its interval; a dash where there is nothing."""
     if not value or value["mean"] is None:
         return "-"
-    mean, low, high = (format(times * value[key], f".{digits}f") for key in ("mean", "low", "high"))
+    mean, low, high = (format(times * value[key], f"{sign}.{digits}f") for key in ("mean", "low", "high"))
     return f"{mean} ({low} to {high})"
 
 
-def plain(text: Any) -> str:
-    """A text from data as one line that Markdown and HTML show as it is."""
-    line = " ".join(printable(str(text)).split())
-    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`\[\]|])", r"\\\1", line)
-
-
-def _code(text: str) -> str:
-    """A text from data inside a code span or fence."""
-    return " ".join(printable(text).split()).replace("`", "'")
-
-
-def _sentence(text: str) -> str:
-    """A sentence of ours, whose names from data stand in code spans."""
-    pieces = text.split("`")
-    return "`".join(plain(piece) if place % 2 == 0 else _code(piece) for place, piece in enumerate(pieces))
-
-
 def _table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> str:
-    lines = [[plain(cell) for cell in line] for line in (head, *rows)]
-    lines.insert(1, ["---"] * len(lines[0]))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(map(plain, head), (map(plain, row) for row in rows))
 
 
 def _by_run(runs: Runs, head: Sequence[str], cells: Callable[[Mapping[str, Any]], Iterable[Any]]) -> str:
@@ -120,7 +99,7 @@ def _overview(groups: Runs) -> list[str]:
     return ["## All tasks", _table(head, rows)]
 
 
-def _group(number: int, group: Mapping[str, Any], plots: Sequence[Mapping[str, str]]) -> list[str]:
+def _group(number: int, group: Mapping[str, Any], plots: Sequence[tuple[str, str, str, bytes]]) -> list[str]:
     runs = [run for run in group["runs"] if run["figures"]]
     questions = max(run["expected"] or run["questions"] for run in group["runs"])
     title = f"## {plain(group['task'])}, {questions:,} questions"
@@ -141,8 +120,7 @@ def _group(number: int, group: Mapping[str, Any], plots: Sequence[Mapping[str, s
     parts = [title]
     for key, heading, body in sections:
         if body:
-            shown = [plot for plot in plots if plot["section"] == f"{number}/{key}"]
-            captions = [(plain(plot["caption"]), plot["file"]) for plot in shown]
+            captions = [(plain(told), file) for section, file, told, _ in plots if section == f"{number}/{key}"]
             parts += [f"### {heading}", *body, *(f"![{told}]({file})\n\n{told}." for told, file in captions)]
     return parts
 
@@ -167,11 +145,7 @@ def _ablations(group: Mapping[str, Any]) -> list[str]:
 
 
 def _with_gaps(
-    head: list[str],
-    first: Sequence[list[str]],
-    runs: Runs,
-    differences: Sequence[Mapping[str, Any] | None],
-    metrics: Sequence[str],
+    head: list[str], first: Sequence[list[str]], runs: Runs, differences: Sequence[Any], metrics: Sequence[str]
 ) -> str:
     """A table of scores, each behind the row's first cells, and with its difference to the first of several runs."""
     rows = []
@@ -197,36 +171,29 @@ def _sweeps(group: Mapping[str, Any]) -> list[str]:
 
 
 def _types(runs: Runs, metrics: Sequence[str]) -> list[str]:
-    metric = metrics[0]
-    sizes: dict[str, int] = {}
-    for run in runs:
-        for kind, found in (run["figures"]["by_type"] or {}).items():
-            sizes[kind] = max(sizes.get(kind, 0), found[metric]["n"])
-    if not sizes:
+    metric, found = metrics[0], [run["figures"]["by_type"] or {} for run in runs]
+    kinds = sorted({kind for one in found for kind in one})
+    if not kinds:
         return []
-    head = [f"{kind} ({sizes[kind]:,})" for kind in sorted(sizes)]
-    return [
-        f"{metric}, the headline:",
-        _by_run(runs, head, lambda found: (
-            interval((found["by_type"] or {}).get(kind, {}).get(metric)) for kind in sorted(sizes)
-        )),
-    ]  # fmt: skip
+    head = [f"{kind} ({max(one[kind][metric]['n'] for one in found if kind in one):,})" for kind in kinds]
+    rows = (
+        [run["name"], *(interval(one.get(kind, {}).get(metric)) for kind in kinds)] for run, one in zip(runs, found)
+    )
+    return [f"{metric}, the headline:", _table(["run", *head], rows)]
 
 
 def _granularity(runs: Runs, metrics: Sequence[str]) -> list[str]:
     known = [run for run in runs if run["figures"]["granularity"]]
     if not known:
         return []
-    scores = []
-    for run in known:
-        for level, found in run["figures"]["granularity"].items():
-            if count := found[metrics[0]]["n"]:
-                scores.append([run["name"], level, f"{count:,}", *(interval(found[metric]) for metric in metrics)])
+    rows = [
+        [run["name"], level, interval(found["share"]), *(interval(found[metric]) for metric in metrics)]
+        for run in known
+        for level, found in run["figures"]["granularity"].items()
+    ]
     return [
-        "Share of the questions that each level answered:",
-        _by_run(known, LEVELS, lambda found: (interval(found["granularity"][level]["share"]) for level in LEVELS)),
-        "Scores of the questions that each level answered:",
-        _table(["run", "answered from", "questions", *metrics], scores),
+        "Share of the questions that each level answered, and the scores of these:",
+        _table(["run", "answered from", "share", *metrics], rows),
         '"default": no level said that its evidence was enough, so the last level\'s answer stands.',
     ]
 
@@ -313,9 +280,9 @@ def _other(other: Mapping[str, Any]) -> list[str]:
 def _sources(report: Mapping[str, Any]) -> list[str]:
     parts = ["## Where the figures come from"]
     for run in [run for group in report["groups"] for run in group["runs"]] + list(report["others"]):
-        parts.append(f"**{plain(run['name'])}**: `{_code(run['folder'])}`")
+        parts.append(f"**{plain(run['name'])}**: {code_span(run['folder'])}")
         if run["command"]:
-            parts.append(f"```bash\n{_code(shlex.join(run['command']))}\n```")
+            parts.append(f"```bash\n{on_one_line(shlex.join(run['command']))}\n```")
         if run.get("differs"):
             rows = [[name, _value(one), _value(other)] for name, (one, other) in run["differs"].items()]
             parts.append(_table(["setting", "first run of the task", "here"], rows))
@@ -323,11 +290,10 @@ def _sources(report: Mapping[str, Any]) -> list[str]:
 
 
 def _gap(gaps: Mapping[str, Any] | None, metric: str) -> list[str]:
-    gap = (gaps or {}).get(metric)
-    if gap is None:
+    if gaps is None:
         return ["", ""]
-    mean, low, high = (f"{100 * gap[key]:+.1f}" for key in ("mean", "low", "high"))
-    return [f"{mean} ({low} to {high})", "< 0.001" if gap["p_value"] < 0.001 else f"{gap['p_value']:.3f}"]
+    p = gaps[metric]["p_value"]
+    return [interval(gaps[metric], sign="+"), "< 0.001" if p < 0.001 else f"{p:.3f}"]
 
 
 def _role(found: Mapping[str, float | None] | None) -> str:

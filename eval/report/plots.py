@@ -6,7 +6,6 @@ imported when the first plot is drawn, and without a display.
 
 from __future__ import annotations
 
-import argparse
 import io
 import logging
 import re
@@ -18,13 +17,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from tripletune.eval.report.page import Runs, ablation_name, option_title
-from tripletune.eval.report.read import COSTS, LEVELS
-from tripletune.eval.suites import show_table
+from tripletune.eval.report.runs import COSTS, LEVELS
 from tripletune.models.data.records import read_jsonl
-from tripletune.models.files import new_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +33,6 @@ WIDTH = 7.0
 _LOOK: Any = {
     "font.family": ["DejaVu Sans"],
     "font.size": 9,
-    "axes.titlesize": 10,
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -47,77 +41,37 @@ _LOOK: Any = {
     "grid.color": "#DDDDDD",
     "grid.linewidth": 0.6,
     "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "lines.linewidth": 1.4,
-    "lines.markersize": 5,
 }
 # What is drawn together in a learning curve, by name of the panel: the score's name in the file and on the picture.
 PANELS: dict[str, dict[str, str]] = {
     "ROUGE": {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"},
     "triple F1": {"exact/micro/f1": "exact", "normalised/micro/f1": "normalised", "soft/micro/f1": "soft"},
 }
-_MALFORMED = "malformed_output"
+MALFORMED_OUTPUT = "malformed_output"
 # The training loss jumps from step to step; it is drawn as means of so many stretches.
 _STRETCHES = 60
 LOSSES, EVALUATIONS = "losses.jsonl", "evaluations.jsonl"
-Rows = Sequence[Mapping[str, Any]]
-# What a plotting function gives: section, end of the file's name, caption, PNG.
+# Section ("<group number>/<name>"), file, caption, PNG; a plotting function gives the ends of the first two.
 Plot = tuple[str, str, str, bytes]
 # Inches for a row.
 _BAR = 0.42
-_FOUND = "supporting passages found, %"
 
 
-def draw_plots(report: Mapping[str, Any]) -> tuple[list[dict[str, str]], dict[str, bytes]]:
+def draw_plots(report: Mapping[str, Any]) -> list[Plot]:
     """Draw all plots of a report.
-
-    Returns:
-        What the page says about them (`file`, `section`, `caption`), and the PNG files by name.
 
     Raises:
         ValueError: matplotlib is missing.
     """
-    told: list[dict[str, str]] = []
-    files: dict[str, bytes] = {}
+    plots = []
     tasks = [group["task"] for group in report["groups"]]
     for number, group in enumerate(report["groups"]):
         stem = re.sub(r"\W+", "-", group["task"])
         if tasks.count(group["task"]) > 1:
             stem += f"-{1 + tasks[:number].count(group['task'])}"
         for section, name, caption, png in _plots(group):
-            file = f"{stem}-{name}.png"
-            files[file] = png
-            told.append({"file": file, "section": f"{number}/{section}", "caption": f"{group['task']}: {caption}"})
-    return told, files
-
-
-def curve(args: argparse.Namespace, console: Console) -> None:
-    """`tripletune eval curve`: draw the curve of `args.run_folder` as `args.output`, and print the evaluations.
-
-    Raises:
-        FileNotFoundError: the folder is no run.
-        ValueError: a file is damaged, there is nothing to draw, or matplotlib is missing.
-    """
-    output = Path(args.output or Path(args.run_folder) / "learning_curve.png")
-    if output.suffix.lower() != ".png":
-        raise ValueError(f"--output {output}: its name must end in .png")
-    losses, evaluations = read_curve(args.run_folder)
-    picture = draw_curve(losses, evaluations)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with new_file(output) as scratch:
-        scratch.write_bytes(picture)
-    if evaluations:
-        names = [name for panel in panels_of(evaluations).values() for name in panel]
-        names += [_MALFORMED] * any(_MALFORMED in row for row in evaluations)
-        rows = [
-            [str(row["step"]), f"{row['loss']:.4f}" if "loss" in row else "-"]
-            + [f"{100 * row[name]:.1f}" if name in row else "-" for name in names]
-            for row in evaluations
-        ]
-        show_table(console, "evaluations while training; scores are times 100", ("step", "loss", *names), rows)
-    else:
-        console.print("the run has no evaluation yet: only its training loss is drawn")
-    console.print(f"written to {output}")
+            plots.append((f"{number}/{section}", f"{stem}-{name}.png", f"{group['task']}: {caption}", png))
+    return plots
 
 
 def read_curve(folder: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -195,7 +149,7 @@ def _sweep(runs: Runs, sweep: Mapping[str, Any], metrics: Sequence[str], ending:
             # Side by side, so that the intervals can be told apart.
             places = [value + 0.06 * step * (number - (len(metrics) - 1) / 2) for value in values]
             scores = [run["figures"]["scores"][metric] for _, run in pairs]
-            _points(axes, places, scores, metric, number, linestyle="-")
+            _points(axes, places, scores, metric, number, line="-")
         axes.set_xticks(values, [f"{value:g}" for value in values])
         axes.set_xlabel(title)
         name = f"sweep-{sweep['option'].replace('_', '-')}{ending}"
@@ -230,16 +184,13 @@ def _bar_plot(runs: Runs, parts: Mapping[str, Sequence[float]], label: str, digi
             colour = COLOURS[number % len(COLOURS)]
             # More parts than colours: the second time round they are hatched.
             hatch = "///" if number >= len(COLOURS) else None
-            axes.barh(range(len(runs)), sizes, left=starts, height=0.62, color=colour, label=part, hatch=hatch,
-                      edgecolor="white", linewidth=0.6)  # fmt: skip
-            for place, size in enumerate(sizes):
-                if size >= 0.07 * whole:
-                    ink = "white" if number % len(COLOURS) in (0, 1, 2) else "black"
-                    axes.text(starts[place] + size / 2, place, f"{size:.{digits}f}", ha="center", va="center",
-                              fontsize=8, color=ink)  # fmt: skip
+            bars = axes.barh(range(len(runs)), sizes, left=starts, height=0.62, color=colour, label=part, hatch=hatch,
+                             edgecolor="white", linewidth=0.6)  # fmt: skip
+            ink = "white" if number % len(COLOURS) in (0, 1, 2) else "black"
+            shown = [f"{size:.{digits}f}" if size >= 0.07 * whole else "" for size in sizes]
+            axes.bar_label(bars, shown, label_type="center", fontsize=8, color=ink)
             starts = [start + size for start, size in zip(starts, sizes)]
-        axes.set_yticks(range(len(runs)), [_wrapped(run["name"]) for run in runs])
-        axes.invert_yaxis()
+        _name_rows(axes, [run["name"] for run in runs])
         axes.grid(axis="y", visible=False)
         axes.set_xlabel(label)
         figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=min(len(parts), 3))
@@ -250,32 +201,15 @@ def _recall(runs: Runs) -> Iterator[Plot]:
     known = [run for run in runs if run["figures"]["recall"]]
     if not known:
         return
-    paint = _recall_lines if len(known) <= len(COLOURS) else _recall_rows
-    caption = "supporting passages found up to each round, with 95 % intervals"
-    yield "recall", "recall", caption, paint(known, max(len(run["figures"]["recall"]["by_round"]) for run in known))
-
-
-def _recall_lines(runs: Runs, rounds: int) -> bytes:
-    with _new_figure(3.2) as (figure, (axes,)):
-        for number, run in enumerate(runs):
+    with _new_figure(max(3.2, 0.23 * len(known))) as (figure, (axes,)):
+        for number, run in enumerate(known):
             found = run["figures"]["recall"]["by_round"]
-            places = [int(key) + 0.04 * (number - (len(runs) - 1) / 2) for key in found]
-            _points(axes, places, list(found.values()), run["name"], number, linestyle="-")
-        axes.set_xticks(range(1, rounds + 1))
-        axes.set_xlim(0.6, rounds + 0.4)
+            places = [int(key) + 0.04 * (number - (len(known) - 1) / 2) for key in found]
+            _points(axes, places, list(found.values()), run["name"], number, line="-")
+        axes.set_xticks(range(1, 1 + max(len(run["figures"]["recall"]["by_round"]) for run in known)))
         axes.set_xlabel("rounds")
-        return _finished(figure, axes, y=_FOUND)
-
-
-def _recall_rows(runs: Runs, rounds: int) -> bytes:
-    """A row per run, a sign per round: for more runs than lines can be told apart."""
-    with _new_figure(0.9 + _BAR * len(runs)) as (figure, (axes,)):
-        for number in range(1, rounds + 1):
-            shares = [run["figures"]["recall"]["by_round"].get(str(number)) for run in runs]
-            places = [place + 0.12 * (number - (rounds + 1) / 2) for place, share in enumerate(shares) if share]
-            _points(axes, places, [one for one in shares if one], f"after round {number}", number - 1, across=True)
-        _name_rows(axes, [run["name"] for run in runs])
-        return _finished(figure, axes, x=_FOUND)
+        png = _finished(figure, axes, y="supporting passages found, %")
+        yield "recall", "recall", "supporting passages found up to each round, with 95 % intervals", png
 
 
 def _latency(runs: Runs, metric: str) -> Iterator[Plot]:
@@ -293,7 +227,7 @@ def _latency(runs: Runs, metric: str) -> Iterator[Plot]:
         yield "latency", "latency", f"{metric} against seconds per question, with 95 % intervals", png
 
 
-def draw_curve(losses: Rows, evaluations: Rows) -> bytes:
+def draw_curve(losses: Runs, evaluations: Runs) -> bytes:
     """A learning curve as PNG: loss, ROUGE and triple F1 over steps; the same rows give the same bytes.
 
     Raises:
@@ -326,31 +260,25 @@ def draw_curve(losses: Rows, evaluations: Rows) -> bytes:
         return _png_of(figure)
 
 
-def panels_of(evaluations: Rows) -> dict[str, dict[str, str]]:
+def panels_of(evaluations: Runs) -> dict[str, dict[str, str]]:
     """The panels of `PANELS` that have scores; where there are none of them, one with the scores there are."""
     names = {name for row in evaluations for name in row}
     found = {
         panel: {name: label for name, label in scores.items() if name in names} for panel, scores in PANELS.items()
     }
-    others = sorted(names - {"step", "epoch", "loss", _MALFORMED})
+    others = sorted(names - {"step", "epoch", "loss", MALFORMED_OUTPUT})
     return {panel: scores for panel, scores in found.items() if scores} or (
         {"scores": {name: name for name in others}} if others else {}
     )
 
 
 def _points(
-    axes: Axes,
-    places: Sequence[float],
-    values: Sequence[Mapping[str, Any]],
-    label: str,
-    number: int,
-    across: bool = False,
-    linestyle: str = "none",
+    axes: Axes, places: Sequence[float], values: Runs, label: str, number: int, across: bool = False, line: str = "none"
 ) -> None:
     """Means with their intervals, at places on the other axis."""
     means, sizes = _error_sizes(values)
     at: Any = {"x": means, "y": places, "xerr": sizes} if across else {"x": places, "y": means, "yerr": sizes}
-    axes.errorbar(**at, capsize=2.5, label=label, linestyle=linestyle, **_sign(number))
+    axes.errorbar(**at, capsize=2.5, label=label, linestyle=line, **_sign(number))
 
 
 def _sign(number: int) -> dict[str, Any]:
@@ -360,7 +288,8 @@ def _sign(number: int) -> dict[str, Any]:
 
 
 def _name_rows(axes: Axes, names: Sequence[str]) -> None:
-    axes.set_yticks(range(len(names)), [_wrapped(name) for name in names])
+    # On lines that leave room for the plot.
+    axes.set_yticks(range(len(names)), ["\n".join(textwrap.wrap(name, 26)) or name for name in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
 
 
@@ -377,11 +306,6 @@ def _finished(figure: Figure, axes: Axes, x: str = "", y: str = "") -> bytes:
         axes.set_ylim(limits)
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), labelspacing=0.7)
     return _png_of(figure)
-
-
-def _wrapped(name: str) -> str:
-    """A name on lines that leave room for the plot."""
-    return "\n".join(textwrap.wrap(name, 26)) or name
 
 
 @contextmanager
@@ -411,7 +335,7 @@ def _png_of(figure: Figure) -> bytes:
     return target.getvalue()
 
 
-def _error_sizes(values: Sequence[Mapping[str, Any]], times: float = 100) -> tuple[list[float], list[list[float]]]:
+def _error_sizes(values: Runs, times: float = 100) -> tuple[list[float], list[list[float]]]:
     """Means, and how far their intervals reach below and above them, as `errorbar` takes them."""
     means = [times * value["mean"] for value in values]
     # Rounding may put a bound on the wrong side of its mean by a hair.

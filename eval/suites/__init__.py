@@ -15,8 +15,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,20 +23,14 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from tripletune.eval.results import METRICS, ResultLog
+from tripletune.eval.results import ABOUT, METRICS, ResultLog
 from tripletune.models.files import read_json, write_json
-from tripletune.models.llm.client import RepliesPending, SetupError
+from tripletune.models.llm import RepliesPending, SetupError, redact
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.options import add_arguments, from_arguments, setting
 
 logger = logging.getLogger(__name__)
 _SECONDS_BETWEEN_LINES = 30.0
-
-
-class QuestionsPending(RuntimeError):
-    """Items wait for replies of a batch; the message says what to do. The other items have their rows."""
-
-    exit_code = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +68,7 @@ class Suite(ABC):
         command: The words of the command line, for reports.
         concurrency: Batches under way at once.
         retry_errors: Whether items that failed in an earlier call are run again.
+        clients: What `open` opened, or None: asked what to do about calls that wait for a batch, closed at the end.
     """
 
     unit: ClassVar[str] = "item"
@@ -84,6 +78,7 @@ class Suite(ABC):
     command: Sequence[str] = ()
     concurrency: int = 1
     retry_errors: bool = False
+    clients: Sequence[Any] = ()
 
     def __init__(self, options: Any) -> None:
         self.options = options
@@ -141,28 +136,20 @@ class Suite(ABC):
     def show(self, metrics: Mapping[str, Any], console: Console) -> None:
         """Print the metrics."""
 
-    def pending_message(self) -> str:
-        """Write the request files of what waits for a batch, and say what to do with them."""
-        return ""
 
-    async def close(self) -> None:  # noqa: B027
-        """Let go of what `open` opened."""
-
-
-def run_suites(suites: Sequence[Suite], console: Console | None = None, clients: Sequence[Any] = ()) -> int:
+def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
     """Run suites one after the other and write `metrics.json` of each that is complete.
 
     Args:
         suites: At least one.
         console: Where the metrics are shown; None shows nothing.
-        clients: Language models that the suites share, closed at the end.
 
     Returns:
         The exit code: 1 when every single item failed.
 
     Raises:
         ValueError: an output folder holds results of another run, or can't be used.
-        QuestionsPending: items wait for a batch; run again when it is answered.
+        RepliesPending: items wait for a batch; run again when it is answered. The other items have their rows.
         CallError: the model's server does not answer, or a key, an address or a model's name is at fault.
     """
     logs: list[ResultLog] = []
@@ -170,58 +157,67 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None, clients:
         for suite in suites:
             options = suite.options
             logs.append(ResultLog(options.output, suite.settings(), options.overwrite, suite.retry_errors))
-            logs[-1].note(suite.command, len(suite.ids), data=options.data, concurrency=suite.concurrency)
-        codes, pending = asyncio.run(_run_all(suites, logs, console, clients))
+            about = {"command": [redact(word) for word in suite.command], "questions": len(suite.ids)}
+            write_json(logs[-1].folder / ABOUT, about | {"data": options.data, "concurrency": suite.concurrency})
+        codes, pending = asyncio.run(_run_all(suites, logs, console))
     finally:
         for log in logs:
             log.close()
     if pending:
-        raise QuestionsPending(pending)
+        raise RepliesPending(pending)
     return max(codes)
 
 
 async def _run_all(
-    suites: Sequence[Suite], logs: Sequence[ResultLog], console: Console | None, clients: Sequence[Any]
+    suites: Sequence[Suite], logs: Sequence[ResultLog], console: Console | None
 ) -> tuple[list[int], str]:
     """Answer what has no row; gives the exit codes of complete suites, and what to do about items that wait."""
-    codes, waiting = [], 0
-    messages: list[str] = []
+    codes, waiting, told = [], 0, []
     try:
         for suite, log in zip(suites, logs):
             before, started, waits = len(log.done), time.perf_counter(), 0
             if any(name not in log.done for name in suite.ids):
                 suite.open()
-                with _progress(len(suite.ids), before, suite.unit) as advance:
-                    waits = await _answer(suite, log, advance)
+                waits = await _answer(suite, log)
             waiting += waits
             if not waits:
                 codes.append(_finish(suite, log, len(log.done) - before, time.perf_counter() - started, console))
+        clients = [one for suite in suites for one in suite.clients if hasattr(one, "pending_message")]
         # At the end, so that suites that share a client share its request file.
-        messages = [suite.pending_message() for suite in suites] if waiting else []
+        told = [one.pending_message() for one in clients if waiting]
     finally:
-        for one in (*suites, *clients):
+        for one in {id(one): one for suite in suites for one in suite.clients if hasattr(one, "close")}.values():
             await one.close()
-    told = [f"{waiting:,} {suites[0].unit}s wait.", *(text for text in dict.fromkeys(messages) if text)]
-    return codes, " ".join(told) if waiting else ""
+    messages = [f"{waiting:,} {suites[0].unit}s wait.", *(text for text in dict.fromkeys(told) if text)]
+    return codes, " ".join(messages) if waiting else ""
 
 
-async def _answer(suite: Suite, log: ResultLog, advance: Callable[[], None]) -> int:
+async def _answer(suite: Suite, log: ResultLog) -> int:
     """Answer the items that have no row; gives how many wait for a batch."""
-    waiting = 0
+    waiting, before, total = 0, len(log.done), len(suite.ids)
     batches = suite.batches(item for item in suite.items() if item.id not in log.done)
+    last = started = time.monotonic()
+    # A bar on a terminal, a plain log line every half minute elsewhere.
+    bar = tqdm(total=total, initial=before, unit=suite.unit, disable=not sys.stderr.isatty())
 
     async def work() -> None:
-        nonlocal waiting
+        nonlocal waiting, last
         # All workers draw from one iterator: never more items than are under way are in memory.
         for batch in batches:
             for item, reply in await _ask(suite, batch):
                 if isinstance(reply, RepliesPending):
                     waiting += 1
-                else:
-                    log.append(suite.score(item, reply))
-                    advance()
+                    continue
+                log.append(suite.score(item, reply))
+                bar.update()
+                done, now = len(log.done), time.monotonic()
+                if bar.disable and (now - last >= _SECONDS_BETWEEN_LINES or done == total):
+                    speed = (done - before) / max(now - started, 1e-9)
+                    logger.info("%d of %d %ss, %.2f per second", done, total, suite.unit, speed)
+                    last = now
 
-    await asyncio.gather(*(work() for _ in range(suite.concurrency)))
+    with bar:
+        await asyncio.gather(*(work() for _ in range(suite.concurrency)))
     return waiting
 
 
@@ -280,22 +276,3 @@ def show_table(
     console.print(table)
     if drawn:
         console.print(f"Scores are times 100, with the 95 % interval of a bootstrap over {drawn}.")
-
-
-@contextmanager
-def _progress(total: int, before: int, unit: str) -> Iterator[Callable[[], None]]:
-    """To be called for each finished item: a bar on a terminal, a plain log line every half minute elsewhere."""
-    done, started = before, time.monotonic()
-    last = started
-
-    def advance() -> None:
-        nonlocal done, last
-        done += 1
-        bar.update()
-        now = time.monotonic()
-        if bar.disable and (now - last >= _SECONDS_BETWEEN_LINES or done == total):
-            logger.info("%d of %d %ss, %.2f per second", done, total, unit, (done - before) / max(now - started, 1e-9))
-            last = now
-
-    with tqdm(total=total, initial=before, unit=unit, disable=not sys.stderr.isatty()) as bar:
-        yield advance

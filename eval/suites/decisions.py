@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tripletune.eval.metrics.answers import f1
+from tripletune.eval.metrics import f1
 from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import bootstrap_pairs
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
@@ -26,7 +26,7 @@ from tripletune.models.data.records import Passage, record_files
 from tripletune.models.data.trajectories import Trajectory, read_trajectories
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import file_digest, weights_fingerprint
-from tripletune.models.llm.client import Completion, Message, Sampling
+from tripletune.models.llm import Completion, Message, Sampling
 from tripletune.models.loading import resolve
 from tripletune.models.options import setting
 from tripletune.rag.systems.cirag import CiragOptions
@@ -79,16 +79,10 @@ class DecisionOptions(SuiteOptions):
     """Options of `tripletune eval decisions`."""
 
     data: str = setting(dataclasses.MISSING, "folder of trajectories (`build trajectories`), or one file")
-    model: str = setting(
-        dataclasses.MISSING, "the student: run or adapter folder, model folder, hub id or pypi:<package>"
-    )
+    model: str = setting(dataclasses.MISSING, "the student: run, adapter or model folder, hub id or pypi:<package>")
     split: str = setting("validation", "split of the folder")
     batch_size: int = setting(16, "prompts per forward pass", at_least=1)
-    dtype: str = setting(
-        "auto",
-        "number type; auto is bfloat16 where the hardware has it",
-        choices=("auto", "float32", "bfloat16", "float16"),
-    )
+    dtype: str = setting("auto", "float32, bfloat16, float16, or auto: bfloat16 where the hardware has it")
     max_prompt_tokens: int | None = setting(
         None, "longest prompt; the oldest candidates go first, as in training (default: no limit)", at_least=1
     )
@@ -129,6 +123,7 @@ class DecisionSuite(Suite):
         from tripletune.models.llm.backends.hf import HFBackend
 
         self.backend = HFBackend(self.options.model, self.options.batch_size, self.options.dtype)
+        self.clients = [self.backend]
 
     async def ask(self, batch: list[Case]) -> list[tuple[Completion, int]]:
         """The reply to a decision's prompt, and how many candidates were left out of it."""
@@ -170,11 +165,6 @@ class DecisionSuite(Suite):
         show_table(console, title, heads, rows, "questions")
         faults = ", ".join(f"{name} {count}" for name, count in metrics["faults"].items()) or "none"
         console.print(f"errors {metrics['errors']}, faults of the replies: {faults}")
-
-    async def close(self) -> None:
-        """Let go of the student."""
-        if self.backend is not None:
-            await self.backend.close()
 
 
 SUITE = DecisionSuite
@@ -239,8 +229,8 @@ def score_reply(case: Case, reply: str, error: str = "") -> dict[str, Any]:
         "question_id": case.question_id,
         "round": case.round,
         "teacher": case.teacher,
-        "gold": {"core_triples": _rows(gold), "next_query": gold.query, "decision": _kind(gold)},
-        "found": {"core_triples": _rows(found), "next_query": found.query, "decision": _kind(found)},
+        "gold": _shown(gold),
+        "found": _shown(found),
         "faults": list(found.faults),
         "reply": reply,
         "error": error,
@@ -291,15 +281,6 @@ def summarise_decisions(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def means(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """The mean of each score alone, which is what a training log records."""
-    scores: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        for name, score in row["scores"].items():
-            scores[name].append(score)
-    return {name: sum(scores[name]) / len(scores[name]) for name in SCORES if scores[name]}
-
-
 def _candidates(trajectory: Trajectory, place: int) -> Sequence[Triple]:
     turn = trajectory.messages[place]
     try:
@@ -318,9 +299,7 @@ def _set_f1(found: Decision, gold: Decision) -> float:
     return 2 * len(one & other) / (len(one) + len(other))
 
 
-def _kind(decision: Decision) -> str:
-    return {None: UNREADABLE, "": STOP}.get(decision.query, GO_ON)
-
-
-def _rows(decision: Decision) -> list[list[str]]:
-    return [fact.triple.as_list() for fact in decision.core]
+def _shown(decision: Decision) -> dict[str, Any]:
+    kind = {None: UNREADABLE, "": STOP}.get(decision.query, GO_ON)
+    triples = [fact.triple.as_list() for fact in decision.core]
+    return {"core_triples": triples, "next_query": decision.query, "decision": kind}

@@ -21,12 +21,12 @@ from rich.console import Console
 from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import flatten
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
-from tripletune.eval.triples import PARTS, ROUGE, Prediction, score_rows, summarise_extractions
+from tripletune.eval.triples import ROUGE, Prediction, score_rows, summarise_extractions
 from tripletune.models.data.pairs import ExtractionPair, read_pairs, read_replies, read_reply
 from tripletune.models.data.records import record_files
 from tripletune.models.files import file_digest, write_text
-from tripletune.models.llm.client import Completion
-from tripletune.models.llm.options import LLMOptions, backend_names
+from tripletune.models.llm import Completion
+from tripletune.models.llm.backends import LLMOptions, backend_names
 from tripletune.models.loading import PYPI
 from tripletune.models.options import add_arguments, from_arguments, setting
 from tripletune.rag.extract import PIECE_LIMIT, source_pieces
@@ -96,7 +96,7 @@ class ExtractionSuite(Suite):
     options_class = ExtractionOptions
 
     def __init__(self, options: ExtractionOptions, extractor: TextExtractor) -> None:
-        self.extractor, self.concurrency = extractor, extractor.concurrency
+        self.extractor, self.concurrency, self.clients = extractor, extractor.concurrency, [extractor]
         super().__init__(options)
 
     @classmethod
@@ -104,8 +104,8 @@ class ExtractionSuite(Suite):
         """Give a parser the options, those of models among them."""
         add_arguments(parser, ExtractionOptions)
         add_arguments(parser.add_argument_group("models on this machine"), LocalOptions)
-        defaults: dict[str, Any] = {"backend": None}
-        add_arguments(parser.add_argument_group("teacher model"), LLMOptions, "teacher", **defaults)
+        rest = [item.name for item in dataclasses.fields(LLMOptions) if item.name != "backend"]  # `--teacher` names it
+        add_arguments(parser.add_argument_group("teacher model"), LLMOptions, "teacher", only=rest)
 
     @classmethod
     def from_arguments(cls, args: argparse.Namespace) -> ExtractionSuite:
@@ -176,7 +176,11 @@ class ExtractionSuite(Suite):
             from tripletune.rag.embedding import open_embedder
 
             embed = open_embedder(options.embedder).encode
-        rows = list(score_rows(predictions(self.items(), log.rows()), embed))
+        replies = (
+            Prediction(pair, row.get("replies") or [row["reply"]], failed=bool(row["error"]))
+            for pair, row in zip(self.items(), log.rows(), strict=True)
+        )
+        rows = list(score_rows(replies, embed))
         write_text(log.folder / SCORES_FILE, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         return {
             "evaluation": KIND,
@@ -191,8 +195,11 @@ class ExtractionSuite(Suite):
 
     def show(self, metrics: Mapping[str, Any], console: Console) -> None:
         """Print the scores."""
-        flat = flatten(metrics, "/")
-        rows = [(name, *interval_cells(flat[name]), EXPLANATIONS[name.split("/")[0]]) for name in PARTS if name in flat]
+        rows = [
+            (name, *interval_cells(value), EXPLANATIONS[name.split("/")[0]])
+            for name, value in flatten(metrics, "/").items()
+            if isinstance(value, Mapping)
+        ]
         title = f"{metrics['model']} on {metrics['texts']} texts of {metrics['data']}"
         show_table(console, title, ("score", "mean", "95 % interval", "what it says"), rows, "texts")
         if soft := metrics.get("soft"):
@@ -206,29 +213,8 @@ class ExtractionSuite(Suite):
         )
         console.print(f"{session['texts']} texts in {session['seconds']} s, {session['texts_per_second']} per second")
 
-    def pending_message(self) -> str:
-        """Write the request files, and say what to do with them."""
-        message = getattr(self.extractor, "pending_message", None)
-        return message() or "" if message else ""
-
-    async def close(self) -> None:
-        """Close the model."""
-        await self.extractor.close()
-
 
 SUITE = ExtractionSuite
-
-
-def predictions(pairs: Iterable[ExtractionPair], rows: Iterable[Mapping[str, Any]]) -> Iterator[Prediction]:
-    """What is scored: each pair with the reply of its row, both in the same order.
-
-    Raises:
-        ValueError: a row is another pair's.
-    """
-    for pair, row in zip(pairs, rows, strict=True):
-        if pair.id != row["id"]:
-            raise ValueError(f"the results hold {row['id']!r} where the data has {pair.id!r}: pass --overwrite")
-        yield Prediction.of(pair, row["reply"], tuple(row.get("replies") or ()), failed=bool(row.get("error")))
 
 
 def totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -14,34 +14,32 @@ from typing import Any, get_args
 
 from rich.console import Console
 
-from tripletune.data_builders.hotpotqa_subq.questions import Question
-from tripletune.eval.metrics import find_metrics, score_answer
+from tripletune.data_builders.hotpotqa_subq import Question
+from tripletune.eval import find_metrics, load_task, score_answer, task_names, task_questions, write_context_corpus
 from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import bootstrap_mean
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.eval.systems import (
     LLMs,
-    llm_problems,
-    llm_settings,
     model_settings,
-    open_tools,
+    model_spec,
+    open_generator,
+    open_llms,
+    other_prompt,
+    run_problems,
     triples_settings,
 )
-from tripletune.eval.task import load_task, task_names, task_questions, write_context_corpus
 from tripletune.models.data.records import Passage, read_corpus
 from tripletune.models.files import file_digest
-from tripletune.models.llm.options import LLMOptions
+from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.options import add_arguments, from_arguments, setting
-from tripletune.rag.search import SearchOptions, search_problems
+from tripletune.rag import Trace
+from tripletune.rag.search import SearchOptions, open_search
 from tripletune.rag.systems import Evidence, FirstQuery, LoopOptions, Tools, load_system, make_options, system_names
-from tripletune.rag.trace import Trace
 from tripletune.rag.triple_store import read_gold
 
 logger = logging.getLogger(__name__)
 _COSTS = ("calls", "prompt_tokens", "completion_tokens", "truncated_triples", "truncated_words")
-_COUNTED = (
-    "errors", "malformed_plans", "unexpected_plans", "rounds", "passages", "passages_without_triples", "triples"
-)  # fmt: skip
 _LOOP = ("max_rounds", "top_k", "evidence", "first_query", "triples_per_step", "max_plan_tokens", "max_answer_tokens")
 SET_HELP = "an option of the system's own, for example candidates=50 or granularities=triples,passages; repeatable"
 
@@ -56,9 +54,6 @@ class QuestionOptions(SearchOptions, SuiteOptions):
     model: str | None = setting(
         None, "folder of a Graph-LLM: run, checkpoint or export; a chat model is a --teacher-model"
     )
-    output: str = setting(dataclasses.MISSING, "folder of the results; the same command continues it")
-    limit: int | None = setting(None, "only the first N questions", at_least=1)
-    overwrite: bool = setting(False, "replace the results of an earlier run in --output")
     retry_errors: bool = setting(False, "ask again the questions that failed in an earlier run")
     concurrency: int = setting(64, "questions under way at once", at_least=1)
     gold: str | None = setting(
@@ -101,7 +96,7 @@ class QuestionSuite(Suite):
     Args:
         options: The options.
         teacher: The language model of a system that prompts one.
-        llms: Models that several runs share, closed by whoever opened them; None opens those of `teacher`.
+        llms: Models that several runs share; None opens those of `teacher`.
 
     Raises:
         FileNotFoundError: a file or a model is not there.
@@ -113,7 +108,7 @@ class QuestionSuite(Suite):
 
     def __init__(self, options: QuestionOptions, teacher: LLMOptions | None = None, llms: LLMs | None = None) -> None:
         self.system, self.task = load_system(options.system), load_task(options.task)
-        self.teacher, self.llms, self.tools = teacher, llms, Tools()
+        self.teacher, self.llms, self.tools, self.clients = teacher, llms, Tools(), (llms or ())[:2]
         self.metrics = {name: metric for name, metric in find_metrics().items() if name in self.task.metrics}
         self.options = options
         flags = {name: getattr(options, name) for name in _LOOP}
@@ -122,10 +117,7 @@ class QuestionSuite(Suite):
             # The task's limit is for an answer alone, without a thought before it.
             flags["max_answer_tokens"] = self.task.max_answer_tokens
         self.loop = make_options(self.system, flags, options.set)
-        problems = llm_problems(options, self.system, teacher) + search_problems(options, self.system, self.loop)
-        if self.system.needs_gold and options.gold and not options.corpus:
-            problems.append(f"--system {options.system} reads the passages that --gold names: give their --corpus")
-        if problems:
+        if problems := run_problems(options, self.system, self.loop, teacher):
             raise ValueError("; ".join(problems))
         self._notes: Counter[str] = Counter()
         try:
@@ -172,11 +164,9 @@ class QuestionSuite(Suite):
         options, system = self.options, self.system
         corpus, triples = system.needs_corpus(self.loop), system.needs_triples(self.loop)
         embeds = corpus and (options.retriever != "bm25" or system.needs_reranker(self.loop))
-        models = {} if system.model == "llm" else model_settings(options, self.teacher is not None)
-        if self.teacher:
-            models |= llm_settings(options, self.teacher)
-            if files := dict(system.files(self.loop)):
-                models["files"] = files
+        models = model_settings(options, self.teacher)
+        if self.teacher and (files := dict(system.files(self.loop))):
+            models["files"] = files
         if embeds:
             prompts = {"query_prompt": options.query_prompt, "text_prompt": options.text_prompt}
             models |= {name: text for name, text in prompts.items() if text is not None}
@@ -198,16 +188,32 @@ class QuestionSuite(Suite):
 
     def open(self) -> None:
         """Open corpus, triples and models."""
-        corpus = None
-        if self.system.needs_corpus(self.loop):
-            corpus = Path(self.options.corpus or Path(self.options.output) / "corpus.jsonl")
+        options, system, loop, corpus = self.options, self.system, self.loop, None
+        if system.needs_corpus(loop):
+            corpus = Path(options.corpus or Path(options.output) / "corpus.jsonl")
         if corpus and self.own_contexts:
-            count = write_context_corpus(self.task, self.options.data, corpus)
-            logger.info("corpus of all contexts in %s: %d passages", self.options.data, count)
-        if self.system.needs_gold and self.gold and self.options.corpus:
+            count = write_context_corpus(self.task, options.data, corpus)
+            logger.info("corpus of all contexts in %s: %d passages", options.data, count)
+        if system.needs_gold and self.gold and options.corpus:
             wanted = {name for links in self.gold.values() for name in links}
-            self._passages = {one.id: one for one in read_corpus(self.options.corpus) if one.id in wanted}
-        self.tools = open_tools(self.options, self.system, self.loop, corpus, self.teacher, self.llms)
+            self._passages = {one.id: one for one in read_corpus(options.corpus) if one.id in wanted}
+        tools = open_search(options, system, loop, corpus, Path(options.index or Path(options.output) / "index"))
+        planner, answerer = (
+            open_generator(model_spec(spec, options.untrained), options) if spec else None
+            for spec in (options.planner_model, options.model)
+        )
+        for generator in (planner, answerer):
+            if generator is not None and not loop.graph:
+                generator.processor = generator.processor.without_graph()
+        if self.teacher is None:
+            planner = planner or answerer
+        else:
+            llm, integrator, sampling = self.llms or open_llms(self.teacher, options.integrator, options.oracle)
+            if options.integrator and (warning := other_prompt(options.integrator, loop.prompts)):
+                logger.warning("%s", warning)
+            tools = replace(tools, llm=llm, integrator=integrator, sampling=sampling)
+        self.tools = replace(tools, planner=planner, answerer=answerer)
+        self.clients = (self.tools.llm, self.tools.integrator, planner, answerer)
 
     async def ask(self, batch: list[Question]) -> list[Trace]:
         """Run the system on one question."""
@@ -272,17 +278,6 @@ class QuestionSuite(Suite):
                 "most retrieved passages have no triples in %s: does it cover this corpus?", self.options.triples
             )
 
-    def pending_message(self) -> str:
-        """Write the request files, and say what to do with them."""
-        clients = (self.tools.llm, self.tools.integrator)
-        found = [message() for one in clients if (message := getattr(one, "pending_message", None)) is not None]
-        return " ".join(dict.fromkeys(text for text in found if text))
-
-    async def close(self) -> None:
-        """Close the language models: what they have received is written."""
-        if self.llms is None:
-            await self.tools.close()
-
     def _gold_passages(self, question: Question) -> tuple[Passage, ...]:
         if not self.system.needs_gold:
             return ()
@@ -328,12 +323,16 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...]) -> dict[str, Any
         stops[trace["stop_reason"] or "error"] += 1
         actions.update(action["action"] or "malformed" for action in trace["actions"])
         tallies.update(trace["tallies"])
-        sums.update({"errors": int(bool(row["error"])), "malformed_plans": trace["malformed"]})
-        sums.update({"unexpected_plans": trace["unexpected"], "rounds": len(steps)})
-        sums.update({"passages": sum(len(step["passages"]) for step in steps)})
-        sums.update({"passages_without_triples": sum(step["passages_without_triples"] for step in steps)})
-        sums.update({"triples": sum(len(step["triples"]) for step in steps)})
-        sums.update({name: trace[name] for name in _COSTS})
+        sums.update({
+            "errors": int(bool(row["error"])),
+            "malformed_plans": trace["malformed"],
+            "unexpected_plans": trace["unexpected"],
+            "rounds": len(steps),
+            "passages": sum(len(step["passages"]) for step in steps),
+            "passages_without_triples": sum(step["passages_without_triples"] for step in steps),
+            "triples": sum(len(step["triples"]) for step in steps),
+            **{name: trace[name] for name in _COSTS},
+        })  # fmt: skip
         seconds += trace["seconds"]
     total = len(scores[names[0]])
     listed = {"stop_reasons": stops, "actions": actions, "tallies": tallies}
@@ -343,7 +342,7 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...]) -> dict[str, Any
         "metrics": {name: bootstrap_mean(values) for name, values in scores.items()},
         "by_type": {kind: bootstrap_mean(values) for kind, values in sorted(by_type.items())},
         "supporting_recall": bootstrap_mean(recalls),
-        "counts": {name: sums[name] for name in _COUNTED}
+        "counts": {name: count for name, count in sums.items() if name not in _COSTS}
         | {name: dict(sorted(counter.items())) for name, counter in listed.items()},
         "cost": {name: sums[name] for name in _COSTS},
         "cost_per_question": {name: round(sums[name] / total, 3) for name in _COSTS}

@@ -19,7 +19,7 @@ from typing import Any, get_args
 
 from rich.console import Console
 
-from tripletune.eval.metrics import find_metrics, score_answer
+from tripletune.eval import find_metrics, score_answer
 from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import bootstrap_pairs
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
@@ -27,7 +27,7 @@ from tripletune.eval.systems import model_spec, open_generator, triples_settings
 from tripletune.models.data.records import Action, Passage, Record, Step, read_records, record_files
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import file_digest, weights_fingerprint
-from tripletune.models.llm.client import Completion
+from tripletune.models.llm import Completion
 from tripletune.models.options import other_default, setting
 from tripletune.models.rendering import parse_plan
 from tripletune.rag.search import SearchOptions
@@ -91,12 +91,9 @@ class RecordSuite(Suite):
             "data": [file_digest(file) for file in record_files(options.data, options.split)],
             "model": self.model,
             "weights": weights_fingerprint(self.model),
-            "evidence": options.evidence,
             "triples": triples_settings(options.triples, options.extractor) if options.triples else None,
-            "limit": options.limit,
-            "dtype": options.dtype,
-            "max_plan_tokens": options.max_plan_tokens,
-            "max_answer_tokens": options.max_answer_tokens,
+            **{name: getattr(options, name) for name in ("evidence", "limit", "dtype")},
+            **{name: getattr(options, name) for name in ("max_plan_tokens", "max_answer_tokens")},
         }
 
     def open(self) -> None:

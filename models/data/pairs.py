@@ -20,7 +20,7 @@ from typing import Any
 
 from tripletune.models.data.records import stored_rows, text_fields
 from tripletune.models.data.triples import Triple, format_triples, triples_from_json
-from tripletune.models.llm.client import Message
+from tripletune.models.llm import Message
 from tripletune.models.llm.replies import UnusableReply, find_triples
 
 PROMPT = Path(__file__).parents[1] / "prompts" / "extract_triples.md"

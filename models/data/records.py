@@ -27,6 +27,8 @@ Task = Literal["planning", "answering"]
 IGNORED = -100
 TASKS: tuple[Task, ...] = ("planning", "answering")
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
+# Answers that are no names: a text may hold them by chance.
+YES_NO = ("yes", "no")
 _GZIP = b"\x1f\x8b"
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -188,6 +190,11 @@ def normalize_answer(text: str) -> str:
     bare = lowered.translate(_PUNCTUATION)
     normal = " ".join(_ARTICLES.sub(" ", bare).split())
     return normal or " ".join(bare.split()) or " ".join(lowered.split())
+
+
+def mentions(text: str, phrase: str) -> bool:
+    """Whether a text holds a phrase as whole words, both normalised as answers are."""
+    return f" {normalize_answer(phrase)} " in f" {normalize_answer(text)} "
 
 
 def text_fields(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.models.data.records import shown, stored_rows, text_fields
-from tripletune.models.llm.client import Message
+from tripletune.models.llm import Message
 
 _ROLES = ("system", "user", "assistant")
 

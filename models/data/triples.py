@@ -44,7 +44,9 @@ class Triple:
             object.__setattr__(self, name, folded)
 
     def __str__(self) -> str:
-        return format_triple(self)
+        """The text form `(S> subject| P> predicate| O> object)`."""
+        names = (_NEEDS_ESCAPE.sub(r"\\\g<0>", name) for name in (self.subject, self.predicate, self.object))
+        return "(S> {}| P> {}| O> {})".format(*names)
 
     def as_list(self) -> list[str]:
         """The JSON form `[subject, predicate, object]`."""
@@ -59,15 +61,9 @@ class ParsedTriples:
     malformed: int
 
 
-def format_triple(triple: Triple) -> str:
-    """Write one triple as `(S> subject| P> predicate| O> object)`."""
-    subject, predicate, object_ = (_NEEDS_ESCAPE.sub(_escape, field) for field in triple.as_list())
-    return f"(S> {subject}| P> {predicate}| O> {object_})"
-
-
 def format_triples(triples: Iterable[Triple]) -> str:
     """Write triples on one line, separated by a comma and a space."""
-    return ", ".join(format_triple(triple) for triple in triples)
+    return ", ".join(map(str, triples))
 
 
 def parse_triples(text: str) -> ParsedTriples:
@@ -113,10 +109,6 @@ def triples_from_json(rows: object, where: str) -> tuple[Triple, ...]:
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
     return tuple(triples)
-
-
-def _escape(match: re.Match[str]) -> str:
-    return "\\" + match.group()
 
 
 def _is_escaped(text: str, position: int) -> bool:

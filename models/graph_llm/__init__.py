@@ -1,21 +1,322 @@
-"""The Graph-LLM of RAS (section 3.4): `from tripletune.models.graph_llm import GraphLLM`."""
+"""The Graph-LLM of RAS (section 3.4): built from a base model, trained as an adapter, loaded, and asked for replies.
 
+`LocalGenerator` replies greedily, one by one or to many at once. Calls of many tasks meet in a `DecodingService`; the
+graphs are read with the prompts. With a ledger they are calls like those of any other model: kept, found again, and
+accounted for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-_HOMES = {
-    "GraphLLM": "model",
-    "GraphLLMConfig": "model",
-    "GraphLLMProcessor": "processor",
-    "build_graph_llm": "loading",
-    "load_graph_llm": "loading",
-}
-__all__ = list(_HOMES)
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import PreTrainedModel
+
+from tripletune.models.data.records import ModelInput, Step
+from tripletune.models.files import read_json, weights_fingerprint
+from tripletune.models.graph_llm.embeddings import EmbeddingTable, LiveEmbeddings, encoder_dimension
+from tripletune.models.graph_llm.graphs import embed_batch
+from tripletune.models.graph_llm.model import GraphLLM, GraphLLMConfig
+from tripletune.models.graph_llm.processor import GraphLLMProcessor
+from tripletune.models.llm import Completion, Message, Sampling
+from tripletune.models.llm.backends.hf import DecodingService
+from tripletune.models.llm.ledger import Ledger
+from tripletune.models.llm.ledger_client import LedgerClient, Retry
+from tripletune.models.loading import (
+    LANGUAGE_MODEL_LAYERS,
+    chosen_layers,
+    load_adapter,
+    load_causal_lm,
+    parse_dtype,
+    resolve,
+    telling,
+)
+from tripletune.models.local import Decoder, Request, decode
+from tripletune.models.local.continuous_batch import make_decoder
+from tripletune.models.run_folders import CONFIG, is_adapter
+
+__all__ = [
+    "GraphLLM",
+    "GraphLLMConfig",
+    "GraphLLMProcessor",
+    "LocalGenerator",
+    "add_adapter",
+    "build_graph_llm",
+    "load_generator",
+    "load_graph_llm",
+]
+GRAPH_MODULES = ("graph_encoder", "projector")
+# PEFT's own name for "an adapter without adapter layers": graph-token tuning trains the saved modules alone.
+_NO_ADAPTER_LAYERS = "dummy-target-modules"
 
 
-def __getattr__(name: str) -> Any:
-    # Torch and PyG are imported when they are needed, and not for a `--help`.
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+def build_graph_llm(
+    base_model: str,
+    *,
+    encoder: str = "sentence-transformers/all-roberta-large-v1",
+    dtype: torch.dtype | None = None,
+    revision: str | None = None,
+    attention: str | None = None,
+    processor_settings: dict[str, Any] | None = None,
+    **config: Any,
+) -> tuple[GraphLLM, GraphLLMProcessor]:
+    """Put fresh graph modules in front of a pretrained language model.
 
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    Args:
+        base_model: Hub id, folder or `pypi:package`.
+        encoder: Sentence encoder for node and edge texts.
+        dtype: Weight type of the language model; graph modules stay float32.
+        revision: Hub revision of the base model.
+        attention: Attention kernel of transformers ("sdpa", "eager", "flash_attention_2", …); None takes its choice.
+        processor_settings: Fields of `ProcessorSettings`.
+        **config: Fields of `GraphLLMConfig`.
+
+    Returns:
+        The model in eval mode, and its processor.
+    """
+    language_model, tokenizer = load_causal_lm(base_model, dtype, revision)
+    use_graph = config.setdefault("use_graph", True)
+    settings = dict(processor_settings or {})
+    settings["use_graph"] = use_graph
+    settings["graph_pooling"] = config.get("graph_pooling", "subgraphs")
+    processor = GraphLLMProcessor.create(tokenizer, **settings)
+    model_config = GraphLLMConfig(
+        text_config=language_model.config,
+        base_model=str(base_model),
+        base_revision=getattr(language_model.config, "_commit_hash", None) or revision,
+        encoder=encoder,
+        text_embedding_width=encoder_dimension(encoder) if use_graph else 0,
+        graph_token_id=processor.graph_token_id,
+        **config,
+    )
+    model = GraphLLM(model_config, language_model)
+    if attention is not None:
+        model.language_model.set_attn_implementation(attention)
+    model.config._name_or_path = str(base_model)
+    return model.eval(), processor
+
+
+def add_adapter(
+    model: GraphLLM,
+    *,
+    lora: bool = True,
+    rank: int = 8,
+    alpha: int = 16,
+    dropout: float = 0.05,
+    targets: tuple[str, ...] = ("q_proj", "v_proj"),
+) -> PeftModel:
+    """Freeze the language model, add LoRA to it and train graph encoder and projector in full.
+
+    All that is trained lies in one PEFT adapter. Defaults are the paper's table 8 and the authors' target modules.
+
+    Args:
+        model: The base.
+        lora: False tunes the graph token alone (ablation "No LoRA").
+        targets: Linear layers of the language model to adapt; "all-linear" adapts every one but the output layer.
+
+    Raises:
+        ValueError: nothing would be trained, or a target does not exist.
+    """
+    use_graph = model.config.use_graph
+    if not lora and not use_graph:
+        raise ValueError("lora is off and use_graph is off: nothing is left to train")
+    chosen = chosen_layers(model.language_model, targets, model.config.base_model) if lora else set()
+    # A pattern, because the graph encoder's own linear layers must not be adapted on top of being trained.
+    pattern = f"{LANGUAGE_MODEL_LAYERS}({'|'.join(sorted(chosen))})"
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        target_modules=pattern if lora else _NO_ADAPTER_LAYERS,
+        modules_to_save=list(GRAPH_MODULES) if use_graph else None,
+    )
+    return get_peft_model(model, config)
+
+
+def is_graph_llm_folder(folder: str | Path) -> bool:
+    """Whether a folder holds a trained Graph-LLM: run, checkpoint, export or merged model."""
+    try:
+        return bool(read_json(Path(folder) / CONFIG).get("model_type") == GraphLLMConfig.model_type)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+
+
+def load_graph_llm(
+    folder: str | Path, dtype: torch.dtype | None = None, trainable: bool = False
+) -> tuple[PreTrainedModel | PeftModel, GraphLLMProcessor]:
+    """Load a trained Graph-LLM, or any causal language model as an untrained one without graph.
+
+    Args:
+        folder: Adapter folder (a run's `final`, checkpoint, export), merged folder, or a plain base-model spec.
+        dtype: Weight type of the language model.
+        trainable: Load the adapter so that training can go on.
+
+    Returns:
+        The model in eval mode and its processor.
+
+    Raises:
+        FileNotFoundError: no such folder, or files are missing in it.
+        ValueError: weights cannot be read, for example because a file was cut off, or do not fit the base model.
+    """
+    path = Path(resolve(folder))
+    if not is_graph_llm_folder(path):
+        if path.is_dir() and not (path / CONFIG).exists():
+            raise FileNotFoundError(f"model folder {path} has no {CONFIG}: it is not a model or checkpoint")
+        return build_graph_llm(str(folder), dtype=dtype, use_graph=False)
+    with telling(path, "Graph-LLM"):
+        processor = GraphLLMProcessor.from_pretrained(path)
+        config = GraphLLMConfig.from_pretrained(path)
+        model: Any
+        if is_adapter(path):
+            language_model, _ = load_causal_lm(config.base_model, dtype, config.base_revision)
+            # The base is frozen and known by name; what the folder holds is the adapter.
+            model = load_adapter(GraphLLM(config, language_model), path, trainable)
+        else:
+            options = {"dtype": dtype} if dtype else {}
+            model = GraphLLM.from_pretrained(path, use_safetensors=True, **options)
+    return model.eval(), processor
+
+
+class LocalGenerator:
+    """Greedy generation with a `GraphLLM`.
+
+    Args:
+        model: The model, with or without PEFT adapter; for `generate` in eval mode.
+        processor: Its processor.
+        batch_size: Most inputs in one batch; it changes no reply in float32.
+        embeddings: Source of node and edge vectors; by default each string is embedded when first seen.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        processor: GraphLLMProcessor,
+        batch_size: int = 16,
+        embeddings: LiveEmbeddings | EmbeddingTable | None = None,
+    ) -> None:
+        self.model = model
+        self.processor = processor
+        config = model.config if not hasattr(model, "get_base_model") else model.get_base_model().config
+        self.embeddings = embeddings or LiveEmbeddings(config.encoder, config.text_embedding_width)
+        self.batch_size = batch_size
+        self._service = DecodingService(self._decoder, "the Graph-LLM")
+        self._client: LedgerClient | None = None
+
+    async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
+        """Reply to one input, together with those of other tasks."""
+        if self._client is None:
+            return await self.decode(sample, max_new_tokens, evidence)
+        content = {
+            "task": sample.task,
+            "question": sample.question,
+            "steps": [step.to_json() for step in sample.steps],
+            "evidence": evidence,
+            "graph": self.processor.settings.use_graph,
+        }
+        messages: list[Message] = [{"role": "user", "content": json.dumps(content, ensure_ascii=False)}]
+        sampling = Sampling(max_tokens=max_new_tokens)
+        completion = await self._client.chat(messages, role=f"ras.{sample.task}", sampling=sampling)
+        # The ledger does not keep what was left out of the prompt.
+        encoded = self.processor.encode_input(sample, evidence)
+        triples, words = encoded.truncated_triples, encoded.truncated_words
+        return replace(completion, truncated_triples=triples, truncated_words=words)
+
+    async def decode(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
+        """`generate` without a look at the ledger."""
+        request = self._request(sample, max_new_tokens, evidence)
+        await self._service.reply(request)
+        return self._completion(request)
+
+    async def close(self) -> None:
+        """End the thread, and close the ledger."""
+        await (self._service if self._client is None else self._client).close()
+
+    def generate_many(
+        self, samples: Sequence[ModelInput], max_new_tokens: int, evidence: str | None = None
+    ) -> list[Completion]:
+        """Reply to many inputs, in the order given; the model's training mode is as before afterwards.
+
+        Args:
+            samples: The inputs.
+            max_new_tokens: Longest reply, in tokens.
+            evidence: "triples" or "text"; None keeps the processor's setting.
+        """
+        requests = [self._request(sample, max_new_tokens, evidence) for sample in samples]
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            decode(self._decoder(), sorted(requests, key=lambda request: len(request.prompt)))
+        finally:
+            self.model.train(was_training)
+        return [self._completion(request) for request in requests]
+
+    def _decoder(self) -> Decoder:
+        tokenizer = self.processor.tokenizer
+        eos_ids, pad = [tokenizer.eos_token_id], int(tokenizer.pad_token_id)
+        return make_decoder(self.model, eos_ids, pad, self.batch_size, inputs=self._graphs)
+
+    def _request(self, sample: ModelInput, limit: int, evidence: str | None) -> Request:
+        encoded = self.processor.encode_input(sample, evidence)
+        return Request(list(encoded.input_ids), limit, data=encoded)
+
+    def _graphs(self, requests: Sequence[Request]) -> dict[str, Any]:
+        """The graphs of a batch, as `GraphLLM.forward` and `generate` take them."""
+        if not self.processor.settings.use_graph:
+            return {}
+        batch = embed_batch([request.data.graphs for request in requests], self.embeddings)
+        return {"graphs": batch.to(self.model.device)}
+
+    def _completion(self, request: Request) -> Completion:
+        return Completion(
+            text=self.processor.decode(request.tokens),
+            prompt_tokens=len(request.prompt),
+            completion_tokens=len(request.tokens) + request.ended,
+            seconds=request.seconds,
+            truncated_triples=request.data.truncated_triples,
+            truncated_words=request.data.truncated_words,
+            finish_reason="stop" if request.ended else "length",
+        )
+
+
+class _GraphBackend:
+    """The `models.llm.Backend` of a generator: a call's message is the input as JSON."""
+
+    def __init__(self, generator: LocalGenerator, model: str) -> None:
+        self.model, self._generator = model, generator
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        row = json.loads(messages[-1]["content"])
+        sample = ModelInput(row["task"], row["question"], tuple(Step.from_json(step) for step in row["steps"]))
+        return await self._generator.decode(sample, sampling.max_tokens, row["evidence"])
+
+    async def close(self) -> None:
+        await self._generator._service.close()
+
+
+def load_generator(
+    folder: str | Path, batch_size: int = 16, dtype: str = "float32", ledger: str | Path | None = None
+) -> LocalGenerator:
+    """Load a trained Graph-LLM (or a plain base model) for inference.
+
+    Args:
+        folder: Run, checkpoint, export or merged folder, or a base-model spec.
+        batch_size: Most inputs in one batch.
+        dtype: "float32" (default: replies do not depend on the batch), "bfloat16" or "auto".
+        ledger: SQLite file of the call ledger; None keeps no calls.
+    """
+    model, processor = load_graph_llm(folder, parse_dtype(dtype))
+    if isinstance(model, PeftModel):
+        # Adapter layers run beside every linear layer, in float32; merged, they cost nothing.
+        model = model.merge_and_unload().eval()
+    if torch.cuda.is_available():
+        model = model.to("cuda")
+    generator = LocalGenerator(model, processor, batch_size)
+    if ledger is not None:
+        name = f"graph:{folder}{'' if dtype == 'float32' else f' {dtype}'}@{weights_fingerprint(resolve(folder))}"
+        generator._client = LedgerClient(_GraphBackend(generator, name), Ledger(ledger), retry=Retry(1))
+    return generator

@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -47,8 +47,6 @@ class TextEncoder:
         Returns:
             (n, D) float16 array; not normalised beyond what the model itself does.
         """
-        if not strings:
-            return np.zeros((0, self.dimension), np.float16)
         vectors = self._model.encode(
             list(strings), batch_size=_STRINGS_AT_ONCE, convert_to_tensor=True, show_progress_bar=False
         )
@@ -74,28 +72,25 @@ def string_key(text: str) -> int:
 
 
 class EmbeddingTable:
-    """A read-only, memory-mapped table of string embeddings."""
+    """A read-only, memory-mapped table of string embeddings.
+
+    Attributes:
+        dimension: Width D of a vector.
+        digest: Name of the table: row numbers are only good with the table they were looked up in.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         folder = Path(folder)
         if not (folder / "table.json").exists():
             raise FileNotFoundError(f"{folder} holds no embedding table (table.json is missing); build it first")
-        self.about: dict[str, Any] = read_json(folder / "table.json")
+        about = read_json(folder / "table.json")
         self._keys = np.load(folder / "keys.npy", mmap_mode="r", allow_pickle=False)
         self._vectors = np.load(folder / "vectors.npy", mmap_mode="r", allow_pickle=False)
+        self.dimension = int(self._vectors.shape[1])
+        self.digest = hashlib.sha256(self._keys.tobytes() + json.dumps(about).encode()).hexdigest()[:16]
 
     def __len__(self) -> int:
         return len(self._keys)
-
-    @property
-    def dimension(self) -> int:
-        """Width D of a vector."""
-        return int(self._vectors.shape[1])
-
-    @property
-    def digest(self) -> str:
-        """Name of the table: row numbers are only good with the table they were looked up in."""
-        return hashlib.sha256(self._keys.tobytes() + json.dumps(self.about).encode()).hexdigest()[:16]
 
     def rows(self, strings: Iterable[str]) -> dict[str, int]:
         """Row number of each distinct string.
@@ -115,9 +110,14 @@ class EmbeddingTable:
             raise KeyError(f"{missing!r} is not in the embedding table: it was built from other records")
         return dict(zip(distinct, found.tolist()))
 
-    def vectors(self, rows: Sequence[int]) -> torch.Tensor:
+    def __getitem__(self, rows: Sequence[int]) -> torch.Tensor:
         """(n, D) float32 tensor of the given rows."""
         return torch.from_numpy(self._vectors[np.asarray(rows, np.int64)].astype(np.float32))
+
+    def vectors(self, strings: Sequence[str]) -> torch.Tensor:
+        """(n, D) float32 tensor, one row per string in the given order, as `LiveEmbeddings` gives it."""
+        rows = self.rows(strings)
+        return self[[rows[text] for text in strings]]
 
     @classmethod
     def build(cls, strings: Iterable[str], encoder_spec: str, folder: str | Path) -> EmbeddingTable:
@@ -134,31 +134,22 @@ class EmbeddingTable:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "table.json").unlink(missing_ok=True)
         encoder = TextEncoder(encoder_spec, dtype=best_dtype())
-        keys: list[int] = []
-        seen: set[int] = set()
-        chunk: list[str] = []
+        keys: dict[int, None] = {}
         raw = folder / "vectors.raw"
-        with (
-            raw.open("wb") as out,
-            tqdm(desc="embedding strings", unit=" strings", disable=None) as bar,
-        ):
 
-            def flush() -> None:
-                out.write(encoder.encode(chunk).tobytes())
-                bar.update(len(chunk))
-                chunk.clear()
-
+        def distinct() -> Iterator[str]:
             for text in strings:
                 key = string_key(text)
-                if key in seen:
-                    continue
-                seen.add(key)
-                keys.append(key)
-                chunk.append(text)
-                if len(chunk) == CHUNK:
-                    flush()
-            flush()
-        _sort_table(folder, raw, np.array(keys, np.uint64), encoder.dimension)
+                if key not in keys:
+                    keys[key] = None
+                    yield text
+
+        new = distinct()
+        with raw.open("wb") as out, tqdm(desc="embedding strings", unit=" strings", disable=None) as bar:
+            while chunk := list(islice(new, CHUNK)):
+                out.write(encoder.encode(chunk).tobytes())
+                bar.update(len(chunk))
+        _sort_table(folder, raw, np.array([*keys], np.uint64), encoder.dimension)
         about = {"encoder": encoder_spec, "dimension": encoder.dimension, "strings": len(keys)}
         write_json(folder / "table.json", about)
         logger.info("embedded %d distinct strings with %s", len(keys), encoder_spec)
@@ -178,19 +169,6 @@ def _sort_table(folder: Path, raw: Path, keys: np.ndarray, dimension: int) -> No
         del source
     target.flush()
     raw.unlink()
-
-
-class TableEmbeddings:
-    """The strings of a table, behind the same interface as `LiveEmbeddings`."""
-
-    def __init__(self, table: EmbeddingTable) -> None:
-        self.table = table
-        self.dimension = table.dimension
-
-    def vectors(self, strings: Sequence[str]) -> torch.Tensor:
-        """(n, D) float32 tensor, one row per string in the given order."""
-        rows = self.table.rows(strings)
-        return self.table.vectors([rows[text] for text in strings])
 
 
 class LiveEmbeddings:

@@ -2,7 +2,7 @@
 encoders that read them: Graph Transformer (paper), GAT and GCN, with edge features (sections 3.1, D.2 and table 8).
 
 Nodes are the distinct subject and object strings; every triple gives an edge and a reverse edge whose text is
-`inverse_` + predicate, so information flows both ways. `SampleGraph` is the PyG form of all sub-graphs of one sample.
+`inverse_` + predicate, so information flows both ways.
 
 Shapes: N nodes and E edges of a sample (or batch), D text-embedding width, H hidden width, S sub-graphs, B samples.
 """
@@ -10,8 +10,8 @@ Shapes: N nodes and E edges of a sample (or batch), D text-embedding width, H hi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,7 +19,6 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GATv2Conv, GCNConv, TransformerConv
 from torch_geometric.utils import scatter
 
-from tripletune.models.data.records import Step
 from tripletune.models.data.triples import Triple
 
 INVERSE = "inverse_"
@@ -28,15 +27,16 @@ ARCHITECTURES = ("graph_transformer", "gat", "gcn")
 
 @dataclass(frozen=True, slots=True)
 class TextGraph:
-    """A graph whose nodes and edges are strings; `edges` are (source, target, text), reverse edges included."""
+    """A graph whose nodes and edges are strings.
+
+    Attributes:
+        edges: Source, target and text of each, reverse edges included.
+        strings: Every string to embed: nodes, then edges.
+    """
 
     nodes: tuple[str, ...]
     edges: tuple[tuple[int, int, str], ...]
-
-    @property
-    def strings(self) -> list[str]:
-        """Every string to embed, nodes first."""
-        return [*self.nodes, *(text for _, _, text in self.edges)]
+    strings: tuple[str, ...]
 
 
 def build_graph(triples: Iterable[Triple]) -> TextGraph:
@@ -47,37 +47,10 @@ def build_graph(triples: Iterable[Triple]) -> TextGraph:
         source = nodes.setdefault(triple.subject, len(nodes))
         target = nodes.setdefault(triple.object, len(nodes))
         edges += [(source, target, triple.predicate), (target, source, INVERSE + triple.predicate)]
-    return TextGraph(tuple(nodes), tuple(edges))
+    return TextGraph(tuple(nodes), tuple(edges), (*nodes, *(text for _, _, text in edges)))
 
 
-def step_graphs(steps: Sequence[Step]) -> list[TextGraph]:
-    """One sub-graph a step, empty ones included (paper, section D.2)."""
-    return [build_graph(step.triples) for step in steps]
-
-
-def question_graph(steps: Sequence[Step]) -> TextGraph:
-    """The union G_Q of all sub-graphs (eq. 6): equal names are one node, equal triples one edge."""
-    return build_graph(triple for step in steps for triple in step.triples)
-
-
-class SampleGraph(Data):
-    """All sub-graphs of one sample side by side.
-
-    Attributes:
-        x: (N, D) node features.
-        edge_index: (2, E) source and target of each edge.
-        edge_attr: (E, D) edge features.
-        subgraph_of: (N,) number of the sub-graph each node belongs to, from 0.
-        num_subgraphs: How many sub-graphs there are, empty ones not counted.
-    """
-
-    def __inc__(self, key: str, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Shift sub-graph numbers when samples are batched, as PyG does for node indices."""
-        return self.num_subgraphs if key == "subgraph_of" else super().__inc__(key, value, *args, **kwargs)
-
-
-@dataclass(frozen=True, slots=True)
-class GraphRows:
+class GraphRows(NamedTuple):
     """Sub-graphs of a sample as integers: rows of an embedding table and edge end points.
 
     Attributes:
@@ -93,10 +66,6 @@ class GraphRows:
     sources: list[int]
     targets: list[int]
     subgraph: list[int]
-
-    def to_json(self) -> dict[str, list[int]]:
-        """Columns of the tokenised data set."""
-        return {column.name: getattr(self, column.name) for column in fields(self)}
 
 
 def graph_rows(graphs: Sequence[TextGraph], rows: dict[str, int]) -> GraphRows:
@@ -129,21 +98,38 @@ def batch_graphs(samples: Sequence[GraphRows], vectors: Any, dimension: int) -> 
         samples: One entry a sample, in batch order.
         vectors: Callable from a list of table rows to an (n, D) float tensor.
         dimension: D.
+
+    Returns:
+        For N nodes and E edges of all samples `x` (N, D), `edge_index` (2, E), `edge_attr` (E, D), `batch` (N,), the
+        sample of each node, and `subgraph_of` (N,), its sub-graph; sub-graphs are numbered through the whole batch.
     """
-    data = []
+    data, subgraphs = [], 0
     for sample in samples:
         edge_index = torch.tensor([sample.sources, sample.targets], dtype=torch.long).reshape(2, -1)
         data.append(
-            SampleGraph(
+            Data(
                 x=vectors(sample.node_rows) if sample.node_rows else torch.zeros(0, dimension),
                 edge_index=edge_index,
                 edge_attr=vectors(sample.edge_rows) if sample.edge_rows else torch.zeros(0, dimension),
-                subgraph_of=torch.tensor(sample.subgraph, dtype=torch.long),
-                num_subgraphs=sample.subgraph[-1] + 1 if sample.subgraph else 0,
+                subgraph_of=torch.tensor(sample.subgraph, dtype=torch.long) + subgraphs,
                 num_nodes=len(sample.node_rows),
             )
         )
+        subgraphs += max(sample.subgraph, default=-1) + 1
     return Batch.from_data_list(data)
+
+
+def embed_batch(samples: Sequence[Sequence[TextGraph]], embeddings: Any) -> Batch:
+    """The `batch_graphs` of graphs whose texts are embedded now, each distinct one once.
+
+    Args:
+        samples: The sub-graphs of each sample.
+        embeddings: `models.graph_llm.embeddings.LiveEmbeddings`, or what looks texts up as it does.
+    """
+    texts = list(dict.fromkeys(text for graphs in samples for graph in graphs for text in graph.strings))
+    rows = {text: row for row, text in enumerate(texts)}
+    vectors = embeddings.vectors(texts)
+    return batch_graphs([graph_rows(graphs, rows) for graphs in samples], vectors.__getitem__, embeddings.dimension)
 
 
 class _EdgeAwareGCN(nn.Module):
@@ -206,7 +192,7 @@ class GraphEncoder(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, graphs: Batch) -> torch.Tensor:
-        """Encode a PyG batch of `SampleGraph`.
+        """Encode the graphs of a batch, from `batch_graphs`.
 
         Returns:
             (B, H) one vector a sample.
@@ -222,7 +208,7 @@ class GraphEncoder(nn.Module):
             x = convolution(x, graphs.edge_index, edge_attr)
             if layer < len(self.norms):
                 x = self.dropout(torch.relu(self.norms[layer](x)))
-        # `subgraph_of` numbers run on through the batch, and no numbered sub-graph is empty.
+        # No numbered sub-graph is empty.
         pooled = scatter(x, graphs.subgraph_of, dim=0, reduce="mean")
         sample_of = scatter(graphs.batch, graphs.subgraph_of, dim=0, reduce="max")
         return scatter(pooled, sample_of, dim=0, dim_size=num_samples, reduce="mean")

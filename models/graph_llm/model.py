@@ -9,6 +9,7 @@ Shapes: B samples, T tokens, W width of the language model, H graph width, V voc
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,7 +21,7 @@ from transformers.utils import ModelOutput
 
 from tripletune.models.data.records import IGNORED
 from tripletune.models.graph_llm.graphs import GraphEncoder
-from tripletune.models.training import branch_mask, label_loss, scaled_logits
+from tripletune.models.training import label_loss, prefix_mask, scaled_logits
 
 
 class GraphLLMConfig(PretrainedConfig):
@@ -89,19 +90,6 @@ class GraphLLMConfig(PretrainedConfig):
         return self.text_config if self.text_config is not None else self
 
 
-class GraphProjector(nn.Module):
-    """Two linear layers with a sigmoid between them, into the language model's width (authors' code; table 8)."""
-
-    def __init__(self, in_width: int, mid_width: int, out_width: int) -> None:
-        super().__init__()
-        self.up = nn.Linear(in_width, mid_width)
-        self.out = nn.Linear(mid_width, out_width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, H) -> (B, W)."""
-        return self.out(torch.sigmoid(self.up(x)))
-
-
 @dataclass
 class GraphLLMOutput(ModelOutput):
     """Output of `GraphLLM`.
@@ -159,9 +147,10 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
                 config.graph_heads,
                 config.graph_dropout,
             )
-            self.projector = GraphProjector(
-                config.graph_hidden_width, config.projector_width, config.text_config.hidden_size
-            )
+            # Two linear layers with a sigmoid between them, (B, H) -> (B, W) (authors' code; table 8).
+            up = nn.Linear(config.graph_hidden_width, config.projector_width)
+            out = nn.Linear(config.projector_width, config.text_config.hidden_size)
+            self.projector = nn.Sequential(OrderedDict(up=up, sigmoid=nn.Sigmoid(), out=out))
         if hasattr(language_model, "generation_config"):
             self.generation_config = language_model.generation_config
         self.post_init()
@@ -195,7 +184,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         """Encode and project the graphs of a batch.
 
         Args:
-            graphs: PyG batch of B `SampleGraph`s.
+            graphs: Those of B samples, from `models.graph_llm.graphs.batch_graphs`.
 
         Returns:
             (B, W) graph tokens.
@@ -220,7 +209,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             ValueError: rows with a placeholder and graphs do not match.
         """
         token_id = self.config.graph_token_id
-        embed = self.get_input_embeddings()
+        embed = self.language_model.get_input_embeddings()
         if token_id is None:
             return embed(input_ids)
         is_graph = input_ids == token_id
@@ -254,7 +243,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         graph_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         label_weights: torch.Tensor | None = None,
-        branches: torch.Tensor | None = None,
+        record_of: torch.Tensor | None = None,
         shared: torch.Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
@@ -274,9 +263,9 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             graph_embeds: (B, W) graph tokens, when they were computed before.
             labels: (B, T), -100 where nothing is learned; they are shifted here.
             label_weights: (B, T), factors of the label tokens' losses; all 1 when left out.
-            branches: (B, T), for rows of several samples; see `branch_mask`. `graphs` are then those of all
+            record_of: (B, T), for rows of several samples; see `prefix_mask`. `graphs` are then those of all
                 samples, in the order of their placeholders; `shared` and `position_ids` are needed.
-            shared: (B, T), with `branches`.
+            shared: (B, T), with `record_of`.
             use_cache: Return a cache.
             logits_to_keep: As in transformers, for generation.
             full_logits: With labels: also compute logits where nothing is learned (for tests and analysis).
@@ -289,9 +278,9 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         Raises:
             ValueError: arguments that go together are not given together, or graphs and placeholders do not match.
         """
-        shares = branches is not None or shared is not None
-        if shares and (branches is None or shared is None or position_ids is None or attention_mask is not None):
-            raise ValueError("branches, shared and position_ids go together, without an attention_mask")
+        shares = record_of is not None or shared is not None
+        if shares and (record_of is None or shared is None or position_ids is None or attention_mask is not None):
+            raise ValueError("record_of, shared and position_ids go together, without an attention_mask")
         if inputs_embeds is None:
             if input_ids is None:
                 raise ValueError("pass input_ids or inputs_embeds")
@@ -300,9 +289,9 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             # After the first step of generation the new tokens hold no placeholder.
             if graph_embeds is not None and input_ids.shape[1] == 1 and past_key_values is not None:
                 graph_embeds = None
-            inputs_embeds = self.embed_inputs(input_ids, graph_embeds, one_a_row=branches is None)
-        if branches is not None and shared is not None:
-            attention_mask = branch_mask(branches, shared, inputs_embeds.dtype)
+            inputs_embeds = self.embed_inputs(input_ids, graph_embeds, one_a_row=record_of is None)
+        if record_of is not None and shared is not None:
+            attention_mask = prefix_mask(record_of, shared, inputs_embeds.dtype)
         if position_ids is None and attention_mask is not None and attention_mask.dim() == 2:
             position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -inputs_embeds.shape[1] :]
         inputs = {
@@ -321,10 +310,9 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             learned = logits[:, :-1][keep]
         else:
             # Prompts are some 300 tokens and labels about 13: pay for logits where something is learned alone.
-            hidden = self.get_decoder()(**inputs, use_cache=False).last_hidden_state
-            learned = logits = scaled_logits(
-                self.get_output_embeddings()(hidden[:, :-1][keep]), self.config.text_config
-            )
+            hidden = self.language_model.get_decoder()(**inputs, use_cache=False).last_hidden_state
+            head = self.language_model.get_output_embeddings()
+            learned = logits = scaled_logits(head(hidden[:, :-1][keep]), self.config.text_config)
         weights = None if label_weights is None else label_weights[:, 1:][keep]
         return GraphLLMOutput(label_loss(learned, labels[:, 1:][keep], weights, num_items_in_batch), logits)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,18 @@ import jinja2
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from tripletune.models.data.records import TASKS, ModelInput, Record, Step
+from tripletune.models.data.records import ModelInput, Record, Step
 from tripletune.models.files import read_json, write_json
-from tripletune.models.graph_llm.graphs import TextGraph, question_graph, step_graphs
+from tripletune.models.graph_llm.graphs import TextGraph, build_graph
 from tripletune.models.local.chat import DATE
 from tripletune.models.rendering import Instructions, render, render_parts
 
 GRAPH_TOKEN = "<|graph|>"
-PROMPT_FORMATS = ("auto", "chat", "plain", "llama2")
-PROMPT_ORDERS = ("instruction_first", "history_first")
+_CHOICES = {
+    "prompt_format": ("auto", "chat", "plain", "llama2"),
+    "prompt_order": ("instruction_first", "history_first"),
+    "evidence": ("triples", "text"),
+}
 _SETTINGS_FILE = "processor_config.json"
 # Private-use characters: they mark the places of instruction and body in a chat template and occur in neither.
 _INSTRUCTION, _BODY = "\ue000instruction\ue001", "\ue000body\ue001"
@@ -64,12 +68,9 @@ class ProcessorSettings:
     max_label_tokens: int = 300
 
     def __post_init__(self) -> None:
-        if self.prompt_format not in PROMPT_FORMATS:
-            raise ValueError(f"prompt_format {self.prompt_format!r} is not one of {', '.join(PROMPT_FORMATS)}")
-        if self.prompt_order not in PROMPT_ORDERS:
-            raise ValueError(f"prompt_order {self.prompt_order!r} is not one of {', '.join(PROMPT_ORDERS)}")
-        if self.evidence not in ("triples", "text"):
-            raise ValueError(f"evidence {self.evidence!r} is not one of triples, text")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} {getattr(self, name)!r} is not one of {', '.join(choices)}")
         if self.max_input_tokens < 16 or self.max_label_tokens < 2:
             raise ValueError(
                 f"max_input_tokens {self.max_input_tokens} and max_label_tokens {self.max_label_tokens} must be at "
@@ -113,9 +114,10 @@ class GraphLLMProcessor:
             self.graph_token_id = int(tokenizer.convert_tokens_to_ids(GRAPH_TOKEN))
         self._opening, middle, self._closing = self._frame()
         self._graph = [self.graph_token_id] if self.graph_token_id is not None else []
+        self._instructions = {"planning": settings.planning_instruction, "answering": settings.answering_instruction}
         self._heads = {
-            task: [*self._opening, *self._graph, *self._plain_ids(self._instruction(task)), *middle]
-            for task in (TASKS if settings.prompt_order == "instruction_first" else ())
+            task: [*self._opening, *self._graph, *self._plain_ids(instruction), *middle]
+            for task, instruction in self._instructions.items()
         }
 
     # Encoding
@@ -138,13 +140,21 @@ class GraphLLMProcessor:
         return EncodedInput(prompt, self.graphs(sample.steps), triples, words)
 
     def graphs(self, steps: Sequence[Step]) -> list[TextGraph]:
-        """The graphs behind the placeholder: one a step, or the question graph alone; none without graph."""
+        """The graphs behind the placeholder; none without graph.
+
+        One a step, empty ones included (paper, section D.2), or their union G_Q alone (eq. 6), in which equal names are
+        one node and equal triples one edge.
+        """
         if not self.settings.use_graph:
             return []
-        return step_graphs(steps) if self.settings.graph_pooling == "subgraphs" else [question_graph(steps)]
+        if self.settings.graph_pooling == "subgraphs":
+            return [build_graph(step.triples) for step in steps]
+        return [build_graph(triple for step in steps for triple in step.triples)]
 
-    def encode_label(self, record: Record) -> list[int]:
-        """Label tokens and the end-of-sequence token.
+    def encode_label(self, record: Record) -> tuple[list[int], int]:
+        """Label tokens with the end-of-sequence token, and how many of them spell the action marker.
+
+        The marker stands first in the label of a planning record; an answering record has none.
 
         Raises:
             ValueError: the label is longer than `max_label_tokens`.
@@ -155,14 +165,9 @@ class GraphLLMProcessor:
                 f"record {record.id!r}: its label has {len(ids) + 1} tokens and max_label_tokens is "
                 f"{self.settings.max_label_tokens}: raise the limit or leave the record out"
             )
-        return [*ids, int(self.tokenizer.eos_token_id)]
-
-    def marker_length(self, record: Record) -> int:
-        """How many leading label tokens spell the action marker of a planning record; 0 for an answering record."""
-        if record.task != "planning":
-            return 0
-        marker, label = self._plain_ids(record.action.value), self._plain_ids(record.label)
-        return next((n for n, (a, b) in enumerate(zip(marker, label)) if a != b), len(marker))
+        marker = self._plain_ids(record.action.value) if record.task == "planning" else []
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(marker, ids)))
+        return [*ids, int(self.tokenizer.eos_token_id)], common
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of generated tokens, up to the first end-of-sequence token."""
@@ -216,13 +221,9 @@ class GraphLLMProcessor:
             *self._opening,
             *(self._plain_ids(f"{history}\n\n") if history else []),
             *self._graph,
-            *self._plain_ids(f"{self._instruction(sample.task)}\n\n{question}"),
+            *self._plain_ids(f"{self._instructions[sample.task]}\n\n{question}"),
             *self._closing,
         ]
-
-    def _instruction(self, task: str) -> str:
-        settings = self.settings
-        return Instructions(settings.planning_instruction, settings.answering_instruction).of(task)
 
     def _plain_ids(self, text: str) -> list[int]:
         # Text from data is never read as a control token, whatever it contains.

@@ -1,1 +1,204 @@
-"""Language models behind one asynchronous call: clients, the call ledger, retries and limits."""
+"""The seams of a call to a model, which a `Completion` answers.
+
+`Backend` talks to one model, `LLMClient` is what loops and builders call, `Generator` what loops with graphs call.
+
+Between them stands `models.llm.ledger_client`: cache, limits, retries. A loop or a builder never sees a backend.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol, TypedDict
+
+from tripletune.models.data.records import ModelInput
+
+_KEY_SHAPE = re.compile(r"\bsk-[A-Za-z0-9_*.-]{4,}|(?<=[Bb]earer )[^\s\"']+|(?<=//)[^\s/@]+(?=@)")
+
+# The role of the call under way, for the few backends that reply by it, such as an oracle.
+CALL_ROLE: ContextVar[str] = ContextVar("role", default="")
+
+
+class Message(TypedDict):
+    """One turn of a chat."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a reply is drawn; part of the ledger's key.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_p: Nucleus sampling; 1 keeps every token.
+        max_tokens: Longest reply, in tokens.
+        stop: The reply ends before any of these texts.
+        seed: For servers that take one. Replies to the same messages under two seeds are two calls.
+        schema: A JSON schema, as JSON text, for servers that hold the reply to one.
+
+    Raises:
+        ValueError: a value makes no sense.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    max_tokens: int = 512
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    schema: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"temperature {self.temperature}: it must be 0 (greedy) or more")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p {self.top_p}: it must be above 0 and at most 1")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens {self.max_tokens}: it must be at least 1")
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as the ledger's key has them. A field that comes later is left out at its default, or every key
+        would change."""
+        # 0 and 0.0 are the same temperature and must be the same text.
+        values = {**asdict(self), "temperature": float(self.temperature), "top_p": float(self.top_p)}
+        return {name: value for name, value in values.items() if name != "schema" or value is not None}
+
+
+class Backend(Protocol):
+    """One model, one attempt: no cache, no retry, no limit.
+
+    Attributes:
+        model: What the ledger's key calls it, for example "openai:gpt-4o-mini". Never holds a key or a password.
+    """
+
+    model: str
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        """Reply to a chat.
+
+        Raises:
+            TransientError: worth another attempt (429, 5xx, time-out, cut-off response).
+            CallError: no attempt will do better (refused key, unknown model, prompt too long).
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections and threads."""
+        ...
+
+
+class LLMClient(Protocol):
+    """What loops and builders call.
+
+    Attributes:
+        model: As in `Backend`.
+    """
+
+    model: str
+
+    async def chat(
+        self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
+    ) -> Completion:
+        """Reply to a chat, from the ledger if the same call was answered before.
+
+        Args:
+            messages: The chat; its last turn is the user's.
+            role: What the call is for, for example "subq.filter"; accounting and trajectories group by it.
+            sampling: `None`: greedy, at most 512 tokens.
+            question_id: The question it belongs to, for trajectories.
+
+        Raises:
+            CallError: it can't be answered; the message says why and what to do.
+            RepliesPending: it waits in a request file of the `batch` backend.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Wait for what is being written, then let go."""
+        ...
+
+
+class CallError(RuntimeError):
+    """A call that no further attempt will answer."""
+
+    exit_code = 1
+
+
+class SetupError(CallError):
+    """Key, account, address, model name or a setting is at fault: every other call would fail in the same way."""
+
+
+class TransientError(RuntimeError):
+    """A call that failed for now.
+
+    Attributes:
+        retry_after: Seconds that the server asked to wait, or `None`.
+    """
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class RepliesPending(RuntimeError):
+    """A call that waits for a batch file to be answered."""
+
+    exit_code = 3
+
+
+def ledger_name(kind: str, model: str, extra: Mapping[str, Any] | None) -> str:
+    """What the ledger calls a model: kind, name, and request fields that change its replies."""
+    settings = json.dumps(dict(extra), sort_keys=True, ensure_ascii=False, separators=(",", ":")) if extra else ""
+    return f"{kind}:{model}{' ' + settings if settings else ''}"
+
+
+def redact(text: str, secrets: Sequence[str] = ()) -> str:
+    """A text with keys and passwords replaced by `***`: the given ones, and whatever looks like one."""
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return _KEY_SHAPE.sub("***", text)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A model's reply and what it cost.
+
+    Attributes:
+        text: The reply without end-of-sequence text.
+        prompt_tokens: Tokens read, the graph token included.
+        completion_tokens: Tokens written.
+        seconds: Wall-clock seconds of the batch the call was part of, divided by the calls in it.
+        truncated_triples: Triples left out so that the prompt fits.
+        finish_reason: "stop" when the model ended its reply, "length" when it was cut off.
+        retries: Attempts that failed before this one.
+        cached: Whether it came from the ledger, so that nothing was paid for it now.
+        truncated_words: Words of raw text left out so that the prompt fits.
+    """
+
+    text: str
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+    truncated_triples: int = 0
+    finish_reason: str = "stop"
+    retries: int = 0
+    cached: bool = False
+    truncated_words: int = 0
+
+
+class Generator(Protocol):
+    """Anything that plans and answers: the Graph-LLM here, an API later, a script in tests."""
+
+    async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
+        """Reply to one input, greedily.
+
+        Args:
+            sample: Task, question and history; rendered by the implementation with `models.rendering.render`.
+            max_new_tokens: Longest reply, in tokens.
+            evidence: "triples" or "text"; `None` keeps the model's own setting.
+        """
+        ...

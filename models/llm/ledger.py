@@ -2,7 +2,7 @@
 
 A call is known by a hash of model, sampling and messages, so the ledger is the cache, the way back after a crash and
 the account of tokens at once. Several processes may use one file: the first reply stored for a call wins, and all of
-them see that one.
+them see that one. A call that one process makes is waited for by the others.
 
 `Ledger.put` returns after its commit, so a reply that a caller has seen outlives `kill -9`. (The file is in WAL mode
 with synchronous=NORMAL: a power cut may take the last moments, never the file.) A commit takes 0.2 ms, so the event
@@ -11,27 +11,33 @@ loop does it itself. WAL needs a local disk, not a network file system.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
+
+try:
+    import fcntl
+except ImportError:
+    fcntl = None  # type: ignore[assignment]
 
 from tenacity import Retrying, retry_if_exception_message, stop_after_delay, wait_random
 
 from tripletune.models.data.records import whole_characters
-from tripletune.models.llm.client import Completion, Message, Sampling
+from tripletune.models.llm import Completion, Message, Sampling
 
 OK, FAILED, PENDING = "ok", "failed", "pending"
 SCHEMA_VERSION = 1
 # "TTLL" in ASCII; `file` and we tell a ledger from other SQLite files by it.
 APPLICATION_ID = 0x54544C4C
 _BUSY_SECONDS = 60.0
+_CLAIM_SECONDS = 0.05
 _USES_HELD = 256
 _SCHEMA = """
 CREATE TABLE calls (
@@ -61,10 +67,12 @@ CREATE TABLE uses (
 CREATE TABLE batches (id INTEGER PRIMARY KEY, file TEXT NOT NULL, requests INTEGER NOT NULL, time TEXT NOT NULL);
 CREATE TABLE imports (digest TEXT PRIMARY KEY, replies INTEGER NOT NULL, time TEXT NOT NULL);
 """
+NOW = "strftime('%Y-%m-%dT%H:%M:%SZ', 'now')"
 # A reply is never replaced. A failure gives way to anything, a call that waits for a batch only to its reply.
-PUT = """
+PUT = f"""
 INSERT INTO calls (key, model, sampling, messages, text, prompt_tokens, completion_tokens, seconds, retries,
-    finish_reason, status, detail, time) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    finish_reason, status, detail, time)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, coalesce(?, {NOW}))
 ON CONFLICT (key) DO UPDATE SET text = excluded.text, prompt_tokens = excluded.prompt_tokens,
     completion_tokens = excluded.completion_tokens, seconds = excluded.seconds, retries = excluded.retries,
     finish_reason = excluded.finish_reason, status = excluded.status, detail = excluded.detail, time = excluded.time
@@ -76,6 +84,8 @@ SELECT text, prompt_tokens, completion_tokens, seconds, finish_reason, retries F
 WHERE key = ? AND status = 'ok'
 """
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
+# A run has a handful of samplings, and needs the text of one at every call.
+_sampling_text = lru_cache(maxsize=256)(lambda sampling: canonical(sampling.to_json()))
 
 
 class LedgerError(ValueError):
@@ -91,8 +101,13 @@ class Call(NamedTuple):
     messages: str
 
 
-def make_call(model: str, sampling: Sampling, messages: Sequence[Message]) -> Call:
+def make_call(model: str, sampling: Sampling | str, messages: Sequence[Message] | str) -> Call:
     """The ledger's view of a call.
+
+    Args:
+        model: The model's name.
+        sampling: How the reply is drawn; text is canonical JSON already, as a ledger has it.
+        messages: The chat, or its canonical JSON.
 
     Returns:
         Key and JSON texts; equal calls give equal ones in every process and Python version.
@@ -100,15 +115,8 @@ def make_call(model: str, sampling: Sampling, messages: Sequence[Message]) -> Ca
     Raises:
         ValueError: the messages hold something that is not JSON or not Unicode.
     """
-    return call_of_json(model, _sampling_json(sampling), canonical(list(messages)))
-
-
-def call_of_json(model: str, sampling: str, messages: str) -> Call:
-    """A call from texts that are canonical already; `make_call` for everything else.
-
-    Raises:
-        ValueError: a text is not Unicode.
-    """
+    sampling = sampling if isinstance(sampling, str) else _sampling_text(sampling)
+    messages = messages if isinstance(messages, str) else canonical(list(messages))
     try:
         # A line break is escaped in JSON, so that the three parts can't run into each other.
         content = "\n".join((canonical(model), sampling, messages)).encode("utf-8")
@@ -130,16 +138,12 @@ def sampling_of(text: str) -> Sampling:
         raise ValueError(f"sampling {text[:80]!r} cannot be read: {error}") from None
 
 
-def now() -> str:
-    """The time in UTC, to the second."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def row_of(call: Call, completion: Completion, status: str = OK, detail: str = "") -> tuple[Any, ...]:
-    """The parameters of `PUT`."""
-    reply = completion
+def row_of(
+    call: Call, reply: Completion, status: str = OK, detail: str = "", time: str | None = None
+) -> tuple[Any, ...]:
+    """The parameters of `PUT`; without a time it is now."""
     numbers = (reply.prompt_tokens, reply.completion_tokens, reply.seconds, reply.retries)
-    return (*call, reply.text, *numbers, reply.finish_reason, status, detail, now())
+    return (*call, reply.text, *numbers, reply.finish_reason, status, detail, time)
 
 
 class Ledger:
@@ -156,6 +160,7 @@ class Ledger:
         self.path = Path(path)
         self._uses: list[tuple[str, str, str]] = []
         self._closed = False
+        self._claims: IO[bytes] | None = None
         self._opened = open_file(self.path) if self.path.exists() else None
 
     def __enter__(self) -> Ledger:
@@ -212,6 +217,32 @@ class Ledger:
             with self.transaction():
                 pass
 
+    @asynccontextmanager
+    async def claim(self, key: str) -> AsyncIterator[None]:
+        """Wait until no other process on this file makes the call; the block makes it.
+
+        The system lets go of a claim when its process ends in any way. Where there are no such locks (Windows), two
+        processes may make one call.
+        """
+        if fcntl is None:
+            yield
+            return
+        if self._claims is None:
+            self._claims = self.path.with_name(f"{self.path.name}-claims").open("ab")
+        # One byte for each key; nothing is written there.
+        place = int(key[:15], 16)
+        while True:
+            try:
+                fcntl.lockf(self._claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+                break
+            except (BlockingIOError, PermissionError):
+                await asyncio.sleep(_CLAIM_SECONDS)
+        try:
+            yield
+        finally:
+            if not self._claims.closed:
+                fcntl.lockf(self._claims, fcntl.LOCK_UN, 1, place)
+
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """A write transaction; it is committed when the block ends well. What was used is noted with it.
@@ -242,8 +273,9 @@ class Ledger:
                     pass
         finally:
             self._closed = True
-            if self._opened is not None:
-                self._opened.close()
+            for file in (self._opened, self._claims):
+                if file is not None:
+                    file.close()
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
@@ -332,11 +364,6 @@ def _check_or_create(connection: sqlite3.Connection, path: Path) -> None:
     except BaseException:
         connection.execute("ROLLBACK")
         raise
-
-
-@lru_cache(maxsize=256)
-def _sampling_json(sampling: Sampling) -> str:
-    return canonical(sampling.to_json())
 
 
 def _completion(row: tuple[Any, ...], cached: bool) -> Completion:

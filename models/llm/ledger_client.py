@@ -1,6 +1,7 @@
 """The client that loops and builders call: ledger, limits and retries around one backend.
 
-A call goes this way: stored before? -> under way already? -> limits -> backend, with retries -> ledger -> caller.
+A call goes this way: stored before? -> under way already, here or in another process? -> limits -> backend, with
+retries -> ledger -> caller.
 
 Rates are leaky buckets (aiolimiter) that hold five seconds' worth: calls are spread over the minute instead of being
 sent in one burst at its start. Any minute has at most 8 % more than the rate, and a long run has the rate. Tokens are
@@ -23,7 +24,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 from tenacity.wait import wait_random_exponential
 
 from tripletune.models.data.records import whole_characters
-from tripletune.models.llm.client import (
+from tripletune.models.llm import (
     CALL_ROLE,
     Backend,
     CallError,
@@ -178,6 +179,17 @@ class LedgerClient:
         self._flights: dict[str, _Flight] = {}
         # The failure that ends the run: nothing is sent after it.
         self._ended: Exception | None = None
+        own = self._retry
+        backoff = wait_random_exponential(multiplier=own.first_wait, max=own.longest_wait)
+        self._retrying = AsyncRetrying(
+            retry=retry_if_exception_type(TransientError),
+            wait=lambda state: backoff(state) + _asked_wait(state),
+            stop=lambda state: bool(
+                self._ended or state.attempt_number >= own.attempts or _asked_wait(state) > own.patience
+            ),
+            before_sleep=self._say_again,
+            reraise=True,
+        )
 
     async def __aenter__(self) -> LedgerClient:
         return self
@@ -193,7 +205,7 @@ class LedgerClient:
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
     ) -> Completion:
-        """Reply to a chat; see `models.llm.client.LLMClient.chat`.
+        """Reply to a chat; see `models.llm.LLMClient.chat`.
 
         Equal calls under way together are sent once; all but the first get `cached=True`.
 
@@ -217,8 +229,16 @@ class LedgerClient:
         if flight is None:
             flight = self._flights[call.key] = _Flight()
             flight.task = asyncio.create_task(self._fetch(flight, call, messages, sampling, role, question_id))
-            flight.task.add_done_callback(lambda task: self._landed(call.key, task))
-        completion = await self._join(call.key, flight)
+            # Looked at, so that a failure whose waiters have all gone is not reported as forgotten.
+            flight.task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        flight.waiting += 1
+        try:
+            # Shielded: one waiter that is cancelled must not take the call away from the others.
+            completion = await asyncio.shield(flight.task)
+        finally:
+            flight.waiting -= 1
+            if not flight.waiting and (flight.task.done() or self._abandon(flight)):
+                del self._flights[call.key]
         if first:
             return completion
         if self.ledger is not None:
@@ -256,23 +276,6 @@ class LedgerClient:
             if self.ledger is not None:
                 self.ledger.close()
 
-    def _landed(self, key: str, task: asyncio.Task[Completion]) -> None:
-        if (flight := self._flights.get(key)) is not None and flight.task is task:
-            del self._flights[key]
-        if task.done() and not task.cancelled():
-            # Looked at, so that a failure whose waiters have all gone is not reported as forgotten.
-            task.exception()
-
-    async def _join(self, key: str, flight: _Flight) -> Completion:
-        # Shielded: one waiter that is cancelled must not take the call away from the others.
-        flight.waiting += 1
-        try:
-            return await asyncio.shield(flight.task)
-        finally:
-            flight.waiting -= 1
-            if not flight.waiting and not flight.task.done() and self._abandon(flight):
-                self._landed(key, flight.task)
-
     def _abandon(self, flight: _Flight) -> bool:
         """End a call that nobody waits for; its reply is waited for when the run ends by a failure."""
         return not (self._ended and flight.sent) and flight.task.cancel()
@@ -281,33 +284,38 @@ class LedgerClient:
         self, flight: _Flight, call: Call, messages: Sequence[Message], sampling: Sampling, role: str, question_id: str
     ) -> Completion:
         """One call to the model, stored before it is given back."""
-        attempts = empty = 0
-        CALL_ROLE.set(role)  # in the context of this call's own task
-        try:
-            async for attempt in self._retrying():
-                with attempt:
-                    attempts = attempt.retry_state.attempt_number
-                    completion = await self._attempt(flight, messages, sampling)
-                    if completion and completion.finish_reason == "stop" and not completion.text.strip():
-                        empty += 1
-                        if empty < self._retry.empty_attempts and attempts < self._retry.attempts:
-                            raise TransientError("the reply is empty")
-        except RepliesPending:
-            if self.ledger is not None:
+        async with self.ledger.claim(call.key) if self.ledger is not None else nullcontext():
+            if self.ledger is not None and (stored := self.ledger.get(call.key)) is not None:
+                # Another process has made the call meanwhile.
                 self.ledger.use(call.key, role, question_id)
-            raise
-        except (CallError, TransientError) as error:
-            failure = self._failure(error, attempts, role)
-            if isinstance(failure, (SetupError, RetriesExhausted)):
-                self.stop(failure)
-            self._store(lambda ledger: ledger.fail(call, str(failure), attempts - 1, role, question_id))
-            # Without its cause, whose text may hold a key.
-            raise failure from None
-        if completion is None:
-            raise self._ended or CallError(f"{role}: the run has ended")
-        # Half characters, which no file can hold, are replaced.
-        completion = replace(completion, text=whole_characters(completion.text), retries=attempts - 1)
-        return self._store(lambda ledger: ledger.put(call, completion, role, question_id)) or completion
+                return stored
+            attempts = empty = 0
+            CALL_ROLE.set(role)  # in the context of this call's own task
+            try:
+                async for attempt in self._retrying.copy():
+                    with attempt:
+                        attempts = attempt.retry_state.attempt_number
+                        completion = await self._attempt(flight, messages, sampling)
+                        if completion and completion.finish_reason == "stop" and not completion.text.strip():
+                            empty += 1
+                            if empty < self._retry.empty_attempts and attempts < self._retry.attempts:
+                                raise TransientError("the reply is empty")
+            except RepliesPending:
+                if self.ledger is not None:
+                    self.ledger.use(call.key, role, question_id)
+                raise
+            except (CallError, TransientError) as error:
+                failure = self._failure(error, attempts, role)
+                if isinstance(failure, (SetupError, RetriesExhausted)):
+                    self.stop(failure)
+                self._store(lambda ledger: ledger.fail(call, str(failure), attempts - 1, role, question_id))
+                # Without its cause, whose text may hold a key.
+                raise failure from None
+            if completion is None:
+                raise self._ended or CallError(f"{role}: the run has ended")
+            # Half characters, which no file can hold, are replaced.
+            completion = replace(completion, text=whole_characters(completion.text), retries=attempts - 1)
+            return self._store(lambda ledger: ledger.put(call, completion, role, question_id)) or completion
 
     async def _attempt(self, flight: _Flight, messages: Sequence[Message], sampling: Sampling) -> Completion | None:
         """One attempt; None when the run has ended before it."""
@@ -339,19 +347,6 @@ class LedgerClient:
         except (LedgerError, OSError) as error:
             self.stop(error)
             raise
-
-    def _retrying(self) -> AsyncRetrying:
-        retry = self._retry
-        backoff = wait_random_exponential(multiplier=retry.first_wait, max=retry.longest_wait)
-        return AsyncRetrying(
-            retry=retry_if_exception_type(TransientError),
-            wait=lambda state: backoff(state) + _asked_wait(state),
-            stop=lambda state: bool(
-                self._ended or state.attempt_number >= retry.attempts or _asked_wait(state) > retry.patience
-            ),
-            before_sleep=self._say_again,
-            reraise=True,
-        )
 
     def _say_again(self, state: RetryCallState) -> None:
         reason = redact(str(state.outcome.exception() if state.outcome else ""), self._secrets)

@@ -13,8 +13,8 @@ from typing import Any
 
 from tripletune.models.data.records import read_jsonl
 from tripletune.models.files import new_file
+from tripletune.models.llm import Completion
 from tripletune.models.llm.backends.batch import import_replies, reset, waiting
-from tripletune.models.llm.client import Completion
 from tripletune.models.llm.ledger import (
     ADD_USE,
     FAILED,
@@ -22,7 +22,6 @@ from tripletune.models.llm.ledger import (
     PENDING,
     PUT,
     Ledger,
-    call_of_json,
     canonical,
     make_call,
     open_file,
@@ -37,14 +36,15 @@ _TEXTS = ("model", "text", "finish_reason", "status", "detail", "time")
 _MOST_TROUBLES = 20
 # A call counts for the role that made it first; later uses of its reply cost nothing and are counted beside.
 _STATS = """
-SELECT calls.model, coalesce(first.role, ''), sum(calls.status = 'ok'), sum(calls.status = 'failed'),
-    sum(calls.status = 'pending'), sum(calls.prompt_tokens), sum(calls.completion_tokens), sum(calls.retries),
-    sum(calls.seconds)
-FROM calls LEFT JOIN uses AS first
-    ON first.id = (SELECT min(uses.id) FROM uses WHERE uses.call_id = calls.id)
+SELECT model, coalesce(role, ''), sum(first AND status = 'ok'), sum(first AND status = 'failed'),
+    sum(first AND status = 'pending'), sum(first * prompt_tokens), sum(first * completion_tokens), sum(first * retries),
+    sum(first * seconds), count(role)
+FROM (
+    SELECT calls.*, uses.role, uses.id IS (SELECT min(id) FROM uses WHERE call_id = calls.id) AS first
+    FROM calls LEFT JOIN uses ON call_id = calls.id
+)
 GROUP BY 1, 2 ORDER BY 1, 2
 """
-_USE_COUNTS = "SELECT model, role, count(*) FROM uses JOIN calls ON calls.id = call_id GROUP BY 1, 2"
 _STAT_NAMES = (
     "model", "role", "calls", "failed", "pending", "prompt_tokens", "completion_tokens", "retries", "seconds", "uses"
 )  # fmt: skip
@@ -63,11 +63,7 @@ ORDER BY id
 def statistics(path: Path) -> list[dict[str, Any]]:
     """Calls, tokens, retries and seconds of a ledger by model and role."""
     with closing(open_file(path, create=False)) as connection:
-        rows = {(row[0], row[1]): [*row, 0] for row in connection.execute(_STATS)}
-        for model, role, uses in connection.execute(_USE_COUNTS):
-            empty = [model, role, 0, 0, 0, 0, 0, 0, 0.0, 0]
-            rows.setdefault((model, role), empty)[-1] = uses
-    return [dict(zip(_STAT_NAMES, row, strict=True)) for _, row in sorted(rows.items())]
+        return [dict(zip(_STAT_NAMES, row, strict=True)) for row in connection.execute(_STATS)]
 
 
 def exported(path: Path, role: str | None = None, model: str | None = None) -> Iterator[dict[str, Any]]:
@@ -124,7 +120,7 @@ def ledger_troubles(path: Path) -> Iterator[str]:
             if line != "ok":
                 yield f"SQLite: {line}"
         for key, model, sampling, messages in connection.execute("SELECT key, model, sampling, messages FROM calls"):
-            if call_of_json(model, sampling, messages).key != key:
+            if make_call(model, sampling, messages).key != key:
                 yield f"call {key}: its key is not that of its model, sampling and messages"
         query = "SELECT count(*) FROM uses WHERE call_id NOT IN (SELECT id FROM calls)"
         orphans = connection.execute(query).fetchone()[0]
@@ -152,7 +148,7 @@ def _row(values: Mapping[str, Any], where: str) -> tuple[Any, ...]:
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     numbers = {name: values[name] for name in ("text", *_NUMBERS, "seconds", "finish_reason")}
-    return (*row_of(call, Completion(**numbers), values["status"], values["detail"])[:-1], values["time"])
+    return row_of(call, Completion(**numbers), *(values[name] for name in ("status", "detail", "time")))
 
 
 def _stats(arguments: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from tripletune.models.data.records import whole_characters
 from tripletune.models.data.triples import Triple, parse_triples, plain_markers
-from tripletune.models.llm.client import LLMClient, Message, Sampling
+from tripletune.models.llm import LLMClient, Message, Sampling
 
 T = TypeVar("T")
 PROMPTS = Path(__file__).parents[1] / "prompts"
@@ -202,10 +202,9 @@ def find_triples(text: str, advice: str = "") -> FoundTriples:
             values, vain = [repaired], []
         if values or vain:
             break
-    lists = [value for value in values if not _is_row(value)]
-    rows = _rows_in(lists[-1]) if lists else values
+    rows = _rows_in(values)
     malformed = sum(start in ('["', "['") for start in vain)
-    if rows is None or not (rows or lists or malformed):
+    if rows is None or not (values or malformed):
         raise UnusableReply("no_triples", _explain(text, "there is no list of triples in it", advice))
     triples = tuple(triple for row in rows if (triple := triple_of(row)) is not None)
     return FoundTriples(triples, len(rows) - len(triples) + malformed, bool(vain))
@@ -222,15 +221,17 @@ def triple_of(row: object) -> Triple | None:
     return Triple(*fields) if len(fields) == 3 and all(field.strip() for field in fields) else None
 
 
-def _is_row(value: Any) -> bool:
-    """Whether a value outside any list is meant as one triple."""
-    if isinstance(value, dict):
-        return "subject" in value
-    return bool(value) and not any(isinstance(item, (dict, list)) for item in value)
-
-
-def _rows_in(value: Any) -> list[Any] | None:
-    """The rows of a list, or of the list in an object; None where it is not clear which one is meant."""
+def _rows_in(values: Sequence[Any]) -> list[Any] | None:
+    """The rows of the last list, or list in an object; None where it is not clear which one is meant."""
+    # What is neither an object with a subject nor a flat list; those are triples outside any list.
+    lists = [
+        value
+        for value in values
+        if ("subject" not in value if isinstance(value, dict) else not value or {dict, list} & set(map(type, value)))
+    ]
+    if not lists:
+        return list(values)
+    value = lists[-1]
     if isinstance(value, dict):
         lists = [one for one in value.values() if isinstance(one, list)]
         only = lists[0] if len(lists) == 1 else None if any(value.values()) else []

@@ -1,1 +1,306 @@
-"""Decoding on this machine."""
+"""Decoding on this machine: prompts that wait for replies, how tokens are chosen, and `generate` of transformers.
+
+`GenerateBatch` is for what `models.local.continuous_batch` can't do: beams, encoder-decoders, models whose attention
+forgets, and models that are sharded over processes. Requests of similar length run together, so that little is padded.
+"""
+
+from __future__ import annotations
+
+import copy
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+
+ROWS = 32
+# Token budget of a batch: rows times the tokens of the longest, which is what its keys and values take.
+CELLS = 16_384
+# Shapes: B rows, T tokens of the longest row, V tokens in the vocabulary.
+
+
+class Draw:
+    """Sampling of one reply, with a random generator of its own: neighbours in the batch don't change it.
+
+    The arg max of log-probabilities plus Gumbel noise is a sample (the Gumbel-max trick).
+
+    Args:
+        temperature: Above 0.
+        top_p: Nucleus sampling; 1 keeps every token.
+        seed: None draws one.
+    """
+
+    def __init__(self, temperature: float, top_p: float = 1.0, seed: int | None = None) -> None:
+        self._temperature, self._top_p = temperature, top_p
+        self._seed = secrets.randbits(63) if seed is None else seed % 2**63
+        self._generator: torch.Generator | None = None
+
+    def restart(self) -> None:
+        """Draw the same numbers again."""
+        self._generator = None
+
+    def __call__(self, scores: torch.Tensor) -> torch.Tensor:
+        """Scores (V,) whose arg max is the token that was drawn."""
+        if self._generator is None:
+            self._generator = torch.Generator(scores.device).manual_seed(self._seed)
+        scores = scores.float() / self._temperature
+        if self._top_p < 1:
+            ordered, order = scores.softmax(-1).sort(dim=-1, descending=True)
+            # A token is kept if those before it don't reach top_p yet; so the first always is.
+            drop = ordered.cumsum(-1) - ordered >= self._top_p
+            scores = scores.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), -torch.inf)
+        noise = torch.empty_like(scores).exponential_(generator=self._generator)
+        return scores - noise.clamp_min(torch.finfo(noise.dtype).tiny).log()
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One prompt and its reply as it is written.
+
+    Attributes:
+        prompt: Its tokens; at least one.
+        limit: Most tokens of the reply; at least 1.
+        shared: How many tokens at the start of the prompt other prompts begin with too, so that they are read once.
+        draw: How the reply is sampled; None is greedy.
+        criterion: Stopping criterion, asked after every token where there are no beams.
+        data: What else the model reads of it, such as graphs.
+        tokens: The reply so far, without the token that ends it.
+        ended: Whether the model has ended the reply.
+        stopped: Whether the stopping criterion has; else it was cut off at the limit.
+        done: Whether nothing more will be written.
+        abandoned: Set by who no longer waits for it: it is dropped at its next token.
+        seconds: Its share of the time: that of each step, divided by the rows under way.
+
+    Raises:
+        ValueError: the prompt is empty, or the limit below 1.
+    """
+
+    prompt: list[int]
+    limit: int
+    shared: int = 0
+    draw: Draw | None = None
+    criterion: Callable[[Request], bool] | None = None
+    data: Any = None
+    tokens: list[int] = field(default_factory=list)
+    ended: bool = False
+    stopped: bool = False
+    done: bool = False
+    abandoned: bool = False
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.prompt or self.limit < 1:
+            raise ValueError(f"a request needs a prompt and a limit of at least 1, found {self.limit}")
+
+    def take(self, token: int, ends: Collection[int]) -> None:
+        """Add the next token, or end the reply."""
+        if token in ends:
+            self.ended = self.done = True
+            return
+        self.tokens.append(token)
+        self.done = self.abandoned or len(self.tokens) >= self.limit
+        if not self.done and self.criterion is not None and self.criterion(self):
+            self.stopped = self.done = True
+
+    def again(self) -> Request:
+        """Forget what was written."""
+        self.tokens.clear()
+        self.ended = self.stopped = self.done = False
+        if self.draw is not None:
+            self.draw.restart()
+        return self
+
+
+# Sets the logits (B, V) of tokens that may not come next to minus infinity, in place, for example by a grammar.
+Constraint = Callable[[torch.Tensor, Sequence[Request]], None]
+# What a model reads besides tokens when it reads the prompts of requests: further arguments of its `forward`.
+Inputs = Callable[[Sequence[Request]], dict[str, Any]]
+
+
+class Decoder:
+    """A model that replies to requests: a `GenerateBatch` or a `ContinuousBatch`.
+
+    Args:
+        model: A language model of transformers in eval mode.
+        ends: Tokens that end a reply.
+        pad: The token that stands where there is none.
+        rows: Most requests in one batch.
+        cells: Most tokens, rows times the longest, that are kept for them; a single row may have more.
+        constraint: Which tokens may come next; None allows all.
+        inputs: What else the model reads with the prompts; it must not be of their shared prefixes.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        ends: Collection[int],
+        pad: int,
+        rows: int = ROWS,
+        cells: int = CELLS,
+        constraint: Constraint | None = None,
+        inputs: Inputs | None = None,
+    ) -> None:
+        self.rows, self.cells = rows, cells
+        self._model, self._ends, self._pad = model, frozenset(ends), pad
+        self._constraint, self._inputs = constraint, inputs
+        self._arrived: deque[Request] = deque()
+        self._waiting: deque[Request] = deque()
+        self._stopped = False
+
+    def add(self, request: Request) -> None:
+        """Let a request wait for its turn; it may be called while `run` works in another thread."""
+        self._arrived.append(request)
+
+    def run(self) -> list[Request]:
+        """Work until a reply is done.
+
+        Returns:
+            The requests that are done now; none when there is nothing to do.
+
+        Raises:
+            torch.OutOfMemoryError: one request alone does not fit the device. What waits is kept.
+        """
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Make `run`, also one under way in another thread, return soon."""
+        self._stopped = True
+
+    def clear(self) -> None:
+        """Forget all requests."""
+        self._arrived.clear()
+        self._waiting.clear()
+
+    def _collect(self) -> None:
+        """Take in what has arrived, and drop what nobody waits for any more."""
+        arrived = [self._arrived.popleft() for _ in range(len(self._arrived))]
+        self._waiting = deque(one for one in (*self._waiting, *arrived) if not one.abandoned)
+
+    def _halve(self, requests: Sequence[Request], rows: int) -> None:
+        """After the device ran out of memory with that many rows: begin again with half of them."""
+        self._waiting.extendleft(reversed([request.again() for request in requests]))
+        if rows == 1:
+            raise torch.OutOfMemoryError("one prompt and its reply don't fit the device's memory")
+        self.rows, self.cells = rows // 2, max(1, self.cells // 2)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def decode(decoder: Decoder, requests: Sequence[Request]) -> None:
+    """Write the replies of requests, and wait for them."""
+    for request in requests:
+        decoder.add(request)
+    while decoder.run():
+        pass
+
+
+def choose(logits: torch.Tensor, requests: Sequence[Request], constraint: Constraint | None) -> torch.Tensor:
+    """Scores (B, V) whose arg max is the next token of each request that is not done; `logits` are changed."""
+    if constraint is not None:
+        constraint(logits, requests)
+    for row, request in enumerate(requests):
+        if request.draw is not None and not request.done:
+            logits[row] = request.draw(logits[row])
+    return logits
+
+
+class GenerateBatch(Decoder):
+    """Batches for `generate`; see `Decoder`.
+
+    Args:
+        beams: Beams of beam search; 1 is greedy, or sampled.
+    """
+
+    def __init__(self, *arguments: Any, beams: int = 1, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.beams = beams
+        self._reads_apart = bool(self._model.config.is_encoder_decoder)
+        own = self._model.generation_config
+        self._settings = GenerationConfig(
+            num_beams=beams,
+            do_sample=False,
+            eos_token_id=sorted(self._ends) or None,
+            pad_token_id=self._pad,
+            bos_token_id=own.bos_token_id,
+            decoder_start_token_id=own.decoder_start_token_id,
+            use_cache=True,
+        )
+
+    def run(self) -> list[Request]:
+        """Reply to the oldest request and those that fit it; see `Decoder.run`."""
+        while not self._stopped:
+            self._collect()
+            if not self._waiting:
+                break
+            batch = self._next()
+            try:
+                self._reply(batch)
+                return batch
+            except torch.OutOfMemoryError:
+                self._halve(batch, len(batch))
+        return []
+
+    def _next(self) -> list[Request]:
+        """The oldest request and those nearest in length, as many as fit."""
+        oldest = self._waiting[0]
+        alike = [one for one in self._waiting if one.limit == oldest.limit]
+        alike.sort(key=lambda one: (abs(len(one.prompt) - len(oldest.prompt)), one is not oldest))
+        batch: list[Request] = []
+        longest = 0
+        for request in alike[: self.rows]:
+            longest = max(longest, len(request.prompt) + request.limit)
+            if batch and (len(batch) + 1) * self.beams * longest > self.cells:
+                break
+            batch.append(request)
+        self._waiting = deque(request for request in self._waiting if request not in batch)
+        return batch
+
+    @torch.inference_mode()
+    def _reply(self, batch: Sequence[Request]) -> None:
+        start = time.perf_counter()
+        model = self._model
+        width = max(len(request.prompt) for request in batch)
+        ids = torch.full((len(batch), width), self._pad)
+        mask = torch.zeros_like(ids)
+        for row, request in enumerate(batch):
+            size = len(request.prompt)
+            # A decoder writes on where its prompt ends; an encoder counts positions from the start.
+            place = slice(0, size) if self._reads_apart else slice(width - size, width)
+            ids[row, place] = torch.tensor(request.prompt)
+            mask[row, place] = 1
+        settings = copy.copy(self._settings)
+        settings.max_new_tokens = batch[0].limit
+        more = self._inputs(batch) if self._inputs is not None else {}
+        if self.beams == 1:
+            # Beams change places while they are written, so they are read at the end.
+            choice = LogitsProcessorList([lambda _, scores: choose(scores, batch, self._constraint)])
+            end = StoppingCriteriaList([lambda ids, *_, **__: self._take(batch, ids)])
+            more |= {"logits_processor": choice, "stopping_criteria": end}
+        # `generate` takes what it is not given from the model's settings, such as a repetition penalty.
+        own, model.generation_config = model.generation_config, GenerationConfig()
+        try:
+            output = model.generate(
+                input_ids=ids.to(model.device), attention_mask=mask.to(model.device), generation_config=settings, **more
+            )
+        finally:
+            model.generation_config = own
+        # An encoder-decoder gives its start token back, a decoder the prompt.
+        written = output[:, 1 if self._reads_apart else width :].tolist()
+        seconds = (time.perf_counter() - start) / len(batch)
+        for request, row in zip(batch, written):
+            for token in row if self.beams > 1 else []:
+                if not request.done:
+                    request.take(token, self._ends)
+            request.done = True
+            request.seconds += seconds
+
+    def _take(self, batch: Sequence[Request], ids: torch.Tensor) -> torch.Tensor:
+        """Add the newest tokens of `ids` (B, T) to the replies; whether each row is at its end, (B,)."""
+        for request, token in zip(batch, ids[:, -1].tolist()):
+            if not request.done:
+                request.take(token, self._ends)
+        return torch.tensor([request.done or self._stopped for request in batch], device=ids.device)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from tripletune.models.data.pairs import NO_FACTS, read_reply
-from tripletune.models.llm.client import CallError, Message
+from tripletune.models.llm import CallError, Message
 
 if TYPE_CHECKING:
     import torch
 
-    from tripletune.models.local.decoding import Request
+    from tripletune.models.local import Request
 
 # System turns whose tokens are kept.
 _BEGINNINGS = 64
@@ -155,14 +155,21 @@ def join_system(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 class TripleGrammar:
-    """A `models.local.decoding.Constraint`: only tokens that keep a reply within the format.
+    """Only tokens that keep a reply within the format.
 
     Raises:
         ValueError: xgrammar is not installed, or does not know this kind of tokenizer.
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int, ends: Collection[int]) -> None:
-        self._library = import_xgrammar()
+        try:
+            import xgrammar
+        except ImportError as error:
+            raise ValueError(
+                f"the grammar needs the package {error.name or 'xgrammar'}: pip install 'tripletune[grammar]', or "
+                "extract without --grammar"
+            ) from None
+        self._library: Any = xgrammar
         try:
             known = self._library.TokenizerInfo.from_huggingface(
                 tokenizer, vocab_size=vocabulary, stop_token_ids=sorted(ends)
@@ -218,19 +225,3 @@ class Repetition:
         for _ in range(_REPEATED):
             start = text.rfind("(S>", 0, max(start, 0))
         return start > 0 and len(read_reply(text[:start]).triples) == len(reply.triples)
-
-
-def import_xgrammar() -> Any:
-    """Import xgrammar.
-
-    Raises:
-        ValueError: it is not installed.
-    """
-    try:
-        import xgrammar
-    except ImportError as error:
-        raise ValueError(
-            f"the grammar needs the package {error.name or 'xgrammar'}: pip install 'tripletune[grammar]', or extract "
-            "without --grammar"
-        ) from None
-    return xgrammar

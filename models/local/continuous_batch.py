@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -25,7 +24,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
-from tripletune.models.local.decoding import CELLS, ROWS, Constraint, Decoder, GenerateBatch, Inputs, Request, choose
+from tripletune.models.local import ROWS, Decoder, GenerateBatch, Request, choose
 
 # Prompt tokens that are read in one forward pass.
 _READ_AT_ONCE = 4096
@@ -36,90 +35,54 @@ _ROOM = 64
 # Shapes: B rows, T columns (tokens of the longest row), V tokens in the vocabulary, H heads, D numbers per head.
 
 
-class ContinuousBatch:
-    """A decoder and the requests it works on.
-
-    Args:
-        model: A causal language model of transformers in eval mode.
-        ends: Tokens that end a reply.
-        pad: The token that stands where there is none; it is never looked at.
-        rows: Most requests under way together.
-        cells: Most tokens, rows times the longest, that are kept for them; one row may have more.
-        constraint: Which tokens may come next; None allows all.
-        inputs: What else the model reads with the prompts; it must not be of their shared prefixes.
+class ContinuousBatch(Decoder):
+    """A causal language model and the requests it works on; see `Decoder`.
 
     Raises:
         ValueError: the model's attention does not keep all tokens (see `fits`).
     """
 
-    def __init__(
-        self,
-        model: Any,
-        ends: Collection[int],
-        pad: int,
-        rows: int = ROWS,
-        cells: int = CELLS,
-        constraint: Constraint | None = None,
-        inputs: Inputs | None = None,
-    ) -> None:
+    def __init__(self, model: Any, *arguments: Any, **options: Any) -> None:
         if not fits(model):
             raise ValueError(f"{type(model).__name__} forgets tokens (sliding window or recurrent): use `generate`")
-        self.rows, self.cells = rows, cells
-        self._model, self._ends, self._pad = model, frozenset(ends), pad
-        self._constraint, self._inputs = constraint, inputs
+        super().__init__(model, *arguments, **options)
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._takes = set(inspect.signature(type(inner).forward).parameters)
         # The one that was used last stands last.
         self._prefixes: dict[tuple[int, ...], list[_ColumnLayer]] = {}
-        self._arrived: deque[Request] = deque()
-        self._waiting: deque[Request] = deque()
         self._batch: _Batch | None = None
-        self._stopped = False
-
-    def add(self, request: Request) -> None:
-        """Let a request wait for its turn; it may be called while `run` works in another thread."""
-        self._arrived.append(request)
 
     @torch.inference_mode()
     def run(self) -> list[Request]:
-        """Work until a reply is done.
-
-        Returns:
-            The requests that are done now; none when there is nothing to do.
-
-        Raises:
-            torch.OutOfMemoryError: one row alone does not fit the device. What waits is kept.
-        """
+        """Work until a reply is done; see `Decoder.run`."""
         done: list[Request] = []
-        self._waiting = deque(request for request in self._waiting if not request.abandoned)
         while not done and not self._stopped:
-            while self._arrived:
-                self._waiting.append(self._arrived.popleft())
+            self._collect()
             if not self._waiting and self._batch is None:
                 break
             try:
                 done = self._admit() if self._has_room() else []
                 done += self._step()
             except torch.OutOfMemoryError:
-                self._halve()
+                going = self._going()
+                self._batch = None
+                self._halve(going, self.rows)
         return done
-
-    def stop(self) -> None:
-        """Make `run`, also one under way in another thread, return at its next token."""
-        self._stopped = True
 
     def clear(self) -> None:
         """Forget all requests."""
-        self._arrived.clear()
-        self._waiting.clear()
+        super().clear()
         self._batch = None
+
+    def _going(self) -> list[Request]:
+        return [] if self._batch is None else [request for request in self._batch.requests if not request.done]
 
     def _has_room(self) -> bool:
         if not self._waiting:
             return False
         if self._batch is None:
             return True
-        going = [request for request in self._batch.requests if not request.done]
+        going = self._going()
         # Joining copies what the batch holds, about what a step costs: not for a single row.
         return not going or (self.rows - len(going) >= max(1, self.rows // 8) and self._fitting(going) > 0)
 
@@ -137,14 +100,17 @@ class ContinuousBatch:
 
     def _admit(self) -> list[Request]:
         """Read waiting prompts and let them join; those whose reply is done with its first token are given back."""
-        going = [] if self._batch is None else [one for one in self._batch.requests if not one.done]
+        going = self._going()
         new = [self._waiting.popleft() for _ in range(self._fitting(going))]
         if not new:
             return []
         start = time.perf_counter()
         try:
-            joining = self._read(new)
-            self._batch = _joined([one for one in (self._batch, *joining) if one is not None])
+            groups: dict[tuple[int, ...], list[Request]] = {}
+            for request in new:
+                groups.setdefault(self._prefix(request), []).append(request)
+            joining = [self._read(prefix, group) for prefix, group in groups.items()]
+            self._batch = _joined([*([] if self._batch is None else [self._batch]), *joining])
         except torch.OutOfMemoryError:
             self._waiting.extendleft(reversed([request.again() for request in new]))
             raise
@@ -152,15 +118,8 @@ class ContinuousBatch:
             request.seconds += (time.perf_counter() - start) / len(new)
         return [request for request in new if request.done]
 
-    def _read(self, new: list[Request]) -> list[_Batch]:
-        """Batches of new requests with the first token of each reply, one for every prefix."""
-        groups: dict[tuple[int, ...], list[Request]] = {}
-        for request in new:
-            groups.setdefault(self._prefix(request), []).append(request)
-        return [self._read_after(prefix, group) for prefix, group in groups.items()]
-
-    def _read_after(self, prefix: tuple[int, ...], new: list[Request]) -> _Batch:
-        """The batch of requests whose prompts go on after `prefix`."""
+    def _read(self, prefix: tuple[int, ...], new: list[Request]) -> _Batch:
+        """The batch of requests whose prompts go on after `prefix`, with the first token of each reply."""
         read_before = self._layers(prefix)
         skipped = len(prefix)
         width = max(len(request.prompt) for request in new) - skipped
@@ -245,32 +204,12 @@ class ContinuousBatch:
                 request.take(token, self._ends)
         return best
 
-    def _halve(self) -> None:
-        """After the device ran out of memory: begin again with half the rows."""
-        going = [] if self._batch is None else [one for one in self._batch.requests if not one.done]
-        self._batch = None
-        self._waiting.extendleft(reversed([request.again() for request in going]))
-        if self.rows == 1:
-            raise torch.OutOfMemoryError("one prompt and its reply don't fit the device's memory")
-        self.rows, self.cells = self.rows // 2, max(1, self.cells // 2)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
-
-def make_decoder(
-    model: Any,
-    ends: Collection[int],
-    pad: int,
-    rows: int = ROWS,
-    cells: int = CELLS,
-    beams: int = 1,
-    constraint: Constraint | None = None,
-    inputs: Inputs | None = None,
-) -> Decoder:
-    """The decoder for a model: continuous batches where it can have them, else `generate`; see both classes."""
+def make_decoder(model: Any, ends: Collection[int], pad: int, rows: int = ROWS, beams: int = 1, **more: Any) -> Decoder:
+    """The decoder for a model: continuous batches where it can have them, else `generate`; see `Decoder`."""
     if beams == 1 and fits(model):
-        return ContinuousBatch(model, ends, pad, rows, cells, constraint, inputs)
-    return GenerateBatch(model, ends, pad, max(1, rows // beams), cells, beams, constraint, inputs)
+        return ContinuousBatch(model, ends, pad, rows, **more)
+    return GenerateBatch(model, ends, pad, max(1, rows // beams), beams=beams, **more)
 
 
 def fits(model: Any) -> bool:

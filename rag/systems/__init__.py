@@ -13,11 +13,11 @@ from typing import Any, Literal, get_args
 
 from tripletune.models.data.records import Passage
 from tripletune.models.files import read_text
-from tripletune.models.llm.client import Completion, Generator, LLMClient, Message, Sampling
+from tripletune.models.llm import Completion, Generator, LLMClient, Message, Sampling
 from tripletune.models.options import nearest, require, set_values, setting
 from tripletune.models.program import load_from, names_in
+from tripletune.rag import Trace
 from tripletune.rag.retrievers import Reranker, Retriever
-from tripletune.rag.trace import Trace
 from tripletune.rag.triple_index import TripleIndex
 from tripletune.rag.triple_store import TripleSource
 
@@ -57,14 +57,6 @@ class Tools:
     gold: tuple[Passage, ...] = ()
     triples: TripleIndex | None = None
     question_id: str = ""
-
-    async def close(self) -> None:
-        """Close models and LLM clients: what they have received is written."""
-        clients = {id(one): one for one in (self.llm, self.integrator, self.planner, self.answerer)}
-        for client in clients.values():
-            close = getattr(client, "close", None)
-            if close is not None:
-                await close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +183,7 @@ _NEEDS = {
     "triples": "searches the triples of a corpus, and there is no index of them: name a corpus and its triples",
     "store": "reads triples extracted before, and none were given: name a file of triples or a store",
     "llm": "needs a language model, and none was given: name a teacher, or a Graph-LLM where the system takes one",
+    "reranker": "reranks triples, and no reranker was given: name a sentence encoder",
 }
 
 

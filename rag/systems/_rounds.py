@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tripletune.models.data.records import Passage, Step, normalize_answer
-from tripletune.models.llm.client import Message
+from tripletune.models.llm import Message
 from tripletune.models.llm.replies import UnusableReply, ask, without_thoughts
 from tripletune.models.options import require, setting
+from tripletune.rag import StopReason, Trace, TraceAction
 from tripletune.rag.chat_generator import READER, answer_from, prompts_of
 from tripletune.rag.systems import QuestionClient, Tools, need
-from tripletune.rag.trace import StopReason, Trace, TraceAction
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,13 @@ from tripletune.models.data.records import Passage, Step, normalize_answer, one_
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.replies import UnusableReply, ask, find_triples, without_thoughts
 from tripletune.models.options import setting
+from tripletune.rag import Trace, TraceAction
 from tripletune.rag.chat_generator import READER, answer_from, prompt_files, prompts_of, show_passages
 from tripletune.rag.graph import Scoring, breadth_first, diverse_beam_search
 from tripletune.rag.retrievers import Retrieved, verbalise
 from tripletune.rag.systems import QuestionClient, System, Tools, need
 from tripletune.rag.systems._rounds import RoundOptions
 from tripletune.rag.text_index import Ranking, reciprocal_rank_fusion
-from tripletune.rag.trace import Trace, TraceAction
 
 Variant = Literal["agent", "sync", "naive"]
 T = TypeVar("T")

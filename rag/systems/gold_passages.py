@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, answer_once, prompt_files
 from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import LoopOptions, System, Tools
-from tripletune.rag.trace import Trace
 
 
 async def gold_passages(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from tripletune.models.data.records import one_line
 from tripletune.models.llm.replies import UnusableReply
 from tripletune.models.options import setting
+from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, bare_answer, prompt_files, show_passages
 from tripletune.rag.systems import System, Tools
 from tripletune.rag.systems._rounds import Move, RoundOptions, Rounds
-from tripletune.rag.trace import Trace
 
 _ANSWER = re.compile(r"so the (?:final )?answer is:?", re.IGNORECASE)
 _LABEL = re.compile(r"^(?:[-*•]|\d+[.)]|thought(?: \d+)?:)\s*", re.IGNORECASE)

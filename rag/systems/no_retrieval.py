@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tripletune.rag import Trace
 from tripletune.rag.chat_generator import CLOSED_BOOK, answer_once, prompt_files
 from tripletune.rag.systems import LoopOptions, System, Tools
-from tripletune.rag.trace import Trace
 
 
 async def no_retrieval(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:

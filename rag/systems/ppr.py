@@ -22,13 +22,13 @@ from scipy.sparse import coo_array, csr_array
 from tripletune.models.data.records import Step, one_line
 from tripletune.models.llm.replies import UnusableReply, ask, find_json
 from tripletune.models.options import require, setting
+from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, answer_from, prompt_files, prompts_of
 from tripletune.rag.embedding import Embedder
 from tripletune.rag.graph import personalised_pagerank
 from tripletune.rag.retrievers import Retrieved, verbalise
 from tripletune.rag.systems import QuestionClient, System, Tools, need
 from tripletune.rag.text_index import Ranking
-from tripletune.rag.trace import Trace
 from tripletune.rag.triple_index import TripleIndex
 
 _NAMES = ("ppr_filter", READER)

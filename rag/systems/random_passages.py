@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, answer_once, prompt_files
 from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import LoopOptions, System, Tools, need
-from tripletune.rag.trace import Trace
 
 
 async def random_passages(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:

@@ -10,10 +10,10 @@ import re
 
 from tripletune.models.data.records import one_line
 from tripletune.models.llm.replies import UnusableReply
+from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, prompt_files, show_passages
 from tripletune.rag.systems import System, Tools
 from tripletune.rag.systems._rounds import Move, RoundOptions, Rounds
-from tripletune.rag.trace import Trace
 
 _ACTION = re.compile(r"\b(search|finish)\s*(?:\d+\s*)?\[([^\]\n]*)\]", re.IGNORECASE)
 

@@ -11,10 +11,10 @@ import re
 
 from tripletune.models.data.records import one_line
 from tripletune.models.llm.replies import UnusableReply
+from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, bare_answer, prompt_files
 from tripletune.rag.systems import System, Tools
 from tripletune.rag.systems._rounds import Move, RoundOptions, Rounds
-from tripletune.rag.trace import Trace
 
 _FOLLOW_UP = re.compile(r"follow[ -]?up(?: question)?:[ \t]*(\S[^\n]*)", re.IGNORECASE)
 _FINAL = re.compile(r"so the (?:final )?answer is:?[ \t]*(\S[^\n]*)", re.IGNORECASE)

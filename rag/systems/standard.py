@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
+from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, answer_once, prompt_files
 from tripletune.rag.systems import LoopOptions, System, Tools, need
-from tripletune.rag.trace import Trace
 
 
 async def standard(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,19 +24,13 @@ def train_tiny(base: Path, encoder: Path, folder: Path, *, lora: bool = True, us
     """Save random trained weights as `train.engine` saves them."""
     import torch
 
-    from tripletune.models.graph_llm.loading import add_adapter, build_graph_llm
+    from tripletune.models.graph_llm import add_adapter, build_graph_llm
 
     torch.manual_seed(5)
     model, processor = build_graph_llm(
-        str(base),
-        encoder=str(encoder),
-        dtype=torch.float32,
-        use_graph=use_graph,
-        graph_hidden_width=16,
-        graph_layers=2,
-        graph_heads=2,
-        projector_width=16,
-    )
+        str(base), encoder=str(encoder), dtype=torch.float32, use_graph=use_graph, graph_hidden_width=16,
+        graph_layers=2, graph_heads=2, projector_width=16,
+    )  # fmt: skip
     adapted = add_adapter(model, lora=lora, targets=("all-linear",))
     for parameter in adapted.parameters():
         if parameter.requires_grad:
@@ -79,15 +73,13 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[[str
 @pytest.fixture
 def run_copy(tiny_run: Path, tmp_path: Path) -> Path:
     """A copy of the run that a test may damage."""
-    import shutil
-
     return Path(shutil.copytree(tiny_run, tmp_path / "run"))
 
 
 @pytest.fixture(scope="session")
 def tiny_export(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The export of `tiny_run`. Not to be changed: see `export_copy`."""
-    from tripletune.checkpoints.export import export_adapter
+    from tripletune.checkpoints import export_adapter
 
     return export_adapter(tiny_run, tmp_path_factory.mktemp("exports") / "h1")
 
@@ -95,8 +87,6 @@ def tiny_export(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture
 def export_copy(tiny_export: Path, tmp_path: Path) -> Path:
     """A copy of the export that a test may damage."""
-    import shutil
-
     return Path(shutil.copytree(tiny_export, tmp_path / "export"))
 
 
@@ -105,10 +95,9 @@ def same_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `verify` load folders here: starting Python and torch anew takes seconds, and one test does it."""
     from tripletune.checkpoints import verify
 
-    def observe(folder: Path, reference: dict[str, Any]) -> dict[str, Any]:
-        return json.loads(json.dumps(verify.observe(verify.load(folder), reference["cases"])))
-
-    monkeypatch.setattr(verify, "observe_in_new_process", observe)
+    monkeypatch.setattr(
+        verify, "observe_in_new_process", lambda folder, cases: verify.observe(verify.load(folder), cases)
+    )
 
 
 @pytest.fixture

@@ -26,17 +26,9 @@ def test_head_of_an_adapter(tiny_export: Path) -> None:
 
 def test_tells_how_it_was_trained(tiny_export: Path) -> None:
     card = (tiny_export / "README.md").read_text()
-    for fact in (
-        "| steps | 3 |",
-        "| seconds | 7.25 |",
-        "| records | 12 |",
-        "SHA-256 `0123abcd`",
-        "f00ba4",
-        "torch 2.13.0",
-    ):
+    run = ("| steps | 3 |", "| seconds | 7.25 |", "| records | 12 |", "learning_rate: 0.001", "| `eval_loss` | 1.25 |")
+    for fact in (*run, "SHA-256 `0123abcd`", "f00ba4", "torch 2.13.0"):
         assert fact in card, fact
-    assert "learning_rate: 0.001" in card
-    assert "| `eval_loss` | 1.25 |" in card
     assert "hf_abc" not in card
     assert "/home/someone" not in card
 
@@ -54,15 +46,11 @@ def test_example_runs(tiny_export: Path, monkeypatch: pytest.MonkeyPatch, capsys
 def test_scores_files(tiny_run: Path, tmp_path: Path) -> None:
     for task, mean in (("hotpotqa", 0.4567), ("musique", 0.25)):
         (tmp_path / task).mkdir()
-        interval = {"mean": mean, "low": 0.2, "high": 0.5, "n": 240}
-        empty = {"mean": 0.0, "low": 0.0, "high": 0.0, "n": 0}
         content = {
-            "system": "ras",
-            "task": task,
-            "data": f"/home/someone/{task}_dev.jsonl",
-            "metrics": {"f1": interval},
-            "supporting_recall": empty,
-        }
+            "system": "ras", "task": task, "data": f"/home/someone/{task}_dev.jsonl",
+            "metrics": {"f1": {"mean": mean, "low": 0.2, "high": 0.5, "n": 240}},
+            "supporting_recall": {"mean": 0.0, "low": 0.0, "high": 0.0, "n": 0},
+        }  # fmt: skip
         (tmp_path / task / "metrics.json").write_text(json.dumps(content))
     (tmp_path / "plain.json").write_text('{"speed": {"tokens_per_second": 99.5}, "ok": true}')
     files = [tmp_path / "hotpotqa" / "metrics.json", tmp_path / "musique" / "metrics.json", tmp_path / "plain.json"]
@@ -76,7 +64,7 @@ def test_scores_files(tiny_run: Path, tmp_path: Path) -> None:
 
 
 def test_bad_scores_file(tiny_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"scores file .*none\.json"):
+    with pytest.raises(FileNotFoundError, match=r"none\.json"):
         collect_provenance(tiny_run / "final", [tmp_path / "none.json"])
     (tmp_path / "bad.json").write_text('{\n"f1": }')
     with pytest.raises(ValueError, match=r"bad\.json:2: not valid JSON"):
@@ -127,14 +115,7 @@ def test_public(value: object, shown: object) -> None:
     assert public({"a": [value]}) == {"a": [shown]}
 
 
-def test_public_hides_secrets_by_name_and_keeps_tokens() -> None:
-    assert public({"api_key": "x", "hub_token": "y", "pad_token": "<pad>", "password": None}) == {
-        "api_key": "***",
-        "hub_token": "***",
-        "pad_token": "<pad>",
-        "password": None,
-    }
-
-
-def test_public_keeps_what_it_is_told() -> None:
+def test_public_hides_secrets_by_name_and_keeps_tokens_and_what_it_is_told() -> None:
+    hidden = public({"api_key": "x", "hub_token": "y", "pad_token": "<pad>", "password": None})
+    assert hidden == {"api_key": "***", "hub_token": "***", "pad_token": "<pad>", "password": None}
     assert public({"base": "/models/a", "other": "/models/b"}, ("/models/a",)) == {"base": "/models/a", "other": "b"}

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from tripletune.checkpoints.export import export_adapter
-from tripletune.checkpoints.merge import merge_adapter
+from tripletune.checkpoints import export_adapter, merge_adapter
+from tripletune.models.loading import add_lora
 
 Cli = Callable[..., tuple[int, str, str]]
 PROMPT = "Write down every fact.\n"
@@ -21,10 +23,6 @@ PROMPT = "Write down every fact.\n"
 
 def make_run(base: Path, run: Path, seq2seq: bool, task: str = "text_to_triples") -> Path:
     """A finished run with an adapter that does something, as `train.text_run` saves it."""
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
-
-    from tripletune.models.loading import add_lora
-
     folder = run / "final"
     torch.manual_seed(5)
     kind = AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM
@@ -57,52 +55,30 @@ def run(tmp_path: Path, tiny_llama: Path, tiny_t5: Path, seq2seq: bool) -> Path:
     return make_run(tiny_t5 if seq2seq else tiny_llama, tmp_path / "runs" / "extractor", seq2seq)
 
 
-def inputs(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder)("Ida Morn was born in Velsund.", return_tensors="pt")
-
-
-def logits(model: Any, seq2seq: bool, batch: Any) -> torch.Tensor:
-    extra = {"decoder_input_ids": torch.tensor([[3]])} if seq2seq else {}
-    with torch.no_grad():
-        return model.eval()(**batch, **extra).logits
-
-
-def reference_logits(run: Path, base: Path, seq2seq: bool) -> torch.Tensor:
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
-
-    kind = AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM
-    return logits(PeftModel.from_pretrained(kind.from_pretrained(base), run / "final"), seq2seq, inputs(base))
-
-
-def test_an_export_loads_in_plain_peft(
+def test_an_export_loads_in_plain_peft_and_a_merged_folder_in_plain_transformers(
     run: Path, tmp_path: Path, seq2seq: bool, tiny_llama: Path, tiny_t5: Path
 ) -> None:
-    from peft import AutoPeftModelForCausalLM, AutoPeftModelForSeq2SeqLM
+    plain = AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM
+    auto = peft.AutoPeftModelForSeq2SeqLM if seq2seq else peft.AutoPeftModelForCausalLM
+    extra = {"decoder_input_ids": torch.tensor([[3]])} if seq2seq else {}
+    base = plain.from_pretrained(tiny_t5 if seq2seq else tiny_llama)
 
+    def logits(model: Any, folder: Path) -> torch.Tensor:
+        batch = AutoTokenizer.from_pretrained(folder)("Ida Morn was born in Velsund.", return_tensors="pt")
+        with torch.no_grad():
+            return model.eval()(**batch, **extra).logits
+
+    expected = logits(peft.PeftModel.from_pretrained(base, run / "final"), run / "final")
     folder = export_adapter(run, tmp_path / "out")
     wanted = {"README.md", "adapter_config.json", "adapter_model.safetensors", "chat_template.jinja", "extractor.json"}
     wanted |= {"provenance.json", "tokenizer.json", "tokenizer_config.json", "verify.json"}
     assert {path.name for path in folder.iterdir()} == (wanted if seq2seq else wanted | {"prompt.md"})
-    auto = AutoPeftModelForSeq2SeqLM if seq2seq else AutoPeftModelForCausalLM
-    expected = reference_logits(run, tiny_t5 if seq2seq else tiny_llama, seq2seq)
-    assert torch.equal(logits(auto.from_pretrained(folder), seq2seq, inputs(folder)), expected)
-
-
-def test_a_merged_folder_loads_in_plain_transformers(
-    run: Path, tmp_path: Path, seq2seq: bool, tiny_llama: Path, tiny_t5: Path
-) -> None:
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
-
+    assert torch.equal(logits(auto.from_pretrained(folder), folder), expected)
     merged = tmp_path / "merged"
     found = merge_adapter(run, merged)
     assert (found.same_replies, len(found.cases)) == (3, 3)
     assert found.logit_difference < 1e-3
-    auto = AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM
-    expected = reference_logits(run, tiny_t5 if seq2seq else tiny_llama, seq2seq)
-    assert torch.allclose(logits(auto.from_pretrained(merged), seq2seq, inputs(merged)), expected, atol=1e-4)
+    assert torch.allclose(logits(plain.from_pretrained(merged), merged), expected, atol=1e-4)
     assert not (merged / "adapter_config.json").exists()
     assert (merged / "extractor.json").exists()
 
@@ -129,20 +105,11 @@ def test_the_card_shows_scores_and_code_that_runs(
     assert capsys.readouterr().out
 
 
-def test_verify_knows_an_export_and_another_model(run: Path, tmp_path: Path, cli: Cli, same_process: None) -> None:
+def test_verify_knows_an_export(run: Path, tmp_path: Path, cli: Cli, same_process: None) -> None:
     folder = export_adapter(run, tmp_path / "out")
     code, out, err = cli("verify", folder, "--run", run)
     assert code == 0, err
     assert "is intact" in out
-    # Another weight in the same file.
-    from safetensors.torch import load_file, save_file
-
-    weights = load_file(folder / "adapter_model.safetensors")
-    name = sorted(weights)[0]
-    save_file({**weights, name: weights[name] + 1.0}, folder / "adapter_model.safetensors", {"format": "pt"})
-    code, _, err = cli("verify", folder)
-    assert code == 1
-    assert "adapter_model.safetensors" in err
 
 
 def test_a_base_model_gets_another_name(run: Path, tmp_path: Path) -> None:
@@ -177,4 +144,4 @@ def test_a_whole_model_needs_no_export(tmp_path: Path, tiny_llama: Path, cli: Cl
     (run / "final" / "extractor.json").write_text(json.dumps({"task": "text_to_triples"}))
     code, _, err = cli("export", run, "--output", tmp_path / "out")
     assert code == 2
-    assert "it is a whole model and stands by itself already" in err
+    assert "it is a whole model and needs neither export nor merge" in err

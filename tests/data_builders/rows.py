@@ -1,11 +1,12 @@
 """A few rows of every kind, for the tests of data sets."""
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tripletune.data_builders.datasets import Statistics
 from tripletune.data_builders.datasets.kinds import KINDS
-from tripletune.data_builders.datasets.rows import Statistics
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.records import Action, Record, Step
@@ -37,6 +38,12 @@ CHATS = [
     for name in ("u", "v")
 ]  # fmt: skip
 ROWS: dict[str, list[Any]] = {"records": RECORDS, "pairs": PAIRS, "trajectories": CHATS}
+
+
+def write_lines(path: Path, rows: Iterable[Any]) -> str:
+    """A JSON-lines file of these rows."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
 
 
 def counted(kind: str = "records", rows: Iterable[Any] | None = None) -> dict[str, Any]:

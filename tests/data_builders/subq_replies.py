@@ -1,8 +1,7 @@
 """Replies of a mock server to the prompts of `LLMTeacher`, from recorded teacher replies; some are wrong at first.
 
 The server imports `reply`; SUBQ_TEACHER names the recorded replies, SUBQ_QUESTIONS the questions, SUBQ_WRONG the share
-of calls whose first reply is wrong, SUBQ_BODIES a file for the request bodies. Which replies are wrong hangs on the
-prompt alone.
+of calls whose first reply is wrong. Which replies are wrong hangs on the prompt alone.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.data_builders.hotpotqa_subq.teacher import FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE, load_subq_prompts
-from tripletune.data_builders.readers._rows import PassageFinder, title_key
+from tripletune.data_builders.readers._rows import find_passage, title_key
 from tripletune.models.data.records import Passage
-from tripletune.models.llm.client import Completion
+from tripletune.models.llm import Completion
 from tripletune.models.llm.replies import REPAIR_ROLE
 
 _NUMBERED = re.compile(r"^\[(\d+)\] (.*)$", re.MULTILINE)
@@ -41,9 +40,6 @@ def recorded() -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
 
 def reply(body: dict[str, Any]) -> str:
     """The reply to a request of the OpenAI layout."""
-    if "SUBQ_BODIES" in os.environ:
-        with Path(os.environ["SUBQ_BODIES"]).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(body) + "\n")
     contents = [message["content"] for message in body["messages"]]
     roles = dict(zip(load_subq_prompts().texts.values(), (FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE)))
     role = roles[contents[0]]
@@ -87,9 +83,9 @@ def recorded_reply(row: dict[str, Any], role: str, contents: Sequence[str]) -> s
     prompt, role = contents[1], role.removesuffix(REPAIR_ROLE)
     if role == FILTER_ROLE:
         shown = [title for _, title in _NUMBERED.findall(prompt)]
-        find = PassageFinder([Passage(title, "x") for title in shown])
+        passages = [Passage(title, "x") for title in shown]
         # 0 stands for a title that is not shown: there is no such document.
-        found = [find(" ".join(title.split())) for title in row.get("helpful", [])]
+        found = [find_passage(" ".join(title.split()), passages) for title in row.get("helpful", [])]
         numbers = [0 if place is None else place + 1 for place in found]
         return json.dumps({"documents": list(dict.fromkeys(numbers)), "answerable": True})
     document = _DOCUMENT.search(prompt)

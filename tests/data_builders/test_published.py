@@ -101,11 +101,7 @@ STEP = "[SUBQ] Who?\nRetrieved Graph Information: {}\n"
         ("Why?", "Why?", []),
         ("Question: Read this.\n\n## Input:\n\nI love pizza.", "Read this.\n\n## Input:\n\nI love pizza.", []),
         ("Read this.\n\nI love pizza.", "Read this.\n\nI love pizza.", []),
-        (
-            STEP.format("[]") + "Question: Is it\nQuestion: or [SUBQ] that?",
-            "Is it\nQuestion: or [SUBQ] that?",
-            ["Who?"],
-        ),
+        (STEP.format("[]") + "Question: Is it\nQuestion: so?", "Is it\nQuestion: so?", ["Who?"]),
         (STEP.format("[]") * 2 + "\nQuestion: Why?", "Why?", ["Who?", "Who?"]),
         ("[SUBQ] Who\nor what?\nRetrieved Graph Information: []\nQuestion: Why?", "Why?", ["Who or what?"]),
     ],
@@ -185,8 +181,7 @@ def test_bad_rows_are_counted_by_reason_and_line(tmp_path):
     assert drops == Counter(reason for _, reason in BAD)
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "json", "parquet"])
-def test_command_writes_a_data_set(tmp_path, capsys, ending):
+def test_command_writes_a_data_set(tmp_path, capsys):
     step = Step("Who?", (Triple("a", "b", "c"),))
     rows = []
     for number in range(40):
@@ -195,15 +190,8 @@ def test_command_writes_a_data_set(tmp_path, capsys, ending):
         rows.append(released(Record("r", "q", "planning", question, Action.SUFFICIENT, (step,))))
         rows.append(released(Record("r", "q", "answering", question, Action.SUFFICIENT, (step,), answers=("c",))))
     rows.append({"input": PLANNER + "\nQuestion: Why?", "label": "nothing", "graphs": []})
-    path = tmp_path / f"train_data.{ending}"
-    if ending == "parquet":
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        pq.write_table(pa.Table.from_pylist([{**row, "graphs": [""]} for row in rows]), path)
-    else:
-        lines = [json.dumps(row) for row in rows]
-        path.write_text("[" + ", ".join(lines) + "]" if ending == "json" else "\n".join(lines), encoding="utf-8")
+    path = tmp_path / "train_data.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     output = tmp_path / "out"
     arguments = ["released", "--input", str(path), "--output", str(output), "--validation-fraction", "0.3"]
     assert main(arguments) == 0

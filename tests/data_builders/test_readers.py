@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tripletune.data_builders.hotpotqa_subq.questions import Dropped, DropReason, Question
+from tripletune.data_builders.hotpotqa_subq import Dropped, DropReason, Question
 from tripletune.data_builders.published import parse_graph, read_explagraphs, split_names
 from tripletune.data_builders.readers import _rows, get_reader, names_with
 from tripletune.data_builders.readers.claims import NOT_BINARY
 from tripletune.data_builders.readers.hotpotqa import OUT_OF_RANGE
-from tripletune.eval.task import load_task, task_questions
+from tripletune.eval import load_task, task_questions
 from tripletune.models.data.triples import Triple
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -222,7 +222,7 @@ def test_what_is_no_file_of_rows_is_said(tmp_path):
 def test_missing_file_and_unknown_reader(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no such file: .*gone\.json"):
         list(get_reader("hotpotqa")(str(tmp_path / "gone.json")))
-    with pytest.raises(ValueError, match=r"question reader: 'explagraphs' is not one of .*hotpotqa"):
+    with pytest.raises(ValueError, match=r"reader 'explagraphs' is not one of .*hotpotqa"):
         get_reader("explagraphs")
     assert {"hotpotqa", "musique", "two_wiki"} <= set(names_with("read_questions"))
 

@@ -14,22 +14,16 @@ import pytest
 pytest.importorskip("openai")
 pytest.importorskip("aiohttp")
 
-from tests.models.llm.server import Faults, body_key, read_log, server_process
+from tests.data_builders import subq_replies
+from tests.data_builders.rows import write_lines
+from tests.models.llm.server import Faults, MockServer, body_key
 from tripletune.data_builders.world.build import WorldOptions, generate_world
 
 QUESTIONS, KILLS, CONCURRENCY = 40, 5, 8
 FAULTS = Faults(
-    rate_limit=0.05,
-    server_error=0.04,
-    hang=0.01,
-    cut_off=0.03,
-    broken_off=0.03,
-    drop=0.03,
-    empty=0.03,
-    seed=11,
-    at_most=2,
-    hang_seconds=20.0,
-)
+    rate_limit=0.05, server_error=0.04, hang=0.01, cut_off=0.03, broken_off=0.03, drop=0.03, empty=0.03, seed=11,
+    at_most=2, hang_seconds=20.0,
+)  # fmt: skip
 KEY = "sk-secret-key-of-the-fault-test"
 
 
@@ -38,19 +32,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("faults")
     world = generate_world(WorldOptions(train=QUESTIONS, validation=0, test=0, common_knowledge=0.0), "train")
     for name, lines in (("questions", world.question_rows()), ("teacher", world.teacher_rows())):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines), encoding="utf-8")
+        write_lines(folder / f"{name}.jsonl", lines)
     return folder
 
 
 def command(files: Path, url: str, output: Path) -> list[str]:
     return [
-        *(
-            sys.executable,
-            "-m",
-            "tripletune.data_builders.hotpotqa_subq",
-            "--source",
-            f"hotpotqa:{files / 'questions.jsonl'}",
-        ),
+        *(sys.executable, "-m", "tripletune.data_builders.hotpotqa_subq"),
+        *("--source", f"hotpotqa:{files / 'questions.jsonl'}"),
         *("--output", str(output), "--teacher", "openai", "--teacher-model", "m", "--teacher-url", url),
         *("--teacher-api-key-env", "SUBQ_KEY", "--teacher-concurrency", str(CONCURRENCY), "--teacher-timeout", "2"),
         *("--concurrency", str(CONCURRENCY), "--shard-size", "50", "--validation-fraction", "0.3"),
@@ -80,18 +69,12 @@ def canonical(messages: object) -> str:
     return json.dumps(messages, sort_keys=True)
 
 
-def calls_by_key(path: Path) -> dict[str, str]:
-    """The messages behind the keys of the server's log."""
-    bodies = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return {body_key(body): canonical(body["messages"]) for body in bodies}
-
-
-def kill_after(process: "subprocess.Popen[bytes]", log: Path, answers: int, pause: float) -> None:
+def kill_after(process: "subprocess.Popen[bytes]", server: MockServer, answers: int, pause: float) -> None:
     """Kill a build once the server has given so many answers more, or let it end."""
-    goal = sum(event["event"] == "answered" for event in read_log(log)) + answers
+    goal = server.count("answered").total() + answers
     deadline = time.monotonic() + 60
     while process.poll() is None and time.monotonic() < deadline:
-        if sum(event["event"] == "answered" for event in read_log(log)) >= goal:
+        if server.count("answered").total() >= goal:
             time.sleep(pause)
             break
         time.sleep(0.05)
@@ -106,46 +89,45 @@ def test_killed_builds_end_with_the_bytes_of_an_undisturbed_one(files, tmp_path,
         ("SUBQ_KEY", KEY),
     ):
         monkeypatch.setenv(name, str(value))
-    reply = "tests.data_builders.subq_replies:reply"
-    with server_process(reply=reply) as url:
+    subq_replies.recorded.cache_clear()
+    with MockServer(subq_replies.reply) as server:
         calm = tmp_path / "calm"
-        subprocess.run(command(files, url, calm), check=True, capture_output=True)
+        subprocess.run(command(files, server.url, calm), check=True, capture_output=True)
     assert shards(calm)
 
     monkeypatch.setenv("SUBQ_WRONG", "0.25")
-    bodies = tmp_path / "bodies.jsonl"
-    monkeypatch.setenv("SUBQ_BODIES", str(bodies))
-    log, output, chance = tmp_path / "server.log", tmp_path / "rough", random.Random(3)
+    output, chance = tmp_path / "rough", random.Random(3)
     ledger = Path(f"{output}.ledger.sqlite")
     stored: list[tuple[int, set[str]]] = []
     kills = 0
-    with server_process(reply=reply, delay=0.02, faults=FAULTS, log=log) as url:
+    with MockServer(subq_replies.reply, 0.02, FAULTS) as server:
         for _ in range(KILLS):
             process = subprocess.Popen(
-                command(files, url, output), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                command(files, server.url, output), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             )
-            kill_after(process, log, chance.randint(5, 30), chance.uniform(0, 0.1))
+            kill_after(process, server, chance.randint(5, 30), chance.uniform(0, 0.1))
             kills += process.returncode == -9
             # Requests that were on their way at the kill arrive by now.
             time.sleep(0.1)
-            stored.append((len(read_log(log)), stored_calls(ledger)))
+            stored.append((len(server.events), stored_calls(ledger)))
             assert not output.exists()
-        last = subprocess.run(command(files, url, output), capture_output=True, text=True, check=False)
+        last = subprocess.run(command(files, server.url, output), capture_output=True, text=True, check=False)
         assert last.returncode == 0, last.stderr
     assert kills == KILLS
     assert shards(output) == shards(calm)
 
-    events, calls = read_log(log), calls_by_key(bodies)
-    assert {event["fault"] for event in events if event["event"] == "fault"} == set(Faults.KINDS)
+    events = server.events
+    calls = {body_key(body): canonical(body["messages"]) for body in server.bodies}
+    assert {event.what for event in events} == {"request", "answered", *Faults.KINDS}
     for end, known in stored:
-        again = [event for event in events[end:] if event["event"] == "request" and calls.get(event["key"]) in known]
+        again = [event for event in events[end:] if event.what == "request" and calls[event.key] in known]
         assert not again, "a stored reply was asked for again"
-    answered = Counter(event["key"] for event in events if event["event"] == "answered")
+    answered = server.count("answered")
     lost = Counter(
-        event["key"]
+        event.key
         for (end, known), start in zip(stored, (0, *(end for end, _ in stored)))
         for event in events[start:end]
-        if event["event"] == "answered" and calls[event["key"]] not in known
+        if event.what == "answered" and calls[event.key] not in known
     )
     assert all(count - 1 <= lost[key] for key, count in answered.items())
     assert sum(lost.values()) <= KILLS * CONCURRENCY

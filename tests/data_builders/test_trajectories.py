@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from tripletune.eval.__main__ import main as evaluate
 from tripletune.models.data.records import Passage, read_jsonl
 from tripletune.models.data.trajectories import read_trajectories
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import Completion
+from tripletune.models.llm import Completion
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
 from tripletune.rag.retrievers import Retrieved
@@ -53,30 +54,24 @@ def test_a_trajectory_is_the_whole_chat_and_learns_the_decisions_alone(run, tmp_
     assert [one.question_id for one in found] == list(results)
     for one in found:
         row = results[one.question_id]
-        learned = [message["content"] for message, flag in zip(one.messages, one.learned) if flag]
-        assert [message["role"] for message in one.messages] == ["system", *["user", "assistant"] * len(learned)]
+        turns = ["user", "assistant"] * sum(one.learned)
+        assert [message["role"] for message in one.messages] == ["system", *turns]
         assert [message["role"] == "assistant" for message in one.messages] == list(one.learned)
-        assert learned == [action["reply"] for action in row["trace"]["actions"]]
+        assert learned(one) == [action["reply"] for action in row["trace"]["actions"]]
         assert row["question"] in one.messages[1]["content"]
         assert (one.role, one.model) == ("cirag.integrate", "oracle:world5-test")
+    observed, _ = build(run, tmp_path / "observed", "--learn", "observations")
+    assert all(one.learned == (False, False, *[True] * (len(one.messages) - 2)) for one in observed)
     rounds = Counter(str(len(row["trace"]["steps"])) for row in results.values())
     assert statistics["statistics"]["trajectories"]["learned_turns"] == dict(rounds)
     assert statistics["statistics"]["splits"] == {"train": 8}
 
 
-def test_observations_can_be_learned_too(run, tmp_path):
-    found, _ = build(run, tmp_path / "out", "--learn", "observations")
-    for one in found:
-        assert one.learned == (False, False, *[True] * (len(one.messages) - 2))
-
-
-def test_the_same_command_gives_the_same_bytes_and_parquet_the_same_rows(run, tmp_path):
+def test_the_same_command_gives_the_same_bytes(run, tmp_path):
     build(run, tmp_path / "a")
     build(run, tmp_path / "b")
     name = "train-00000.jsonl"
     assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    parquet, _ = build(run, tmp_path / "c", "--format", "parquet")
-    assert parquet == list(read_trajectories(tmp_path / "a"))
 
 
 def test_other_roles_give_their_own_chats(run, tmp_path):
@@ -124,23 +119,11 @@ def test_filters_are_counted_alone_and_in_order(run, tmp_path):
 
 def test_a_question_is_on_one_side_of_the_split(run, tmp_path):
     build(run, tmp_path / "out", "--validation-fraction", "0.5")
-    train, validation = (
-        {one.question_id for one in read_trajectories(tmp_path / "out", split)} for split in ("train", "validation")
-    )
-    assert train
-    assert validation
-    assert train | validation == set(rows(run))
-    assert not train & validation
-
-
-class Shelf:
-    async def retrieve(self, query, k):
-        return [Retrieved(PAGE, 1.0)]
-
-
-class Store:
-    def get(self, passage):
-        return TRIPLES
+    splits = [
+        {one.question_id for one in read_trajectories(tmp_path / "out", name)} for name in ("train", "validation")
+    ]
+    assert all(splits)
+    assert sorted([*splits[0], *splits[1]]) == sorted(rows(run))
 
 
 class Replies:
@@ -173,20 +156,29 @@ class Counting(Replies):
         return sum(len(message["content"].split()) for message in messages)
 
 
-def loop(folder, *replies, name="q1", kind=Replies, **options):
+def loop(folder, *replies, kind=Replies, **options):
     """Run SYSTEM with given replies, and write ledger and results as `eval run` does."""
+    folder.mkdir(exist_ok=True)
+
+    async def retrieve(query, k):
+        return [Retrieved(PAGE, 1.0)]
 
     async def answer():
+        shelf, store = SimpleNamespace(retrieve=retrieve), SimpleNamespace(get=lambda passage: TRIPLES)
         backend, ledger = kind(*replies, "Answer: Kelm"), Ledger(folder / "ledger.sqlite")
         async with LedgerClient(backend, ledger, retry=Retry(empty_attempts=1)) as client:
-            tools = Tools(retriever=Shelf(), store=Store(), llm=client, question_id=name)
+            tools = Tools(retriever=shelf, store=store, llm=client, question_id="q1")
             settings = CiragOptions(extraction="store", rerank=False, **options)
             return await SYSTEM.run(QUESTION, QUESTION, tools, settings)
 
     trace = asyncio.run(answer())
-    row = {"id": name, "question": QUESTION, "scores": {"f1": 1.0}, "error": "", "supporting_recall": None}
+    row = {"id": "q1", "question": QUESTION, "scores": {"f1": 1.0}, "error": "", "supporting_recall": None}
     (folder / "results.jsonl").write_text(json.dumps(row | {"trace": trace.to_json()}) + "\n")
     return trace
+
+
+def learned(chat):
+    return [message["content"] for message, flag in zip(chat.messages, chat.learned) if flag]
 
 
 def chats(folder):
@@ -200,7 +192,7 @@ def test_turns_are_learned_as_the_loop_understood_them(tmp_path):
     last = LAST.replace('["Ada", "occupation", "writer"]', '["Ada", "occupation", "writer"], ["Ada", "is", "tall"]')
     loop(tmp_path, first, last)
     (chat,) = chats(tmp_path)
-    assert [message["content"] for message, flag in zip(chat.messages, chat.learned) if flag] == [FIRST, LAST]
+    assert learned(chat) == [FIRST, LAST]
     assert chat.faults == ("invented_triple", "respelled_triple", "invented_triple")
     assert chat.replies == (first, last)
     assert main(["--results", str(tmp_path), "--output", str(tmp_path / "out"), "--no-repairs"]) == 2
@@ -209,11 +201,10 @@ def test_turns_are_learned_as_the_loop_understood_them(tmp_path):
 def test_repaired_turns_are_known_wherever_they_stand(tmp_path):
     for number, replies in enumerate([(UNREADABLE, FIRST, LAST), (FIRST, UNREADABLE, LAST), (FIRST, "", LAST)]):
         folder = tmp_path / str(number)
-        folder.mkdir()
         trace = loop(folder, *replies)
         assert trace.tallies["integration.repaired"] == 1
         (chat,) = chats(folder)
-        assert [message["content"] for message, flag in zip(chat.messages, chat.learned) if flag] == [FIRST, LAST]
+        assert learned(chat) == [FIRST, LAST]
         assert "repaired" in chat.faults
         assert list(chat.replies) == [action.reply for action in trace.actions]
         assert len(build(folder, folder / "out")[0]) == 1
@@ -245,7 +236,6 @@ def test_a_run_that_did_not_end_is_told(tmp_path, caplog):
 
 def test_a_shorter_run_has_its_trajectory_beside_a_longer_one(tmp_path):
     short = tmp_path / "short"
-    short.mkdir()
     loop(short, FIRST, max_rounds=1)
     (tmp_path / "ledger.sqlite").write_bytes((short / "ledger.sqlite").read_bytes())
     # The first decision stands in the ledger; this run goes on from it.
@@ -260,15 +250,13 @@ def test_a_shorter_run_has_its_trajectory_beside_a_longer_one(tmp_path):
 def test_a_shortened_prompt_loses_no_earlier_decision(tmp_path):
     second = says("Where is Kelm?", TRIPLES[0])
     whole = tmp_path / "whole"
-    whole.mkdir()
     loop(whole, FIRST, second, LAST)
     (chat,) = chats(whole)
     longest = Counting().count_tokens(chat.messages[:-1])
     trace = loop(tmp_path, FIRST, second, LAST, kind=Counting, max_prompt_tokens=longest - 1)
     assert trace.tallies["shortened_prompts"] == 1
     found, statistics = build(tmp_path, tmp_path / "out")
-    learned = [[turn["content"] for turn, flag in zip(one.messages, one.learned) if flag] for one in found]
-    assert learned == [[FIRST, second], [LAST]]
+    assert [learned(one) for one in found] == [[FIRST, second], [LAST]]
     assert statistics["statistics"]["trajectories"]["learned_turns"] == {"1": 1, "2": 1}
 
 
@@ -310,7 +298,6 @@ def test_examples_inside_a_prompt_are_not_learned(tmp_path):
         (["--role", "no.role"], "no trajectory is left (the ledger has no chat of this run: 1)"),
         (["--model", "gpt"], "no trajectory is left"),
         (["--limit", "0"], "limit: 0 must be at least 1"),
-        (["--validation-fraction", "1"], "validation_fraction: 1.0 must be at least 0 and below 1"),
     ],
 )
 def test_bad_input_gives_one_line_and_exit_code_2(tmp_path, capsys, more, message):
@@ -323,20 +310,16 @@ def test_bad_input_gives_one_line_and_exit_code_2(tmp_path, capsys, more, messag
 def test_a_file_that_is_no_ledger_or_no_results_is_named(tmp_path, capsys):
     loop(tmp_path, FIRST, LAST)
     (tmp_path / "text").write_text("hello" * 500)
-    (tmp_path / "other.jsonl").write_text('{"id": "q1"}\n')
     whole = (tmp_path / "results.jsonl").read_text()
-    (tmp_path / "cut.jsonl").write_text(whole + whole[:50])
-    (tmp_path / "no_score.jsonl").write_text(json.dumps(json.loads(whole) | {"scores": {"f1": None}}) + "\n")
-    (tmp_path / "no_trace.jsonl").write_text(json.dumps(json.loads(whole) | {"trace": []}) + "\n")
-    for more, message in (
-        (
-            ["--results", str(tmp_path / "cut.jsonl")],
-            "a run that was killed leaves half a line: give its command again",
-        ),
-        (["--results", str(tmp_path / "no_score.jsonl"), "--min-score", "f1=1"], "its scores or its trace are damaged"),
-        (["--results", str(tmp_path / "no_trace.jsonl")], "its scores or its trace are damaged"),
-        (["--results", str(tmp_path), "--ledger", str(tmp_path / "text")], "can't be used as a ledger"),
-        (["--results", str(tmp_path / "other.jsonl")], "other.jsonl:1: not a row of `tripletune eval run`"),
+    damaged = "its scores or its trace are damaged"
+    for text, message in (
+        (whole + whole[:50], "a run that was killed leaves half a line: give its command again"),
+        (json.dumps(json.loads(whole) | {"scores": {"f1": None}}), damaged),
+        (json.dumps(json.loads(whole) | {"trace": []}), damaged),
+        ('{"id": "q1"}\n', "results.jsonl:1: not a row of `tripletune eval run`"),
+        (whole, "can't be used as a ledger"),
     ):
-        assert main([*more, "--output", str(tmp_path / "out")]) == 2
+        (tmp_path / "results.jsonl").write_text(text)
+        ledger = ["--ledger", str(tmp_path / "text")] if text is whole else []
+        assert main(["--results", str(tmp_path), *ledger, "--output", str(tmp_path / "out")]) == 2
         assert message in capsys.readouterr().err

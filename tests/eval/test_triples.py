@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tripletune.data_builders.hotpotqa_subq.options import Source
-from tripletune.data_builders.pair_sources import read_source
+from tripletune.data_builders.readers.triples import read_source
 from tripletune.eval.statistics import flatten_means
 from tripletune.eval.triples import (
     FieldVectors,
@@ -33,14 +33,22 @@ NAME = st.text(alphabet="abcAB é1", min_size=1, max_size=5).filter(str.strip)
 TRIPLES = st.lists(st.builds(Triple, NAME, NAME, NAME), max_size=5)
 
 
-def prediction(gold, reply, text="", identity="x"):
-    return Prediction(identity, text, tuple(Triple(*fields) for fields in gold), reply)
+def prediction(gold, reply, text="a b", identity="x"):
+    return Prediction(ExtractionPair(identity, text, "", tuple(Triple(*fields) for fields in gold)), [reply])
+
+
+TABLE = {"lawyer": [1.0, 0.0], "attorney": [0.9, np.sqrt(1 - 0.81)], "judge": [0.6, 0.8]}
 
 
 def embed(texts):
-    """One direction a text, but "lawyer" and "attorney" share theirs."""
-    names = sorted({text.replace("attorney", "lawyer") for text in texts})
-    return np.eye(len(names))[[names.index(text.replace("attorney", "lawyer")) for text in texts]]
+    """Words of the table have their vectors; every other text one of its own."""
+    vectors = np.zeros((len(texts), 2 + len(texts)))
+    for row, text in enumerate(texts):
+        if text in TABLE:
+            vectors[row, :2] = TABLE[text]
+        else:
+            vectors[row, 2 + row] = 3.0
+    return vectors
 
 
 ADA = prediction(
@@ -89,27 +97,18 @@ def test_summary_by_hand():
     assert interval["n"] == 4
 
 
-def test_without_an_embedder_there_is_no_soft_level():
-    assert "soft" not in score_extractions([ADA])
-
-
 def test_a_summary_is_made_of_stored_rows():
     rows = [json.loads(json.dumps(row)) for row in score_rows([ADA, MISSED], embed)]
     assert summarise_extractions(rows) == score_extractions([ADA, MISSED], embed)
-
-
-def test_an_empty_data_set_has_no_scores():
-    summary = score_extractions([])
-    assert summary["texts"] == 0
-    assert summary["malformed_output"]["mean"] is None
-    assert flatten_means(summary) == {}
+    assert "soft" not in score_extractions([ADA]), "there is no embedder"
+    assert score_extractions([]) == {"texts": 0}
 
 
 @settings(deadline=None, max_examples=50)
 @given(TRIPLES, TRIPLES)
 def test_bounds_and_symmetry(gold, found):
-    (row,) = score_rows([Prediction("x", "a b", tuple(gold), format_triples(found))], embed)
-    (other,) = score_rows([Prediction("x", "a b", tuple(found), format_triples(gold))], embed)
+    (row,) = score_rows([prediction([t.as_list() for t in gold], format_triples(found))], embed)
+    (other,) = score_rows([prediction([t.as_list() for t in found], format_triples(gold))], embed)
     for level in ("exact", "normalised", "soft"):
         matches, predicted, wanted = row[level]
         assert 0 <= matches <= min(predicted, wanted)
@@ -125,7 +124,7 @@ def test_bounds_and_symmetry(gold, found):
 def test_a_perfect_reply_scores_one_in_any_order(gold, chance):
     shuffled = gold[:]
     chance.shuffle(shuffled)
-    summary = score_extractions([Prediction("x", "", tuple(gold), format_triples(shuffled))], embed)
+    summary = score_extractions([prediction([t.as_list() for t in gold], format_triples(shuffled))], embed)
     flat = flatten_means(summary)
     for level in ("exact", "normalised", "soft"):
         assert flat[f"{level}/macro/f1"] == 1
@@ -144,12 +143,11 @@ def test_rouge_by_hand():
 
 
 def test_rouge_takes_the_word_for_no_facts_for_an_empty_reply():
-    gold = (Triple("Ada", "is", "x"),)
     right, empty, wrong, odd = score_rows(
         [
             NOTHING,
             prediction([], "", "Hello!"),
-            Prediction("m", "t", gold, "NONE"),
+            prediction([("Ada", "is", "x")], "NONE"),
             prediction([], "I can't.", "Hello!"),
         ]
     )
@@ -158,7 +156,7 @@ def test_rouge_takes_the_word_for_no_facts_for_an_empty_reply():
 
 
 def test_a_text_without_a_reply_is_never_right():
-    failed = Prediction("f", "Hello!", (), "", failed=True)
+    failed = Prediction(ExtractionPair("f", "Hello!"), [""], failed=True)
     rows = list(score_rows([failed, NOTHING]))
     assert [row["rougeL"] for row in rows] == [0, 1]
     summary = summarise_extractions(rows)
@@ -166,15 +164,11 @@ def test_a_text_without_a_reply_is_never_right():
 
 
 def test_the_replies_to_pieces_are_read_one_by_one():
-    text, none = "Ada was born.", ("NONE", "NONE")
     thought = ("(S> Ada| P> was| O> born)", "<think>(S> x| P> y| O> z)</think>NONE")
     json_cut = ('[["Ada", "was", "bo', '[["Ada", "was", "born"]]')
-    rows = list(
-        score_rows(
-            Prediction("a", text, gold, "\n".join(pieces), pieces)
-            for gold, pieces in (((), none), *(((Triple("Ada", "was", "born"),), both) for both in (thought, json_cut)))
-        )
-    )
+    gold = (Triple("Ada", "was", "born"),)
+    asked = [((), ("NONE", "NONE")), (gold, thought), (gold, json_cut)]
+    rows = list(score_rows(Prediction(ExtractionPair("a", "Ada was born.", "", *one), both) for *one, both in asked))
     assert [row["malformed"] for row in rows] == [False, False, True]
     assert [row["exact"] for row in rows] == [[0, 0, 0], [1, 1, 1], [1, 1, 1]]
     assert rows[0]["rougeL"] == 1
@@ -182,7 +176,7 @@ def test_the_replies_to_pieces_are_read_one_by_one():
 
 def test_the_pair_is_shown_as_the_model_saw_it():
     pair = ExtractionPair("a", "It is in Norway.", "Oslo", (Triple("Oslo", "located in", "Norway"),))
-    (row,) = score_rows([Prediction.of(pair, pair.target)])
+    (row,) = score_rows([Prediction(pair, [pair.target])])
     assert (row["entities"], row["grounded"]) == (2, 2)
 
 
@@ -192,7 +186,8 @@ def test_gold_triples_of_genwiki_are_grounded_and_perfect():
     from collections import Counter
 
     rows = list(read_source(Source.parse(f"genwiki:{DATA / 'genwiki_test.jsonl'}"), Counter(), Counter()))
-    predictions = [Prediction(row.where, row.text, row.triples, format_triples(row.triples)) for row in rows]
+    pairs = [ExtractionPair(row.where, row.text, "", row.triples) for row in rows]
+    predictions = [Prediction(pair, [pair.target]) for pair in pairs]
     flat = flatten_means(score_extractions(predictions))
     assert flat["exact/micro/f1"] == flat["normalised/macro/f1"] == flat["accuracy/object"] == 1
     assert flat["groundedness"] > 0.98
@@ -201,58 +196,43 @@ def test_gold_triples_of_genwiki_are_grounded_and_perfect():
 
 # When two triples are the same.
 
-TABLE = {"lawyer": [1.0, 0.0], "attorney": [0.9, np.sqrt(1 - 0.81)], "judge": [0.6, 0.8]}
+
+@pytest.mark.parametrize(
+    ("left", "right", "same"),
+    [
+        ("The Beatles", "beatles", True),
+        ("U.S.", "u s", True),
+        ("Moanin'", "moanin", True),
+        ("１９５８", "1958", True),
+        ("“Up” (film)", "up film", True),
+        # They differ in a mark alone.
+        ("मीरा", "मेरा", False),
+        ("กิน", "กัน", False),
+        ("♥️", "★️", False),
+    ],
+)
+def test_which_names_are_the_same(left, right, same):
+    assert (normalize_entity(left) == normalize_entity(right)) is same
 
 
-def embed_table(texts):
-    """Words of the table have their vectors; every other text one of its own."""
-    vectors = np.zeros((len(texts), 2 + len(texts)))
-    for row, text in enumerate(texts):
-        if text in TABLE:
-            vectors[row, :2] = TABLE[text]
-        else:
-            vectors[row, 2 + row] = 3.0
-    return vectors
+def test_words_of_scripts_with_marks_stay_whole_and_no_name_is_emptied():
+    assert entity_words("मीरा, दिल्ली (1498)") == ["मीरा", "दिल्ली", "1498"]
+    assert grounded("मीरा", f" {' '.join(entity_words('मीरा दिल्ली में है।'))} ")
+    assert [normalize_entity(name) for name in ("The The", "!!!", "A")] == ["the the", "!!!", "a"]
 
 
 @pytest.mark.parametrize(
-    ("left", "right"),
+    ("predicate", "normal"),
     [
-        ("The Beatles", "beatles"),
-        ("U.S.", "u s"),
-        ("Moanin'", "moanin"),
-        ("１９５８", "1958"),
-        ("“Up” (film)", "up film"),
+        *((name, "birthplace") for name in ("birthPlace", "birth place", "Birthplace", "has birth place")),
+        ("the birth_place", "birthplace"),
+        ("is", "is"),
+        ("was born in", "bornin"),
+        ("was born on", "bornon"),
     ],
 )
-def test_names_that_are_the_same(left, right):
-    assert normalize_entity(left) == normalize_entity(right)
-
-
-@pytest.mark.parametrize(("left", "right"), [("मीरा", "मेरा"), ("กิน", "กัน"), ("♥️", "★️")])
-def test_names_that_differ_in_a_mark_alone_are_not_the_same(left, right):
-    assert normalize_entity(left) != normalize_entity(right)
-
-
-def test_words_of_scripts_with_marks_stay_whole():
-    assert entity_words("मीरा, दिल्ली (1498)") == ["मीरा", "दिल्ली", "1498"]
-    assert grounded("मीरा", f" {' '.join(entity_words('मीरा दिल्ली में है।'))} ")
-
-
-def test_a_name_is_never_emptied():
-    assert normalize_entity("The The") == "the the"
-    assert normalize_entity("!!!") == "!!!"
-    assert normalize_entity("A") == "a"
-
-
-@pytest.mark.parametrize("predicate", ["birthPlace", "birth place", "Birthplace", "has birth place", "the birth_place"])
-def test_predicates_that_are_the_same(predicate):
-    assert normalize_predicate(predicate) == "birthplace"
-
-
-def test_predicates_that_are_not():
-    assert normalize_predicate("is") == "is"
-    assert normalize_predicate("was born in") == "bornin" != normalize_predicate("was born on")
+def test_normal_predicates(predicate, normal):
+    assert normalize_predicate(predicate) == normal
 
 
 @settings(deadline=None)
@@ -263,22 +243,15 @@ def test_normalising_twice_changes_nothing(text):
 
 def test_grounded_means_whole_words():
     words = f" {' '.join(entity_words('Ada (1815–1852), the mathematician, knew Timmons.'))} "
-    assert grounded("ADA", words)
-    assert grounded("1815", words)
-    assert grounded("a mathematician", words)
-    assert not grounded("Tim", words)
-    assert not grounded("Ada knew", words)
+    names = ("ADA", "1815", "a mathematician", "Tim", "Ada knew")
+    assert [grounded(name, words) for name in names] == [True, True, True, False, False]
 
 
 def test_similarities_of_the_fields():
     gold = [Triple("Ada", "job", "lawyer")]
-    predicted = [
-        Triple("ada", "Job", "Lawyer"),
-        Triple("Ada", "job", "attorney"),
-        Triple("Ada", "job", "judge"),
-        Triple("Bob", "job", "lawyer"),
-    ]
-    similar = FieldVectors([*gold, *predicted], embed_table).similarities(predicted, gold)
+    fields = (("ada", "Job", "Lawyer"), ("Ada", "job", "attorney"), ("Ada", "job", "judge"), ("Bob", "job", "lawyer"))
+    predicted = [Triple(*one) for one in fields]
+    similar = FieldVectors([*gold, *predicted], embed).similarities(predicted, gold)
     assert similar.shape == (3, 4, 1)
     assert similar[0, :, 0] == pytest.approx([1.0, 1.0, 1.0, 0.0])
     assert similar[1, :, 0] == pytest.approx([1.0, 1.0, 1.0, 1.0])
@@ -286,28 +259,15 @@ def test_similarities_of_the_fields():
 
 
 def test_other_numbers_are_never_similar():
-    def same(texts):
-        return np.ones((len(texts), 4))
-
     gold, predicted = [Triple("x", "year", "1958")], [Triple("x", "year", "1959"), Triple("x", "in year", "1958 AD")]
-    similar = FieldVectors([*gold, *predicted], same).similarities(predicted, gold)
-    assert similar[2, :, 0] == pytest.approx([0.0, 1.0])
+    vectors = FieldVectors([*gold, *predicted], lambda texts: np.ones((len(texts), 4)))
+    assert vectors.similarities(predicted, gold)[2, :, 0] == pytest.approx([0.0, 1.0])
 
 
 def test_each_text_is_embedded_once():
     asked = []
-
-    def counting(texts):
-        asked.extend(texts)
-        return np.ones((len(texts), 2))
-
-    FieldVectors([Triple("a", "b", "c"), Triple("a", "B", "d")], counting)
+    FieldVectors([Triple("a", "b", "c"), Triple("a", "B", "d")], lambda texts: asked.extend(texts) or embed(texts))
     assert sorted(asked) == ["a", "b", "c", "d"]
-
-
-def test_a_broken_embedder_is_named():
-    with pytest.raises(ValueError, match=r"shape \(1, 2\) for 3 texts"):
-        FieldVectors([Triple("a", "b", "c")], lambda texts: np.ones((1, 2)))
 
 
 def best_by_trying(fits):
@@ -326,10 +286,6 @@ def test_the_assignment_is_the_best_there_is(rows, columns, chance):
     similar = np.array([[chance.random() for _ in range(columns)] for _ in range(rows)]).reshape(rows, columns)
     fields = np.stack([similar, np.ones_like(similar), np.ones_like(similar)])
     assert soft_matches(fields) == best_by_trying(similar >= 0.75)
-
-
-def test_a_greedy_choice_would_lose_a_match():
-    assert soft_matches(np.array([[[0.95, 0.8], [0.9, 0.1]]] * 3)) == 2
 
 
 def test_every_field_has_to_reach_its_threshold():

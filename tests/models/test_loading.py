@@ -2,29 +2,14 @@ import importlib.metadata
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tripletune.models import loading as sources
 from tripletune.models.loading import adapter_base, cache_dir, load_causal_lm, load_tokenizer, parse_dtype, resolve
-
-
-class Package:
-    """Stands in for an installed distribution that holds the given files."""
-
-    version = "1.2"
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.files = [self.File(path) for path in sorted(folder.rglob("*")) if path.is_file()]
-
-    class File:
-        def __init__(self, path: Path) -> None:
-            self.path = path
-
-        def locate(self) -> Path:
-            return self.path
+from tripletune.models.run_folders import weight_files
 
 
 @pytest.fixture
@@ -33,10 +18,11 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "site" / "tiny"
     folder.mkdir(parents=True)
 
-    def distribution(name: str) -> Package:
+    def distribution(name: str) -> SimpleNamespace:
         if name != "tiny":
             raise importlib.metadata.PackageNotFoundError(name)
-        return Package(folder)
+        paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        return SimpleNamespace(version="1.2", files=[SimpleNamespace(locate=lambda p=path: p) for path in paths])
 
     monkeypatch.setattr(importlib.metadata, "distribution", distribution)
     monkeypatch.setenv("TRIPLETUNE_CACHE", str(tmp_path / "cache"))
@@ -99,26 +85,15 @@ def test_a_tokenizer_can_always_pad(tokenizer_folder: Path, tokenizer, tmp_path:
     assert load_tokenizer(tmp_path).pad_token == "<|im_end|>"
 
 
-def test_a_model_without_tokenizer(tiny_llama: Path, tmp_path: Path) -> None:
-    for name in ("config.json", "model.safetensors"):
-        (tmp_path / name).write_bytes((tiny_llama / name).read_bytes())
-    with pytest.raises(FileNotFoundError, match="has no tokenizer"):
-        load_causal_lm(tmp_path)
-
-
-def test_cut_off_weights(tiny_llama: Path, tmp_path: Path) -> None:
-    for path in tiny_llama.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    weights = tmp_path / "model.safetensors"
+def test_cut_off_weights_and_no_tokenizer(tiny_llama: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
+    weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-50])
     with pytest.raises(ValueError, match="cannot be read"):
-        load_causal_lm(tmp_path)
-
-
-def test_models_come_in_eval_mode(tiny_llama: Path) -> None:
-    model, _ = load_causal_lm(tiny_llama, torch.float32)
-    assert not model.training
-    assert model.dtype is torch.float32
+        load_causal_lm(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(FileNotFoundError, match="has no tokenizer"):
+        load_causal_lm(folder)
 
 
 @pytest.fixture
@@ -145,6 +120,7 @@ def test_an_adapter_folder_means_base_and_adapter(adapter: Path, tiny_llama: Pat
     assert not model.training
     assert tokenizer.chat_template
     base, _ = load_causal_lm(tiny_llama, torch.float32)
+    assert (base.training, base.dtype) == (False, torch.float32)
     ids = torch.tensor([[5, 9, 30, 7]])
     with torch.inference_mode():
         plain = base(input_ids=ids).logits
@@ -162,6 +138,12 @@ def test_a_run_folder_means_its_result(adapter: Path, tmp_path: Path) -> None:
     shutil.copytree(adapter, run / "final")
     assert resolve(run) == str(run / "final")
     assert load_causal_lm(run, torch.float32)[1].chat_template
+
+
+def test_all_shards_are_looked_at(tmp_path: Path) -> None:
+    index = {"weight_map": {"a": "model-2.safetensors", "b": "model-1.safetensors", "c": "model-1.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert [file.name for file in weight_files(tmp_path)] == ["model-1.safetensors", "model-2.safetensors"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import logging
 import pytest
 from rich.table import Table
 
-from tripletune.models.program import plain_console, run_program
+from tripletune.models.program import code_span, markdown_table, plain, plain_console, run_program
 
 
 class Pending(RuntimeError):
@@ -53,3 +53,9 @@ def test_text_of_data_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> N
     plain_console().print(table)
     shown = capsys.readouterr().out
     assert all(text in shown for text in ("[bold]run[/x]", "\ufffd[31mtitle", ":smile: \ufffd[31mname"))
+
+
+def test_text_of_data_becomes_no_markup() -> None:
+    assert plain("[x](http://y)\n# H \\<b> \x1b`") == "[x\\](http://y) # H \\\\&lt;b&gt; \ufffd\\`"
+    assert code_span("a`` <b>\n") == "``` a`` <b> ```"
+    assert markdown_table(["a|b"], [["[x]"], [code_span("|")]]) == "| a\\|b |\n| --- |\n| [x] |\n| `\\|` |"

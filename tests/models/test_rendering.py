@@ -101,10 +101,3 @@ def test_reading_a_plan(reply: str, action: Action | None, subquery: str) -> Non
     plan = parse_plan(reply)
     assert (plan.action, plan.subquery) == (action, subquery)
     assert plan.malformed is (action is None)
-
-
-def test_labels_are_read_back(records: list[Record]) -> None:
-    for record in records:
-        if record.task == "planning":
-            plan = parse_plan(record.label)
-            assert (plan.action, plan.subquery) == (record.action, record.subquery)

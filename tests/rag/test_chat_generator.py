@@ -6,7 +6,7 @@ import pytest
 
 from tripletune.models.data.records import ModelInput, Passage, Step
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import Completion, Sampling
+from tripletune.models.llm import Completion, Sampling
 from tripletune.rag.chat_generator import bare_answer, chat_generator
 from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import LoopOptions, Tools, load_system

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -52,12 +53,11 @@ def answer_all(world, retriever, ledger, options=None, at_once=True):
 
     async def run():
         client = LedgerClient(WorldOracle(world), Ledger(ledger))
-        tools = [
-            Tools(llm=client, retriever=retriever, reranker=Words(), question_id=f"q{number}")
-            for number in range(len(world.questions))
+        tools = Tools(llm=client, retriever=retriever, reranker=Words())
+        calls = [
+            SYSTEM.run(question.text, question.text, replace(tools, question_id=f"q{n}"), options or CiragOptions())
+            for n, question in enumerate(world.questions)
         ]
-        pairs = [(question.text, one) for question, one in zip(world.questions, tools)]
-        calls = [SYSTEM.run(text, text, one, options or CiragOptions()) for text, one in pairs]
         traces = await asyncio.gather(*calls) if at_once else [await call for call in calls]
         await client.close()
         return traces
@@ -75,12 +75,9 @@ def right(question, trace):
 
 
 def test_95_percent_of_multi_hop_questions_are_answered(world, traces):
-    found = {kind: [] for kind in CHAINS}
-    for question, trace in zip(world.questions, traces):
-        found.setdefault(question.kind, []).append(right(question, trace))
-    hits = [hit for kind in CHAINS for hit in found[kind]]
+    hits = [right(one, trace) for one, trace in zip(world.questions, traces) if one.kind in CHAINS]
     assert len(hits) >= 40
-    assert sum(hits) / len(hits) >= 0.95, found
+    assert sum(hits) / len(hits) >= 0.95
 
 
 def test_rounds_and_calls_are_those_of_the_algorithm(world, traces):
@@ -113,30 +110,21 @@ def test_queries_follow_the_gold_chain(world, traces):
 
 
 def test_no_reply_of_a_perfect_teacher_is_at_fault(traces):
-    tallies = Counter()
-    for trace in traces:
-        tallies.update(trace.tallies)
+    tallies = sum((Counter(trace.tallies) for trace in traces), Counter())
     assert not [name for name in tallies if name.startswith(("integration.", "answer.", "unreadable", "cut_off"))]
     assert sum(tallies[f"answered.{name}"] for name in ("triples", "sentences", "passages", "default")) == len(traces)
 
 
 def test_all_at_once_equals_one_by_one(world, retriever, traces, tmp_path):
-    def without_times(found):
-        rows = [trace.to_json() for trace in found]
-        for row in rows:
-            row.pop("seconds")
-        return rows
-
     alone = answer_all(world, retriever, tmp_path / "b.sqlite", at_once=False)
-    assert without_times(alone) == without_times(traces)
+    assert [replace(trace, seconds=0) for trace in alone] == [replace(trace, seconds=0) for trace in traces]
 
 
 def test_the_ledger_reads_a_passage_once(world, retriever, tmp_path):
     answer_all(world, retriever, tmp_path / "c.sqlite")
-    calls = {row["role"]: row["calls"] for row in statistics(tmp_path / "c.sqlite")}
-    assert calls["cirag.triples"] <= len(world.articles)
-    uses = {row["role"]: row["uses"] for row in statistics(tmp_path / "c.sqlite")}
-    assert uses["cirag.triples"] > calls["cirag.triples"]
+    (row,) = (row for row in statistics(tmp_path / "c.sqlite") if row["role"] == "cirag.triples")
+    assert row["calls"] <= len(world.articles)
+    assert row["uses"] > row["calls"]
 
 
 def test_one_round_and_single_granularities(world, retriever, tmp_path):
@@ -147,20 +135,8 @@ def test_one_round_and_single_granularities(world, retriever, tmp_path):
     assert "max_rounds" in {trace.stop_reason for trace in traces}
     assert any(len(step.triples) > 30 for trace in traces for step in trace.steps)
     assert all("calls.cirag.entities" not in trace.tallies for trace in traces)
-
-
-@pytest.mark.parametrize(
-    "levels",
-    [("triples", "passages"), ("sentences", "passages"), ("sentences",)],
-    ids=",".join,
-)
-def test_every_cascade_of_the_papers_table_3_answers(world, retriever, tmp_path, levels):
-    traces = answer_all(world, retriever, tmp_path / "e.sqlite", CiragOptions(granularities=levels))
-    for trace in traces:
-        asked = [answer["granularity"] for answer in trace.details["answers"]]
-        assert asked == [level for level in levels if level in asked], "in the cascade's order, each once"
-        assert trace.details["granularity"] in (*levels, "default")
-    assert sum(map(right, world.questions, traces)) / len(traces) >= 0.9
+    alone = answer_all(world, retriever, tmp_path / "d.sqlite", CiragOptions(granularities=("sentences",)))
+    assert sum(map(right, world.questions, alone)) / len(alone) >= 0.9
 
 
 def test_more_rounds_answer_more_and_n_bounds_the_candidates(world, retriever, tmp_path):

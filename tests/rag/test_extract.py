@@ -7,12 +7,13 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from tests.rag.fakes import Client
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import CallError, Completion, RepliesPending, Sampling, SetupError
+from tripletune.models.llm import CallError, Completion, RepliesPending, Sampling, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.rag.extract import CorpusExtraction, source_pieces, split_passage
-from tripletune.rag.extractor import ExtractionPrompt, TextExtractor
+from tripletune.rag.extractor import TextExtractor
 from tripletune.rag.triple_store import TripleStore, passage_key
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,21 +99,17 @@ def test_a_second_run_asks_for_nothing(store):
 
 
 def test_another_model_prompt_or_limit_reads_again(store):
-    first, other = Rule(), Rule()
+    other = Rule()
     other.settings = "another prompt"
-    ids = {run(first, store, passages(1))[0].id, run(other, store, passages(1))[0].id,
-           run(Rule(), store, passages(1), piece_limit=50)[0].id}  # fmt: skip
-    assert len(ids) == 3
+    ways = ((Rule(), {}), (other, {}), (Rule(), {"piece_limit": 50}))
+    assert len({run(extractor, store, passages(1), **options)[0].id for extractor, options in ways}) == 3
 
 
 def test_long_passages_are_cut_and_merged(store):
     text = "Ada was born in London. She knew Babbage. Ada was born in London. She knew Babbage."
     extractor = Rule(batch_size=2, replies={"Ada: She knew Babbage.": "(S> a| P> b| O> c)"})
     extraction, counts = run(extractor, store, [Passage("Ada", text)], piece_limit=30)
-    assert (
-        extractor.texts
-        == ["Ada: Ada was born in London.", "Ada: Ada was born in London."] + ["Ada: She knew Babbage."] * 2
-    )
+    assert extractor.texts == ["Ada: Ada was born in London."] * 2 + ["Ada: She knew Babbage."] * 2
     assert (counts.split, counts.pieces, counts.triples) == (1, 4, 2)
     assert found(store, extraction, Passage("Ada", text)) == (
         Triple("Ada: Ada was born in London.", "says", "it"),
@@ -143,12 +140,14 @@ def test_bad_output_is_counted_and_costs_no_neighbour(store):
         names[1]: "I can't say.",
         names[2]: "NONE",
         names[3]: "(S> broken",
+        names[4]: '[["a", "b", "\\ud83d"]]',
     }
     extraction, counts = run(Rule(batch_size=5, replies=replies), store, given)
     assert (counts.malformed_triples, counts.malformed_replies, counts.recovered_replies) == (3, 3, 1)
     assert (counts.extracted, counts.without_facts, counts.triples) == (5, 1, 2)
     assert found(store, extraction, given[0]) == (Triple("a", "b", "c"),)
     assert found(store, extraction, given[2]) == ()
+    assert found(store, extraction, given[4]) == (Triple("a", "b", "\ufffd"),)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
@@ -163,27 +162,26 @@ def test_a_failing_text_costs_itself_alone_and_is_tried_again(store, batch_size)
 
 
 def test_waiting_for_a_batch_file_is_no_failure(store):
-    given = passages(30)
-    replies = {f"{p.title}: {p.text}": RepliesPending("waits") for p in given}
-    _, counts = run(Rule(replies=replies), store, given)
+    replies = {f"{p.title}: {p.text}": RepliesPending("waits") for p in passages(30)}
+    _, counts = run(Rule(replies=replies), store, passages(30))
     assert (counts.pending, counts.failed, counts.extracted) == (30, 0, 0)
 
 
-@pytest.mark.parametrize("error", [SetupError("refused key"), RetriesExhausted("server gone")])
-def test_what_no_passage_is_at_fault_for_stops_the_run_and_keeps_what_was_read(store, error):
-    given = passages(20)
-    extractor = Rule(concurrency=1, replies={f"{given[9].title}: {given[9].text}": error})
-    with pytest.raises(type(error)):
-        run(extractor, store, given)
-    assert store.choose().passages == 9
-
-
-def test_many_failures_in_a_row_stop_the_run(store):
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (SetupError("refused key"), "refused key"),
+        (RetriesExhausted("server gone"), "server gone"),
+        # What a passage may be at fault for stops the run when it is said twenty times in a row.
+        (RuntimeError("no memory"), r"20 passages in a row failed, .*: no memory\. .*run the same"),
+    ],
+)
+def test_what_stops_the_run_keeps_what_was_read(store, error, told):
     given = passages(60)
-    replies = {f"{p.title}: {p.text}": RuntimeError("no memory") for p in given[5:]}
-    with pytest.raises(RuntimeError, match=r"20 passages in a row failed, .*: no memory\. .*run the same"):
+    replies = {f"{passage.title}: {passage.text}": error for passage in given[9:]}
+    with pytest.raises(CallError, match=f"^{told}"):
         run(Rule(concurrency=1, replies=replies), store, given)
-    assert store.choose().passages == 5
+    assert store.choose().passages == 9
 
 
 def test_a_repeated_passage_under_way_is_read_once(store):
@@ -215,28 +213,14 @@ def test_passages_are_taken_only_as_fast_as_they_are_read(store):
     assert counts.extracted == 500
 
 
-class Client:
-    model = "scripted"
-
-    def __init__(self):
-        self.calls = []
-
-    async def chat(self, messages, *, role, sampling=None, question_id=""):
-        self.calls.append((messages, role, sampling))
-        return Completion("(S> a| P> b| O> c)")
-
-    async def close(self):
-        self.calls.append("closed")
-
-
 def test_a_chat_model_sees_what_training_renders_after_the_examples(store):
-    client = Client()
+    client = Client("(S> a| P> b| O> c)")
     shots = (("Oslo is in Norway.", "(S> Oslo| P> in| O> Norway)"), ("Hm.", ""))
-    extractor = TextExtractor(client, ExtractionPrompt("Extract.", shots), Sampling(max_tokens=99, seed=3))
+    extractor = TextExtractor(client, "Extract.", shots, Sampling(max_tokens=99, seed=3))
     run(extractor, store, [Passage("Ada", "Ada\n was born.")])
     asyncio.run(extractor.close())
-    (messages, role, sampling), closed = client.calls
-    assert [(turn["role"], turn["content"]) for turn in messages] == [
+    (asked,) = client.asked
+    assert [(turn["role"], turn["content"]) for turn in asked.messages] == [
         ("system", "Extract."),
         ("user", "Oslo is in Norway."),
         ("assistant", "(S> Oslo| P> in| O> Norway)"),
@@ -244,10 +228,10 @@ def test_a_chat_model_sees_what_training_renders_after_the_examples(store):
         ("assistant", "NONE"),
         ("user", "Ada: Ada was born."),
     ]
-    assert (role, sampling.max_tokens, sampling.seed, closed) == ("extract.triples", 99, 3, "closed")
-    assert store.choose().model == "scripted"
+    assert (asked.role, asked.sampling, client.closed) == ("extract.triples", Sampling(max_tokens=99, seed=3), True)
+    assert store.choose().model == "script"
     assert "Extract." in store.choose().settings
-    assert extractor.settings != TextExtractor(client, ExtractionPrompt("Extract.")).settings
+    assert extractor.settings != TextExtractor(client, "Extract.").settings
 
 
 def test_the_pieces_of_a_text():
@@ -262,13 +246,6 @@ def test_no_piece_is_longer_than_the_limit_whatever_the_title(words):
     pieces = source_pieces(title, "She was born here. " * 300)
     assert max(map(len, pieces)) <= 1600
     assert "".join(piece.split(": ", 1)[1].replace(" ", "") for piece in pieces) == "Shewasbornhere." * 300
-
-
-def test_a_half_character_in_a_reply_costs_no_neighbour(store):
-    given = passages(3)
-    extraction, counts = run(Rule(replies={"T1: Passage 1 and more.": '[["a", "b", "\\ud83d"]]'}), store, given)
-    assert (counts.extracted, counts.failed) == (3, 0)
-    assert found(store, extraction, given[1]) == (Triple("a", "b", "\ufffd"),)
 
 
 def bare(text):
@@ -291,16 +268,13 @@ def test_pieces_end_between_sentences():
         "Dr. Ida Morn was born in the U.S. in 1871.",
         "She painted. Was she known? She was.",
     ]
-
-
-def test_half_characters_can_be_read():
     assert split_passage("a\ud800. " * 3, 5) == ["a\ufffd.", "a\ufffd.", "a\ufffd."]
 
 
 KILLED = """
 import asyncio, os, signal, sys
 from tripletune.models.data.records import Passage
-from tripletune.models.llm.client import Completion
+from tripletune.models.llm import Completion
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.triple_store import TripleStore
 

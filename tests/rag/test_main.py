@@ -1,17 +1,18 @@
 import json
+import re
 import sqlite3
 
 import pytest
 
 import tripletune.rag.extractor as extractor_options
+from tests.rag.fakes import Client, Model
 from tripletune.models.data.records import Passage, Step
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import Completion, RepliesPending
+from tripletune.models.llm import RepliesPending
 from tripletune.models.llm.ledger_client import RetriesExhausted
-from tripletune.models.rendering import parse_plan
+from tripletune.rag import Trace, TraceAction
 from tripletune.rag.__main__ import main, show
 from tripletune.rag.retrievers import Retrieved
-from tripletune.rag.trace import Trace
 from tripletune.rag.triple_store import TripleStore, open_triples
 
 ROWS = [
@@ -23,32 +24,19 @@ ROWS = [
 ]
 
 
-class Client:
-    model = "scripted"
-
-    def __init__(self, options):
-        self.options, self.asked, self.systems = options, [], set()
-
-    async def chat(self, messages, *, role, sampling=None, question_id=""):
-        text = messages[-1]["content"]
-        self.asked.append(text)
-        self.systems.add(messages[0]["content"])
-        if text.startswith("Down"):
-            raise RetriesExhausted("the server stays away")
-        if text.startswith("Later"):
-            raise RepliesPending("waits")
-        return Completion(f"(S> {text}| P> says| O> it)")
-
-    async def close(self):
-        pass
+def reply(asked):
+    errors = {"Down": RetriesExhausted("the server stays away"), "Later": RepliesPending("waits")}
+    return errors.get(asked.text.split(":")[0], f"(S> {asked.text}| P> says| O> it)")
 
 
 @pytest.fixture
 def clients(monkeypatch):
+    """The clients that a command opens, each with its options."""
     opened = []
 
     def open_client(options):
-        opened.append(Client(options))
+        opened.append(Client(answer=reply))
+        opened[-1].options = options
         return opened[-1]
 
     monkeypatch.setattr(extractor_options, "open_client", open_client)
@@ -74,8 +62,9 @@ def export(tmp_path, path, *more, store="s.sqlite"):
 def test_a_corpus_becomes_the_file_the_loops_read(tmp_path, clients):
     path = corpus(tmp_path)
     assert extract(tmp_path, path) == 0
-    assert clients[0].asked == ["Ada: Ada was born in London.", "No title.", "Bad: Bad \ufffd."]
-    assert "S> subject" in clients[0].systems.pop()
+    asked = [asked.text for asked in clients[0].asked]
+    assert asked == ["Ada: Ada was born in London.", "No title.", "Bad: Bad \ufffd."]
+    assert "S> subject" in clients[0].asked[0].messages[0]["content"]
     assert clients[0].options.ledger == f"{tmp_path / 's.sqlite'}.ledger.sqlite"
     assert export(tmp_path, path) == 0
     rows = [json.loads(line) for line in (tmp_path / "triples.jsonl").read_text().splitlines()]
@@ -93,29 +82,28 @@ def test_shards_share_a_store_and_cover_the_corpus(tmp_path, clients):
     for number in range(3):
         assert extract(tmp_path, path, "--shard", f"{number}/3") == 0
     assert sorted(len(client.asked) for client in clients) == [3, 4, 4]
-    assert sorted(text for client in clients for text in client.asked) == sorted(row["text"] for row in rows)
+    assert sorted(asked.text for client in clients for asked in client.asked) == sorted(row["text"] for row in rows)
     assert export(tmp_path, path) == 0
 
 
 def test_passages_of_several_stores(tmp_path, clients, capsys):
     path = corpus(tmp_path, [{"text": f"passage {n}"} for n in range(4)])
+    stores = [str(tmp_path / f"{number}.sqlite") for number in range(2)]
     for number in range(2):
         extract(tmp_path, path, "--shard", f"{number}/2", store=f"{number}.sqlite")
     assert export(tmp_path, path, store="0.sqlite") == 2
     assert "2 of 4 passages" in capsys.readouterr().err
     assert not list(tmp_path.glob("triples.jsonl*"))
-    assert export(tmp_path, path, "--allow-missing", store="0.sqlite") == 0
-    assert len((tmp_path / "triples.jsonl").read_text().splitlines()) == 2
-    both = ["--store", str(tmp_path / "0.sqlite"), str(tmp_path / "1.sqlite")]
-    assert main(["export", "--corpus", str(path), *both, "--output", str(tmp_path / "triples.jsonl")]) == 0
-    assert len((tmp_path / "triples.jsonl").read_text().splitlines()) == 4
+    for more, count in ((("--allow-missing",), 2), (("--store", *stores), 4)):
+        assert export(tmp_path, path, *more, store="0.sqlite") == 0
+        assert len((tmp_path / "triples.jsonl").read_text().splitlines()) == count
 
 
 def test_a_prompt_of_ones_own(tmp_path, clients):
     prompt = tmp_path / "mine.md"
     prompt.write_text("Do it.\n")
     assert extract(tmp_path, corpus(tmp_path), "--prompt", str(prompt), "--limit", "1") == 0
-    assert (clients[0].systems, len(clients[0].asked)) == ({"Do it."}, 1)
+    assert [asked.messages[0]["content"] for asked in clients[0].asked] == ["Do it."]
 
 
 @pytest.mark.parametrize(("title", "code"), [("Down", 1), ("Later", 3)])
@@ -141,40 +129,30 @@ def test_bad_corpora_are_one_line(tmp_path, clients, capsys, content, message):
     path = tmp_path / "corpus.jsonl"
     path.write_bytes(content)
     assert extract(tmp_path, path) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert message in error
-    assert error.count("\n") == 1
+    assert re.fullmatch(rf"error: .*{re.escape(message)}.*\n", capsys.readouterr().err)
 
 
 def test_bad_options_are_one_line(tmp_path, clients, capsys):
-    path = corpus(tmp_path)
-    assert extract(tmp_path, path, "--shard", "3/3") == 2
-    assert extract(tmp_path, path, "--limit", "0") == 2
-    assert extract(tmp_path, path, "--piece-limit", "0") == 2
-    assert extract(tmp_path, tmp_path / "gone.jsonl") == 2
-    assert extract(tmp_path, path, "--prompt", str(tmp_path / "gone.md")) == 2
-    assert extract(tmp_path, path, "--model", str(tmp_path / "no_model")) == 2
-    assert extract(tmp_path, path, "--beams", "2", "--dtype", "float16") == 2
-    assert extract(tmp_path, path, "--max-tokens", "0") == 2
-    assert export(tmp_path, path, store="none.sqlite") == 2
-    (tmp_path / "text.sqlite").write_text("not a database" * 100)
-    assert extract(tmp_path, path, store="text.sqlite") == 2
-    assert extract(tmp_path, path, store=".") == 2
-    model = tmp_path / "model"
+    path, model = corpus(tmp_path), tmp_path / "model"
     model.mkdir()
-    assert extract(tmp_path, path, "--model", str(model), "--teacher-seed", "3") == 2
-    assert extract(tmp_path, path, "--model", str(model), "--beams", "2", "--grammar") == 2
-    assert extract(tmp_path, path, "--model", str(model), "--batch-size", "0", "--max-tokens", "0") == 2
-    assert extract(tmp_path, path, "--model", str(model)) == 2
-    errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 15
-    assert all(line.startswith("error: ") for line in errors)
-    found = "\n".join(errors)
-    assert "--beams, --dtype: only for --model" in found
-    assert "--teacher-seed: no effect with --model" in found
-    assert "use one beam" in found
-    assert "max_tokens: 0 must be at least 1; batch_size: 0" in found
+    (tmp_path / "text.sqlite").write_text("not a database" * 100)
+    here = ("--model", str(model))
+    for words in (
+        ("--shard", "3/3"), ("--limit", "0"), ("--piece-limit", "0"), ("--max-tokens", "0"), ("--prompt", "gone.md"),
+        ("--beams", "2", "--dtype", "float16"), ("--model", "no_model"), here, (*here, "--teacher-seed", "3"),
+        (*here, "--beams", "2", "--grammar"), (*here, "--batch-size", "0", "--max-tokens", "0"),
+    ):  # fmt: skip
+        assert extract(tmp_path, path, *words) == 2
+    assert extract(tmp_path, tmp_path / "gone.jsonl") == 2
+    assert export(tmp_path, path, store="none.sqlite") == 2
+    assert [extract(tmp_path, path, store=store) for store in ("text.sqlite", ".")] == [2, 2]
+    found = capsys.readouterr().err
+    assert [line[:7] for line in found.splitlines()] == ["error: "] * 15
+    for message in (
+        "--beams 2 --dtype float16: only for --model", "--teacher-seed: no effect with --model", "use one beam",
+        "max_tokens: 0 must be at least 1; batch_size: 0",
+    ):  # fmt: skip
+        assert message in found
 
 
 def test_a_full_disk_is_one_line_and_a_later_run_goes_on(tmp_path, clients, monkeypatch, capsys):
@@ -213,17 +191,9 @@ def world(tmp_path):
     return ["--corpus", str(corpus), "--triples", str(triples), "--top-k", "1"]
 
 
-class Scripted:
-    async def generate(self, sample, max_new_tokens, evidence=None):
-        if sample.task == "answering":
-            return Completion(sample.steps[-1].triples[0].object)
-        plans = ["[SUBQ] q0", "[SUBQ] Where was Ida Morn born?", "[SUFFICIENT]"]
-        return Completion(plans[len(sample.steps)])
-
-
 @pytest.fixture
 def model(tmp_path, make_graph_llm, monkeypatch):
-    from tripletune.models.graph_llm.loading import add_adapter
+    from tripletune.models.graph_llm import add_adapter
 
     llm, processor = make_graph_llm()
     folder = tmp_path / "run" / "final"
@@ -235,19 +205,21 @@ def model(tmp_path, make_graph_llm, monkeypatch):
 
 
 def test_ask_shows_every_step_and_the_answer(model, world, monkeypatch, capsys):
-    monkeypatch.setattr("tripletune.models.local.generator.load_generator", lambda *args, **options: Scripted())
+    llm = Model("[SUBQ] q0", "[SUBQ] Where was Ida Morn born?", "[SUFFICIENT]", answer="Velsund")
+    monkeypatch.setattr("tripletune.models.graph_llm.load_generator", lambda *args, **options: llm)
     question = "Where was the author of Glass Harbour born?"
     assert main(["ask", question, "--model", str(model), *world]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"Question: {question}"
     assert [line.split(None, 1)[1] for line in lines if line.startswith("  retrieve")] == ["Glass Harbour", "Ida Morn"]
     assert lines[-2:] == ["  stop      sufficient", "Answer: Velsund"]
+    assert llm.inputs[-1][0].steps[-1].triples == (Triple("Ida Morn", "Birthplace", "Velsund"),)
 
 
 def test_a_plan_that_cannot_be_read_is_shown_with_what_was_retrieved_after_it(capsys):
     trace = Trace("Who?", stop_reason="repeated_subquery", answer="Ida Morn")
     for reply in ("no marker", "[SUBQ] Where?", "[SUBQ] Where?"):
-        trace.add_plan(reply, parse_plan(reply), False)
+        trace.actions.append(TraceAction(reply, None))
     for query, titles in (("Who?", ["A", "B"]), ("Where?", [])):
         hits = [Retrieved(Passage(f"{title}\x1b[31m", "text"), 1.0) for title in titles]
         trace.add_step(Step(query), hits)
@@ -269,20 +241,18 @@ def test_ask_runs_a_real_model_from_a_run_folder(model, world, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("question", "arguments", "message"),
     [
-        (["--model", "nowhere"], "no such folder: nowhere"),
-        (["--corpus", ""], "--corpus"),
-        (["--triples", ""], "--triples"),
-        (["--max-rounds", "-1"], "max_rounds: -1 must"),
+        ("Who?", ["--model", "nowhere"], "no such folder: nowhere"),
+        ("Who?", ["--corpus", ""], "--corpus"),
+        ("Who?", ["--triples", ""], "--triples"),
+        ("Who?", ["--max-rounds", "-1"], "max_rounds: -1 must"),
+        ("  ", [], "the question is empty"),
     ],
 )
-def test_bad_questions_are_one_line_and_exit_code_2(model, world, capsys, arguments, message):
-    assert main(["ask", "Who?", "--model", str(model), *world, *arguments]) == 2
-    error = capsys.readouterr().err.strip()
-    assert message in error
-    assert error.startswith("error: ")
-    assert "\n" not in error
+def test_bad_questions_are_one_line_and_exit_code_2(model, world, capsys, question, arguments, message):
+    assert main(["ask", question, "--model", str(model), *world, *arguments]) == 2
+    assert re.fullmatch(rf"error: .*{re.escape(message)}.*\n", capsys.readouterr().err)
 
 
 @pytest.fixture
@@ -290,35 +260,27 @@ def chat_model(monkeypatch):
     """A chat model behind `--teacher`, that replies by the role of the call."""
     replies = {"ircot.think": "So the answer is: Velsund.", "ircot.answer": "Answer: Velsund", "ras.answer": "Velsund"}
 
-    class Chat:
-        model = "scripted"
-        closed = False
+    def answer(asked):
+        return replies.get(asked.role) or ("[SUFFICIENT]" if "[SUBQ]" in asked.text else "[SUBQ] Who wrote it?")
 
-        async def chat(self, messages, *, role, sampling=None, question_id=""):
-            if role == "ras.plan":
-                return Completion("[SUFFICIENT]" if "[SUBQ]" in messages[-1]["content"] else "[SUBQ] Who wrote it?")
-            return Completion(replies[role])
-
-        async def close(self):
-            self.closed = True
-
-    chat = Chat()
-    monkeypatch.setattr("tripletune.rag.__main__.open_client", lambda options: chat)
-    return chat
+    client = Client(answer=answer)
+    monkeypatch.setattr("tripletune.rag.__main__.open_client", lambda options: client)
+    return client
 
 
-@pytest.mark.parametrize(("system", "stop"), [("ras", "sufficient"), ("ircot", "sufficient")])
-def test_ask_with_a_chat_model(world, chat_model, capsys, system, stop):
+@pytest.mark.parametrize("system", ["ras", "ircot"])
+def test_ask_with_a_chat_model(world, chat_model, capsys, system):
     teacher = ["--system", system, "--teacher", "openai", "--teacher-model", "m"]
     assert main(["ask", "Where was Ida Morn born?", *teacher, *world, "--set", "top_k=1"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-2:] == [f"  stop      {stop}", "Answer: Velsund"]
+    assert lines[-2:] == ["  stop      sufficient", "Answer: Velsund"]
     assert "  retrieve  Ida Morn" in lines
     assert chat_model.closed
 
 
 def test_a_chat_model_and_a_graph_llm_share_the_work(model, world, chat_model, monkeypatch, capsys):
-    monkeypatch.setattr("tripletune.models.local.generator.load_generator", lambda *args, **options: Scripted())
+    llm = Model(answer="Ida Morn")
+    monkeypatch.setattr("tripletune.models.graph_llm.load_generator", lambda *args, **options: llm)
     both = ["--teacher", "openai", "--teacher-model", "m", "--model", str(model)]
     assert main(["ask", "Who wrote Glass Harbour?", *both, *world]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "Answer: Ida Morn", "the Graph-LLM answers"
@@ -326,8 +288,3 @@ def test_a_chat_model_and_a_graph_llm_share_the_work(model, world, chat_model, m
     assert "takes one model: leave out --model or --teacher" in capsys.readouterr().err
     assert main(["ask", "Who?", "--system", "react", *world]) == 2
     assert "name a --teacher and a --teacher-model\n" in capsys.readouterr().err
-
-
-def test_an_empty_question_is_refused(model, world, capsys):
-    assert main(["ask", "  ", "--model", str(model), *world]) == 2
-    assert capsys.readouterr().err == "error: the question is empty\n"

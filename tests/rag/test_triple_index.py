@@ -30,7 +30,7 @@ def opened(tmp_path):
         corpus.write_text("".join(json.dumps({"title": r["title"], "text": r["text"]}) + "\n" for r in rows))
         triples.write_text("".join(json.dumps(r) + "\n" for r in rows if r["triples"] is not None))
         store = open_triples(triples, tmp_path / "triples.sqlite")
-        passages = PassageStore.open(corpus, tmp_path / "index")
+        passages = PassageStore(corpus, tmp_path / "index")
         return TripleIndex.open(kind, passages, store, tmp_path / "index", embedder)
 
     return open_index

@@ -7,15 +7,7 @@ import pytest
 
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.rag.triple_store import (
-    Extraction,
-    StoredTriples,
-    TripleStore,
-    is_store,
-    open_triples,
-    passage_key,
-    read_gold,
-)
+from tripletune.rag.triple_store import Extraction, TripleStore, is_store, open_triples, passage_key, read_gold
 
 OSLO = Passage("Oslo", "Oslo is in Norway.")
 TRIPLES = (Triple("Oslo", "located in", "Norway"), Triple("日本, (x)", "|", '"'))
@@ -32,24 +24,17 @@ def store(tmp_path):
     opened.close()
 
 
-def test_what_is_put_is_found_by_model_and_prompt(store):
+def test_what_is_put_is_found_by_model_and_prompt_and_stays(store):
     one, two = store.extractor("m", "p"), store.extractor("m", "q")
     assert one == store.extractor("m", "p") != two
     store.put(one, [Extraction(key(OSLO), TRIPLES), Extraction("nothing", ())])
+    store.put(one, [Extraction(key(OSLO), ())])
     assert store.get(one, key(OSLO)) == TRIPLES
     assert store.get(one, "nothing") == ()
     assert store.get(two, key(OSLO)) is None
     assert store.known(one, [key(OSLO), "nothing", "unknown"]) == {key(OSLO), "nothing"}
     assert store.known(one, [str(n) for n in range(2000)]) == set()
     assert [(e.model, e.prompt, e.passages) for e in store.extractors()] == [("m", "p", 2), ("m", "q", 0)]
-
-
-def test_the_first_reading_stays(store):
-    number = store.extractor("m", "p")
-    store.put(number, [Extraction("a", TRIPLES)])
-    store.put(number, [Extraction("a", ()), Extraction("b", ())])
-    assert store.get(number, "a") == TRIPLES
-    assert store.get(number, "b") == ()
 
 
 def test_a_failed_transaction_leaves_nothing(store):
@@ -61,33 +46,27 @@ def test_a_failed_transaction_leaves_nothing(store):
     assert store.known(number, ["a"]) == {"a"}
 
 
-def test_a_store_where_nothing_can_be_written_is_read(store, tmp_path, monkeypatch):
+def test_a_store_is_read_by_the_loops_also_where_nothing_can_be_written(store, tmp_path, monkeypatch):
     number = store.extractor("m", "p")
     store.put(number, [Extraction(key(OSLO), TRIPLES)])
+    source = open_triples(store.path, tmp_path / "unused.sqlite")
+    assert source.get(OSLO) == TRIPLES
+    source.close()
     store.close()
     before = sorted(path.name for path in store.path.parent.iterdir())
     # Also root, who may write everything, is told so by a read-only medium.
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     source = open_triples(store.path, tmp_path / "unused.sqlite")
-    assert source.get(OSLO) == TRIPLES
+    assert source.get(Passage("Oslo", "Oslo  is in\u00a0Norway. ", id="wiki-17")) == TRIPLES
+    assert source.get(Passage("", "Unknown.")) is None
+    assert not (tmp_path / "unused.sqlite").exists()
     assert sorted(path.name for path in store.path.parent.iterdir()) == before
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
-        source._store.put(number, [Extraction("a", ())])
+        source.store.put(number, [Extraction("a", ())])
     source.close()
     (tmp_path / "text.sqlite").write_text("not a database" * 100)
     with pytest.raises(ValueError, match="can't be used as a triple store"):
         TripleStore(tmp_path / "text.sqlite", create=False)
-
-
-def test_the_loops_read_it_like_any_triples(store, tmp_path):
-    number = store.extractor("m", "p")
-    store.put(number, [Extraction(key(OSLO), TRIPLES)])
-    source = open_triples(store.path, tmp_path / "unused.sqlite")
-    assert isinstance(source, StoredTriples)
-    assert source.get(Passage("Oslo", "Oslo  is in\u00a0Norway. ", id="wiki-17")) == TRIPLES
-    assert source.get(Passage("", "Unknown.")) is None
-    source.close()
-    assert not (tmp_path / "unused.sqlite").exists()
 
 
 def test_several_extractors_must_be_told_apart(store):
@@ -103,7 +82,10 @@ def test_several_extractors_must_be_told_apart(store):
         store.choose("x")
 
 
-def test_other_files_are_not_taken_for_a_store(tmp_path):
+def test_other_files_are_not_taken_for_a_store(store, tmp_path):
+    store._database.execute("PRAGMA user_version = 99")
+    with pytest.raises(ValueError, match="version 99"):
+        TripleStore(store.path)
     text = tmp_path / "notes.txt"
     text.write_text("mine, and long enough to be no database header" * 10)
     with pytest.raises(ValueError, match=r"notes\.txt can't be used as a triple store"):
@@ -115,15 +97,7 @@ def test_other_files_are_not_taken_for_a_store(tmp_path):
         TripleStore(other)
     with pytest.raises(FileNotFoundError, match="no such triple store"):
         TripleStore(tmp_path / "gone", create=False)
-    assert not is_store(other)
-    assert not is_store(text)
-    assert not is_store(tmp_path)
-
-
-def test_a_store_of_another_version_is_named(store):
-    store._database.execute("PRAGMA user_version = 99")
-    with pytest.raises(ValueError, match="version 99"):
-        TripleStore(store.path)
+    assert not any(map(is_store, (other, text, tmp_path)))
 
 
 def fill(path, first):
@@ -153,7 +127,7 @@ ROWS = [
     {
         "title": "Smith, J. (actor)",
         "text": "é",
-        "triples": [["A, b (c)", "|", "日本"], ["x", "", "y"], ["a", "b"], "abc"],
+        "triples": [["A, b (c)", "|", "日本"], ["x", "", "y"], ["a"], "x"],
     },
     {"title": "Nothing", "text": "Said nothing.", "triples": []},
     {"title": "Bad", "text": None, "triples": []},
@@ -196,22 +170,20 @@ def test_bad_sources_are_named(tmp_path):
     path = tmp_path / "triples.jsonl"
     with pytest.raises(FileNotFoundError, match=r"triples\.jsonl"):
         open_triples(path, tmp_path / "db")
-    path.write_text('{"title": "a", "text": "b", "triples": []}\n{oops\n')
-    with pytest.raises(ValueError, match=r"triples\.jsonl:2: not valid JSON"):
-        open_triples(path, tmp_path / "db")
-    path.write_text('{"text": "b"}\n')
-    with pytest.raises(ValueError, match="no row holds a passage with triples"):
-        open_triples(path, tmp_path / "db")
+    for text, message in (
+        ('{"title": "a", "text": "b", "triples": []}\n{oops\n', r"triples\.jsonl:2: not valid JSON"),
+        ('{"text": "b"}\n', "no row holds a passage with triples"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            open_triples(path, tmp_path / "db")
 
 
-def test_gold_links_are_read_by_question(tmp_path):
-    rows = [{"question_id": "q", "passages": ["a", "b"]}, {"question_id": "p", "passages": []}]
-    (tmp_path / "gold.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert read_gold(tmp_path / "gold.jsonl") == {"q": {"a", "b"}, "p": frozenset()}
-
-
-@pytest.mark.parametrize("line", ['{"question_id": "q"}', '{"passages": []}', '{"question_id": "q", "passages": [1]}'])
-def test_other_lines_are_named(tmp_path, line):
-    (tmp_path / "gold.jsonl").write_text(line + "\n")
-    with pytest.raises(ValueError, match=r"gold\.jsonl:1: a gold link is"):
-        read_gold(tmp_path / "gold.jsonl")
+def test_gold_links_are_read_by_question_and_other_lines_named(tmp_path):
+    path = tmp_path / "gold.jsonl"
+    path.write_text('{"question_id": "q", "passages": ["a", "b"]}\n{"question_id": "p", "passages": []}\n')
+    assert read_gold(path) == {"q": {"a", "b"}, "p": frozenset()}
+    for line in ('{"question_id": "q"}', '{"passages": []}', '{"question_id": "q", "passages": [1]}'):
+        path.write_text(line + "\n")
+        with pytest.raises(ValueError, match=r"gold\.jsonl:1: a gold link is"):
+            read_gold(path)

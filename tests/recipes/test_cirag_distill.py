@@ -31,10 +31,8 @@ def test_a_run_and_its_student(
     config.data.train.append(str(other))
     assert run_recipe(command_line(RECIPE, config)) == ""
     found = lines(config, "losses.jsonl")
-    assert [line["step"] for line in found] == list(range(1, 7))
     assert found[-1]["loss"] < found[0]["loss"]
     evaluations = lines(config, "evaluations.jsonl")
-    assert [line["step"] for line in evaluations] == [3, 6]
     assert {"loss", "core_f1", "stop_accuracy", "malformed"} <= evaluations[0].keys()
     folder = Path(config.output_dir) / "final"
     result = json.loads((folder / "training.json").read_text())
@@ -80,32 +78,12 @@ def no_room(config: StudentConfig) -> None:
     config.data.max_tokens, config.data.max_prompt_tokens = 80, 70
 
 
-def no_template(config: StudentConfig) -> None:
-    base = Path(config.output_dir).parent / "bare"
-    base.mkdir()
-    for path in Path(config.model.base).iterdir():
-        if path.name != "chat_template.jinja":
-            (base / path.name).write_bytes(path.read_bytes())
-    settings = json.loads((base / "tokenizer_config.json").read_text())
-    settings.pop("chat_template", None)
-    (base / "tokenizer_config.json").write_text(json.dumps(settings))
-    config.model.base = str(base)
-
-
-def thinking_template(config: StudentConfig) -> None:
-    path = Path(config.output_dir).parent / "template.jinja"
-    path.write_text("{% for m in messages %}<think></think>{{ m.content }}<|im_end|>{% endfor %}")
-    config.data.chat_template = str(path)
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (no_trajectory, "train-00000.jsonl:1: the trajectory lacks question_id"),
         (held_out, "holds no trajectories but those of validation questions"),
         (no_room, "rounds_too_long 12"),
-        (no_template, "has no chat template"),
-        (thinking_template, "data.chat_template"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )

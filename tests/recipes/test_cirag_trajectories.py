@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.models.llm.provider import answer_batch
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.models.data.trajectories import read_trajectories
 from tripletune.models.llm.programs import main as calls
@@ -61,9 +62,9 @@ def requests_in(output: Path) -> list[Path]:
     return sorted((output / "ledger.sqlite.batch").glob("*.jsonl"))
 
 
-def reply_to(messages: list[dict[str, str]]) -> str:
+def reply_to(body: dict[str, Any]) -> str:
     """What a script can say: the page's title in every triple, one more question, and a made-up answer."""
-    turns = [message["content"] for message in messages if message["role"] == "user"]
+    turns = [message["content"] for message in body["messages"] if message["role"] == "user"]
     if "[[## fact_before_filter ##]]" in turns[-1]:
         facts = json.loads(turns[-1].split("[[## fact_before_filter ##]]\n", 1)[1].split("\n", 1)[0])["fact"]
         # Two rounds of search for every question.
@@ -78,23 +79,9 @@ def reply_to(messages: list[dict[str, str]]) -> str:
     return "Thought: one of the facts.\nAnswer: Kelm"
 
 
-def answer(requests: Path, replies: Path) -> None:
-    """Answer a request file in the layout of OpenAI's Batch API."""
-    with replies.open("w") as file:
-        for line in requests.read_text().splitlines():
-            request = json.loads(line)
-            message = {"role": "assistant", "content": reply_to(request["body"]["messages"])}
-            body: dict[str, Any] = {
-                "choices": [{"message": message, "finish_reason": "stop"}],
-                "usage": {"prompt_tokens": 1, "completion_tokens": 1},
-            }
-            row = {"custom_id": request["custom_id"], "response": {"status_code": 200, "body": body}, "error": None}
-            file.write(json.dumps(row) + "\n")
-
-
 def go_on(output: Path, words: list[str], replies: Path) -> int:
     """Have the newest request file answered, import the replies, give the same command again."""
-    answer(requests_in(output)[-1], replies)
+    answer_batch(requests_in(output)[-1], replies, reply_to)
     assert calls(["batch", "import", "--ledger", str(output / "ledger.sqlite"), "--replies", str(replies)]) == 0
     return run(words)
 

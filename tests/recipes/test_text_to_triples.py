@@ -1,7 +1,6 @@
 """The text-to-triples recipe as people run it: a whole run, a real kill, and one clear message for every bad input."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,18 +26,13 @@ def test_a_run_and_its_result(make_extraction_config: Config, tmp_path: Path, se
     config = make_extraction_config({**STEPS, "model.lora_dropout": 0.0}, seq2seq)
     assert run_recipe(command_line(RECIPE, config)) == ""
     found = lines(config, "losses.jsonl")
-    assert [line["step"] for line in found] == list(range(1, 9))
     assert found[-1]["loss"] < found[0]["loss"]
-    evaluations = lines(config, "evaluations.jsonl")
-    assert [line["step"] for line in evaluations] == [2, 4, 6, 8]
     folder = Path(config.output_dir) / "final"
     result = json.loads((folder / "training.json").read_text())
     assert (result["steps"], result["rows"]) == (8, 12)
     assert result["tokenised"]["train"]["no_facts"] == 1
-    assert result["evaluation"]["eval_loss"] == pytest.approx(evaluations[-1]["loss"])
     assert "eval_normalised/micro/f1" in result["evaluation"]
     assert result["data"]["train"]["sha256"] != result["data"]["validation"]["sha256"]
-    assert {"config.yaml", "environment.json"} <= {path.name for path in Path(config.output_dir).iterdir()}
 
     # The adapter loads in plain transformers and PEFT.
     from peft import PeftModel
@@ -78,45 +72,8 @@ def test_two_processes_are_as_one(make_extraction_config: Config, tmp_path: Path
     assert scores[1]["loss"] == pytest.approx(scores[0]["loss"], rel=1e-4)
 
 
-@pytest.mark.parametrize("seq2seq", [False, True], ids=["decoder", "encoder-decoder"])
-def test_a_dry_run_trains_nothing(
-    make_extraction_config: Config,
-    tmp_path: Path,
-    seq2seq: bool,
-    run_recipe: Call,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    config = make_extraction_config({}, seq2seq)
-    assert run_recipe([*command_line(RECIPE, config), "--dry-run", "--train.epochs", "5"]) == ""
-    shown = capsys.readouterr().out
-    assert "epochs: 5.0" in shown
-    assert "15 optimiser steps of 4 rows" in shown
-    assert "pairs 12, no facts 1" in shown
-    assert shown.count("⟦") == 2
-    end = "<|im_end|>"
-    assert f"⟦(S> Ada Lovelace| P> born in| O> London){end}⟧" in shown
-    assert not (Path(config.output_dir) / "losses.jsonl").exists()
-    assert not (Path(config.output_dir) / "final").exists()
-
-
-def test_without_trl_packing_is_refused_in_a_sentence(
-    make_extraction_config: Config, tmp_path: Path, run_recipe: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "trl", None)
-    said = run_recipe(command_line(RECIPE, make_extraction_config({"train.packing": True})))
-    assert "pip install trl" in said
-
-
-def other_columns(config: Any) -> None:
-    (Path(config.data.train) / "train-00000.jsonl").write_text('{"id": "1", "question": "?"}\n')
-
-
 def binary_file(config: Any) -> None:
     (Path(config.data.train) / "train-00000.jsonl").write_bytes(b"\x80\x81\x00\xff" * 100)
-
-
-def empty_text(config: Any) -> None:
-    (Path(config.data.train) / "train-00000.jsonl").write_text('{"id": "1", "text": " ", "triples": []}\n')
 
 
 def no_room(config: Any) -> None:
@@ -138,8 +95,6 @@ def packed_encoder_decoder(config: Any) -> None:
     [
         (no_pairs, "holds no text-to-triples pairs"),
         (binary_file, "train-00000.jsonl:1"),
-        (other_columns, "lacks text"),
-        (empty_text, "the text is empty"),
         (no_room, "there are no rows to learn from"),
         (packed_encoder_decoder, "is an encoder-decoder"),
     ],
@@ -172,20 +127,12 @@ def test_all_problems_of_a_configuration_come_at_once(tmp_path: Path, run_recipe
     assert "Traceback" not in done.stderr
 
 
-CONFIGS = sorted((ROOT / "recipes" / "configs").glob("*t2t*.yaml"))
-
-
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_the_configurations_that_come_with_it(path: Path) -> None:
-    config = load_config(PairConfig, path)
-    assert config.output_dir == f"runs/{path.stem}"
-    if "paper" in path.stem:
-        rates = {"text": (2e-5, 32), "table": (5e-5, 8)}
-        assert (config.train.learning_rate, config.train.batch_size) == rates[path.stem.rsplit("_", 1)[1]]
+@pytest.mark.parametrize(("source", "rate", "batch"), [("text", 2e-5, 32), ("table", 5e-5, 8)])
+def test_the_settings_of_the_paper(source: str, rate: float, batch: int) -> None:
+    configs = [load_config(PairConfig, path) for path in (ROOT / "recipes/configs").glob(f"*t2t_paper_{source}.yaml")]
+    assert configs
+    for config in configs:
+        assert (config.train.learning_rate, config.train.batch_size) == (rate, batch)
         assert (config.data.max_source_tokens, config.data.max_target_tokens) == (512, 256)
         assert (config.train.gradient_accumulation, config.train.eval_steps) == (4, 5000)
         assert not config.model.lora
-
-
-def test_the_configurations_are_there() -> None:
-    assert len(CONFIGS) == 6

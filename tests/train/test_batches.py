@@ -11,7 +11,7 @@ from tripletune.models.data.records import IGNORED, Record
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.train.batches import RecordCollator, cached_rows, pack_rows, rows_meta
-from tripletune.train.task import Examples
+from tripletune.train.tasks import Examples
 from tripletune.train.tasks.ras import encode_row
 
 Rows = Callable[[Counter[str]], Iterator[dict[str, Any]]]
@@ -83,7 +83,7 @@ def test_the_digest_follows_content_and_selection(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
 
     def digest(**options: Any) -> str:
-        return Examples(lambda path, split: iter(()), ((str(path), 1.0),), "train", **options).digest
+        return Examples(lambda row, where: row, ((str(path), 1.0),), "train", **options).digest
 
     path.write_text(json.dumps({"id": "1"}) + "\n")
     first = digest(limit=5)
@@ -113,14 +113,6 @@ def test_label_and_end_of_sequence_alone_are_learned(processor: GraphLLMProcesso
         assert set(ids[places[-1] + 1 :].tolist()) <= {processor.tokenizer.pad_token_id}
 
 
-def test_the_length_is_rounded_up(processor: GraphLLMProcessor, records: list[Record]) -> None:
-    rows = [encode_row(record, processor, None) for record in records[:3]]
-    longest = max(row["length"] for row in rows)
-    assert RecordCollator(3, None)(rows)["input_ids"].shape == (3, -(-longest // 8) * 8)
-    assert RecordCollator(3, None, pad_to_multiple_of=1)(rows)["input_ids"].shape == (3, longest)
-    assert "attention_mask" not in RecordCollator(3, None)(rows)
-
-
 def test_graphs_are_those_of_the_records(
     processor: GraphLLMProcessor, records: list[Record], tiny_encoder: Any, tmp_path: Any
 ) -> None:
@@ -131,26 +123,18 @@ def test_graphs_are_those_of_the_records(
     graphs = batch["graphs"]
     assert graphs.num_graphs == 3
     names = [name for record in chosen for graph in processor.graphs(record.steps) for name in graph.nodes]
-    rows = table.rows(names)
-    assert torch.equal(graphs.x, table.vectors([rows[name] for name in names]))
+    assert torch.equal(graphs.x, table.vectors(names))
     assert [int((graphs.batch == number).sum()) for number in range(3)] == [5, 0, 3]
     assert graphs.subgraph_of.tolist() == [0] * 3 + [1] * 2 + [2] * 3
 
 
-def test_action_weight_reaches_the_marker_tokens_alone(records: list[Record], processor: GraphLLMProcessor) -> None:
-    rows = [encode_row(record, processor, None) for record in records]
-    batch = RecordCollator(3, None, action_weight=4.0)(rows)
-    for record, ids, weights in zip(records, batch["input_ids"], batch["label_weights"]):
-        heavy = processor.tokenizer.decode(ids[weights == 4.0])
-        assert heavy == (record.action.value if record.task == "planning" else "")
-        assert set(weights.tolist()) <= {1.0, 4.0}
-    assert "label_weights" not in RecordCollator(3, None)(rows)
-
-
-def test_answer_weight_reaches_the_labels_of_answers_alone(records: list[Record], processor: GraphLLMProcessor) -> None:
+def test_weights_reach_markers_and_answers_alone(records: list[Record], processor: GraphLLMProcessor) -> None:
     rows = [encode_row(record, processor, None) for record in records]
     batch = RecordCollator(3, None, action_weight=4.0, answer_weight=2.5)(rows)
+    assert batch["input_ids"].shape[1] == -(-max(row["length"] for row in rows) // 8) * 8
     for record, row, ids, weights in zip(records, rows, batch["input_ids"], batch["label_weights"]):
-        chosen = ids[weights == 2.5].tolist()
-        assert chosen == ([] if record.task == "planning" else row["label_ids"])
-        assert bool((weights == 4.0).any()) == (record.task == "planning")
+        planning = record.task == "planning"
+        assert processor.tokenizer.decode(ids[weights == 4.0]) == (record.action.value if planning else "")
+        assert ids[weights == 2.5].tolist() == ([] if planning else row["label_ids"])
+        assert set(weights.tolist()) <= {1.0, 2.5, 4.0}
+    assert RecordCollator(3, None)(rows).keys() == {"input_ids", "labels"}

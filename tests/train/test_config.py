@@ -9,7 +9,7 @@ import pytest
 
 from tripletune.models.options import ConfigError, load_config, parse_command_line, problems
 from tripletune.models.program import load_from, names_in
-from tripletune.train.run import TASKS
+from tripletune.train import TASKS
 from tripletune.train.tasks.ras import GraphConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,7 +112,7 @@ def test_there_are_configurations() -> None:
 
 @pytest.mark.parametrize("task", names_in(TASKS))
 def test_help_needs_no_torch(task: str) -> None:
-    code = f"import sys\nfrom tripletune.train.run import main\ntry: main('{task}', '', ['-h'])\n"
+    code = f"import sys\nfrom tripletune.train import main\ntry: main('{task}', '', ['-h'])\n"
     code += "except SystemExit: print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.splitlines()[-1] == "False"

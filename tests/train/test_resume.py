@@ -11,12 +11,12 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from tripletune.models.files import lock_folder
 from tripletune.models.options import load_config
 from tripletune.train.resume import (
     check_same_run,
     forget_checkpoints,
     newest_checkpoint,
-    only_run_in,
     save_run_settings,
     set_result_aside,
 )
@@ -97,20 +97,10 @@ def test_with_shared_prefixes_the_micro_batch_makes_the_order(tmp_path: Path) ->
         check_same_run(begun(tmp_path, **change), "aa")
 
 
-def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
-    with only_run_in(tmp_path / "run"):
-        with pytest.raises(ValueError, match=r"another process trains in .*run: wait"), only_run_in(tmp_path / "run"):
-            pass
-        with only_run_in(tmp_path / "another"):
-            pass
-    with only_run_in(tmp_path / "run"):
-        pass
-
-
 def test_the_folder_of_a_killed_process_is_free(tmp_path: Path) -> None:
     hold = (
-        "import os, signal, sys\nfrom tripletune.train.resume import only_run_in\n"
-        "with only_run_in(sys.argv[1]):\n    print('held', flush=True)\n    sys.stdin.read()\n"
+        "import sys\nfrom tripletune.models.files import lock_folder\n"
+        "with lock_folder(sys.argv[1], ''):\n    print('held', flush=True)\n    sys.stdin.read()\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", hold, str(tmp_path)],
@@ -120,11 +110,10 @@ def test_the_folder_of_a_killed_process_is_free(tmp_path: Path) -> None:
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
-        with pytest.raises(ValueError, match="another process"), only_run_in(tmp_path):
-            pass
+        with pytest.raises(ValueError, match="another process"):
+            lock_folder(tmp_path, "another process")
         other.kill()
-    with only_run_in(tmp_path):
-        pass
+    lock_folder(tmp_path, "").close()
 
 
 def test_a_run_that_starts_again_forgets_checkpoints_alone(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_epochs_share_no_seed_with_neighbouring_runs() -> None:
 
 
 def batches_of(questions: list[int], batch: int, seed: int = 1, epoch: int = 0) -> list[list[int]]:
-    sampler = QuestionSampler([1] * len(questions), questions, batch, seed)
+    sampler = QuestionSampler(questions, batch, seed)
     sampler.set_epoch(epoch)
     found = list(sampler)
     assert len(sampler) == len(questions)

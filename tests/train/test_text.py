@@ -12,14 +12,8 @@ from safetensors.torch import load_file
 
 from tripletune.models.training import learn_labels_only
 from tripletune.train.batches import TextCollator
-from tripletune.train.tasks.text_to_triples import (
-    PairEncoder,
-    PairTrainSection,
-    RowLimits,
-    choose_pairs,
-    score_pairs,
-)
-from tripletune.train.text import TextTrainSection, generate_replies
+from tripletune.train.tasks.text_to_triples import PairEncoder
+from tripletune.train.text import TextTrainSection, choose_examples, generate_replies
 
 
 @pytest.fixture(params=["decoder", "seq2seq"])
@@ -111,31 +105,28 @@ def test_replies_are_those_of_one_prompt_at_a_time(
 
     kind, folder = (AutoModelForSeq2SeqLM, tiny_t5) if seq2seq else (AutoModelForCausalLM, tiny_llama)
     model = kind.from_pretrained(folder, dtype=torch.float32).train()
-    encoder = PairEncoder(tokenizer, None if seq2seq else "Extract.", RowLimits())
+    encoder = PairEncoder(tokenizer, None if seq2seq else "Extract.")
     prompts = encoder.prompts([pair.source_text for pair in extraction_pairs[:5]])
     together = generate_replies(model, tokenizer, prompts, section(4))
     assert model.training
     assert together == [generate_replies(model, tokenizer, [prompt], section(1))[0] for prompt in prompts]
 
 
-def test_the_pairs_that_are_scored_do_not_depend_on_their_order(extraction_pairs: list[Any]) -> None:
-    chosen = choose_pairs(extraction_pairs, 4)
+def test_the_examples_that_are_scored_do_not_depend_on_their_order(extraction_pairs: list[Any]) -> None:
+    chosen = choose_examples(extraction_pairs, 4, lambda pair: pair.source_text)
     assert len(chosen) == 4
-    assert choose_pairs(reversed(extraction_pairs), 4) == chosen
-    assert len(choose_pairs(extraction_pairs, 99)) == len(extraction_pairs)
+    assert choose_examples(reversed(extraction_pairs), 4, lambda pair: pair.source_text) == chosen
 
 
-def test_scores_are_those_of_the_replies(
-    tokenizer: Any, extraction_pairs: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pairs = [extraction_pairs[0], extraction_pairs[5]]
-    encoder = PairEncoder(tokenizer, "Extract.", RowLimits())
-    replies = [pairs[0].target, "NONE"]
+def test_scores_are_those_of_the_replies(make_task: Make, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_task("text_to_triples")
+    task.encoder, task.processor = PairEncoder(tokenizer, "Extract."), tokenizer
+    replies = [pair.target or "NONE" for pair in task.scored]
     monkeypatch.setattr("tripletune.train.tasks.text_to_triples.generate_replies", lambda *args: replies)
-    scores = score_pairs(None, pairs, encoder, PairTrainSection())
+    scores = task.score(None)
     assert (scores["exact/micro/f1"], scores["normalised/macro/f1"], scores["malformed_output"]) == (1, 1, 0)
     replies[:] = ["(S> cut| P", "junk"]
-    assert score_pairs(None, pairs, encoder, PairTrainSection())["malformed_output"] == 1
+    assert task.score(None)["malformed_output"] == 1
 
 
 # Packs
@@ -158,7 +149,7 @@ def test_packed_samples_have_the_loss_and_gradients_of_separate_ones(
 
     model = AutoModelForCausalLM.from_pretrained(tiny_model(family), dtype=torch.float32).eval()
     learn_labels_only(model)
-    rows = list(PairEncoder(tokenizer, "Extract.", RowLimits()).rows(extraction_pairs[:5], Counter()))
+    rows = list(PairEncoder(tokenizer, "Extract.").rows(extraction_pairs[:5], Counter()))
     total = 0.0
     for row in rows:
         batch = TextCollator(3)([row])
@@ -179,9 +170,9 @@ def test_packed_samples_have_the_loss_and_gradients_of_separate_ones(
 
 def test_the_first_token_of_a_packed_sample_is_never_a_label() -> None:
     rows = [{"input_ids": [5, 6], "labels": [5, 6]}, {"input_ids": [7, 8, 9], "labels": [7, 8, 9]}]
-    batch = TextCollator(3, pad_to_multiple_of=1)([packed(rows)])
-    assert batch["labels"].tolist() == [[-100, 6, -100, 8, 9]]
-    assert batch["position_ids"].tolist() == [[0, 1, 0, 1, 2]]
+    batch = TextCollator(3)([packed(rows)])
+    assert batch["labels"].tolist() == [[-100, 6, -100, 8, 9, -100, -100, -100]]
+    assert batch["position_ids"].tolist() == [[0, 1, 0, 1, 2, 0, 1, 2]]
 
 
 # Encoder-decoders

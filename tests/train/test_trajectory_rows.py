@@ -28,7 +28,7 @@ from tripletune.rag.systems.cirag.integration import (
     shown_candidates,
     write_decision,
 )
-from tripletune.train.trajectory_rows import RowOptions, TrajectoryEncoder
+from tripletune.train.trajectory_rows import TrajectoryEncoder
 
 # Template, the token that ends a turn, and whether the model's generation configuration has to name it.
 TEMPLATES = {
@@ -125,15 +125,15 @@ def learned_texts(tokenizer: Any, row: dict[str, Any]) -> list[str]:
     return [tokenizer.decode(stretch) for stretch in found]
 
 
-def rows_of(tokenizer: Any, ends: Sequence[int], one: Trajectory, **options: Any) -> list[dict[str, Any]]:
-    return list(TrajectoryEncoder(tokenizer, ends, RowOptions(**options)).rows([one], Counter()))
+def rows_of(tokenizer: Any, eos_ids: Sequence[int], one: Trajectory, **options: Any) -> list[dict[str, Any]]:
+    return list(TrajectoryEncoder(tokenizer, eos_ids, **options).rows([one], Counter()))
 
 
 @pytest.mark.parametrize("rounds", ["together", "separate"])
 def test_the_teachers_turns_are_learned_and_nothing_else(student: tuple[Any, list[int], str], rounds: str) -> None:
-    tokenizer, ends, end = student
+    tokenizer, eos_ids, end = student
     one = trajectory()
-    rows = rows_of(tokenizer, ends, one, rounds=rounds)
+    rows = rows_of(tokenizer, eos_ids, one, rounds=rounds)
     assert len(rows) == (1 if rounds == "together" else 3)
     learned = [text for row in rows for text in learned_texts(tokenizer, row)]
     assert all(text.endswith(end) for text in learned)
@@ -144,11 +144,11 @@ def test_the_teachers_turns_are_learned_and_nothing_else(student: tuple[Any, lis
 
 
 def test_prompts_are_those_of_the_loop(student: tuple[Any, list[int], str]) -> None:
-    tokenizer, ends, _ = student
+    tokenizer, eos_ids, _ = student
     one = trajectory()
     loop = ChatEncoder(tokenizer, "m")
-    whole = rows_of(tokenizer, ends, one)[0]
-    for number, row in enumerate(rows_of(tokenizer, ends, one, rounds="separate")):
+    whole = rows_of(tokenizer, eos_ids, one)[0]
+    for number, row in enumerate(rows_of(tokenizer, eos_ids, one, rounds="separate")):
         prompt = loop.encode(one.messages[: 2 + 2 * number])
         first = next(place for place, label in enumerate(row["labels"]) if label != IGNORED)
         assert row["input_ids"][:first] == prompt
@@ -157,11 +157,11 @@ def test_prompts_are_those_of_the_loop(student: tuple[Any, list[int], str]) -> N
 
 @pytest.mark.parametrize("rounds", ["together", "separate"])
 def test_everything_adds_the_observations(student: tuple[Any, list[int], str], rounds: str) -> None:
-    tokenizer, ends, end = student
+    tokenizer, eos_ids, end = student
     one = trajectory()
     learned = [
         text.removesuffix(end).strip()
-        for row in rows_of(tokenizer, ends, one, rounds=rounds, learn="everything")
+        for row in rows_of(tokenizer, eos_ids, one, rounds=rounds, learn="everything")
         for text in learned_texts(tokenizer, row)
     ]
     assert learned == [turn["content"] for turn in one.messages[2:]]
@@ -170,11 +170,11 @@ def test_everything_adds_the_observations(student: tuple[Any, list[int], str], r
 def test_both_layouts_have_the_same_loss(tiny_llama: Path) -> None:
     model, tokenizer = load_causal_lm(tiny_llama, torch.float32)
     one = trajectory(rounds=2, count=2, prompt="Go.")
-    ends = eos_token_ids(tokenizer, model.generation_config)
+    eos_ids = eos_token_ids(tokenizer, model.generation_config)
     sums = []
     for rounds in ("together", "separate"):
         total, count = torch.zeros(()), 0
-        for row in rows_of(tokenizer, ends, one, rounds=rounds):
+        for row in rows_of(tokenizer, eos_ids, one, rounds=rounds):
             ids, labels = torch.tensor([row["input_ids"]]), torch.tensor([row["labels"]])
             assert ids.shape[1] <= 1024
             with torch.inference_mode():
@@ -196,7 +196,7 @@ def test_a_mark_on_some_turns_is_kept(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "ends", "message"),
+    ("template", "eos_ids", "message"),
     [
         (THINKER, [2], "writes '<think>.* where the reply .* should begin"),
         (MOVER, [2], "writes the turns before turn 3 otherwise once a reply follows .*data.chat_template"),
@@ -204,16 +204,18 @@ def test_a_mark_on_some_turns_is_kept(tokenizer: Any) -> None:
     ],
     ids=["thinker", "mover", "no end"],
 )
-def test_templates_that_would_give_a_wrong_mask(tokenizer: Any, template: str, ends: list[int], message: str) -> None:
+def test_templates_that_would_give_a_wrong_mask(
+    tokenizer: Any, template: str, eos_ids: list[int], message: str
+) -> None:
     tokenizer.chat_template = template
     with pytest.raises(ValueError, match=f"trajectory 't': the chat template of .* {message}"):
-        rows_of(tokenizer, ends, trajectory())
+        rows_of(tokenizer, eos_ids, trajectory())
 
 
 def test_a_base_model_has_no_template(tokenizer: Any) -> None:
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match="has no chat template"):
-        TrajectoryEncoder(tokenizer, [2], RowOptions(), "tiny")
+        TrajectoryEncoder(tokenizer, [2], "tiny")
 
 
 def test_long_histories_lose_the_oldest_candidates(tokenizer: Any) -> None:
@@ -221,7 +223,7 @@ def test_long_histories_lose_the_oldest_candidates(tokenizer: Any) -> None:
     loop = ChatEncoder(tokenizer, "m")
     lengths = [len(loop.encode(one.messages[:place])) for place in (2, 4, 6, 8)]
     limit = (lengths[2] + lengths[3]) // 2
-    encoder = TrajectoryEncoder(tokenizer, [2], RowOptions(max_tokens=4 * lengths[3], max_prompt_tokens=limit))
+    encoder = TrajectoryEncoder(tokenizer, [2], max_tokens=4 * lengths[3], max_prompt_tokens=limit)
     counts: Counter[str] = Counter()
     first, last = encoder.rows([one], counts)
     assert (counts["rounds"], counts["shortened_prompts"], counts["of m"]) == (4, 1, 1)
@@ -244,7 +246,7 @@ def test_a_round_that_does_not_fit_is_counted(tokenizer: Any) -> None:
     one = trajectory(rounds=3)
     loop = ChatEncoder(tokenizer, "m")
     limit = len(loop.encode(one.messages[:4])) + 200
-    encoder = TrajectoryEncoder(tokenizer, [2], RowOptions(max_tokens=limit, max_prompt_tokens=limit - 1))
+    encoder = TrajectoryEncoder(tokenizer, [2], max_tokens=limit, max_prompt_tokens=limit - 1)
     counts: Counter[str] = Counter()
     assert all(row["length"] <= limit for row in encoder.rows([one], counts))
     assert counts["rounds_too_long"] > 0

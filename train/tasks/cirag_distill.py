@@ -9,20 +9,19 @@ No question is in both splits: one that has a validation trajectory, of whicheve
 from __future__ import annotations
 
 import hashlib
-import heapq
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tripletune.models.data.trajectories import Trajectory, read_trajectories
+from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.files import read_text
 from tripletune.models.options import other_default, setting
-from tripletune.train.task import DataSection, Examples, ModelSection, RunConfig, Scorer, TrainSection, missing_files
-from tripletune.train.text import TextTask, TextTrainSection, generate_replies
-from tripletune.train.trajectory_rows import RowOptions, TrajectoryEncoder
+from tripletune.train.tasks import DataSection, Examples, ModelSection, RunConfig, TrainSection, missing_files
+from tripletune.train.text import TextTask, TextTrainSection, choose_examples, generate_replies
+from tripletune.train.trajectory_rows import TrajectoryEncoder
 
 if TYPE_CHECKING:
     from tripletune.eval.suites.decisions import Case
@@ -158,25 +157,46 @@ class StudentTask(TextTask):
         from tripletune.models.local.chat import eos_token_ids
 
         data = self.config.data
-        options = RowOptions(data.rounds, data.learn, data.max_tokens, data.prompt_limit)
-        ends = eos_token_ids(self.processor, self.model.generation_config)
-        return TrajectoryEncoder(self.processor, ends, options, self.config.model.base)
+        return TrajectoryEncoder(
+            self.processor,
+            eos_token_ids(self.processor, self.model.generation_config),
+            self.config.model.base,
+            rounds=data.rounds,
+            learn=data.learn,
+            max_tokens=data.max_tokens,
+            max_prompt_tokens=data.prompt_limit,
+        )
 
     def tokenised(self, source: Examples, cache: Path) -> Any:
         """Rows of trajectories."""
         from tripletune.train.batches import cached_rows
 
-        key = ["trajectories", source.digest, asdict(self.encoder.options), self.encoder.sample(), self.method]
+        data = self.config.data
+        layout = [data.rounds, data.learn, data.max_tokens, data.prompt_limit]
+        key = ["trajectories", source.digest, layout, self.encoder.sample(), self.method]
         make = self.encoder.prompts if self.method == "on_policy" else self.encoder.rows
         return cached_rows(key, cache, lambda counts: make(source, counts))
 
-    def scorer(self) -> Scorer | None:
-        """Scores the student's decisions with the teacher's history."""
-        train, validation = self.config.train, self.sources[1]
-        cases = choose_cases(validation or [], train.eval_generate_records)
-        if not cases:
-            return None
-        return lambda model, index, count: score_cases(model, cases, self.encoder, self.processor, train, index, count)
+    @cached_property
+    def cases(self) -> list[Case]:
+        """The decisions of validation trajectories that are scored; chats of the integrator alone have some."""
+        from tripletune.eval.suites.decisions import decision_cases
+        from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE
+
+        found = decision_cases(one for one in self.sources[1] or [] if one.role == INTEGRATE_ROLE)
+        return choose_examples(found, self.config.train.eval_generate_records, lambda case: case.id)
+
+    def score(self, model: Any) -> dict[str, float]:
+        """Scores of the model's decisions, the history being the teacher's, as `tripletune eval decisions` counts."""
+        from tripletune.eval.statistics import flatten_means
+        from tripletune.eval.suites.decisions import score_reply, summarise_decisions
+
+        if not self.cases:
+            return {}
+        prompts = [self.encoder.prompt(case.messages) for case in self.cases]
+        replies = generate_replies(model, self.processor, prompts, self.config.train)
+        rows = (score_reply(case, reply) for case, reply in zip(self.cases, replies))
+        return flatten_means(summarise_decisions(rows)["metrics"])
 
     def files(self) -> dict[str, str]:
         """What the student was made for, and the system prompt that it has learned to follow."""
@@ -245,40 +265,6 @@ def folder_and_share(place: str) -> tuple[str, float]:
     return folder, share
 
 
-def choose_cases(trajectories: Iterable[Trajectory], count: int) -> list[Case]:
-    """Decisions to score while training: those with the smallest hashes, so the same ones in any order of the data.
-
-    Args:
-        trajectories: Validation trajectories, streamed; those of other roles than the integrator's have none.
-        count: How many.
-    """
-    from tripletune.eval.suites.decisions import decision_cases
-    from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE
-
-    if not count:
-        return []
-    cases = decision_cases(one for one in trajectories if one.role == INTEGRATE_ROLE)
-    keyed = ((hashlib.sha256(case.id.encode()).digest(), case) for case in cases)
-    return [case for _, case in heapq.nsmallest(count, keyed, key=lambda item: item[0])]
-
-
-def score_cases(
-    model: Any,
-    cases: Sequence[Case],
-    encoder: TrajectoryEncoder,
-    tokenizer: Any,
-    train: TextTrainSection,
-    process_index: int = 0,
-    num_processes: int = 1,
-) -> dict[str, float]:
-    """Means of `eval.suites.decisions.SCORES` over a model's decisions, by name."""
-    from tripletune.eval.suites.decisions import means, score_reply
-
-    prompts = [encoder.prompt(case.messages) for case in cases]
-    replies = generate_replies(model, tokenizer, prompts, train, process_index, num_processes)
-    return means(score_reply(case, reply) for case, reply in zip(cases, replies))
-
-
 def _source(
     places: Sequence[tuple[str, float]], split: str, limit: int | None = None, without: frozenset[str] = frozenset()
 ) -> Examples:
@@ -288,7 +274,7 @@ def _source(
         return one.question_id not in without and drawn < share * _HASHES
 
     what = "trajectories but those of validation questions" if without else "trajectories"
-    return Examples(read_trajectories, tuple(places), split, limit, keep, (sorted(without),), what)
+    return Examples(Trajectory.from_json, tuple(places), split, limit, keep, (sorted(without),), what)
 
 
 def _has_split(path: str, split: str) -> bool:

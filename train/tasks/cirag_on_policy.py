@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from tripletune.models.options import setting
-from tripletune.train.task import RunConfig
+from tripletune.train.tasks import RunConfig
 from tripletune.train.tasks.cirag_distill import StudentConfig, StudentTask, StudentTrainSection
 
 
@@ -64,8 +64,7 @@ class OnPolicyTask(StudentTask):
     def load(self) -> tuple[Any, Any]:
         """The student; the teacher is loaded beside it."""
         model, tokenizer = super().load()
-        self.teacher = load_teacher(self.config, tokenizer)
-        check_same_width(model, self.teacher)
+        self.teacher = load_teacher(self.config, model, tokenizer)
         return model, tokenizer
 
     def trainer(self) -> Any:
@@ -103,16 +102,17 @@ class OnPolicyTask(StudentTask):
 TASK = OnPolicyTask
 
 
-def load_teacher(config: Any, tokenizer: Any) -> Any:
-    """The teacher, frozen, after making sure that it shares the student's vocabulary.
+def load_teacher(config: Any, student: Any, tokenizer: Any) -> Any:
+    """The teacher, frozen, after making sure that its probabilities can be compared with the student's.
 
     Args:
         config: The run.
-        tokenizer: The student's.
+        student: The student.
+        tokenizer: Its tokenizer.
 
     Raises:
         FileNotFoundError: no such model.
-        ValueError: teacher and student do not share a vocabulary.
+        ValueError: teacher and student do not share a vocabulary, or have not as many logits.
     """
     from tripletune.models.loading import load_tokenizer, load_weights
 
@@ -125,19 +125,12 @@ def load_teacher(config: Any, tokenizer: Any) -> Any:
             f"{len(ours)} tokens, {different} of the teacher's stand elsewhere): the loss compares probabilities "
             "token by token; take a teacher of the student's family, or train cirag_distill on its trajectories"
         )
-    model = load_weights(spec, revision=revision)
-    return model.requires_grad_(False)
-
-
-def check_same_width(model: Any, teacher: Any) -> None:
-    """Make sure that both models have as many logits, which can be more than the vocabulary has tokens.
-
-    Raises:
-        ValueError: they have not.
-    """
-    ours, theirs = (one.config.get_text_config().vocab_size for one in (model, teacher))
-    if ours != theirs:
+    teacher = load_weights(spec, revision=revision)
+    # Output layers can be wider than the vocabulary.
+    width, other = (one.config.get_text_config().vocab_size for one in (student, teacher))
+    if width != other:
         raise ValueError(
-            f"the student has {ours} logits and the teacher {theirs}, though their tokens are the same: their output "
+            f"the student has {width} logits and the teacher {other}, though their tokens are the same: their output "
             "layers are padded differently; take a teacher of the student's size of vocabulary"
         )
+    return teacher.requires_grad_(False)

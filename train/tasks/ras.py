@@ -12,20 +12,19 @@ import dataclasses
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tripletune.models.data.records import TASKS, ModelInput, Record, read_records
+from tripletune.models.data.records import TASKS, ModelInput, Record
 from tripletune.models.options import other_default, setting
-from tripletune.train.task import (
+from tripletune.train.tasks import (
     DataSection,
     Examples,
     ModelSection,
     RunConfig,
-    Scorer,
     TrainingTask,
     TrainSection,
     missing_files,
@@ -178,7 +177,7 @@ class GraphTask(TrainingTask):
         """Training and validation records."""
         tasks = tuple(self.config.data.tasks)
         return self.source_pair(
-            read_records,
+            Record.from_json,
             keep=lambda record, share: record.task in tasks,
             selection=tasks,
             what=f"records of the tasks {', '.join(tasks)}",
@@ -188,10 +187,10 @@ class GraphTask(TrainingTask):
         """The base model with fresh graph modules and adapter, and its processor."""
         from transformers import set_seed
 
-        from tripletune.models.graph_llm.loading import add_adapter, build_graph_llm
+        from tripletune.models.graph_llm import add_adapter, build_graph_llm
         from tripletune.models.loading import parse_dtype
         from tripletune.models.rendering import Instructions
-        from tripletune.models.training import check_branches
+        from tripletune.models.training import check_shared_prefixes
 
         set_seed(self.config.seed)
         model, data = self.config.model, self.config.data
@@ -213,7 +212,7 @@ class GraphTask(TrainingTask):
             **{name: getattr(model, name) for name in parts},
         )
         if self.config.train.shared_prefixes:
-            check_branches(base.language_model, data.max_input_tokens + data.max_label_tokens)
+            check_shared_prefixes(base.language_model, data.max_input_tokens + data.max_label_tokens)
         adapted = add_adapter(
             base,
             lora=model.lora,
@@ -226,15 +225,52 @@ class GraphTask(TrainingTask):
 
     @cached_property
     def table(self) -> EmbeddingTable | None:
-        """Embeddings of the node and edge strings of both sources; None for models without graph."""
+        """Embeddings of all node and edge strings, of both sources, each embedded once; None for models without graph.
+
+        A table that an earlier run has left is opened.
+        """
         if not self.config.model.use_graph:
             return None
-        sources = [source for source in self.sources if source is not None]
-        return build_table(sources, self.processor, self.config.model.encoder, Path(self.config.output_dir) / "cache")
+        from tripletune.models.graph_llm.embeddings import EmbeddingTable
+
+        sources, encoder = [source for source in self.sources if source is not None], self.config.model.encoder
+        parts = [[source.digest for source in sources], encoder, self.processor.settings.graph_pooling]
+        name = f"embeddings-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
+        folder = Path(self.config.output_dir) / "cache" / name
+        if (folder / "table.json").exists():
+            return EmbeddingTable(folder)
+        graphs = (graph for source in sources for record in source for graph in self.processor.graphs(record.steps))
+        return EmbeddingTable.build((text for graph in graphs for text in graph.strings), encoder, folder)
 
     def rows(self, source: Examples, cache: Path) -> Any:
-        """The tokenised records of a source."""
-        return tokenize(source, self.processor, self.table, cache, self.config.data.learn_copies)
+        """The tokenised records of a source.
+
+        Columns: `input_ids`, `label_ids`, `marker` (label tokens of the action marker), `length`, `question` (a number
+        that records of one question have in common) and, with graphs, those of `models.graph_llm.graphs.GraphRows`.
+
+        Raises:
+            ValueError: there is no record, or a label is longer than the limit.
+        """
+        from tripletune.train.batches import cached_rows
+
+        processor, table, learn_copies = self.processor, self.table, self.config.data.learn_copies
+        columns = {"input_ids": "[int32]", "label_ids": "[int32]", "marker": "int32", "length": "int32"}
+        columns["question"] = "int64"
+        if table is not None:
+            columns |= dict.fromkeys(("node_rows", "edge_rows"), "[int64]")
+            columns |= dict.fromkeys(("sources", "targets", "subgraph"), "[int32]")
+        # An empty prompt shows template and tokenizer, which may change while their folder keeps its name.
+        empty = [processor.encode_input(ModelInput(task, "?")).input_ids for task in TASKS]
+        settings = dataclasses.asdict(processor.settings)
+        tokenizer = [processor.tokenizer.name_or_path, len(processor.tokenizer)]
+        strings = table.digest if table is not None else None
+        key = ["records", source.digest, settings, tokenizer, empty, learn_copies, strings]
+        return cached_rows(
+            key,
+            cache,
+            lambda counts: (encode_row(record, processor, table, learn_copies, counts) for record in source),
+            columns,
+        )
 
     def collator(self) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
         """Pads records and batches their graphs."""
@@ -257,17 +293,33 @@ class GraphTask(TrainingTask):
         if not self.config.train.shared_prefixes:
             return super().sampler(rows, micro_batch, per_step)
         # Together in a micro-batch: what is in another one can't be shared.
-        return QuestionSampler.of(rows, micro_batch, self.config.seed)
+        return QuestionSampler(rows.with_format("numpy")["question"][:], micro_batch, self.config.seed)
 
-    def scorer(self) -> Scorer | None:
-        """Scores replies to the validation records, as `tripletune eval records` does."""
-        train, validation = self.config.train, self.sources[1]
-        records = list(validation or []) if train.eval_generate else []
-        if not records:
-            return None
-        return lambda model, index, count: score_records(
-            model, self.processor, self.table, records, train.eval_batch_size, train.eval_max_new_tokens, index, count
-        )
+    @cached_property
+    def scored(self) -> list[Record]:
+        """The validation records whose replies are scored."""
+        return list(self.sources[1] or []) if self.config.train.eval_generate else []
+
+    def score(self, model: Any) -> dict[str, float]:
+        """Scores of replies to the validation records, as `tripletune eval records` counts.
+
+        They are action accuracy (overall, with history, per label), sub-query F1, answer EM and F1, malformed share.
+        """
+        from accelerate import PartialState
+        from accelerate.utils import gather_object
+
+        from tripletune.eval.statistics import flatten_means
+        from tripletune.eval.suites.records import score_predictions
+        from tripletune.models.graph_llm import LocalGenerator
+
+        if not self.scored:
+            return {}
+        train = self.config.train
+        generator = LocalGenerator(model, self.processor, train.eval_batch_size, self.table)
+        with PartialState().split_between_processes([record.input for record in self.scored]) as mine:
+            completions = generator.generate_many(mine, train.eval_max_new_tokens)
+        texts = gather_object([completion.text for completion in completions])
+        return flatten_means(score_predictions(self.scored, texts[: len(self.scored)]))
 
     def save(self, folder: Path) -> None:
         """The base's configuration and the processor."""
@@ -304,70 +356,14 @@ class GraphTask(TrainingTask):
 TASK = GraphTask
 
 
-def build_table(sources: Sequence[Examples], processor: GraphLLMProcessor, encoder: str, cache: Path) -> EmbeddingTable:
-    """Embed every distinct node and edge string of the records once, or open the table that exists."""
-    from tripletune.models.graph_llm.embeddings import EmbeddingTable
-
-    parts = [[source.digest for source in sources], encoder, processor.settings.graph_pooling]
-    folder = cache / f"embeddings-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
-    if (folder / "table.json").exists():
-        return EmbeddingTable(folder)
-    records = (record for source in sources for record in source)
-    strings = (text for record in records for graph in processor.graphs(record.steps) for text in graph.strings)
-    return EmbeddingTable.build(strings, encoder, folder)
-
-
-def tokenize(
-    source: Examples,
+def encode_row(
+    record: Record,
     processor: GraphLLMProcessor,
     table: EmbeddingTable | None,
-    cache: Path,
     learn_copies: bool = True,
-) -> Any:
-    """Rows of records, written once; see `train.batches.cached_rows`.
-
-    Columns: `input_ids`, `label_ids`, `marker` (label tokens of the action marker), `length`, `question` (a number that
-    records of one question have in common) and, with graphs, those of `models.graph_llm.graphs.GraphRows`.
-
-    Args:
-        source: The records.
-        processor: Makes prompts and labels.
-        table: Rows of node and edge strings; None for models without graph.
-        cache: Folder of the files.
-        learn_copies: As in `encode_row`.
-
-    Raises:
-        ValueError: there is no record, or a label is longer than the limit.
-    """
-    from tripletune.train.batches import cached_rows
-
-    columns = {"input_ids": "[int32]", "label_ids": "[int32]", "marker": "int32", "length": "int32"}
-    columns["question"] = "int64"
-    if table is not None:
-        columns |= dict.fromkeys(("node_rows", "edge_rows"), "[int64]")
-        columns |= dict.fromkeys(("sources", "targets", "subgraph"), "[int32]")
-    # An empty prompt shows template and tokenizer, which may change while their folder keeps its name.
-    empty = [processor.encode_input(ModelInput(task, "?")).input_ids for task in TASKS]
-    settings = dataclasses.asdict(processor.settings)
-    tokenizer = [processor.tokenizer.name_or_path, len(processor.tokenizer)]
-    key = ["records", source.digest, settings, tokenizer, empty, learn_copies, table.digest if table else None]
-
-    def rows(counts: Counter[str]) -> Iterator[dict[str, Any]]:
-        for record in source:
-            row = encode_row(record, processor, table, learn_copies)
-            triples, words = row.pop("lost")
-            counts[f"{record.task} {record.action.value}"] += 1
-            counts.update({"truncated_records": triples + words > 0, "truncated_triples": triples})
-            counts["truncated_words"] += words
-            yield row
-
-    return cached_rows(key, cache, rows, columns)
-
-
-def encode_row(
-    record: Record, processor: GraphLLMProcessor, table: EmbeddingTable | None, learn_copies: bool = True
+    counts: Counter[str] | None = None,
 ) -> dict[str, Any]:
-    """One record as integers; `lost` counts truncated triples and words.
+    """One record as integers.
 
     Args:
         record: The record.
@@ -375,54 +371,23 @@ def encode_row(
         table: Rows of node and edge strings; None for models without graph.
         learn_copies: Whether a first sub-query that repeats the main question is part of its label. A loop whose q_0 is
             the main question (RAS, section 3.1) fills it in itself and reads the action alone.
+        counts: Counts records of each kind, and truncated records, triples and words.
     """
     from tripletune.models.graph_llm.graphs import graph_rows
 
     encoded = processor.encode_input(record.input)
-    label = processor.encode_label(record)
-    marker = processor.marker_length(record)
+    label, marker = processor.encode_label(record)
     if not learn_copies and not record.steps and record.subquery == record.question:
         label = label[:marker]
     row: dict[str, Any] = {"input_ids": encoded.input_ids, "label_ids": label}
     if table is not None:
         rows = table.rows(text for graph in encoded.graphs for text in graph.strings)
-        row |= graph_rows(encoded.graphs, rows).to_json()
+        row |= graph_rows(encoded.graphs, rows)._asdict()
     row["marker"] = marker
     row["length"] = len(encoded.input_ids) + len(label)
     row["question"] = int.from_bytes(hashlib.sha256(record.question_id.encode()).digest()[:7])
-    row["lost"] = (encoded.truncated_triples, encoded.truncated_words)
+    if counts is not None:
+        triples, words = encoded.truncated_triples, encoded.truncated_words
+        counts[f"{record.task} {record.action.value}"] += 1
+        counts.update(truncated_records=triples + words > 0, truncated_triples=triples, truncated_words=words)
     return row
-
-
-def score_records(
-    model: Any,
-    processor: GraphLLMProcessor,
-    table: EmbeddingTable | None,
-    records: Sequence[Record],
-    batch_size: int,
-    max_new_tokens: int,
-    process_index: int = 0,
-    num_processes: int = 1,
-) -> dict[str, float]:
-    """Generate replies to records, spread over the processes, and score them.
-
-    Returns:
-        Numbers by name: action accuracy (overall, with history, per label), sub-query F1, answer EM and F1,
-        malformed share.
-    """
-    from accelerate.utils import gather_object
-
-    from tripletune.eval.statistics import flatten_means
-    from tripletune.eval.suites.records import score_predictions
-    from tripletune.models.graph_llm.embeddings import TableEmbeddings
-    from tripletune.models.local.generator import LocalGenerator
-
-    embeddings = TableEmbeddings(table) if table is not None else None
-    generator = LocalGenerator(model, processor, batch_size, embeddings)  # type: ignore[arg-type]
-    mine = list(range(process_index, len(records), num_processes))
-    completions = generator.generate_many([records[number].input for number in mine], max_new_tokens)
-    replies = list(zip(mine, (completion.text for completion in completions)))
-    if num_processes > 1:
-        replies = gather_object(replies)
-    texts = [text for _, text in sorted(replies)]
-    return flatten_means(score_predictions(list(records), texts))

@@ -15,31 +15,31 @@ evaluation every 5,000 steps.
 
 from __future__ import annotations
 
-import hashlib
-import heapq
 import json
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tripletune.models.data.pairs import (
     NO_FACTS,
     ExtractionPair,
     extraction_chat,
     load_instruction,
-    read_pairs,
 )
 from tripletune.models.data.records import IGNORED
 from tripletune.models.data.triples import Triple, format_triples
-from tripletune.models.llm.client import Message
-from tripletune.models.local.chat import ChatEncoder, eos_token_ids
+from tripletune.models.llm import Message
 from tripletune.models.options import other_default, setting
-from tripletune.train.task import DataSection, Examples, RunConfig, Scorer, TrainSection, missing_files
-from tripletune.train.text import TextTask, TextTrainSection, generate_replies
+from tripletune.train.tasks import DataSection, Examples, RunConfig, TrainSection, missing_files
+from tripletune.train.text import TextTask, TextTrainSection, choose_examples, generate_replies
+
+if TYPE_CHECKING:
+    from tripletune.models.local.chat import ChatEncoder
 
 # Beside the weights: the instruction of a decoder, and what the model was made for.
 PROMPT_FILE, TASK_FILE = "prompt.md", "extractor.json"
@@ -91,7 +91,7 @@ class PairTask(TextTask):
     @cached_property
     def sources(self) -> tuple[Examples, Examples | None]:
         """Training and validation pairs."""
-        return self.source_pair(read_pairs, what="text-to-triples pairs")
+        return self.source_pair(ExtractionPair.from_json, what="text-to-triples pairs")
 
     @cached_property
     def instruction(self) -> str | None:
@@ -102,26 +102,55 @@ class PairTask(TextTask):
     def encoder(self) -> PairEncoder:
         """Makes the model's rows and prompts."""
         data = self.config.data
-        limits = RowLimits(data.max_source_tokens, data.max_target_tokens)
         return PairEncoder(
-            self.processor, self.instruction, limits, self.model.generation_config, self.config.model.base
+            self.processor,
+            self.instruction,
+            self.model.generation_config,
+            self.config.model.base,
+            max_source_tokens=data.max_source_tokens,
+            max_target_tokens=data.max_target_tokens,
         )
 
     def tokenised(self, source: Examples, cache: Path) -> Any:
         """Rows of pairs."""
         from tripletune.train.batches import cached_rows
 
-        limits = self.encoder.limits
-        key = ["pairs", source.digest, self.encoder.sample(), len(self.processor), limits.source, limits.target]
+        data = self.config.data
+        limits = [data.max_source_tokens, data.max_target_tokens]
+        key = ["pairs", source.digest, self.encoder.sample(), len(self.processor), *limits]
         return cached_rows(key, cache, lambda counts: self.encoder.rows(source, counts))
 
-    def scorer(self) -> Scorer | None:
-        """Scores the triples that the model writes for some validation texts, as `tripletune eval extraction` does."""
-        train, validation = self.config.train, self.sources[1]
-        if validation is None or not train.eval_generate_records:
-            return None
-        pairs = choose_pairs(validation, train.eval_generate_records)
-        return lambda model, index, count: score_pairs(model, pairs, self.encoder, train, index, count)
+    @cached_property
+    def scored(self) -> list[ExtractionPair]:
+        """The validation pairs whose triples are scored."""
+        return choose_examples(
+            self.sources[1] or [], self.config.train.eval_generate_records, lambda pair: pair.source_text
+        )
+
+    def score(self, model: Any) -> dict[str, float]:
+        """Scores of the model's triples as `tripletune eval extraction` counts them (RAS, figure 15).
+
+        They are named as `rougeL`, `normalised/micro/f1` and `malformed_output`.
+        """
+        from tripletune.eval.statistics import flatten_means
+        from tripletune.eval.triples import Prediction, score_extractions
+        from tripletune.models.local.chat import Repetition
+
+        if not self.scored:
+            return {}
+        train = self.config.train
+        # A cut text has not all its facts any more, but the model was trained on cut ones, and use cuts it too.
+        sources = self.encoder.cut_sources([pair.source_text for pair in self.scored], Counter())
+        # As extraction does at use: a small model now and then repeats itself up to the limit.
+        enough = Repetition(self.processor).found
+        replies = generate_replies(model, self.processor, self.encoder.prompts(sources), train, enough)
+        embed = None
+        if train.eval_embedder is not None:
+            from tripletune.rag.embedding import open_embedder
+
+            embed = open_embedder(train.eval_embedder).encode
+        predictions = (Prediction(pair, [reply]) for pair, reply in zip(self.scored, replies))
+        return flatten_means(score_extractions(predictions, embed))
 
     def files(self) -> dict[str, str]:
         """The instruction of decoders, and what the model was made for."""
@@ -140,58 +169,6 @@ class PairTask(TextTask):
 TASK = PairTask
 
 
-def choose_pairs(pairs: Iterable[ExtractionPair], count: int) -> list[ExtractionPair]:
-    """The pairs whose texts have the smallest hashes: the same ones in any order of the data, in memory for them alone.
-
-    Args:
-        pairs: Validation pairs, streamed.
-        count: How many.
-    """
-    keyed = ((hashlib.sha256(pair.source_text.encode(errors="replace")).digest(), pair.id, pair) for pair in pairs)
-    return [pair for _, _, pair in heapq.nsmallest(count, keyed, key=lambda item: item[:2])]
-
-
-def score_pairs(
-    model: Any,
-    pairs: Sequence[ExtractionPair],
-    encoder: PairEncoder,
-    train: PairTrainSection,
-    process_index: int = 0,
-    num_processes: int = 1,
-) -> dict[str, float]:
-    """Scores of a model's triples, such as `rougeL`, `normalised/micro/f1` and `malformed_output` (RAS, figure 15)."""
-    from tripletune.eval.statistics import flatten_means
-    from tripletune.eval.triples import Prediction, score_extractions
-    from tripletune.models.local.chat import Repetition
-
-    # A cut text has not all its facts any more, but the model was trained on cut ones, and use cuts it too.
-    sources = encoder.cut_sources([pair.source_text for pair in pairs], Counter())
-    # As extraction does at use: a small model now and then repeats itself up to the limit.
-    enough = Repetition(encoder.tokenizer).found
-    prompts = encoder.prompts(sources)
-    replies = generate_replies(model, encoder.tokenizer, prompts, train, process_index, num_processes, enough)
-    embed = None
-    if train.eval_embedder is not None:
-        from tripletune.rag.embedding import open_embedder
-
-        embed = open_embedder(train.eval_embedder).encode
-    summary = score_extractions((Prediction.of(*both) for both in zip(pairs, replies)), embed)
-    return flatten_means(summary)
-
-
-@dataclass(frozen=True, slots=True)
-class RowLimits:
-    """How long a row may be.
-
-    Attributes:
-        source: Tokens of the text; 512 in the paper.
-        target: Tokens of the triples and the end token; 256 in the paper.
-    """
-
-    source: int = 512
-    target: int = 256
-
-
 class PairEncoder:
     """Tokenises pairs for one model.
 
@@ -199,9 +176,10 @@ class PairEncoder:
         tokenizer: The model's tokenizer.
         instruction: The system's turn, from `models.data.pairs.load_instruction`; None for encoder-decoders,
             which get the text alone.
-        limits: Longest source and target.
         generation_config: The model's, which knows all tokens that end a reply.
         model: The model's name, for messages.
+        max_source_tokens: Tokens of the text; 512 in the paper.
+        max_target_tokens: Tokens of the triples and the end token; 256 in the paper.
 
     Raises:
         ValueError: a decoder's tokenizer has no chat template, or there is no end token.
@@ -211,11 +189,16 @@ class PairEncoder:
         self,
         tokenizer: Any,
         instruction: str | None,
-        limits: RowLimits,
         generation_config: Any = None,
         model: str = "",
+        *,
+        max_source_tokens: int = 512,
+        max_target_tokens: int = 256,
     ) -> None:
-        self.tokenizer, self.instruction, self.limits = tokenizer, instruction, limits
+        from tripletune.models.local.chat import ChatEncoder, eos_token_ids
+
+        self.tokenizer, self.instruction = tokenizer, instruction
+        self.max_source_tokens, self.max_target_tokens = max_source_tokens, max_target_tokens
         if tokenizer.eos_token_id is None:
             raise ValueError(f"model {model}: its tokenizer has no end-of-sequence token; set one before training")
         self._chat: ChatEncoder | None = None
@@ -271,7 +254,7 @@ class PairEncoder:
 
     def cut_sources(self, sources: Sequence[str], counts: Counter[str]) -> list[str]:
         """Texts cut to the limit, each at a word; how many were cut is counted under `cut_sources`."""
-        room = self.limits.source - (1 if self._chat is None else 0)
+        room = self.max_source_tokens - (1 if self._chat is None else 0)
         kept = list(sources)
         # No token stands for less than a byte, so most texts need not be looked at.
         for place in [n for n, text in enumerate(kept) if len(text.encode(errors="replace")) >= room]:
@@ -294,29 +277,20 @@ class PairEncoder:
             text = text[: place if place > 0 else max(end, 1)]
 
     def _targets(self, triples: Sequence[Sequence[Triple]], counts: Counter[str]) -> list[list[int] | None]:
-        texts = [self._target_text(row) for row in triples]
         found: list[list[int] | None] = []
-        for row, ids in zip(triples, self._plain_ids(texts)):
-            if len(ids) < self.limits.target:
-                found.append([*ids, self._end])
+        for row, whole in zip(triples, self._plain_ids([self._target_text(row) for row in triples])):
+            if len(whole) < self.max_target_tokens:
+                found.append([*whole, self._end])
                 continue
-            kept = self._fewer(row)
-            if kept is None:
-                found.append(None)
-                continue
-            counts["cut_targets"] += 1
-            counts["lost_triples"] += len(row) - kept
-            found.append([*self._plain_ids([self._target_text(row[:kept])])[0], self._end])
+            # Its first triples, from one to all but the last; as many of them as have room are kept.
+            shorter = [row[:count] for count in range(1, len(row))]
+            kept = bisect_left(shorter, self.max_target_tokens, key=lambda first: len(self._target(first)))
+            counts.update(cut_targets=kept > 0, lost_triples=len(row) - kept if kept else 0)
+            found.append([*self._target(row[:kept]), self._end] if kept else None)
         return found
 
-    def _fewer(self, triples: Sequence[Triple]) -> int | None:
-        """The largest number of first triples that have room; None when there is none."""
-        low, high = 0, len(triples) - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            fits = len(self._plain_ids([self._target_text(triples[:middle])])[0]) < self.limits.target
-            low, high = (middle, high) if fits else (low, middle - 1)
-        return low or None
+    def _target(self, triples: Sequence[Triple]) -> list[int]:
+        return self._plain_ids([self._target_text(triples)])[0]
 
     def _target_text(self, triples: Sequence[Triple]) -> str:
         text = format_triples(triples)
@@ -327,8 +301,8 @@ class PairEncoder:
         encoded = self.tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)
         return [list(ids) for ids in encoded["input_ids"]]
 
-    def _end_of_turn(self, ends: Sequence[int]) -> int:
-        """The token that the chat template puts after a reply; the tokenizer's end token where it is none of the ends.
+    def _end_of_turn(self, eos_ids: Sequence[int]) -> int:
+        """The token that the chat template puts after a reply; the tokenizer's end token where it ends no reply.
 
         Gemma, for one, ends a turn with another token than a text.
         """
@@ -337,4 +311,4 @@ class PairEncoder:
         reply: Message = {"role": "assistant", "content": _PROBE}
         text = self._chat.render([*extraction_chat("text", self.instruction or ""), reply], reply=False)
         closing = self._chat.tokens(text[text.rfind(_PROBE) + len(_PROBE) :])
-        return next((token for token in closing if token in ends), self._end)
+        return next((token for token in closing if token in eos_ids), self._end)

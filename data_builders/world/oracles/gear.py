@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import Message
+from tripletune.models.llm import Message
 
 if TYPE_CHECKING:
     from tripletune.data_builders.world.oracle import GoldHop, WorldOracle

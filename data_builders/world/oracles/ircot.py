@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tripletune.models.llm.client import Message
+from tripletune.models.llm import Message
 
 if TYPE_CHECKING:
     from tripletune.data_builders.world.oracle import WorldOracle

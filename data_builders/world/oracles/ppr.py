@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tripletune.models.llm.client import Message
+from tripletune.models.llm import Message
 from tripletune.rag.retrievers import verbalise
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tripletune.models.data.triples import parse_triples
-from tripletune.models.llm.client import Message
-from tripletune.rag.systems.cirag.generation import REFUSAL
+from tripletune.models.llm import Message
+from tripletune.rag.systems.cirag import REFUSAL
 
 if TYPE_CHECKING:
     from tripletune.data_builders.world.oracle import GoldHop, WorldOracle

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tripletune.models.llm.client import Message
+from tripletune.models.llm import Message
 from tripletune.models.llm.replies import triple_rows
-from tripletune.rag.systems.cirag.generation import REFUSAL
+from tripletune.rag.systems.cirag import REFUSAL
 
 if TYPE_CHECKING:
     from tripletune.data_builders.world.oracle import WorldOracle

@@ -1,1 +1,203 @@
-"""Where a call of a language model is answered: one module per backend."""
+"""What a program needs to know to call a model: `--teacher openai --teacher-model NAME ...` and the client.
+
+A backend is a module in `models/llm/backends/` whose `BACKEND` says what it needs and how it is opened. Keys are read
+from the environment when the client is opened, and are never part of the options.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import urllib.parse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tripletune.models.llm import Backend, Sampling, ledger_name
+from tripletune.models.llm.ledger import Ledger
+from tripletune.models.llm.ledger_client import LedgerClient, Limits, Retry
+from tripletune.models.options import not_one_of, require, setting
+from tripletune.models.program import load_from, names_in
+
+_BACKENDS = "tripletune.models.llm.backends"
+URL_FORM = "must look like http://host:port/v1, without user, password or query"
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
+
+
+@dataclass(frozen=True)
+class LLMOptions:
+    """How to call a model; the fields' help texts say what they mean.
+
+    Raises:
+        ValueError: options make no sense; all problems in one message, which never quotes a key or an address.
+    """
+
+    backend: str = setting("openai", f"what runs the model: {', '.join(names_in(_BACKENDS))}", is_prefix=True)
+    model: str = setting("", "the model's name there; for hf a hub id, a folder or pypi:NAME")
+    url: str | None = setting(None, "base URL of the server (default: the provider's)")
+    api_key_env: str | None = setting(None, "name of the environment variable with the key (default: the provider's)")
+    ledger: str | None = setting(None, "SQLite file of the call ledger: cache, resume and account of all calls")
+    concurrency: int = setting(64, "most calls under way", above=0)
+    requests_per_minute: float | None = setting(None, "most calls per minute", above=0)
+    tokens_per_minute: float | None = setting(None, "most tokens per minute, prompts and replies together", above=0)
+    timeout: float = setting(120.0, "seconds for one attempt at a call over the network", above=0)
+    attempts: int = setting(8, "most attempts at a call, when errors are temporary", above=0)
+    temperature: float = setting(0.0, "0 is greedy", at_least=0)
+    top_p: float = setting(1.0, "nucleus sampling; 1 keeps every token", above=0, at_most=1)
+    seed: int | None = setting(None, "seed, for servers that take one; part of the ledger key")
+    send_temperature: str = setting(
+        "auto", "whether temperature and top_p are sent; hosted reasoning models refuse them",
+        choices=("auto", "yes", "no"),
+    )  # fmt: skip
+    token_field: str = setting(
+        "auto", "name of the reply's limit in requests", choices=("auto", "max_tokens", "max_completion_tokens")
+    )
+    extra: str | None = setting(
+        None, 'more fields of the request body as JSON, for example {"reasoning_effort": "low"}'
+    )
+    batch_layout: str = setting("openai", "layout of request files", choices=("openai", "anthropic"))
+    batch_folder: str | None = setting(None, "folder of request files (default: the ledger's name with .batch)")
+    batch_size: int = setting(32, "most calls in one forward pass of a local model", above=0)
+    dtype: str = setting("auto", "number type of a local model: auto, float32, bfloat16 or float16")
+
+    def __post_init__(self) -> None:
+        require(self)
+
+    def check(self) -> list[str]:
+        """What choices and ranges don't say, one sentence each."""
+        found = []
+        if self.backend not in backend_names():
+            found.append(not_one_of("backend", self.backend, backend_names()))
+        if not self.model:
+            found.append("model is not set: name the model")
+        if self.api_key_env is not None and not _VARIABLE.fullmatch(self.api_key_env):
+            # Not quoted: it may be the key.
+            found.append("api_key_env must be the NAME of an environment variable, in capitals, not the key itself")
+        if self.url is not None and not is_plain_url(self.url):
+            found.append(f"url {URL_FORM}")
+        try:
+            self.extra_fields  # noqa: B018
+        except ValueError as error:
+            found.append(str(error))
+        return found
+
+    @property
+    def extra_fields(self) -> dict[str, Any] | None:
+        """The fields of `extra`.
+
+        Raises:
+            ValueError: it is no JSON object.
+        """
+        try:
+            found = None if self.extra is None else json.loads(self.extra)
+        except ValueError:
+            found = ()
+        if found is not None and not isinstance(found, dict):
+            raise ValueError('extra must be a JSON object, for example {"reasoning_effort": "low"}')
+        return found
+
+    @property
+    def ledger_name(self) -> str:
+        """What the ledger calls the model; known without opening it, which may need a key."""
+        kind = self.backend if load_backend(self.backend).sends else self.batch_layout
+        return ledger_name(kind, self.model, self.extra_fields)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the model runs on this machine."""
+        return load_backend(self.backend).local
+
+    def sampling(self, max_tokens: int, stop: tuple[str, ...] = ()) -> Sampling:
+        """The sampling of a call.
+
+        Args:
+            max_tokens: Longest reply, in tokens.
+            stop: The reply ends before any of these texts.
+        """
+        return Sampling(self.temperature, self.top_p, max_tokens, stop, self.seed)
+
+
+@dataclass(frozen=True)
+class BackendKind:
+    """What a module of `models/llm/backends/` says of itself, as `BACKEND`.
+
+    Attributes:
+        open: Makes the backend from the options, the key if one is set, and the ledger if one is named.
+        key_variable: The environment variable with the key; None for a backend without keys.
+        local: Whether the model runs on this machine: calls are grouped there, so none waits before it.
+        sends: Whether calls are answered at once; False where they are only written down.
+    """
+
+    open: Callable[[LLMOptions, str | None, Ledger | None], Backend]
+    key_variable: str | None = None
+    local: bool = False
+    sends: bool = True
+
+
+def backend_names() -> list[str]:
+    """The backends there are."""
+    return names_in(_BACKENDS)
+
+
+def load_backend(name: str) -> BackendKind:
+    """What a backend says of itself; imports its module, and no other.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    kind: BackendKind = load_from(_BACKENDS, name, "backend").BACKEND
+    return kind
+
+
+def open_client(options: LLMOptions, environment: Mapping[str, str] = os.environ) -> LedgerClient:
+    """Open backend and ledger.
+
+    Returns:
+        A client; `close` closes the ledger too.
+
+    Raises:
+        ValueError: a key or a package is missing, or the backend or the ledger can't be opened.
+    """
+    kind = load_backend(options.backend)
+    key = _key(options, kind, environment)
+    ledger = Ledger(options.ledger) if options.ledger else None
+    try:
+        backend = kind.open(options, key, ledger)
+    except BaseException:
+        if ledger is not None:
+            ledger.close()
+        raise
+    # Local backends group what waits, so nothing may wait before them; what is only written down needs no limit.
+    free = kind.local or not kind.sends
+    limits = Limits(
+        concurrency=None if free else options.concurrency,
+        requests_per_minute=options.requests_per_minute if kind.sends else None,
+        tokens_per_minute=options.tokens_per_minute if kind.sends else None,
+        timeout=None if kind.local else options.timeout,
+    )
+    return LedgerClient(backend, ledger, limits, Retry(options.attempts), secrets=[key] if key else ())
+
+
+def _key(options: LLMOptions, kind: BackendKind, environment: Mapping[str, str]) -> str | None:
+    if kind.key_variable is None or (options.api_key_env is None and options.url is not None):
+        # A server of one's own: the provider's key is not sent to it.
+        return None
+    name = options.api_key_env or kind.key_variable
+    key = environment.get(name, "").strip()
+    if options.api_key_env is not None and not key:
+        raise ValueError(f"the environment variable {name}, named by api_key_env, is not set")
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError(f"the key in the environment variable {name} holds characters that no key has: set it again")
+    # Without a name the backend knows whether its server wants a key.
+    return key or None
+
+
+def is_plain_url(url: str) -> bool:
+    """Whether a base URL is one of http and holds nothing to hide; see `URL_FORM`."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        plain = bool(parts.hostname) and "@" not in parts.netloc and not parts.query and parts.port != 0
+    except ValueError:
+        return False
+    return plain and parts.scheme in ("http", "https")

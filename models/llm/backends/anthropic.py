@@ -12,16 +12,16 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from tripletune.models.llm import CallError, Completion, Message, Sampling, SetupError
+from tripletune.models.llm.backends import BackendKind, LLMOptions
 from tripletune.models.llm.backends.openai import HostedBackend, count, sampling_fields
-from tripletune.models.llm.client import CallError, Completion, Message, Sampling, SetupError
-from tripletune.models.llm.options import BackendKind, LLMOptions
 
 logger = logging.getLogger(__name__)
 # 512 tokens, the lowest of the models' limits, are hardly less than this many bytes in any script.
 _SMALLEST_CACHED = 1536
-_REMEMBERED = 4096
 # The API version that still takes temperature and top_p (the SDK's own does from 2.0 on not).
 _SAMPLING_VERSION = "2023-06-01"
 _REASONS = {
@@ -61,15 +61,13 @@ class AnthropicBackend(HostedBackend):
 
     def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
         super().__init__(options, api_key)
-        self._seen: dict[bytes, None] = {}
+        self._seen: set[bytes] = set()
+        extra = options.extra_fields or {}
+        self.body = partial(messages_body, options.model, self._is_cached, self.send_temperature, extra)
         if self.send_temperature:
             self.headers = {"anthropic-version": _SAMPLING_VERSION}
         else:
             logger.info("%s: temperature is not sent; replies are drawn with the provider's settings", self.model)
-
-    def body(self, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
-        """The body of a call; see `messages_body`."""
-        return messages_body(self.name, messages, sampling, self.send_temperature, self.extra, self._is_cached)
 
     def create(self, client: Any, body: dict[str, Any]) -> Awaitable[Any]:
         """`client.messages.create`; fields that its newest version has no names for go with the rest."""
@@ -78,36 +76,33 @@ class AnthropicBackend(HostedBackend):
         return created
 
     def _is_cached(self, system: str) -> bool:
-        """Whether a system prompt is long and came before; the last ones are remembered."""
+        """Whether a system prompt is long and came before."""
         data = system.encode()
         if len(data) < _SMALLEST_CACHED:
             return False
         digest = hashlib.sha256(data).digest()
         known = digest in self._seen
-        self._seen.pop(digest, None)
-        self._seen[digest] = None
-        if len(self._seen) > _REMEMBERED:
-            del self._seen[next(iter(self._seen))]
+        self._seen.add(digest)
         return known
 
 
 def messages_body(
     model: str,
-    messages: Sequence[Message],
-    sampling: Sampling,
+    is_cached: Callable[[str], bool],
     send_temperature: bool,
     extra: Mapping[str, Any],
-    is_cached: Callable[[str], bool],
+    messages: Sequence[Message],
+    sampling: Sampling,
 ) -> dict[str, Any]:
     """The body of a call to the Messages API.
 
     Args:
         model: The provider's name of the model.
-        messages: The chat; several system texts are joined by a blank line.
-        sampling: How the reply is drawn; its seed is not sent.
+        is_cached: Whether a system prompt is marked for the provider's cache.
         send_temperature: Whether temperature and top_p (if below 1) are sent.
         extra: More fields of the body.
-        is_cached: Whether a system prompt is marked for the provider's cache.
+        messages: The chat; several system texts are joined by a blank line.
+        sampling: How the reply is drawn; its seed is not sent.
 
     Raises:
         CallError: the chat has no turn of the user.

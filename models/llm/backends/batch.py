@@ -24,17 +24,18 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count as count_from
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tripletune.models.data.records import read_jsonl, whole_characters
 from tripletune.models.files import new_file
+from tripletune.models.llm import CallError, Completion, Message, RepliesPending, Sampling, redact
+from tripletune.models.llm.backends import BackendKind, LLMOptions
 from tripletune.models.llm.backends.anthropic import messages_body, read_message
 from tripletune.models.llm.backends.openai import ACCESS, TRANSIENT, chat_body, read_chat
-from tripletune.models.llm.client import CallError, Completion, Message, RepliesPending, Sampling, redact
-from tripletune.models.llm.ledger import FAILED, OK, PENDING, PUT, Call, Ledger, make_call, now, row_of, sampling_of
-from tripletune.models.llm.options import BackendKind, LLMOptions
+from tripletune.models.llm.ledger import FAILED, NOW, OK, PENDING, PUT, Call, Ledger, make_call, row_of, sampling_of
 
 REFUSED = "refused in a batch: "
 # Requests and bytes that a provider takes in one file: 200 and 256 MB, counted as the smaller kind of megabyte.
@@ -61,12 +62,16 @@ class BatchBackend:
     def __init__(self, options: LLMOptions, ledger: Ledger | None, room: tuple[int, int] | None = None) -> None:
         if ledger is None:
             raise ValueError("backend batch needs a ledger: name a file, such as runs/ledger.sqlite")
-        self.model, self.name, self.layout = options.ledger_name, options.model, options.batch_layout
+        self.model, self.layout = options.ledger_name, options.batch_layout
         self.folder = Path(options.batch_folder or f"{ledger.path}.batch")
-        self._ledger, self._room, self._extra = ledger, room or ROOMS[self.layout], options.extra_fields or {}
-        self._token_field = "max_completion_tokens" if options.token_field == "auto" else options.token_field
+        self._ledger, self._room, extra = ledger, room or ROOMS[self.layout], options.extra_fields or {}
+        token_field = "max_completion_tokens" if options.token_field == "auto" else options.token_field
         wish = options.send_temperature
-        self.send_temperature = self.layout == "openai" if wish == "auto" else wish == "yes"
+        sends = self.layout == "openai" if wish == "auto" else wish == "yes"
+        self._body = partial(chat_body, options.model, token_field, sends, extra)
+        if self.layout == "anthropic":
+            # Calls of one batch that share a system prompt share the provider's cache where they meet it in time.
+            self._body = partial(messages_body, options.model, lambda system: True, sends, extra)
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Note that a call waits.
@@ -89,14 +94,10 @@ class BatchBackend:
         """Write what waits to request files."""
         self.write()
 
-    def write(self) -> list[Path]:
-        """Write all pending calls that are in no request file yet.
-
-        Returns:
-            The new files.
-        """
+    def write(self) -> None:
+        """Write all pending calls that are in no request file yet."""
         if not self._ledger.path.exists():
-            return []
+            return
         with self._ledger.transaction() as connection:
             query = (
                 "SELECT id, key, sampling, messages FROM calls WHERE status = 'pending' AND model = ? AND detail = ''"
@@ -106,13 +107,11 @@ class BatchBackend:
             number = connection.execute("SELECT coalesce(max(id), 0) + 1 FROM batches").fetchone()[0]
             names = (self.folder / f"{self._ledger.path.stem}-requests-{n:04d}.jsonl" for n in count_from(number))
             lines = ((row[0], self._line(*row[1:])) for row in rows)
-            written = list(_write_files(lines, names, self._room))
-            for file, ids in written:
+            for file, ids in list(_write_files(lines, names, self._room)):
                 connection.execute(
-                    "INSERT INTO batches (file, requests, time) VALUES (?, ?, ?)", (str(file), len(ids), now())
+                    f"INSERT INTO batches (file, requests, time) VALUES (?, ?, {NOW})", (str(file), len(ids))
                 )
                 connection.executemany("UPDATE calls SET detail = ? WHERE id = ?", [(str(file), one) for one in ids])
-        return [file for file, _ in written]
 
     def pending_message(self) -> str | None:
         """Write request files, and say how many calls wait, where, and what to do; `None` when nothing waits."""
@@ -134,12 +133,6 @@ class BatchBackend:
         else:
             request = {"custom_id": key, "params": body}
         return json.dumps(request, ensure_ascii=False).encode("utf-8") + b"\n"
-
-    def _body(self, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
-        if self.layout == "openai":
-            return chat_body(self.name, messages, sampling, self._token_field, self.send_temperature, self._extra)
-        # Calls of one batch that share a system prompt share the provider's cache where they meet it in time.
-        return messages_body(self.name, messages, sampling, self.send_temperature, self._extra, lambda system: True)
 
 
 def _write_files(
@@ -237,7 +230,7 @@ def import_replies(ledger: Ledger, path: str | Path) -> Counter[str] | None:
             raise ValueError(
                 f"{path}: none of its {total} replies belongs to a call of {ledger.path}; is it the right ledger?"
             )
-        connection.execute("INSERT INTO imports (digest, replies, time) VALUES (?, ?, ?)", (digest, total, now()))
+        connection.execute(f"INSERT INTO imports (digest, replies, time) VALUES (?, ?, {NOW})", (digest, total))
     return counts
 
 

@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
-from tripletune.models.llm.client import CallError, Completion, Message, Sampling, SetupError, ledger_name
-from tripletune.models.llm.options import BackendKind, LLMOptions
+from tripletune.models.llm import CallError, Completion, Message, Sampling, SetupError, ledger_name
+from tripletune.models.llm.backends import BackendKind
 from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights, parse_dtype
+from tripletune.models.local import CELLS, Decoder, Draw, Request
 from tripletune.models.local.chat import ChatEncoder, Repetition, TripleGrammar, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder
-from tripletune.models.local.decoding import CELLS, Decoder, Draw, Request, context_length
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,10 @@ class DecodingService:
 
     async def close(self) -> None:
         """End the thread. Requests that wait fail, and what is under way stops at its next token."""
-        self._fail(CallError(f"{self._name}: the model was closed while this call waited"))
+        error = CallError(f"{self._name}: the model was closed while this call waited")
+        for future in self._futures.values():
+            if not future.done() and not future.get_loop().is_closed():
+                future.set_exception(error)
         self._arrived = []
         decoder, self._decoder = self._decoder, None
         if decoder is not None:
@@ -140,29 +143,21 @@ class DecodingService:
                 while not request.done and self._decoder is decoder:
                     await self._in_thread(decoder.run)
             except Exception as problem:
+                if isinstance(problem, torch.OutOfMemoryError):
+                    problem = CallError(
+                        f"{self._name}: a prompt of {len(request.prompt)} tokens and a reply of up to {request.limit} "
+                        "don't fit the memory: set dtype bfloat16, lower max_tokens, or take a smaller model"
+                    )
                 future = self._futures.get(request)
                 if future is not None and not future.done():
-                    future.set_exception(self._told(problem, request))
+                    future.set_exception(problem)
             self._settle()
         decoder.clear()
-
-    def _told(self, problem: Exception, request: Request) -> Exception:
-        if not isinstance(problem, torch.OutOfMemoryError):
-            return problem
-        return CallError(
-            f"{self._name}: a prompt of {len(request.prompt)} tokens and a reply of up to {request.limit} don't fit "
-            "the memory: set dtype bfloat16, lower max_tokens, or take a smaller model"
-        )
 
     def _settle(self) -> None:
         for request, future in self._futures.items():
             if request.done and not future.done():
                 future.set_result(None)
-
-    def _fail(self, error: Exception) -> None:
-        for future in self._futures.values():
-            if not future.done() and not future.get_loop().is_closed():
-                future.set_exception(error)
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
         if self._executor is None:
@@ -229,7 +224,7 @@ class HFBackend:
         self._service = DecodingService(self._decoder, self.model)
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Reply to a chat, together with the calls that wait; see `models.llm.client.Backend`.
+        """Reply to a chat, together with the calls that wait; see `models.llm.Backend`.
 
         A reply is cut at the end of the model's context if that comes before `max_tokens`.
         """
@@ -268,15 +263,17 @@ class HFBackend:
         if self._lm is None:
             lm: Any = load_weights(self._spec, self._dtype)
             self._ends = eos_token_ids(self._tokenizer, lm.generation_config)
-            self._context = context_length(lm)
+            text = None if lm.config.is_encoder_decoder else lm.config.get_text_config()
+            self._context = getattr(text, "max_position_embeddings", None)
             self._repetition = Repetition(self._tokenizer).found if self._ends_repetition else None
             self._lm = lm.to("cuda") if torch.cuda.is_available() else lm
         pad = self._tokenizer.pad_token_id
         pad = int(pad if pad is not None else (self._ends or [0])[0])
-        grammar = None
+        more: dict[str, Any] = {"beams": self._beams, "cells": self._cells}
         if self._grammar:
-            grammar = TripleGrammar(self._tokenizer, self._lm.get_output_embeddings().weight.shape[0], self._ends)
-        return make_decoder(self._lm, self._ends, pad, self.batch_size, self._cells, self._beams, grammar)
+            vocabulary = self._lm.get_output_embeddings().weight.shape[0]
+            more["constraint"] = TripleGrammar(self._tokenizer, vocabulary, self._ends).restrict
+        return make_decoder(self._lm, self._ends, pad, self.batch_size, **more)
 
     def _criterion(self, stops: Sequence[str]) -> Callable[[Request], bool] | None:
         """What ends a reply besides its end token: a stop text, or repetition."""
@@ -303,8 +300,7 @@ class HFBackend:
         )
 
 
-def _open(options: LLMOptions, key: str | None, ledger: object) -> HFBackend:
-    return HFBackend(options.model, options.batch_size, options.dtype, options.extra_fields)
-
-
-BACKEND = BackendKind(_open, local=True)
+BACKEND = BackendKind(
+    lambda options, key, ledger: HFBackend(options.model, options.batch_size, options.dtype, options.extra_fields),
+    local=True,
+)

@@ -13,12 +13,13 @@ import math
 import os
 import time
 import urllib.parse
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
-from tripletune.models.llm.client import CallError, Completion, Message, Sampling, SetupError, TransientError, redact
-from tripletune.models.llm.options import URL_FORM, BackendKind, LLMOptions, is_plain_url
+from tripletune.models.llm import CallError, Completion, Message, Sampling, SetupError, TransientError, redact
+from tripletune.models.llm.backends import URL_FORM, BackendKind, LLMOptions, is_plain_url
 
 # 425: the server asks for the same request later. 5xx (Anthropic's 529 too) are always worth another attempt.
 TRANSIENT = frozenset({408, 409, 425, 429})
@@ -77,9 +78,16 @@ class HostedBackend:
     # Whether temperature and top_p are sent where the options say "auto".
     sends_temperature: ClassVar[bool]
     headers: Mapping[str, str] = {}
+    # The body of a request for messages and sampling.
+    body: Callable[[Sequence[Message], Sampling], dict[str, Any]]
 
     def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
-        self.sdk = import_sdk(self.kind)
+        try:
+            self.sdk = importlib.import_module(self.kind)
+        except ImportError:
+            raise ValueError(
+                f"the {self.kind} backend needs the package {self.kind}; run: pip install 'tripletune[teachers]'"
+            ) from None
         self._url = options.url or os.environ.get(self.url_variable) or self.default_url
         if not is_plain_url(self._url):
             raise ValueError(f"{self.url_variable} {URL_FORM}")
@@ -90,14 +98,10 @@ class HostedBackend:
             raise ValueError(f"{name} wants a key: set {self.key_variable}, or api_key_env if you set url yourself")
         # In functions, so that no print of this object shows a key.
         self._key, self._redact = lambda: api_key or "none", lambda text: redact(text, [api_key or ""])
-        self.model, self.name, self.extra = options.ledger_name, options.model, options.extra_fields or {}
+        self.model = options.ledger_name
         wish = options.send_temperature
         self.send_temperature = self.sends_temperature if wish == "auto" else wish == "yes"
         self._client: Any = None
-
-    def body(self, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
-        """The body of a request."""
-        raise NotImplementedError
 
     @staticmethod
     def read(found: Mapping[str, Any]) -> Completion | None:
@@ -109,7 +113,7 @@ class HostedBackend:
         raise NotImplementedError
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Reply to a chat; see `models.llm.client.Backend`."""
+        """Reply to a chat; see `models.llm.Backend`."""
         body = self.body(messages, sampling)
         if self._client is None:
             # Retries and the time limit are the ledger client's.
@@ -169,20 +173,6 @@ class HostedBackend:
         access = status in ACCESS and not (status == 403 and any(mark in text.lower() for mark in _MODERATED))
         kind = SetupError if no_credit or setting or access else CallError
         return kind(f"{self.host}: {text}. What to do: {advice}")
-
-
-def import_sdk(name: str) -> Any:
-    """Import a provider's SDK.
-
-    Raises:
-        ValueError: it is not installed.
-    """
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise ValueError(
-            f"the {name} backend needs the package {name}; run: pip install 'tripletune[teachers]'"
-        ) from None
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
@@ -260,15 +250,12 @@ class OpenAIBackend(HostedBackend):
 
     def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
         super().__init__(options, api_key)
-        self.token_field = options.token_field
-        if self.token_field == "auto":
-            self.token_field = "max_completion_tokens" if self.official else "max_tokens"
+        token_field = options.token_field
+        if token_field == "auto":
+            token_field = "max_completion_tokens" if self.official else "max_tokens"
+        self.body = partial(chat_body, options.model, token_field, self.send_temperature, options.extra_fields or {})
         if not self.send_temperature:
             logger.warning("%s: temperature is not sent; replies are drawn with the server's own settings", self.model)
-
-    def body(self, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
-        """The body of a chat completion; see `chat_body`."""
-        return chat_body(self.name, messages, sampling, self.token_field, self.send_temperature, self.extra)
 
     def create(self, client: Any, body: dict[str, Any]) -> Awaitable[Any]:
         """`client.chat.completions.create`; fields that a server adds to OpenAI's go with the rest."""
@@ -279,11 +266,11 @@ class OpenAIBackend(HostedBackend):
 
 def chat_body(
     model: str,
-    messages: Sequence[Message],
-    sampling: Sampling,
     token_field: str,
     send_temperature: bool,
     extra: Mapping[str, Any],
+    messages: Sequence[Message],
+    sampling: Sampling,
 ) -> dict[str, Any]:
     """The body of a chat completion.
 

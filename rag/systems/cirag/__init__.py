@@ -6,35 +6,41 @@ One function over one question that reads like the paper. Where the paper leaves
 - A query equal to an earlier one (after answer normalisation) would retrieve the same, so it ends the loop.
 - When it cannot be read whether to go on, also after a repair, the loop ends with what was kept ("malformed").
 - The last round is integrated like the others, for its core triples; its next query is not searched.
+- Evidence is shown as a triple's JSON list, and a sentence after its page's title, without which "she" has no name.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, get_args
 
-from tripletune.models.data.records import Passage, Step, normalize_answer
+from tripletune.models.data.records import Step, normalize_answer
 from tripletune.models.data.triples import Triple
+from tripletune.models.llm.replies import without_thoughts
 from tripletune.models.options import require, setting
-from tripletune.rag.retrievers import Reranker, Retrieved, top, verbalise
+from tripletune.rag import StopReason, Trace, TraceAction
+from tripletune.rag.retrievers import Retrieved, top, verbalise
 from tripletune.rag.systems import PromptSet, QuestionClient, System, Tools, load_prompts, need
-from tripletune.rag.systems.cirag.extraction import (
-    Extracted,
-    Extractor,
-    Fact,
-    LLMExtractor,
-    StoredExtractor,
-    provenance,
-)
-from tripletune.rag.systems.cirag.generation import GRANULARITIES, Generated, Pools, generate
+from tripletune.rag.systems.cirag.extraction import Extracted, Fact, LLMExtractor, StoredExtractor, provenance
 from tripletune.rag.systems.cirag.integration import INTEGRATION_PROMPT, Decision, History, Round, integrate
-from tripletune.rag.trace import StopReason, Trace, TraceAction
 
 Extraction = Literal["two_step", "joint", "store"]
+Extractor = StoredExtractor | LLMExtractor
+Granularity = Literal["triples", "sentences", "passages"]
+GRANULARITIES: tuple[Granularity, ...] = get_args(Granularity)
+ANSWER_ROLE = "cirag.answer"
+REFUSAL = "Unanswerable"
+DEFAULT = "default"
+_ANSWER = re.compile(r"\banswer[ \t*_]*:[ \t*_]*", re.IGNORECASE)
+_THOUGHT = re.compile(r"^[\s*_]*thought[ \t*_]*:[ \t*_]*", re.IGNORECASE)
+_REFUSED = re.compile(rf"\W*{REFUSAL}\b(?=.*\w)", re.IGNORECASE)
+_NOTHING = "(nothing was found)"
 PROMPT_NAMES = (
     "cirag_entities",
     "cirag_triples",
@@ -123,8 +129,10 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
         asked.add(normalize_answer(query))
         # Construction: documents D_t, their triples with provenance M^D and M^S, the N best as candidates.
         hits = await retriever.retrieve(query, options.top_k)
-        facts = await _construct(hits, extractor, llm, read, trace)
-        candidates = await _rerank(query, facts, tools.reranker, options)
+        candidates = await _construct(hits, extractor, llm, read, trace)
+        if options.rerank and candidates:
+            reranker, texts = need(tools, "reranker", "cirag"), [verbalise(fact.triple) for fact in candidates]
+            candidates = top(candidates, await reranker.scores(query, texts), options.candidates)
         unknown = sum(not read[hit.passage.id].known for hit in hits)
         trace.add_step(Step(query, tuple(fact.triple for fact in candidates)), hits, unknown)
         # Integration: eq. 1 with the history of eq. 2, then the projections of eq. 3 and 4.
@@ -137,9 +145,7 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
         _note_decision(decision, trace)
         query, trace.stop_reason = _next(decision, asked, len(history), options)
 
-    # Eq. 5 and 6.
-    generated = await generate(question, pools, llm, prompts, options.granularities, options.max_generation_tokens)
-    _note_answer(generated, pools, trace)
+    await generate(question, pools, llm, prompts, options, trace)
     trace.seconds = time.perf_counter() - started
     return trace
 
@@ -149,38 +155,19 @@ async def _construct(
 ) -> list[Fact]:
     """The triples of all passages with their provenance, each triple once; a passage is read once a question."""
     new = {hit.passage.id: hit.passage for hit in hits if hit.passage.id not in read}
-    read.update(await _extract_all(new, extractor, llm))
-    for name in new:
-        for issue, count in read[name].issues.items():
+    # Every call is made before any failure is told: a batch then waits for all of them together.
+    calls = (extractor.extract(passage, llm) for passage in new.values())
+    for name, result in zip(new, await asyncio.gather(*calls, return_exceptions=True)):
+        if isinstance(result, BaseException):
+            raise result
+        read[name] = result
+        for issue, count in result.issues.items():
             trace.tally(issue, count)
     facts: dict[Triple, Fact] = {}
     for hit in hits:
         for fact in provenance(hit.passage, read[hit.passage.id].triples):
             facts.setdefault(fact.triple, fact)
     return list(facts.values())
-
-
-async def _extract_all(passages: dict[str, Passage], extractor: Extractor, llm: QuestionClient) -> dict[str, Extracted]:
-    # Every call is made before any failure is told: a batch then waits for all of them together.
-    calls = (extractor.extract(passage, llm) for passage in passages.values())
-    results = await asyncio.gather(*calls, return_exceptions=True)
-    found = {}
-    for name, result in zip(passages, results):
-        if isinstance(result, BaseException):
-            raise result
-        found[name] = result
-    return found
-
-
-async def _rerank(query: str, facts: list[Fact], reranker: Reranker | None, options: CiragOptions) -> list[Fact]:
-    if not options.rerank:
-        return facts
-    if reranker is None:
-        raise ValueError("CIRAG reranks triples, and no reranker was given: name one, or set rerank=False")
-    if not facts:
-        return []
-    scores = await reranker.scores(query, [verbalise(fact.triple) for fact in facts])
-    return top(facts, scores, options.candidates)
 
 
 def _next(decision: Decision, asked: set[str], rounds: int, options: CiragOptions) -> tuple[str, StopReason]:
@@ -216,20 +203,6 @@ def _note_decision(decision: Decision, trace: Trace) -> None:
     )
 
 
-def _note_answer(generated: Generated, pools: Pools, trace: Trace) -> None:
-    trace.answer = generated.answer
-    trace.tally(f"answered.{generated.granularity}")
-    if generated.skipped:
-        trace.tally("granularities_without_context", generated.skipped)
-    for attempt in generated.attempts:
-        for fault in attempt.faults:
-            trace.tally(f"answer.{fault}")
-    trace.details["granularity"] = generated.granularity
-    told = ("granularity", "reply", "answer", "sufficient")
-    trace.details["answers"] = [{name: getattr(attempt, name) for name in told} for attempt in generated.attempts]
-    trace.details["core_passages"] = list(dict.fromkeys(fact.passage.id for fact in pools.facts.values()))
-
-
 @lru_cache(maxsize=4)
 def _prompts(folder: str | None) -> PromptSet:
     return load_prompts(PROMPT_NAMES, folder)
@@ -240,6 +213,113 @@ def _open_extractor(tools: Tools, options: CiragOptions, prompts: PromptSet) -> 
         return StoredExtractor(need(tools, "store", "cirag"))
     steps = {"two_step": ("cirag_triples", "cirag_entities"), "joint": ("cirag_joint", None)}[options.extraction]
     return LLMExtractor(prompts, *steps, options.repairs, options.max_extraction_tokens)
+
+
+# ACMG, the cascaded generation: triples, then sentences, then passages (section 3.4, eq. 5 and 6) ------------------
+
+
+@dataclass(slots=True)
+class Pools:
+    """The cumulative sets of triples, sentences and passages; they grow by union in the order of the rounds (eq. 3, 4).
+
+    Attributes:
+        facts: Core triples with their provenance, by triple and id of the passage: a triple that a later round keeps
+            from another passage brings that passage too.
+    """
+
+    facts: dict[tuple[Triple, str], Fact] = field(default_factory=dict)
+
+    def add(self, core: Iterable[Fact]) -> None:
+        """Add the core triples of a round; with them come their sentences and passages."""
+        for fact in core:
+            self.facts.setdefault((fact.triple, fact.passage.id), fact)
+
+    def context(self, granularity: str) -> list[str]:
+        """The evidence of one level as texts, each once: C^(g)."""
+        facts = self.facts.values()
+        if granularity == "passages":
+            return list({fact.passage.id: fact.passage.content for fact in facts}.values())
+        shown = (
+            json.dumps(fact.triple.as_list(), ensure_ascii=False)
+            if granularity == "triples"
+            else f"[{' '.join(fact.passage.title.split())}] {' '.join(fact.sentence.split())}"
+            for fact in facts
+        )
+        return list(dict.fromkeys(shown))
+
+
+async def generate(
+    question: str, pools: Pools, llm: QuestionClient, prompts: PromptSet, options: CiragOptions, trace: Trace
+) -> None:
+    """Answer from the most concise context that is enough (eq. 6), and note the level g* that was.
+
+    Each level is asked with its own context until one gives an answer instead of the refusal word. When none does, the
+    answer of the last level stands ("default"). A level without any context is passed over and counted, since it could
+    only refuse or guess; the last one is always asked, because its answer is the default.
+    """
+    trace.details |= {"granularity": DEFAULT, "answers": []}
+    for granularity in options.granularities:
+        context = pools.context(granularity)
+        if not context and granularity != options.granularities[-1]:
+            trace.tally("granularities_without_context")
+            continue
+        completion = await llm.chat(
+            prompts.chat(f"cirag_answer_{granularity}", answer_text(question, granularity, context)),
+            role=f"{ANSWER_ROLE}.{granularity}",
+            sampling=llm.up_to(options.max_generation_tokens),
+        )
+        trace.answer, faults = read_answer(completion.text, cut_off=completion.finish_reason == "length")
+        for fault in faults:
+            trace.tally(f"answer.{fault}")
+        # Suf(a): there is an answer, and it is not the refusal word.
+        sufficient = bool(trace.answer) and normalize_answer(trace.answer) != normalize_answer(REFUSAL)
+        trace.details["answers"].append(
+            {"granularity": granularity, "reply": completion.text, "answer": trace.answer, "sufficient": sufficient}
+        )
+        if sufficient:
+            trace.details["granularity"] = granularity
+            break
+    trace.tally(f"answered.{trace.details['granularity']}")
+    trace.details["core_passages"] = list(dict.fromkeys(fact.passage.id for fact in pools.facts.values()))
+
+
+def answer_text(question: str, granularity: str, context: list[str]) -> str:
+    """The user's turn of the generator: one level's evidence and the question."""
+    gap = "\n\n" if granularity == "passages" else "\n"
+    return f"{granularity.capitalize()}:\n{gap.join(context) or _NOTHING}\n\nQuestion: {' '.join(question.split())}"
+
+
+def read_answer(text: str, cut_off: bool = False) -> tuple[str, tuple[str, ...]]:
+    """Read "Thought: ... Answer: ..."; the last "Answer:" counts.
+
+    Args:
+        text: The reply.
+        cut_off: Whether it ended at its limit.
+
+    Returns:
+        The answer, and the faults: `missing_answer` (no "Answer:"; the last line counts, but not when the reply was cut
+        off), `empty_answer`, `text_after_answer` (dropped; also a reason on the line of the refusal word).
+    """
+    text = without_thoughts(text).strip()
+    markers = list(_ANSWER.finditer(text))
+    faults: list[str] = []
+    if markers:
+        lines = [line.strip() for line in text[markers[-1].end() :].splitlines() if line.strip()]
+        if len(lines) > 1:
+            faults.append("text_after_answer")
+        answer = lines[0] if lines else ""
+    else:
+        faults.append("missing_answer")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        answer = "" if cut_off or not lines else _THOUGHT.sub("", lines[-1])
+    answer = answer.strip("*_` ").strip()
+    if _REFUSED.match(answer):
+        # "Unanswerable. The triples do not say ..." is the refusal word and a reason for it.
+        answer = REFUSAL
+        faults += [] if "text_after_answer" in faults else ["text_after_answer"]
+    if not answer:
+        faults.append("empty_answer")
+    return answer, tuple(faults)
 
 
 SYSTEM = System(

@@ -16,11 +16,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import CallError, Message, SetupError
+from tripletune.models.llm import CallError, Message, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.llm.replies import UnusableReply, ask, find_json, find_triples
 from tripletune.rag.systems import PromptSet, QuestionClient
@@ -65,14 +65,6 @@ class Extracted:
     issues: Counter[str] = field(default_factory=Counter)
 
 
-class Extractor(Protocol):
-    """Where a loop has the triples of a passage from."""
-
-    async def extract(self, passage: Passage, llm: QuestionClient) -> Extracted:
-        """The triples of a passage."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class StoredExtractor:
     """Triples that were extracted before, by passage."""
@@ -80,7 +72,7 @@ class StoredExtractor:
     store: TripleSource
 
     async def extract(self, passage: Passage, llm: QuestionClient) -> Extracted:
-        """See `Extractor`; no call is made."""
+        """The triples of a passage; no call is made."""
         triples = self.store.get(passage)
         return Extracted(tuple(dict.fromkeys(triples or ())), triples is not None)
 
@@ -104,9 +96,10 @@ class LLMExtractor:
     max_tokens: int = 1536
 
     async def extract(self, passage: Passage, llm: QuestionClient) -> Extracted:
-        """See `Extractor`."""
+        """The triples of a passage."""
         issues: Counter[str] = Counter()
-        user, role = passage_text(passage), JOINT_ROLE
+        user = f"Title: {' '.join(passage.title.split())}\nText: {' '.join(passage.text.split())}"
+        role = JOINT_ROLE
         if self.entities is not None:
             messages = self.prompts.chat(self.entities, user)
             entities = await self._ask(llm, ENTITIES_ROLE, messages, read_entities, issues)
@@ -121,12 +114,7 @@ class LLMExtractor:
         return Extracted(triples, True, issues)
 
     async def _ask(
-        self,
-        llm: QuestionClient,
-        role: str,
-        messages: list[Message],
-        parse: Callable[[str], T],
-        issues: Counter[str],
+        self, llm: QuestionClient, role: str, messages: list[Message], parse: Callable[[str], T], issues: Counter[str]
     ) -> T | None:
         repaired: Counter[str] = Counter()
         try:
@@ -147,11 +135,6 @@ class LLMExtractor:
         finally:
             if repaired:
                 issues[f"repairs.{role}"] += repaired.total()
-
-
-def passage_text(passage: Passage) -> str:
-    """The user's turn of an extraction: title and text, each on one line."""
-    return f"Title: {' '.join(passage.title.split())}\nText: {' '.join(passage.text.split())}"
 
 
 def read_entities(text: str) -> tuple[str, ...]:

@@ -19,16 +19,18 @@ counted in both cases. The integrator sees its earlier decisions as they were un
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
 import unicodedata
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import Message
+from tripletune.models.llm import Message
 from tripletune.models.llm.replies import UnusableReply, ask, find_json, json_values, triple_of, without_thoughts
 from tripletune.rag.systems import PromptSet, QuestionClient
 from tripletune.rag.systems.cirag.extraction import Fact
@@ -44,7 +46,7 @@ _INPUTS = tuple(_name.lower().replace(" ", "_") for _name in (CANDIDATES, MAIN_Q
 
 _MARKER = re.compile(r"\[\[\s*#{1,4}\s*([A-Za-z][A-Za-z_ -]{0,40}?)\s*#{0,4}\s*\]\]:?")
 _STRICT_MARKER = re.compile(r"\[\[## [a-z_]+ ##\]\]:?")
-_STRING = r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
+_STRING = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
 _LISTED = re.compile(rf"[(\[]\s*{_STRING}\s*,\s*{_STRING}\s*,\s*{_STRING}\s*[)\]]", re.DOTALL)
 _NO_QUESTION = re.compile(
     r"\W*no[ _-]*(?:more |further )?questions?(?: (?:is|are|needed|required|necessary|left|remains?))*\W*"
@@ -138,14 +140,7 @@ async def integrate(
         return read[-1]
 
     try:
-        decision = await ask(
-            llm,
-            messages,
-            parse,
-            role=INTEGRATE_ROLE,
-            sampling=llm.up_to(max_tokens),
-            repairs=repairs,
-        )
+        decision = await ask(llm, messages, parse, role=INTEGRATE_ROLE, sampling=llm.up_to(max_tokens), repairs=repairs)
     except UnusableReply:
         decision = read[-1]
     repaired = ("repaired",) * (len(read) - 1)
@@ -170,17 +165,19 @@ def messages_of(
     asked = _section(MAIN_QUESTION, _plain(question))
     if layout == "section":
         parts = [asked, _section(CANDIDATES, write_triples(candidates))]
-        if history:
-            told = "\n\n".join(_told(number, round_) for number, round_ in enumerate(history, 1))
-            parts.append(_section(HISTORY, told))
+        told = (
+            f"Round {number}\nfacts found: {write_triples(one.candidates)}\nthought: {_plain(one.decision.thought)}\n"
+            f"facts kept: {write_triples(one.decision.core)}\nquestion: {_plain(one.decision.query or NO_QUESTION)}"
+            for number, one in enumerate(history, 1)
+        )
+        parts += [_section(HISTORY, "\n\n".join(told))] if history else []
         return [system, {"role": "user", "content": "\n\n".join(parts)}]
     messages = [system]
-    shown = [*(round_.candidates for round_ in history), tuple(candidates)]
-    for number, facts in enumerate(shown):
-        new = _section(CANDIDATES, write_triples(facts))
-        messages.append({"role": "user", "content": new if number else f"{asked}\n\n{new}"})
-        if number < len(history):
-            messages.append({"role": "assistant", "content": write_decision(history[number].decision)})
+    for round_ in history:
+        messages.append({"role": "user", "content": _section(CANDIDATES, write_triples(round_.candidates))})
+        messages.append({"role": "assistant", "content": write_decision(round_.decision)})
+    messages.append({"role": "user", "content": _section(CANDIDATES, write_triples(candidates))})
+    messages[1]["content"] = f"{asked}\n\n{messages[1]['content']}"
     return messages
 
 
@@ -222,14 +219,8 @@ def read_decision(text: str, candidates: Sequence[Fact], earlier: Iterable[Tripl
         return Decision("", (), None, ("empty_reply",), text)
     sections, faults = _split(text_read)
     core, core_faults = _read_core(sections.get(CORE), candidates, earlier)
-    faults += core_faults
-    query = None
-    if QUESTION in sections:
-        query, query_faults = _read_query(sections[QUESTION])
-        faults += query_faults
-    else:
-        faults.append("missing_question")
-    return Decision(_plain(sections.get(THOUGHT, "")), core, query, tuple(faults), text)
+    query, query_faults = _read_query(sections[QUESTION]) if QUESTION in sections else (None, ["missing_question"])
+    return Decision(_plain(sections.get(THOUGHT, "")), core, query, (*faults, *core_faults, *query_faults), text)
 
 
 def _split(text: str) -> tuple[dict[str, str], list[str]]:
@@ -307,18 +298,11 @@ def _rows(section: str) -> tuple[list[Any], list[str]]:
     if isinstance(value, list) and not any(isinstance(row, str) for row in value):
         return value, ["loose_facts"]
     # Tuples as Python writes them, or a list that was cut off: take the triples that are whole.
-    return [
-        [literal for part in match.groups() if (literal := _literal(part)) is not None]
-        for match in _LISTED.finditer(section)
-    ], ["unreadable_facts"]
-
-
-def _literal(text: str) -> str | None:
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return None
-    return value if isinstance(value, str) else None
+    rows = []
+    for match in _LISTED.finditer(section):
+        with contextlib.suppress(ValueError, SyntaxError):
+            rows.append(list(ast.literal_eval(match.group())))
+    return rows, ["unreadable_facts"]
 
 
 def _read_query(section: str) -> tuple[str | None, list[str]]:
@@ -373,15 +357,6 @@ def _plain(text: str) -> str:
     return _OPENS_MARKER.sub("[ [", " ".join(text.split()))
 
 
-def _told(number: int, round_: Round) -> str:
-    decision = round_.decision
-    query = decision.query or NO_QUESTION
-    return (
-        f"Round {number}\nfacts found: {write_triples(round_.candidates)}\nthought: {_plain(decision.thought)}\n"
-        f"facts kept: {write_triples(decision.core)}\nquestion: {_plain(query)}"
-    )
-
-
 # Long chats: a student with a short context, or a short training sequence, can't always hold every candidate of every
 # round (eq. 2). What was retrieved longest ago is left out, in the loop and in training alike; what was kept of it
 # still stands in the integrator's own turns.
@@ -405,16 +380,11 @@ def shorten(
     """
     if count(messages) <= limit:
         return list(messages), 0
-    fewest, most = 1, sum(len(shown_candidates(turn["content"]) or ()) for turn in _earlier(messages))
-    if not most:
-        return list(messages), 0
-    while fewest < most:
-        middle = (fewest + most) // 2
-        if count(_without(messages, middle)) <= limit:
-            most = middle
-        else:
-            fewest = middle + 1
-    return _without(messages, most), most
+    earlier = [turn["content"] for turn in messages if turn["role"] == "user"][:-1]
+    most = sum(len(shown_candidates(turn) or ()) for turn in earlier)
+    # When nothing fits, all of them go.
+    fewest = bisect_left(range(most), True, key=lambda number: count(_without(messages, number)) <= limit)
+    return _without(messages, fewest), fewest
 
 
 def shown_candidates(turn: str) -> list[Triple] | None:
@@ -432,24 +402,18 @@ def shown_candidates(turn: str) -> list[Triple] | None:
         raise ValueError(f"the section {CANDIDATES} of a turn cannot be read: {error}") from None
 
 
-def _earlier(messages: Sequence[Message]) -> list[Message]:
-    """The user turns of the rounds before the newest."""
-    return [turn for turn in messages if turn["role"] == "user"][:-1]
-
-
 def _without(messages: Sequence[Message], number: int) -> list[Message]:
     """The chat without the oldest `number` candidates of earlier rounds."""
     newest = max((place for place, turn in enumerate(messages) if turn["role"] == "user"), default=0)
     kept: list[Message] = []
     for place, turn in enumerate(messages):
         candidates = shown_candidates(turn["content"]) if turn["role"] == "user" and place < newest else None
-        if not candidates or not number:
-            kept.append(turn)
-            continue
-        left = candidates[: max(0, len(candidates) - number)]
-        number -= len(candidates) - len(left)
-        before, heading, rest = turn["content"].partition(_HEADING)
-        tail = rest.partition("\n")
-        shown = write_triples(Fact(triple, _NOWHERE, "") for triple in left)
-        kept.append({"role": "user", "content": f"{before}{heading}{shown}{tail[1]}{tail[2]}"})
+        if candidates and number:
+            left = candidates[: max(0, len(candidates) - number)]
+            number -= len(candidates) - len(left)
+            before, heading, rest = turn["content"].partition(_HEADING)
+            _, gap, after = rest.partition("\n")
+            shown = write_triples(Fact(triple, _NOWHERE, "") for triple in left)
+            turn = {"role": "user", "content": f"{before}{heading}{shown}{gap}{after}"}
+        kept.append(turn)
     return kept

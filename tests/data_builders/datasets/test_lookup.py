@@ -1,6 +1,5 @@
 import json
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,14 +38,3 @@ def test_half_characters_become_unknown_ones(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"name": "a \\ud83d"}\n')
     assert JsonlIndex(path, keys).get("a \ufffd") == (f"{path}:1", {"name": "a \ufffd"})
-
-
-@pytest.mark.parametrize(
-    ("line", "message"), [(b"[1]", "found list"), (b"{", "not valid JSON"), (b'"\xff"', "not UTF-8")]
-)
-def test_bad_line_is_named(tmp_path, line, message):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"name": "a"}\n' + line + b"\n")
-    with pytest.raises(ValueError, match=message) as caught:
-        JsonlIndex(path, keys)
-    assert str(caught.value).startswith(f"{path}:2: ")

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data_builders.rows import CHATS, PAIRS, RECORDS, ROWS, STEP, counted
+from tripletune.data_builders.datasets import SAMPLES, summary
 from tripletune.data_builders.datasets.kinds import KINDS
-from tripletune.data_builders.datasets.rows import SAMPLES, summary
 from tripletune.data_builders.datasets.writer import BuildFacts
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.records import Action, Record, Step
@@ -27,7 +27,7 @@ def numbers() -> dict:
 def test_a_kind_knows_its_rows(kind):
     for row in ROWS[kind]:
         assert KINDS[kind].read(row.to_json(), "here") == row
-        assert list(row.to_json()) == KINDS[kind].schema().names
+        assert list(row.to_json()) == list(KINDS[kind].layout)
 
 
 def test_graphs_are_counted_by_distinct_names_and_doubled_distinct_triples(numbers):

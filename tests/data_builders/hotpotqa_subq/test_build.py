@@ -5,120 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.data_builders.rows import write_lines
 from tests.data_builders.subq_replies import RecordedClient
 from tripletune.data_builders.hotpotqa_subq.build import build, in_order
-from tripletune.data_builders.hotpotqa_subq.labelling import LabelOptions, gives_away_answer, label_question
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
-from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
 from tripletune.data_builders.world.build import WorldOptions, generate_world
-from tripletune.models.data.records import Passage, read_records
-from tripletune.models.data.triples import Triple
-
-QUESTION = Question(
-    id="q1",
-    question="Where was the author of Dune born?",
-    answers=("Tacoma", "Tacoma, Washington"),
-    passages=(Passage("Dune", "By Frank Herbert."), Passage("Other", "x"), Passage("Frank Herbert", "Of Tacoma.")),
-    supporting=(0, 2),
-    type="bridge",
-    source="hotpotqa",
-)
-
-
-class FakeTeacher:
-    name = "fake"
-
-    def __init__(self, documents=(0, 2), subqueries=("Who wrote Dune?", "Where was Herbert born?"), empty=None):
-        self.documents, self.asked, self.empty = list(documents), list(subqueries), empty
-
-    async def helpful_documents(self, question):
-        return self.documents
-
-    async def subqueries(self, question, documents):
-        return self.asked
-
-    async def triples(self, question, document):
-        fact = Triple(question.passages[document].title, "is", "here")
-        return [] if document == self.empty else [fact, fact]
-
-
-def label(teacher, direct=False, question=QUESTION, **options):
-    return asyncio.run(label_question(question, teacher, direct, LabelOptions(**options)))
-
-
-def test_two_documents_give_three_planning_records_and_one_answer():
-    records = label(FakeTeacher())
-    assert [record.label for record in records] == [
-        "[SUBQ] Where was the author of Dune born?",
-        "[SUBQ] Where was Herbert born?",
-        "[SUFFICIENT]",
-        "Tacoma",
-    ]
-    assert [[step.query for step in record.steps] for record in records] == [
-        [],
-        [QUESTION.question],
-        [QUESTION.question, "Where was Herbert born?"],
-        [QUESTION.question, "Where was Herbert born?"],
-    ]
-    assert records[-1].steps[0].triples == (Triple("Dune", "is", "here"),)
-    assert records[-1].steps[1].text == "Frank Herbert\nOf Tacoma."
-    assert [record.id for record in records] == [
-        "hotpotqa:q1:plan0",
-        "hotpotqa:q1:plan1",
-        "hotpotqa:q1:plan2",
-        "hotpotqa:q1:answer",
-    ]
-    assert {record.question_id for record in records} == {"q1"}
-
-
-def test_generated_first_subquery_is_label_and_query():
-    records = label(FakeTeacher(), first_subquery="generated")
-    assert records[0].label == "[SUBQ] Who wrote Dune?"
-    assert records[1].steps[0].query == "Who wrote Dune?"
-
-
-def test_one_document_is_enough():
-    records = label(FakeTeacher(documents=[2], subqueries=["Where was Herbert born?"]))
-    assert [record.action.value for record in records] == ["[SUBQ]", "[SUFFICIENT]", "[SUFFICIENT]"]
-
-
-def test_direct_answer_leaves_the_chain_out():
-    planning, answering = label(FakeTeacher(), direct=True)
-    assert (planning.label, planning.steps) == ("[NO_RETRIEVAL]", ())
-    assert (answering.label, answering.action.value, answering.steps) == ("Tacoma", "[NO_RETRIEVAL]", ())
-
-
-@pytest.mark.parametrize(
-    ("teacher", "reason"),
-    [
-        (FakeTeacher(documents=[], subqueries=[]), DropReason.NO_HELPFUL),
-        (FakeTeacher(subqueries=["Only one?"]), DropReason.NO_SUBQUERY),
-        (FakeTeacher(empty=2), DropReason.NO_TRIPLES),
-        (FakeTeacher(subqueries=["Who wrote Dune?", "Is Tacoma his town?"]), DropReason.ANSWER_IN_SUBQUERY),
-    ],
-)
-def test_what_cannot_be_labelled(teacher, reason):
-    with pytest.raises(UnlabelledQuestion) as caught:
-        label(teacher)
-    assert caught.value.reason is reason
-
-
-def question_with(text, *answers):
-    return Question("q", text, answers, (), (), "", "test")
-
-
-@pytest.mark.parametrize(
-    ("subquery", "question", "expected"),
-    [
-        ("When did Bob die?", question_with("Who died first, Ann or Bob?", "Bob"), False),
-        ("Is there no lake?", question_with("Are both lakes?", "no"), False),
-        ("Is there no fjord?", question_with("Which country?", "Norway", "NO"), False),
-        ("Where is Oslo, Norge?", question_with("Which country?", "Norway", "Norge"), True),
-        ("What are the Normans?", question_with("Who?", "Norman"), False),
-    ],
-)
-def test_gives_away_answer(subquery, question, expected):
-    assert gives_away_answer(subquery, question) is expected
+from tripletune.models.data.records import read_records
 
 
 def hotpot_row(number: int, question: str | None = None) -> dict:
@@ -141,17 +33,12 @@ def teacher_row(number: int, **more) -> dict:
     } | more
 
 
-def write(path: Path, rows) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
-
-
 @pytest.fixture
 def source(tmp_path):
     rows = [hotpot_row(n) for n in range(60)] + [hotpot_row(n, f"question NUMBER {n - 60}") for n in range(60, 120)]
-    file = write(tmp_path / "q.jsonl", [*rows, hotpot_row(0), hotpot_row(999)])
+    file = write_lines(tmp_path / "q.jsonl", [*rows, hotpot_row(0), hotpot_row(999)])
     teacher = [teacher_row(n, closed_book="x") for n in range(119)] + [{"_id": "id119", "direct": True}]
-    return Source("hotpotqa", "hotpotqa", file, write(tmp_path / "t.jsonl", teacher))
+    return Source("hotpotqa", "hotpotqa", file, write_lines(tmp_path / "t.jsonl", teacher))
 
 
 def test_build_splits_by_question_and_counts_what_is_left_out(tmp_path, source):
@@ -183,17 +70,21 @@ def test_build_does_not_depend_on_concurrency_and_moves_with_the_seed(tmp_path, 
 
 def test_stored_direct_answers_decide_by_normalised_match(tmp_path, source):
     answers = [{"question_id": f"id{n}", "answer": "The Answer 1!" if n == 1 else "answer 1"} for n in range(4)]
-    file = write(tmp_path / "a.jsonl", answers)
+    file = write_lines(tmp_path / "a.jsonl", answers)
     build([source], BuildOptions(str(tmp_path / "out"), split_name="train", limit=4, direct_answers=file))
     direct = {r.question_id for r in read_records(tmp_path / "out") if r.action.value == "[NO_RETRIEVAL]"}
     assert direct == {"id1"}
     with pytest.raises(ValueError, match="no direct answer to question 'id4'"):
         build([source], BuildOptions(str(tmp_path / "b"), limit=5, direct_answers=file))
+    with pytest.raises(ValueError, match=r"a\.jsonl:1: the direct answer lacks answer"):
+        build(
+            [source], BuildOptions(str(tmp_path / "b"), direct_answers=write_lines(Path(file), [{"question_id": "x"}]))
+        )
     assert not (tmp_path / "b").exists()
 
 
 def test_no_question_left_is_an_error(tmp_path, source):
-    other = write(tmp_path / "o.jsonl", [hotpot_row(5000)])
+    other = write_lines(tmp_path / "o.jsonl", [hotpot_row(5000)])
     with pytest.raises(ValueError, match="hotpotqa: 1 x no annotation for the question"):
         build([Source("hotpotqa", "hotpotqa", other, source.annotations)], BuildOptions(str(tmp_path / "out")))
 
@@ -206,98 +97,59 @@ def test_source_on_the_command_line():
             Source.parse(text)
 
 
-async def collect(items, work, concurrency):
-    return [pair async for pair in in_order(iter(items), work, concurrency)]
-
-
-def test_results_come_in_the_order_of_the_items():
-    async def work(number):
-        for _ in range(5 - number % 5):
-            await asyncio.sleep(0)
-        return -number
-
-    found = asyncio.run(collect(range(50), work, 4))
-    assert found == [(number, -number) for number in range(50)]
-
-
 @pytest.mark.parametrize("concurrency", [1, 3])
 def test_a_slow_item_stalls_nothing_until_the_window_is_full(concurrency):
-    started, most, at_work, drawn = [], 0, 0, 0
-    slow = None
-
-    def items():
-        nonlocal drawn
-        for number in range(100):
-            drawn += 1
-            yield number
-
-    async def work(number):
-        nonlocal most, at_work
-        started.append(number)
-        at_work += 1
-        most = max(most, at_work)
-        if number == 0:
-            await slow.wait()
-        else:
-            for _ in range(6):
-                await asyncio.sleep(0)
-        at_work -= 1
-        return number
+    taken, begun, at_work, found = [], [], [0], []
 
     async def go():
-        nonlocal slow
         slow = asyncio.Event()
-        found = []
+
+        async def work(number):
+            begun.append(number)
+            at_work.append(at_work[-1] + 1)
+            for _ in range(6 - number % 5):
+                await (asyncio.sleep(0) if number else slow.wait())
+            at_work.append(at_work[-1] - 1)
+            return -number
 
         async def read():
-            async for number, _ in in_order(items(), work, concurrency):
-                found.append(number)
+            found.extend(
+                [pair async for pair in in_order((taken.append(n) or n for n in range(100)), work, concurrency)]
+            )
 
         task = asyncio.create_task(read())
         for _ in range(500):
             await asyncio.sleep(0)
-        held = len(started), drawn, list(found)
+        held = len(begun), len(taken)
         slow.set()
         await task
-        return held, found
+        return held
 
-    (begun, taken, early), found = asyncio.run(go())
-    assert early == []
     # With room for one, the slow item has it; else the others go on, as far as the window reaches.
-    assert begun == (1 if concurrency == 1 else 4 * concurrency + 1)
-    assert taken <= 4 * concurrency + 2
-    assert most == concurrency
-    assert found == list(range(100))
+    held, drawn = asyncio.run(go())
+    assert held == (1 if concurrency == 1 else 4 * concurrency + 1)
+    assert drawn <= 4 * concurrency + 2
+    assert max(at_work) == concurrency
+    assert found == [(number, -number) for number in range(100)]
 
 
 def test_an_error_comes_at_its_turn_and_leaves_nothing_running():
-    ended = []
+    found = []
 
     async def work(number):
         if number == 2:
             raise ValueError("two")
-        try:
-            if number > 2:
-                await asyncio.sleep(60)
-        finally:
-            ended.append(number)
-        return number
-
-    found = []
-
-    async def read():
-        async with aclosing(in_order(iter(range(10)), work, 4)) as results:
-            async for number, _ in results:
-                found.append(number)
+        await asyncio.sleep(60 if number > 2 else 0)
 
     async def go():
         with pytest.raises(ValueError, match="two"):
-            await read()
+            async with aclosing(in_order(iter(range(10)), work, 4)) as results:
+                async for number, _ in results:
+                    found.append(number)
         return len(asyncio.all_tasks())
 
     assert asyncio.run(go()) == 1
     assert found == [0, 1]
-    assert set(ended) >= {0, 1}
 
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "data"
@@ -321,7 +173,10 @@ def test_the_llm_path_gives_the_records_of_the_recorded_teacher(tmp_path, first_
     # What neither can label: nothing recorded, and no triples of a document.
     del rows[3]
     rows[5]["triples"] = {title: [] for title in rows[5]["triples"]}
-    questions, replies = write(tmp_path / "q.jsonl", world.question_rows()), write(tmp_path / "t.jsonl", rows)
+    questions, replies = (
+        write_lines(tmp_path / "q.jsonl", world.question_rows()),
+        write_lines(tmp_path / "t.jsonl", rows),
+    )
     recorded, through = both_ways(tmp_path, questions, replies, first_subquery=first_subquery, validation_fraction=0.3)
     assert recorded == through
     assert len({record.question_id for split in recorded for record in read_records(tmp_path / "a" / split)}) == 38

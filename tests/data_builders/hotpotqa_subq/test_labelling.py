@@ -1,3 +1,5 @@
+"""Algorithm 1 with a teacher made up here, and the parts of the mix (ASQA, ARC-Easy), which have answers alone."""
+
 import asyncio
 import json
 from collections import Counter
@@ -5,58 +7,126 @@ from pathlib import Path
 
 import pytest
 
-from tripletune.data_builders.hotpotqa_subq.annotations import TripleFile
-from tripletune.data_builders.hotpotqa_subq.build import build
-from tripletune.data_builders.hotpotqa_subq.labelling import LabelOptions, PartTeacher, label_question
-from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, OpenSource, Source
-from tripletune.data_builders.hotpotqa_subq.questions import Question
+from tests.data_builders.rows import write_lines
+from tripletune.data_builders.hotpotqa_subq import (
+    Annotation,
+    DropReason,
+    Question,
+    UnlabelledQuestion,
+    gives_away_answer,
+    label_question,
+)
+from tripletune.data_builders.hotpotqa_subq.annotations import PartTeacher, TripleFile
+from tripletune.data_builders.hotpotqa_subq.build import OpenSource, build
+from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
 from tripletune.data_builders.readers import get_reader
 from tripletune.data_builders.readers._rows import NO_ANSWER
 from tripletune.data_builders.readers.arc_easy import NOT_TRAIN
-from tripletune.eval.task import load_task
+from tripletune.eval import load_task
 from tripletune.models.data.records import Action, Passage, Step, read_records
 from tripletune.models.data.triples import Triple
 
-PASSAGES = (Passage("Gold", "g"), Passage("Also gold", "a"), *(Passage(f"Other {n}", f"o{n}") for n in range(4)))
-QUESTION = Question(
-    id="q1", question="Who?", answers=("Ann",), passages=PASSAGES, supporting=(0, 1), type="bridge", source="hotpotqa"
+PASSAGES = (
+    Passage("Dune", "By Frank Herbert."),
+    Passage("Other 0", "x"),
+    Passage("Frank Herbert", "Of Tacoma."),
+    *(Passage(f"Other {number}", f"o{number}") for number in (1, 2, 3)),
 )
+ANSWERS = ("Tacoma", "Tacoma, Washington")
+QUESTION = Question("q1", "Where was the author of Dune born?", ANSWERS, PASSAGES, (0, 2), "bridge", "hotpotqa")
+ASKED = ("Who wrote Dune?", "Where was Herbert born?")
 
 
-class Teacher:
+class FakeTeacher:
     name = "fake"
 
-    async def helpful_documents(self, question):
-        return [0, 1]
+    def __init__(self, documents=(0, 2), subqueries=ASKED, empty=None):
+        self.documents, self.asked, self.empty = documents, subqueries, empty
 
-    async def subqueries(self, question, documents):
-        return ["Who first?", "Who next?"]
+    async def annotate(self, question):
+        facts = {number: [Triple(question.passages[number].title, "is", "here")] * 2 for number in self.documents}
+        facts |= {self.empty: []}
+        return [Annotation(number, asked, facts[number]) for number, asked in zip(self.documents, self.asked)]
 
-    async def triples(self, question, document):
-        return [Triple(question.passages[document].title, "is", "here")]
+
+def label(teacher=None, **options):
+    return asyncio.run(label_question(QUESTION, teacher or FakeTeacher(), **options))
+
+
+def test_two_documents_give_three_planning_records_and_one_answer():
+    records = label()
+    assert [(record.id, record.label) for record in records] == [
+        ("hotpotqa:q1:plan0", "[SUBQ] Where was the author of Dune born?"),
+        ("hotpotqa:q1:plan1", "[SUBQ] Where was Herbert born?"),
+        ("hotpotqa:q1:plan2", "[SUFFICIENT]"),
+        ("hotpotqa:q1:answer", "Tacoma"),
+    ]
+    queries = [QUESTION.question, "Where was Herbert born?"]
+    assert [[step.query for step in record.steps] for record in records] == [[], queries[:1], queries, queries]
+    assert [step.triples for step in records[-1].steps] == [
+        (Triple("Dune", "is", "here"),),
+        (Triple("Frank Herbert", "is", "here"),),
+    ]
+    assert records[-1].steps[1].text == "Frank Herbert\nOf Tacoma."
+    assert {record.question_id for record in records} == {"q1"}
+
+
+def test_generated_first_subquery_is_label_and_query():
+    records = label(first_subquery="generated")
+    assert records[0].label == "[SUBQ] Who wrote Dune?"
+    assert records[1].steps[0].query == "Who wrote Dune?"
+
+
+def test_one_document_is_enough():
+    records = label(FakeTeacher([2], ASKED[1:]))
+    assert [record.action.value for record in records] == ["[SUBQ]", "[SUFFICIENT]", "[SUFFICIENT]"]
+
+
+def test_direct_answer_leaves_the_chain_out():
+    planning, answering = label(direct_answer=True)
+    assert (planning.label, planning.steps) == ("[NO_RETRIEVAL]", ())
+    assert (answering.label, answering.action.value, answering.steps) == ("Tacoma", "[NO_RETRIEVAL]", ())
+
+
+@pytest.mark.parametrize(
+    ("teacher", "reason"),
+    [
+        (FakeTeacher([]), DropReason.NO_HELPFUL),
+        (FakeTeacher(empty=2), DropReason.NO_TRIPLES),
+        (FakeTeacher(subqueries=["Who wrote Dune?", "Is Tacoma his town?"]), DropReason.ANSWER_IN_SUBQUERY),
+    ],
+)
+def test_what_cannot_be_labelled(teacher, reason):
+    with pytest.raises(UnlabelledQuestion) as caught:
+        label(teacher)
+    assert caught.value.reason is reason
+
+
+@pytest.mark.parametrize(
+    ("subquery", "question", "answers", "expected"),
+    [
+        ("When did Bob die?", "Who died first, Ann or Bob?", ["Bob"], False),
+        ("Is there no lake?", "Are both lakes?", ["no"], False),
+        ("Is there no fjord?", "Which country?", ["Norway", "NO"], False),
+        ("Where is Oslo, Norge?", "Which country?", ["Norway", "Norge"], True),
+        ("What are the Normans?", "Who?", ["Norman"], False),
+        ("Who lives in (New York), 1900?", "Which town?", ["new york"], True),
+    ],
+)
+def test_gives_away_answer(subquery, question, answers, expected):
+    assert gives_away_answer(subquery, Question("q", question, tuple(answers), (), (), "", "test")) is expected
 
 
 @pytest.fixture
-def triple_file(tmp_path):
-    path = tmp_path / "triples.jsonl"
+def triples_of(tmp_path):
     # "Other 3" is not covered: a passage without triples can't be a distractor.
-    rows = [{"title": p.title, "text": p.text, "triples": [[p.title, "is", "there"]]} for p in PASSAGES[:5]]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return TripleFile(path)
-
-
-def label(**options):
-    return asyncio.run(label_question(QUESTION, Teacher(), False, LabelOptions(**options)))
-
-
-def test_without_the_option_a_step_holds_the_kept_document_alone():
-    assert [[t.subject for t in step.triples] for step in label()[-1].steps] == [["Gold"], ["Also gold"]]
+    rows = [{"title": p.title, "text": p.text, "triples": [[p.title, "is", "there"]]} for p in PASSAGES[:-1]]
+    return TripleFile(write_lines(tmp_path / "triples.jsonl", rows)).of
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 9])
-def test_distractors_join_every_step_and_are_never_kept_documents(triple_file, count):
-    steps = label(distractors=count, triple_file=triple_file)[-1].steps
-    for gold, step in zip(("Gold", "Also gold"), steps):
+def test_distractors_join_every_step_and_are_never_kept_documents(triples_of, count):
+    for gold, step in zip(("Dune", "Frank Herbert"), label(distractors=count, triples_of=triples_of)[-1].steps):
         subjects = [triple.subject for triple in step.triples]
         assert subjects.count(gold) == 1
         others = set(subjects) - {gold}
@@ -65,21 +135,13 @@ def test_distractors_join_every_step_and_are_never_kept_documents(triple_file, c
         assert all(subject in step.text for subject in subjects)
 
 
-def test_distractors_hang_on_seed_and_question_alone(triple_file):
-    one, two = (label(distractors=2, triple_file=triple_file, seed=3) for _ in range(2))
+def test_distractors_hang_on_seed_and_question_alone(triples_of):
+    one, two = (label(distractors=2, triples_of=triples_of, seed=3) for _ in range(2))
     assert one == two
-    orders = {label(distractors=2, triple_file=triple_file, seed=seed)[-1].steps for seed in range(12)}
-    assert len(orders) > 1
-    places = {step.triples[0].subject == "Gold" for steps in orders for step in steps[:1]}
-    assert places == {True, False}  # the kept document does not always stand first
+    orders = {label(distractors=2, triples_of=triples_of, seed=seed)[-1].steps for seed in range(12)}
+    # The kept document does not always stand first.
+    assert {steps[0].triples[0].subject == "Dune" for steps in orders} == {True, False}
 
-
-def test_distractors_need_their_triples(tmp_path):
-    with pytest.raises(ValueError, match="--triple-file"):
-        BuildOptions(output=str(tmp_path), distractors=1)
-
-
-DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
 
 ASQA = {
     "sample_id": "7",
@@ -95,37 +157,30 @@ ASQA = {
 }
 ARC = {"id": "x1", "question": "Hot?", "choices": {"text": ["ice", "fire"], "label": ["1", "2"]}, "answerKey": "2"}
 SELF_RAG = [
-    {
-        "id": "arc_easy_0",
-        "dataset_name": "arc_easy",
-        "instruction": "Choose the best answer.## Input:\n\nHot?\nA: ice\nB: fire",
-        "input": "",
-        "output": "[No Retrieval]B[Utility:5]",
-    },
-    {
-        "id": "asqa_0",
-        "dataset_name": "asqa",
-        "instruction": "Answer in long form.## Input:\n\nWho sang it?",
-        "output": "[Retrieval]<paragraph>Song\nAnn sang it.\nTwice.</paragraph>[Relevant]Ann [sic] sang it."
-        "[Fully supported][Continue to Use Evidence]Ben too."
-        "[Retrieval]<paragraph>Tree\nNothing.</paragraph>[Irrelevant]End.[Utility:4]",
-    },
+    {"id": "arc_easy_0", "dataset_name": "arc_easy", "input": "", "output": "[No Retrieval]B[Utility:5]",
+     "instruction": "Choose the best answer.## Input:\n\nHot?\nA: ice\nB: fire"},
+    {"id": "asqa_0", "dataset_name": "asqa", "instruction": "Answer in long form.## Input:\n\nWho sang it?",
+     "output": "[Retrieval]<paragraph>Song\nAnn sang it.\nTwice.</paragraph>[Relevant]Ann [sic] sang it."
+     "[Fully supported][Continue to Use Evidence]Ben too."
+     "[Retrieval]<paragraph>Tree\nNothing.</paragraph>[Irrelevant]End.[Utility:4]"},
     {"id": "asqa_1", "dataset_name": "asqa", "instruction": "Why?", "output": "[No Retrieval][Utility:1]"},
     {"id": "flan_1", "dataset_name": "flan_v2", "instruction": "Translate.", "output": "Ja."},
-]
+]  # fmt: skip
 
 
-def write(path: Path, *rows: object) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
+@pytest.fixture
+def read(tmp_path):
+    """Reads rows of a part of the mix; gives the questions and what was counted."""
+
+    def call(reader, *rows):
+        issues = Counter()
+        return list(get_reader(reader)(write_lines(tmp_path / "rows.jsonl", rows), issues)), issues
+
+    return call
 
 
-def read(reader: str, location: str, issues: Counter[str] | None = None) -> list[Question]:
-    return list(get_reader(reader)(location, issues))
-
-
-def test_asqa_takes_the_first_long_answer_and_the_knowledge_behind_it(tmp_path):
-    (question,) = read("asqa", write(tmp_path / "asqa.jsonl", ASQA))
+def test_asqa_takes_the_first_long_answer_and_the_knowledge_behind_it(read):
+    (question,), _ = read("asqa", ASQA)
     assert (question.id, question.question, question.source) == ("7", "Who sang it?", "asqa")
     assert question.answers == ("Ann sang it, later Ben.", "Ben did.")
     assert [(p.title, p.text) for p in question.passages] == [("", "Ben sang it."), ("Song", "Ann sang it.")]
@@ -133,61 +188,57 @@ def test_asqa_takes_the_first_long_answer_and_the_knowledge_behind_it(tmp_path):
 
 
 def test_official_asqa_file_is_read_by_its_train_split(tmp_path):
-    path = tmp_path / "ASQA.json"
     row = {key: value for key, value in ASQA.items() if key != "sample_id"}
-    path.write_text(json.dumps({"dev": {"d": row}, "train": {"t1": row, "t2": row}}, indent=1))
-    assert [question.id for question in read("asqa", str(path))] == ["t1", "t2"]
-    path.write_text(json.dumps({"dev": {"d": row}}))
-    assert [question.id for question in read("asqa", str(path))] == ["d"]
-    path.write_text(json.dumps([ASQA]))
-    assert [question.id for question in read("asqa", str(path))] == ["7"]
+    path = tmp_path / "ASQA.json"
+    for content, ids in (
+        ({"dev": {"d": row}, "train": {"t1": row, "t2": row}}, ["t1", "t2"]),
+        ({"dev": {"d": row}}, ["d"]),
+        ([ASQA], ["7"]),
+    ):
+        path.write_text(json.dumps(content, indent=1))
+        assert [question.id for question in get_reader("asqa")(str(path))] == ids
     path.write_text(json.dumps({"train": {"t1": "oops"}}))
     with pytest.raises(ValueError, match=r"ASQA\.json: question t1: it is not an object"):
-        read("asqa", str(path))
+        list(get_reader("asqa")(str(path)))
 
 
-def test_rows_without_a_long_answer_are_counted(tmp_path):
-    issues: Counter[str] = Counter()
-    path = write(tmp_path / "a.jsonl", ASQA | {"annotations": [{"long_answer": " "}]}, ASQA)
-    assert len(read("asqa", path, issues)) == 1
-    assert issues[NO_ANSWER] == 1
-    with pytest.raises(ValueError, match=r"b\.jsonl:1: 'knowledge' must be a list"):
-        read("asqa", write(tmp_path / "b.jsonl", ASQA | {"annotations": [{"long_answer": "a", "knowledge": "b"}]}))
+def test_rows_without_a_long_answer_are_counted(read):
+    questions, issues = read("asqa", ASQA | {"annotations": [{"long_answer": " "}]}, ASQA)
+    assert (len(questions), issues[NO_ANSWER]) == (1, 1)
+    with pytest.raises(ValueError, match=r"rows\.jsonl:1: 'knowledge' must be a list"):
+        read("asqa", ASQA | {"annotations": [{"long_answer": "a", "knowledge": "b"}]})
 
 
-def test_self_rag_rows_are_told_apart_and_stripped_of_reflection(tmp_path):
-    path, issues = write(tmp_path / "self_rag.jsonl", *SELF_RAG), Counter[str]()
-    (arc,) = read("arc_easy", path)
+def test_self_rag_rows_are_told_apart_and_stripped_of_reflection(read):
+    (arc,), _ = read("arc_easy", *SELF_RAG)
     assert (arc.id, arc.question, arc.answers, arc.passages) == ("arc_easy_0", "Hot? A: ice B: fire", ("B",), ())
-    (asqa,) = read("asqa", path, issues)
+    (asqa,), issues = read("asqa", *SELF_RAG)
     assert (asqa.question, asqa.answers) == ("Who sang it?", ("Ann [sic] sang it. Ben too. End.",))
     assert [(p.title, p.text) for p in asqa.passages] == [("Song", "Ann sang it.\nTwice.")]
     assert issues[NO_ANSWER] == 1
 
 
-def test_arc_rows_of_other_splits_are_counted(tmp_path):
-    issues: Counter[str] = Counter()
-    path = write(tmp_path / "arc.jsonl", ARC, ARC | {"id": "x2", "split": "test"}, ARC | {"id": "x3", "split": "train"})
-    assert [question.answers for question in read("arc_easy", path, issues)] == [("B",)] * 3
+def test_arc_rows_of_other_splits_are_counted(read):
+    questions, issues = read("arc_easy", ARC, ARC | {"id": "x2", "split": "test"}, ARC | {"id": "x3", "split": "train"})
+    assert [question.answers for question in questions] == [("B",)] * 3
     assert issues[NOT_TRAIN] == 1
 
 
-def test_a_part_gives_one_answering_record_in_the_words_of_its_task(tmp_path):
-    (question,) = read("arc_easy", write(tmp_path / "arc.jsonl", ARC))
+def test_a_part_gives_one_answering_record_in_the_words_of_its_task(read):
+    ((question,), _) = read("arc_easy", ARC)
     (record,) = PartTeacher("arc_easy", None).records(question)
     assert (record.task, record.action, record.steps) == ("answering", Action.NO_RETRIEVAL, ())
     assert record.question == load_task("arc").prompt(question)
     assert (record.label, record.id, record.question_id) == ("B", "arc_easy:x1:answer", "x1")
 
 
-def test_triples_of_the_passages_make_one_step(tmp_path):
-    triples = write(
-        tmp_path / "triples.jsonl",
+def test_triples_of_the_passages_make_one_step(tmp_path, read):
+    rows = [
         {"title": "", "text": "Ben  sang it.", "triples": [["Ben", "sang", "it"]]},
         {"title": "Song", "text": "Ann sang it.", "triples": [["Ann", "sang", "it"], ["Ben", "sang", "it"]]},
-    )
-    (question,) = read("asqa", write(tmp_path / "asqa.jsonl", ASQA))
-    (record,) = PartTeacher("asqa", triples).records(question)
+    ]
+    ((question,), _) = read("asqa", ASQA)
+    (record,) = PartTeacher("asqa", write_lines(tmp_path / "triples.jsonl", rows)).records(question)
     facts = (Triple("Ben", "sang", "it"), Triple("Ann", "sang", "it"))
     assert record.steps == (Step("Who sang it?", facts, "Ben sang it.\nSong\nAnn sang it."),)
     assert record.action is Action.SUFFICIENT
@@ -211,17 +262,14 @@ def test_shortages_are_said(wanted, labelled, left_out, sentence):
 
 
 def test_parts_join_a_build_as_sources(tmp_path):
-    asqa, arc = (
-        write(tmp_path / "asqa.jsonl", ASQA),
-        write(tmp_path / "arc.jsonl", *(ARC | {"id": f"{n}"} for n in range(5))),
-    )
+    asqa = write_lines(tmp_path / "asqa.jsonl", [ASQA])
+    arc = write_lines(tmp_path / "arc.jsonl", [ARC | {"id": f"{number}"} for number in range(5)])
     sources = [Source.parse(f"asqa:{asqa}"), Source.parse(f"arc_easy:{arc}")]
-    options = BuildOptions(output=str(tmp_path / "out"), split_name="train", arc_easy_count=3)
-    numbers = build(sources, options)
+    numbers = build(sources, BuildOptions(output=str(tmp_path / "out"), split_name="train", arc_easy_count=3))
     assert numbers["tasks"]["planning"]["records"] == 0
     assert [record.id for record in read_records(tmp_path / "out")] == [
         "asqa:7:answer",
-        *(f"arc_easy:{n}:answer" for n in range(3)),
+        *(f"arc_easy:{number}:answer" for number in range(3)),
     ]
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "asqa (asqa) gave 1 of the 3,897" in card
@@ -232,9 +280,9 @@ def test_parts_join_a_build_as_sources(tmp_path):
     ("reader", "file", "count"), [("asqa", "asqa_dev.jsonl", 150), ("arc_easy", "arc_easy.jsonl", 400)]
 )
 def test_real_files(reader, file, count):
-    if not (DATA / file).is_file():
-        pytest.skip(f"{DATA / file} is not there")
-    questions = read(reader, str(DATA / file))
-    teacher = PartTeacher(reader, None)
+    path = Path(__file__).resolve().parents[4] / "shared" / "data" / file
+    if not path.is_file():
+        pytest.skip(f"{path} is not there")
+    questions = list(get_reader(reader)(str(path)))
     assert len(questions) == count
-    assert all(len(teacher.records(question)) == 1 for question in questions[:20])
+    assert all(len(PartTeacher(reader, None).records(question)) == 1 for question in questions[:20])

@@ -1,25 +1,29 @@
 import asyncio
 import json
 import sqlite3
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.data_builders import subq_replies
-from tests.data_builders.hotpotqa_subq.test_build import hotpot_row, write
+from tests.data_builders.hotpotqa_subq.test_build import hotpot_row
+from tests.data_builders.rows import write_lines
+from tests.models.llm.provider import answer_batch
 from tripletune.data_builders.datasets.kinds import RECORDS
+from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import FolderOptions, new_dataset
 from tripletune.data_builders.hotpotqa_subq import __main__ as command_line
-from tripletune.data_builders.hotpotqa_subq.__main__ import SAMPLE, estimate
+from tripletune.data_builders.hotpotqa_subq.__main__ import estimate
 from tripletune.data_builders.hotpotqa_subq.__main__ import main as run
-from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
+from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source, usable_questions
 from tripletune.data_builders.hotpotqa_subq.teacher import FILTER_ROLE, filter_text, load_subq_prompts
 from tripletune.data_builders.world.build import WorldOptions, generate_world
 from tripletune.models.data.records import read_records
-from tripletune.models.llm import options
+from tripletune.models.llm import CallError, Completion, SetupError, TransientError
+from tripletune.models.llm.backends import open_client
 from tripletune.models.llm.backends.batch import import_replies
-from tripletune.models.llm.client import CallError, Completion, SetupError, TransientError
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
 from tripletune.models.llm.programs import import_calls
@@ -31,7 +35,7 @@ def files(tmp_path, monkeypatch):
     hops = {name: 0.0 for name in ("one_hop", "three_hop", "four_hop", "comparison", "intersection")}
     world = generate_world(WorldOptions(train=12, validation=0, test=0, common_knowledge=0.0, **hops), "train")
     for name, lines in (("questions", world.question_rows()), ("teacher", world.teacher_rows())):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines), encoding="utf-8")
+        write_lines(tmp_path / f"{name}.jsonl", lines)
     monkeypatch.setenv("SUBQ_TEACHER", str(tmp_path / "teacher.jsonl"))
     monkeypatch.setenv("SUBQ_QUESTIONS", str(tmp_path / "questions.jsonl"))
     for name in ("SUBQ_WRONG", "SUBQ_BODIES"):
@@ -43,9 +47,9 @@ def files(tmp_path, monkeypatch):
 class WorldBackend:
     """Answers in this process what the mock server answers in its own."""
 
-    def __init__(self, model="openai:m", fail_after=None):
-        self.model, self.asked, self.fail_after = model, [], fail_after
-        self.answered, self.seconds = 0, 0.0
+    def __init__(self, model="openai:m", reply=subq_replies.reply):
+        self.model, self.reply, self.asked, self.answered = model, reply, [], 0
+        self.seconds, self.fail_after = 0.0, None
 
     async def complete(self, messages, sampling):
         self.asked.append([message["content"] for message in messages])
@@ -54,7 +58,7 @@ class WorldBackend:
             raise self.error
         self.answered += 1
         await asyncio.sleep(self.seconds)
-        return Completion(subq_replies.reply({"messages": list(messages)}), 10, 5)
+        return Completion(self.reply({"messages": list(messages)}), 10, 5)
 
     async def close(self):
         pass
@@ -111,18 +115,24 @@ def test_a_teacher_labels_a_source_without_annotations(files, backend):
     assert shards(files / "out") == shards(files / "recorded")
 
 
-@pytest.mark.parametrize("error", [TransientError("500"), SetupError("no credit")])
-def test_a_build_that_stops_goes_on_where_it_was(files, backend, capsys, error):
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (TransientError("500"), 1, "error: hotpotqa world"),
+        (SetupError("no credit"), 1, "error: hotpotqa world"),
+        (KeyboardInterrupt(), 130, "interrupted; replies received so far are in the ledger"),
+    ],
+)
+def test_a_build_that_stops_goes_on_where_it_was(files, backend, capsys, error, code, said):
     backend.fail_after, backend.error, backend.seconds = 20, error, 0.05
-    error = ends_with(1, capsys, arguments(files, files / "out"))
-    assert error.startswith("error: hotpotqa world")
-    assert error.endswith("run the same command again to continue\n")
-    assert not (files / "out").exists()
-    assert not list(files.glob(".out*"))
+    line = ends_with(code, capsys, arguments(files, files / "out"))
+    assert line.startswith(said)
+    assert line.endswith("command again to continue\n")
+    assert not list(files.glob("*out"))
     with sqlite3.connect(files / "out.ledger.sqlite") as ledger:
         (stored,) = ledger.execute("SELECT count(*) FROM calls WHERE status = 'ok'").fetchone()
     # What was under way when the error came was waited for: it is paid for.
-    assert stored == backend.answered > 0
+    assert stored == backend.answered > 0 or code == 130
     backend.fail_after = None
     backend.asked.clear()
     assert run(arguments(files, files / "out")) == 0
@@ -171,16 +181,18 @@ def test_a_refused_call_stops_or_drops_the_question(files, backend, capsys):
     assert facts(files / "out")["drops"] == {"hotpotqa": {"a call to the teacher can't be answered": 1}}
 
 
-def test_malformed_triples_of_a_file_are_counted(files, backend):
-    rows = [row for row in subq_replies.rows(files / "questions.jsonl")]
+def test_triples_can_come_from_a_file_whose_malformed_ones_are_counted(files, backend):
     lines = [
         {"title": title, "text": " ".join(sentences), "triples": [[title, "is", "here"], [title, "is"]]}
-        for row in rows
+        for row in subq_replies.rows(files / "questions.jsonl")
         for title, sentences in row["context"]
     ]
-    (files / "triples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    assert run(arguments(files, files / "out", "--triples-from", str(files / "triples.jsonl"))) == 0
-    assert facts(files / "out")["issues"] == {"hotpotqa: malformed triples in the triple file": len(lines)}
+    assert run(arguments(files, files / "out", "--triples-from", write_lines(files / "triples.jsonl", lines))) == 0
+    found = facts(files / "out")
+    assert found["issues"] == {"hotpotqa: malformed triples in the triple file": len(lines)}
+    assert found["teachers"] == {"hotpotqa": "openai:m, triples of triples.jsonl"}
+    assert list(found["calls"]) == ["subq.filter", "subq.query"]
+    assert {t.predicate for r in read_records(files / "out") for step in r.steps for t in step.triples} == {"is"}
 
 
 def test_the_card_does_not_claim_a_temperature_that_was_not_sent(files, backend):
@@ -191,44 +203,18 @@ def test_the_card_does_not_claim_a_temperature_that_was_not_sent(files, backend)
     }
 
 
-def test_ctrl_c_ends_cleanly_and_keeps_what_was_answered(files, backend, capsys):
-    backend.fail_after, backend.error = 10, KeyboardInterrupt()
-    error = ends_with(130, capsys, arguments(files, files / "out"))
-    assert error == "interrupted; replies received so far are in the ledger, run the command again to continue\n"
-    assert not (files / "out").exists()
-    backend.fail_after = None
-    backend.asked.clear()
-    assert run(arguments(files, files / "out")) == 0
-    assert len(backend.asked) < 60
-
-
-def batch_output(request_file: Path, reply_file: Path) -> int:
-    """What the Batch API would give back for a request file."""
-    requests = [json.loads(line) for line in request_file.read_text(encoding="utf-8").splitlines()]
-    with reply_file.open("w", encoding="utf-8") as file:
-        for request in requests:
-            choice = {"message": {"role": "assistant", "content": subq_replies.reply(request["body"])}}
-            body = {
-                "choices": [{**choice, "finish_reason": "stop"}],
-                "usage": {"prompt_tokens": 1, "completion_tokens": 1},
-            }
-            row = {"custom_id": request["custom_id"], "response": {"status_code": 200, "body": body}, "error": None}
-            file.write(json.dumps(row) + "\n")
-    return len(requests)
-
-
 def test_a_batch_build_stops_three_times(files, backend, capsys, monkeypatch):
     assert run(arguments(files, files / "calm")) == 0
     call = ["--source", f"hotpotqa:{files / 'questions.jsonl'}", "--output", str(files / "out")]
     call += ["--validation-fraction", "0.3", "--teacher", "batch", "--teacher-model", "m", "--overwrite"]
     ledger, sizes = files / "out.ledger.sqlite", []
-    monkeypatch.setattr(command_line, "open_client", options.open_client)
+    monkeypatch.setattr(command_line, "open_client", open_client)
     for round_ in range(3):
         message = ends_with(3, capsys, call)
         assert not (files / "out").exists()
         (requests,) = sorted(Path(f"{ledger}.batch").glob("*.jsonl"))[round_:]
         assert str(requests) in message
-        sizes.append(batch_output(requests, files / f"replies{round_}.jsonl"))
+        sizes.append(answer_batch(requests, files / f"replies{round_}.jsonl", subq_replies.reply))
         assert message.startswith(f"{sizes[-1]:,} calls wait for replies")
         with Ledger(ledger) as opened:
             import_replies(opened, files / f"replies{round_}.jsonl")
@@ -261,22 +247,11 @@ def test_shards_fill_ledgers_and_the_final_build_finds_every_reply(files, backen
 
 def test_a_direct_answer_spares_the_question_its_calls(files, backend, monkeypatch):
     first = subq_replies.rows(files / "questions.jsonl")[0]
-
-    class Base:
-        model = "hf:base plain"
-        asked = 0
-
-        async def complete(self, messages, sampling):
-            Base.asked += 1
-            return Completion(f" {first['answer']}\nQuestion: more")
-
-        async def close(self):
-            pass
-
-    monkeypatch.setattr(command_line, "open_base_model", lambda options, ledger: LedgerClient(Base(), Ledger(ledger)))
+    base = WorldBackend("hf:base plain", lambda body: f" {first['answer']}\nQuestion: more")
+    monkeypatch.setattr(command_line, "open_base_model", lambda options, ledger: LedgerClient(base, Ledger(ledger)))
     for _ in range(2):
         assert run(arguments(files, files / "out", "--direct-answer-model", "base", "--overwrite")) == 0
-    assert Base.asked == 12
+    assert len(base.asked) == 12
     direct = {r.question_id for r in read_records(files / "out") if r.action.value == "[NO_RETRIEVAL]"}
     assert first["_id"] in direct
     assert facts(files / "out")["models"]["direct answers"] == "base"
@@ -296,7 +271,7 @@ def test_a_direct_answer_spares_the_question_its_calls(files, backend, monkeypat
             ["--validation-fraction", "1", "--shard-size", "0"],
             "shard_size: 0 must be at least 1; validation_fraction: 1.0",
         ),
-        (["--source", "nope:f:t"], "question reader: 'nope' is not one of"),
+        (["--source", "nope:f:t"], "reader 'nope' is not one of"),
         (["--source", "hotpotqa:gone.jsonl:gone.teacher.jsonl", "--source", "a=hotpotqa:q"], "two sources are called"),
         (["--source", "a=hotpotqa:gone.jsonl:gone.teacher.jsonl"], "no such file: gone.teacher.jsonl"),
     ],
@@ -348,7 +323,7 @@ def row(number, supporting=("A", "B")):
 
 
 def counted(tmp_path, rows, **options):
-    source = Source("hotpotqa", "hotpotqa", write(tmp_path / "q.jsonl", rows))
+    source = Source("hotpotqa", "hotpotqa", write_lines(tmp_path / "q.jsonl", rows))
     number, stages = estimate([source], BuildOptions(str(tmp_path / "out"), **options))
     return number, {role: stage[0] for role, stage in stages.items()}, stages
 
@@ -370,11 +345,12 @@ def test_calls_are_counted_by_formula(tmp_path, options, calls):
     assert (number, tuple(found.values())) == (calls[0], calls)
 
 
-def test_tokens_are_those_of_the_sample(tmp_path):
-    rows = [row(100 + number) for number in range(SAMPLE + 50)]
-    _, _, stages = counted(tmp_path, rows)
-    # All rows are of one length, so the sample gives what all of them would.
-    question = next(Source("hotpotqa", "hotpotqa", str(tmp_path / "q.jsonl")).questions(1))
+def test_tokens_are_those_of_all_prompts(tmp_path):
+    _, _, stages = counted(tmp_path, [row(100 + number) for number in range(50)])
+    # All rows are of one length.
+    source, options = Source("hotpotqa", "hotpotqa", str(tmp_path / "q.jsonl")), BuildOptions(str(tmp_path / "out"))
+    with SeenTable() as seen:
+        _, question = next(usable_questions(source, options, seen, Counter()))
     prompt = len(load_subq_prompts().texts["subq_filter"]) + len(filter_text(question, [0, 1]))
-    assert stages[FILTER_ROLE] == pytest.approx((SAMPLE + 50, (SAMPLE + 50) * prompt / 4, (SAMPLE + 50) * 10))
-    assert counted(tmp_path, rows)[2] == stages
+    assert stages[FILTER_ROLE] == [50, 50 * prompt / 4, 50 * 10]
+    assert estimate([source], options, lambda text: 2 * len(text))[1][FILTER_ROLE] == [50, 50 * prompt * 2, 50 * 80]

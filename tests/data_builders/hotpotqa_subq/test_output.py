@@ -1,20 +1,18 @@
 """A teacher whose replies are unusable: the build ends with a card, counts and examples, and says so."""
 
 import json
-import shutil
 
 import pytest
 
-from tests.data_builders.hotpotqa_subq.test_build import hotpot_row, write
+from tests.data_builders.hotpotqa_subq.test_build import hotpot_row
+from tests.data_builders.rows import write_lines
 from tripletune.data_builders.__main__ import main
 from tripletune.data_builders.datasets.inspect import why_empty
-from tripletune.data_builders.datasets.kinds import RECORDS
-from tripletune.data_builders.datasets.writer import DROPPED, NO_RECORDS, new_dataset
+from tripletune.data_builders.datasets.writer import DROPPED
+from tripletune.data_builders.hotpotqa_subq import DropReason
 from tripletune.data_builders.hotpotqa_subq import __main__ as command_line
-from tripletune.data_builders.hotpotqa_subq.build import EXAMPLES, LONGEST_REPLY, SubqOutput
-from tripletune.data_builders.hotpotqa_subq.options import BuildOptions
-from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
-from tripletune.models.llm.client import Completion
+from tripletune.data_builders.hotpotqa_subq.build import EXAMPLES, LONGEST_REPLY
+from tripletune.models.llm import Completion
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
 
@@ -30,20 +28,12 @@ BAD = {
 
 
 class BadBackend:
-    """Replies that can't be used, or some that can."""
+    """Replies to the document filter that can't be used."""
 
     model = "openai:m"
 
-    def __init__(self, good=()):
-        self.good = set(good)
-
     async def complete(self, messages, sampling):
-        prompt = messages[1]["content"]
-        if not prompt.startswith("Question: "):
-            # One document is kept: the triples alone are asked for.
-            return Completion('["A", "is", "here"]', 5, 5)
-        number = int(prompt.split("?")[0].split()[-1])
-        return Completion("Document [1]" if number in self.good else BAD[number % 4], 5, 5)
+        return Completion(BAD[int(messages[1]["content"].split("?")[0].split()[-1]) % 4], 5, 5)
 
     async def close(self):
         pass
@@ -51,35 +41,22 @@ class BadBackend:
 
 @pytest.fixture
 def build(tmp_path, monkeypatch):
-    """Runs a build and gives its exit code and what it printed as its error."""
-    write(tmp_path / "q.jsonl", [hotpot_row(n) for n in range(QUESTIONS)])
-
-    def call(output, *more, good=()):
-        opener = lambda llm: LedgerClient(BadBackend(good), Ledger(llm.ledger))  # noqa: E731
-        monkeypatch.setattr(command_line, "open_client", opener)
-        arguments = ["--source", f"hotpotqa:{tmp_path / 'q.jsonl'}", "--output", str(tmp_path / output)]
-        teacher = ["--teacher", "openai", "--teacher-model", "m", "--teacher-ledger", str(tmp_path / "l.sqlite")]
-        return command_line.main([*arguments, *teacher, *more])
-
-    return call
-
-
-def statistics(folder):
-    return json.loads((folder / "statistics.json").read_text(encoding="utf-8"))
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    """Runs a build and gives its exit code."""
+    source = write_lines(tmp_path / "q.jsonl", [hotpot_row(n) for n in range(QUESTIONS)])
+    monkeypatch.setattr(command_line, "open_client", lambda llm: LedgerClient(BadBackend(), Ledger(llm.ledger)))
+    teacher = ["--teacher", "openai", "--teacher-model", "m", "--teacher-ledger", str(tmp_path / "l.sqlite")]
+    given = ["--source", f"hotpotqa:{source}", "--output", str(tmp_path / "out"), *teacher]
+    return lambda *more: command_line.main([*given, *more])
 
 
 def test_a_build_without_records_has_a_card_that_says_why(tmp_path, build, capsys):
-    assert build("out") == NO_RECORDS == 4
+    assert build() == 4
     folder = tmp_path / "out"
     # A logging handler of an earlier test may complain beside it.
     (error,) = [line for line in capsys.readouterr().err.splitlines() if "no question could be labelled" in line]
     assert f"{folder} has no records, no question could be labelled (6 x a teacher's reply cannot be read; 3 x" in error
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", DROPPED, "statistics.json"]
-    content = statistics(folder)
+    content = json.loads((folder / "statistics.json").read_text(encoding="utf-8"))
     assert content["statistics"]["records"] == 0
     found = content["build"]
     assert found["drops"]["hotpotqa"] == {
@@ -93,6 +70,7 @@ def test_a_build_without_records_has_a_card_that_says_why(tmp_path, build, capsy
         f"subq.filter: {DropReason.WRONG_DOCUMENTS.value}": 6,
     }
     assert found["calls"]["subq.filter"] == {"calls": QUESTIONS}
+    assert {len(examples) for examples in found["examples"].values()} == {EXAMPLES}
     card = (folder / "README.md").read_text(encoding="utf-8")
     for part in (
         "**None: no question could be labelled.**",
@@ -108,7 +86,7 @@ def test_a_build_without_records_has_a_card_that_says_why(tmp_path, build, capsy
 
 
 def test_every_left_out_question_is_a_line(tmp_path, build):
-    build("out")
+    build()
     lines = [json.loads(line) for line in (tmp_path / "out" / DROPPED).read_text(encoding="utf-8").splitlines()]
     assert [line["row"] for line in lines] == list(range(QUESTIONS))
     assert "no JSON object" in lines[3].pop("detail")
@@ -121,7 +99,7 @@ def test_every_left_out_question_is_a_line(tmp_path, build):
 
 
 def test_commands_on_a_data_set_without_records_say_so(tmp_path, build, capsys):
-    build("out")
+    build()
     folder = str(tmp_path / "out")
     capsys.readouterr()
     assert main(["stats", folder]) == 0
@@ -136,22 +114,8 @@ def test_commands_on_a_data_set_without_records_say_so(tmp_path, build, capsys):
     assert "has no records" in error
     assert error.count("\n") == 1
     # It can be replaced like any data set.
-    assert build("out") == 2
-    assert build("out", "--overwrite") == NO_RECORDS
-
-
-def test_examples_are_few_and_do_not_hang_on_the_order(tmp_path):
-    rows = [(number, Question(f"q{number}", "Why?", ("x",), (), (), "", "s")) for number in range(40)]
-    reasons = (DropReason.NO_HELPFUL, DropReason.NO_TRIPLES)
-    options, found = BuildOptions(str(tmp_path / "out")), []
-    for order in (rows, rows[::-1]):
-        with new_dataset(options, RECORDS) as dataset, SubqOutput(dataset, options) as output:
-            for number, question in order:
-                output.drop("s", number, question, UnlabelledQuestion(reasons[number % 2], "d", "subq.filter", "r"))
-        found.append({reason: kept.items() for reason, kept in output.examples.items()})
-        shutil.rmtree(tmp_path / "out")
-    assert found[0] == found[1]
-    assert {reason: len(lines) for reason, lines in found[0].items()} == {r.value: EXAMPLES for r in reasons}
+    assert build() == 2
+    assert build("--overwrite") == 4
 
 
 def test_what_is_no_data_set_without_records(tmp_path):

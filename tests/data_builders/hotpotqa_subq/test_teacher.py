@@ -3,11 +3,10 @@ import json
 
 import pytest
 
-from tripletune.data_builders.hotpotqa_subq.annotations import TripleFile
+from tripletune.data_builders.hotpotqa_subq import DropReason, Question, UnlabelledQuestion, label_question
 from tripletune.data_builders.hotpotqa_subq.checks import read_documents, read_subquery, read_triples
-from tripletune.data_builders.hotpotqa_subq.labelling import label_question
-from tripletune.data_builders.hotpotqa_subq.questions import DropReason, Question, UnlabelledQuestion
 from tripletune.data_builders.hotpotqa_subq.teacher import (
+    DIRECT_ROLE,
     FILTER_ROLE,
     MAX_TOKENS,
     PROMPT_NAMES,
@@ -15,14 +14,11 @@ from tripletune.data_builders.hotpotqa_subq.teacher import (
     TRIPLES_ROLE,
     BaseModelAnswers,
     LLMTeacher,
-    StoredAnswers,
-    is_correct,
     load_subq_prompts,
     prompt_digests,
 )
 from tripletune.models.data.records import Passage
-from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import CallError, Completion, RepliesPending, Sampling
+from tripletune.models.llm import CallError, Completion, RepliesPending, Sampling
 
 QUESTION = Question(
     id="q1",
@@ -43,8 +39,7 @@ class ScriptedClient:
     model = "script:m"
 
     def __init__(self, **replies):
-        names = {"filter": FILTER_ROLE, "query": QUERY_ROLE, "triples": TRIPLES_ROLE}
-        self.replies = {names[name]: list(texts) for name, texts in replies.items()}
+        self.replies = {f"subq.{name}": list(texts) for name, texts in replies.items()}
         self.calls = []
 
     async def chat(self, messages, *, role, sampling=None, question_id=""):
@@ -74,7 +69,7 @@ def script(**replies):
 
 def label(client, question=QUESTION, **options):
     teacher = LLMTeacher(client, **options)
-    return asyncio.run(label_question(question, teacher, False)), teacher
+    return asyncio.run(label_question(question, teacher)), teacher
 
 
 def reason(client, **options):
@@ -86,13 +81,10 @@ def reason(client, **options):
 def test_a_question_with_two_documents_is_five_calls():
     client = script()
     records, teacher = label(client)
-    assert [record.label for record in records] == [
-        "[SUBQ] Where was the author of Dune born?",
-        "[SUBQ] Where was Frank Herbert born?",
-        "[SUFFICIENT]",
-        "Tacoma",
+    assert [(step.query, step.text) for step in records[-1].steps] == [
+        ("Where was the author of Dune born?", "Dune\nBy Frank\nHerbert."),
+        ("Where was Frank Herbert born?", "Frank Herbert\nOf Tacoma."),
     ]
-    assert [step.text for step in records[-1].steps] == ["Dune\nBy Frank\nHerbert.", "Frank Herbert\nOf Tacoma."]
     assert dict(teacher.calls) == {FILTER_ROLE: 1, QUERY_ROLE: 2, TRIPLES_ROLE: 2}
     assert not teacher.repairs
     prompts = load_subq_prompts().texts
@@ -190,32 +182,16 @@ def test_errors_go_before_waiting_and_waiting_before_reasons():
         label(script(query=["no"], triples=[RepliesPending("x")]))
 
 
-def test_triples_can_come_from_a_file(tmp_path):
-    path = tmp_path / "t.jsonl"
-    rows = [{"title": p.title, "text": p.text, "triples": [[p.title, "is", "here"]]} for p in QUESTION.passages]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    client = script()
-    records, teacher = label(client, triples_from=TripleFile(path))
-    assert records[-1].steps[0].triples == (Triple("Dune", "is", "here"),)
-    assert not client.of(TRIPLES_ROLE)
-    assert teacher.name == "script:m, triples of t.jsonl"
-
-
-def test_sampling_reaches_the_calls():
-    client = script()
-    label(client, sampling=Sampling(temperature=0.5, seed=3, max_tokens=1))
-    assert {(call[2].temperature, call[2].seed, call[2].max_tokens) for call in client.calls} == {
-        (0.5, 3, tokens) for tokens in MAX_TOKENS.values()
-    }
-
-
-def test_a_schema_is_sent_when_it_is_asked_for_alone():
+def test_sampling_reaches_the_calls_and_a_schema_when_it_is_asked_for():
     for asked in (False, True):
         client = script()
-        label(client, json_schema=asked)
-        schemas = {call[0]: call[2].schema for call in client.calls}
-        assert (None in schemas.values()) is not asked
-    assert json.loads(schemas[QUERY_ROLE])["required"] == ["question"]
+        label(client, sampling=Sampling(temperature=0.5, seed=3, max_tokens=1), json_schema=asked)
+        sent = {call[0]: call[2] for call in client.calls}
+        assert {role: (one.temperature, one.seed, one.max_tokens) for role, one in sent.items()} == {
+            role: (0.5, 3, tokens) for role, tokens in MAX_TOKENS.items()
+        }
+        assert (None in [one.schema for one in sent.values()]) is not asked
+    assert json.loads(sent[QUERY_ROLE].schema)["required"] == ["question"]
 
 
 def test_own_prompts_replace_ours_and_have_their_own_digest(tmp_path):
@@ -236,28 +212,8 @@ def test_the_replies_shown_in_our_prompts_pass_our_checks():
 
 
 def test_a_direct_answer_is_the_first_line_of_a_plain_prompt():
-    seen = []
-
-    class Model:
-        model = "hf:m plain"
-
-        async def chat(self, messages, *, role, sampling=None, question_id=""):
-            seen.append((messages, role, sampling.max_tokens, question_id))
-            return Completion("\n The Nile. \nQuestion: Which")
-
-    assert asyncio.run(BaseModelAnswers(Model(), 5).answer(QUESTION)) == "The Nile."
-    ((messages, role, tokens, question_id),) = seen
-    assert (role, tokens, question_id) == ("subq.direct", 5, "q1")
-    (turn,) = messages
-    assert turn["content"].endswith("Question: Where was the author of Dune born?\nAnswer:")
-    assert is_correct("The Nile.", ["Amazon", "nile"])
-    assert not is_correct("Nile river", ["nile"])
-
-
-def test_stored_answers_are_looked_up_and_a_bad_line_is_named(tmp_path):
-    path = tmp_path / "answers.jsonl"
-    path.write_text('{"question_id": "q1", "answer": "x", "model": "m"}\n')
-    assert asyncio.run(StoredAnswers(path).answer(QUESTION)) == "x"
-    path.write_text('{"question_id": "id0"}\n')
-    with pytest.raises(ValueError, match=r"answers\.jsonl:1: a direct answer needs"):
-        StoredAnswers(path)
+    client = script(direct=["\n The Nile. \nQuestion: Which"])
+    assert asyncio.run(BaseModelAnswers(client, 5).answer(QUESTION)) == "The Nile."
+    ((role, (prompt,), sampling, question_id),) = client.calls
+    assert (role, sampling.max_tokens, question_id) == (DIRECT_ROLE, 5, "q1")
+    assert prompt.endswith("Question: Where was the author of Dune born?\nAnswer:")

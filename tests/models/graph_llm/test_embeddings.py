@@ -10,7 +10,6 @@ from tripletune.models.graph_llm import embeddings as text_embeddings
 from tripletune.models.graph_llm.embeddings import (
     EmbeddingTable,
     LiveEmbeddings,
-    TableEmbeddings,
     TextEncoder,
     encoder_dimension,
 )
@@ -46,7 +45,7 @@ def test_a_table_embeds_each_string_once(
 
 
 def test_a_table_gives_what_the_encoder_gives(tmp_path: Path, tiny_encoder: Path, encoded: list[str]) -> None:
-    table = TableEmbeddings(EmbeddingTable.build(STRINGS, str(tiny_encoder), tmp_path / "t"))
+    table = EmbeddingTable.build(STRINGS, str(tiny_encoder), tmp_path / "t")
     direct = torch.cat([torch.from_numpy(TextEncoder(str(tiny_encoder)).encode([text])) for text in STRINGS]).float()
     assert torch.allclose(table.vectors(STRINGS), direct, atol=2e-3)
     assert torch.allclose(LiveEmbeddings(str(tiny_encoder), 16).vectors(STRINGS), direct, atol=2e-3)
@@ -67,7 +66,7 @@ def test_a_string_that_is_not_there_is_named(tmp_path: Path, tiny_encoder: Path)
         table.rows(["London", "Paris"])
     assert table.rows([]) == {}
     empty = EmbeddingTable.build([], str(tiny_encoder), tmp_path / "empty")
-    assert (len(empty), tuple(empty.vectors([]).shape)) == (0, (0, 16))
+    assert (len(empty), tuple(empty[[]].shape)) == (0, (0, 16))
 
 
 def test_a_table_cut_off_in_the_middle_is_no_table(

@@ -2,12 +2,15 @@ import sys
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from tripletune.models.data.pairs import read_reply
 from tripletune.models.data.triples import Triple, format_triples
-from tripletune.models.llm.client import CallError, Message
-from tripletune.models.local.chat import ChatEncoder, Repetition, join_system
-from tripletune.models.local.decoding import Request
+from tripletune.models.llm import CallError, Message
+from tripletune.models.local import GenerateBatch, Request, decode
+from tripletune.models.local.chat import ChatEncoder, Repetition, TripleGrammar, join_system
+from tripletune.models.local.continuous_batch import ContinuousBatch
 
 CHAT: list[Message] = [{"role": "system", "content": "Plan."}, {"role": "user", "content": "Who?"}]
 
@@ -84,24 +87,17 @@ def test_what_chats_with_one_system_turn_begin_with(tokenizer: Any) -> None:
 
 @pytest.fixture(scope="module")
 def llama(tiny_llama):
-    import torch
-    from transformers import AutoModelForCausalLM
-
     return AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32).eval()
 
 
 @pytest.fixture
 def grammar(tokenizer):
     pytest.importorskip("xgrammar", reason="the extra `grammar` is not installed")
-    from tripletune.models.local.chat import TripleGrammar
-
     return TripleGrammar(tokenizer, len(tokenizer), {2})
 
 
 def accepts(grammar, tokenizer, text):
     """Whether the grammar lets a text be written and ended."""
-    import torch
-
     request = Request([0], 1000)
     for token in [*tokenizer(text, add_special_tokens=False)["input_ids"], 2]:
         logits = torch.zeros(1, len(tokenizer))
@@ -133,16 +129,10 @@ def test_other_texts_are_not(grammar, tokenizer, text):
     assert not accepts(grammar, tokenizer, text)
 
 
-@pytest.mark.parametrize("rows", [1, 4])
-def test_an_untrained_model_writes_triples_or_is_cut_off(grammar, llama, tokenizer, rows):
-    from tripletune.models.local.continuous_batch import ContinuousBatch
-
-    batch = ContinuousBatch(llama, {2}, 3, rows=rows, constraint=grammar)
+@pytest.mark.parametrize(("kind", "rows"), [(ContinuousBatch, 1), (ContinuousBatch, 4), (GenerateBatch, 4)])
+def test_an_untrained_model_writes_triples_or_is_cut_off(grammar, llama, tokenizer, kind, rows):
     requests = [Request([5 + number, 9], 120) for number in range(5)]
-    for request in requests:
-        batch.add(request)
-    while batch.run():
-        pass
+    decode(kind(llama, {2}, 3, rows=rows, constraint=grammar.restrict), requests)
     texts = [tokenizer.decode(request.tokens) for request in requests]
     assert all(not text or text.lstrip().startswith(("(S> ", "NONE")) for text in texts)
     assert any(texts)
@@ -150,24 +140,10 @@ def test_an_untrained_model_writes_triples_or_is_cut_off(grammar, llama, tokeniz
         assert read_reply(text).malformed <= (not request.ended)
 
 
-def test_generate_is_held_to_it_too(grammar, llama, tokenizer):
-    from tripletune.models.local.decoding import GenerateBatch
-
-    batch = GenerateBatch(llama, {2}, 3, constraint=grammar)
-    for number in range(3):
-        batch.add(Request([5 + number], 40))
-    done = batch.run()
-    assert len(done) == 3
-    texts = [tokenizer.decode(one.tokens).lstrip() for one in done]
-    assert all(not text or text.startswith(("(S> ", "NONE")) for text in texts)
-
-
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):
-    from tripletune.models.local.chat import import_xgrammar
-
     monkeypatch.setitem(sys.modules, "xgrammar", None)
     with pytest.raises(ValueError, match=r"pip install 'tripletune\[grammar\]'"):
-        import_xgrammar()
+        TripleGrammar(None, 9, {2})
 
 
 class Words:

@@ -8,22 +8,19 @@ from tripletune.rag.systems.ras import SYSTEM as RAS
 
 
 def test_what_is_not_given_keeps_the_papers_default():
-    assert make_options(SYSTEM, {"max_rounds": None, "top_k": None}) == CiragOptions()
+    options = make_options(SYSTEM, {"max_rounds": None, "top_k": None})
+    assert (options.max_rounds, options.top_k, options.candidates, options.rerank) == (4, 10, 30, True)
+    assert (options.granularities, options.extraction) == (("triples", "sentences", "passages"), "two_step")
     assert make_options(RAS, {"max_rounds": 3, "top_k": None}) == LoopOptions(max_rounds=3)
 
 
 def test_settings_are_read_by_the_type_of_their_field():
-    options = make_options(
-        SYSTEM,
-        {"top_k": 5},
-        ["candidates=50", "rerank=no", "granularities=triples, passages", "extraction=joint", "max-rounds=2"],
-    )
-    assert options == CiragOptions(
+    settings = ["candidates=50", "rerank=no", "granularities=triples, passages", "extraction=joint", "max-rounds=2"]
+    assert make_options(SYSTEM, {"top_k": 5}, settings) == CiragOptions(
         top_k=5, candidates=50, rerank=False, granularities=("triples", "passages"), extraction="joint", max_rounds=2
     )
-    assert make_options(RAS, {}, ["triples_per_step=7", "planning=off"]) == LoopOptions(
-        triples_per_step=7, planning=False
-    )
+    off = LoopOptions(triples_per_step=7, planning=False)
+    assert make_options(RAS, {}, ["triples_per_step=7", "planning=off"]) == off
     assert make_options(RAS, {}, ["triples_per_step=none"]).triples_per_step is None
     assert make_options(SYSTEM, {}, ["prompts=my/folder"]).prompts == "my/folder"
 
@@ -46,13 +43,6 @@ def test_what_makes_no_sense_is_refused(flags, settings, message):
         make_options(SYSTEM, flags, settings)
 
 
-def test_the_defaults_are_the_papers():
-    options = CiragOptions()
-    assert (options.max_rounds, options.top_k, options.candidates, options.rerank) == (4, 10, 30, True)
-    assert options.granularities == ("triples", "sentences", "passages")
-    assert options.extraction == "two_step"
-
-
 def test_all_wrong_options_are_named_at_once():
     with pytest.raises(ValueError, match=r"max_rounds: 0 .*candidates: 0 .*granularities is 'passages,triples'"):
         CiragOptions(max_rounds=0, candidates=0, granularities=("passages", "triples"))
@@ -73,11 +63,10 @@ def test_every_prompt_file_is_used_and_there():
 def test_bad_prompt_folders_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such folder of prompts"):
         load_prompts(PROMPT_NAMES, tmp_path / "none")
-    with pytest.raises(ValueError, match="holds no prompt"):
-        load_prompts(PROMPT_NAMES, tmp_path)
-    (tmp_path / "cirag_answer.md").write_text("x")
-    with pytest.raises(ValueError, match="there is no prompt of this name"):
-        load_prompts(PROMPT_NAMES, tmp_path)
-    (tmp_path / "cirag_answer.md").rename(tmp_path / "cirag_joint.md").write_text(" ")
-    with pytest.raises(ValueError, match="the prompt is empty"):
-        load_prompts(PROMPT_NAMES, tmp_path)
+    for name, message in (("", "no prompt;"), ("cirag_answer", "no prompt of this name"), ("cirag_joint", "is empty")):
+        for old in tmp_path.iterdir():
+            old.unlink()
+        if name:
+            (tmp_path / f"{name}.md").write_text(" ")
+        with pytest.raises(ValueError, match=message):
+            load_prompts(PROMPT_NAMES, tmp_path)

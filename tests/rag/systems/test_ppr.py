@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from tripletune.models.llm.client import Completion
+from tripletune.models.llm import Completion
 from tripletune.rag.retrievers import open_retriever
 from tripletune.rag.systems import Tools
 from tripletune.rag.systems.ppr import SYSTEM, PprOptions, _graph

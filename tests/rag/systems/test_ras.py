@@ -5,39 +5,13 @@ import json
 
 import pytest
 
-from tripletune.models.data.records import ModelInput, Passage
+from tests.rag.fakes import Model, Shelf
+from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import Completion
-from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import LoopOptions, Tools, load_system
 from tripletune.rag.systems.ras import SYSTEM, ras
 
 QUESTION = "Who directed Alien?"
-
-
-class Script:
-    """Gives the planning replies in order and one answer; remembers its inputs."""
-
-    def __init__(self, *plans: str, answer: str = " Ridley Scott\n") -> None:
-        self.plans = list(plans)
-        self.answer = answer
-        self.inputs: list[tuple[ModelInput, int, str | None]] = []
-
-    async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
-        self.inputs.append((sample, max_new_tokens, evidence))
-        text = self.plans.pop(0) if sample.task == "planning" else self.answer
-        return Completion(text, prompt_tokens=10, completion_tokens=2, truncated_triples=1)
-
-
-class Shelf:
-    """Retrieves two passages named after the query; their texts overlap."""
-
-    def __init__(self) -> None:
-        self.queries: list[tuple[str, int]] = []
-
-    async def retrieve(self, query: str, k: int) -> list[Retrieved]:
-        self.queries.append((query, k))
-        return [Retrieved(Passage(f"{query} {n}", f"text {n} of {query}"), 1.0 / n, n) for n in (1, 2)]
 
 
 class Facts:
@@ -53,14 +27,14 @@ class Facts:
         return (Triple(query, "has", "common"), Triple(query, "has", number))
 
 
-def run(script: Script, options: LoopOptions | None = None, facts: Facts | None = None, search: str = ""):
+def run(script: Model, options: LoopOptions | None = None, facts: Facts | None = None, search: str = QUESTION):
     shelf = Shelf()
-    trace = asyncio.run(ras(QUESTION, script, script, shelf, facts or Facts(), options, search))
+    trace = asyncio.run(ras(QUESTION, search, Tools(script, script, shelf, facts or Facts()), options or LoopOptions()))
     return trace, [query for query, _ in shelf.queries]
 
 
 def test_two_rounds_as_in_the_paper():
-    script = Script(f"[SUBQ] {QUESTION}", "[SUBQ] Who is Ridley Scott?", "[SUFFICIENT]")
+    script = Model(f"[SUBQ] {QUESTION}", "[SUBQ] Who is Ridley Scott?", "[SUFFICIENT]")
     trace, queries = run(script)
     assert queries == [QUESTION, "Who is Ridley Scott?"]
     assert trace.answer == "Ridley Scott"
@@ -79,99 +53,63 @@ def test_two_rounds_as_in_the_paper():
     assert (trace.malformed, trace.unexpected) == (0, 0)
 
 
-def test_q0_is_the_question_whatever_the_planner_asks_first():
-    assert run(Script("[SUBQ] something else", "[SUFFICIENT]"))[1] == [QUESTION]
-
-
-def test_q0_can_be_the_generated_one_and_a_search_form_of_the_question():
+def test_q0_is_the_question_its_search_form_or_the_generated_one():
+    assert run(Model("[SUBQ] something else", "[SUFFICIENT]"))[1] == [QUESTION]
     generated = LoopOptions(first_query="generated")
-    assert run(Script("[SUBQ] something else", "[SUFFICIENT]"), generated)[1] == ["something else"]
-    assert run(Script("[SUBQ] q", "[SUFFICIENT]"), search="Alien director")[1] == ["Alien director"]
-
-
-def test_a_subquery_that_says_sufficient_goes_on():
-    script = Script("[SUBQ] q", "[SUBQ] Was the evidence [SUFFICIENT] or sufficient?", "[SUFFICIENT]")
-    trace, queries = run(script)
-    assert queries == [QUESTION, "Was the evidence [SUFFICIENT] or sufficient?"]
-    assert trace.stop_reason == "sufficient"
-
-
-@pytest.mark.parametrize("again", [f"[SUBQ] {QUESTION}", "[SUBQ] who directed  the alien"])
-def test_repeated_subquery_ends_the_loop(again):
-    trace, queries = run(Script("[SUBQ] q", again))
-    assert (queries, trace.stop_reason, trace.calls) == ([QUESTION], "repeated_subquery", 3)
-
-
-def test_max_rounds_stops_without_one_more_plan():
-    script = Script("[SUBQ] a", "[SUBQ] b", "[SUBQ] c")
-    trace, queries = run(script, LoopOptions(max_rounds=2))
-    assert (queries, trace.stop_reason) == ([QUESTION, "b"], "max_rounds")
-    assert script.plans == ["[SUBQ] c"]
+    assert run(Model("[SUBQ] something else", "[SUFFICIENT]"), generated)[1] == ["something else"]
+    assert run(Model("[SUBQ] q", "[SUFFICIENT]"), search="Alien director")[1] == ["Alien director"]
 
 
 @pytest.mark.parametrize(
-    ("plans", "options", "searched", "stop", "calls"),
+    ("plans", "options", "queries", "stop", "counts"),
     [
-        (["[NO_RETRIEVAL]"], {}, [], "no_retrieval", 2),
-        ([], {"max_rounds": 0}, [], "max_rounds", 1),
-        ([], {"retrieval": False}, [], "retrieval_off", 1),
-        ([], {"planning": False, "top_k": 3}, [(QUESTION, 3)], "single_pass", 1),
+        (["[SUBQ] q", "[SUBQ] Is it [SUFFICIENT]?", "[SUFFICIENT]"], {}, [QUESTION, "Is it [SUFFICIENT]?"],
+         "sufficient", (4, 0, 0)),
+        (["[SUBQ] q", f"[SUBQ] {QUESTION}"], {}, [QUESTION], "repeated_subquery", (3, 0, 0)),
+        (["[SUBQ] q", "[SUBQ] who directed  the alien"], {}, [QUESTION], "repeated_subquery", (3, 0, 0)),
+        # One more plan could change nothing.
+        (["[SUBQ] a", "[SUBQ] b", "[SUBQ] c"], {"max_rounds": 2}, [QUESTION, "b"], "max_rounds", (3, 0, 0)),
+        (["[NO_RETRIEVAL]"], {}, [], "no_retrieval", (2, 0, 0)),
+        ([], {"max_rounds": 0}, [], "max_rounds", (1, 0, 0)),
+        ([], {"retrieval": False}, [], "retrieval_off", (1, 0, 0)),
+        ([], {"planning": False, "top_k": 3}, [QUESTION], "single_pass", (1, 0, 0)),
+        # A plan that can't be read asks the question without a graph, and answers with one.
+        (["I think", "The answer is near"], {}, [QUESTION], "malformed", (3, 2, 0)),
+        (["[SUBQ] q", "[NO_RETRIEVAL]"], {}, [QUESTION], "sufficient", (3, 0, 1)),
+        (["[SUFFICIENT]"], {}, [], "sufficient", (2, 0, 1)),
     ],
-)
-def test_ways_without_a_loop(plans, options, searched, stop, calls):
-    shelf, script = Shelf(), Script(*plans)
-    trace = asyncio.run(ras(QUESTION, script, script, shelf, Facts(), LoopOptions(**options)))
-    assert (shelf.queries, trace.stop_reason, trace.calls, trace.unexpected) == (searched, stop, calls, 0)
-    assert (trace.answer, [len(step.triples) for step in script.inputs[-1][0].steps]) == (
-        "Ridley Scott",
-        [3] * len(searched),
-    )
+)  # fmt: skip
+def test_how_planning_ends(plans, options, queries, stop, counts):
+    script = Model(*plans)
+    trace, found = run(script, LoopOptions(**options))
+    assert (found, trace.stop_reason, trace.answer) == (queries, stop, "Ridley Scott")
+    assert (trace.calls, trace.malformed, trace.unexpected) == counts
+    assert [len(step.triples) for step in script.inputs[-1][0].steps] == [3] * len(queries)
 
 
-def test_malformed_plan_without_graph_asks_the_question_and_with_graph_answers():
-    trace, queries = run(Script("I think", "The answer is near"))
-    assert (queries, trace.stop_reason, trace.malformed) == ([QUESTION], "malformed", 2)
-    assert [action.action for action in trace.actions] == [None, None]
-    assert trace.actions[0].reply == "I think"
-
-
-def test_malformed_plan_after_an_empty_step_asks_the_question():
-    class NoHits(Shelf):
-        async def retrieve(self, query, k):
-            await super().retrieve(query, k)
-            return []
-
-    shelf, script = NoHits(), Script("[SUBQ] other", "garbage", "garbage")
-    trace = asyncio.run(ras(QUESTION, script, script, shelf, Facts(), LoopOptions(first_query="generated")))
-    assert [query for query, _ in shelf.queries] == ["other", QUESTION]
+def test_malformed_plan_after_a_step_without_evidence_asks_the_question():
+    shelf, script = Shelf(lambda query: []), Model("[SUBQ] other", "garbage", "garbage")
+    options = LoopOptions(first_query="generated", top_k=3)
+    trace = asyncio.run(ras(QUESTION, QUESTION, Tools(script, script, shelf, Facts()), options))
+    assert shelf.queries == [("other", 3), (QUESTION, 3)]
     assert (trace.stop_reason, trace.malformed) == ("repeated_subquery", 2)
-
-
-def test_malformed_plan_counts_a_step_without_triples_as_no_graph():
-    trace, queries = run(Script("x", "x"), facts=Facts(known=False))
+    trace, queries = run(Model("x", "x"), facts=Facts(known=False))
     assert (queries, trace.stop_reason, trace.malformed) == ([QUESTION], "repeated_subquery", 2)
-    trace, _ = run(Script("x", "x"), LoopOptions(evidence="text"), facts=Facts(known=False))
+    trace, _ = run(Model("x", "x"), LoopOptions(evidence="text"), facts=Facts(known=False))
     assert trace.stop_reason == "malformed"
 
 
-def test_unexpected_actions_are_counted():
-    trace, _ = run(Script("[SUBQ] q", "[NO_RETRIEVAL]"))
-    assert (trace.stop_reason, trace.unexpected, trace.malformed) == ("sufficient", 1, 0)
-    trace, queries = run(Script("[SUFFICIENT]"))
-    assert (trace.stop_reason, trace.unexpected, queries) == ("sufficient", 1, [])
-
-
 def test_passages_without_triples_are_counted_and_triples_capped():
-    trace, _ = run(Script("[SUBQ] q", "[SUFFICIENT]"), facts=Facts(second=False))
+    trace, _ = run(Model("[SUBQ] q", "[SUFFICIENT]"), facts=Facts(second=False))
     assert trace.steps[0].passages_without_triples == 1
     assert len(trace.steps[0].triples) == 2
-    trace, _ = run(Script("[SUBQ] q", "[SUFFICIENT]"), LoopOptions(triples_per_step=1))
+    trace, _ = run(Model("[SUBQ] q", "[SUFFICIENT]"), LoopOptions(triples_per_step=1))
     assert trace.steps[0].triples == [[QUESTION, "has", "common"]]
 
 
 def test_a_share_of_the_triples_is_drawn_by_seed_and_keeps_its_order():
     def kept(**options):
-        trace, _ = run(Script("[SUBQ] q", "[SUBQ] r", "[SUFFICIENT]"), LoopOptions(**options))
+        trace, _ = run(Model("[SUBQ] q", "[SUBQ] r", "[SUFFICIENT]"), LoopOptions(**options))
         return [[triple[2] for triple in step.triples] for step in trace.steps]
 
     assert kept(triples_share=1.0) == [["common", "1", "2"]] * 2
@@ -182,42 +120,45 @@ def test_a_share_of_the_triples_is_drawn_by_seed_and_keeps_its_order():
 
 
 def test_text_evidence_needs_no_store():
-    script = Script("[SUBQ] q", "[SUFFICIENT]")
-    options = LoopOptions(evidence="text")
-    trace = asyncio.run(ras(QUESTION, script, script, Shelf(), None, options))
+    script = Model("[SUBQ] q", "[SUFFICIENT]")
+    trace = asyncio.run(ras(QUESTION, QUESTION, Tools(script, script, Shelf()), LoopOptions(evidence="text")))
     assert {evidence for _, _, evidence in script.inputs} == {"text"}
     assert trace.steps[0].triples == []
 
 
 def test_missing_tools_are_named():
-    script = Script("[SUBQ] q")
-    with pytest.raises(ValueError, match="no triple store"):
-        asyncio.run(ras(QUESTION, script, script, Shelf(), None))
-    with pytest.raises(ValueError, match="no retriever"):
-        asyncio.run(ras(QUESTION, Script("[SUBQ] q"), script, None, Facts()))
+    script = Model("[SUBQ] q", "[SUBQ] q")
+    for tools, missing in (
+        (Tools(script, script, Shelf()), "reads triples extracted before"),
+        (Tools(script, script, store=Facts()), "no retriever"),
+        (Tools(answerer=script), "needs a language model, and none was given"),
+    ):
+        with pytest.raises(ValueError, match=missing):
+            asyncio.run(ras(QUESTION, QUESTION, tools, LoopOptions()))
 
 
 def test_planner_and_answerer_can_be_two_models():
-    planner, answerer = Script("[SUBQ] q", "[SUFFICIENT]", answer="planner"), Script(answer="answerer")
-    trace = asyncio.run(ras(QUESTION, planner, answerer, Shelf(), Facts()))
+    planner, answerer = Model("[SUBQ] q", "[SUFFICIENT]", answer="planner"), Model(answer="answerer")
+    trace = asyncio.run(ras(QUESTION, QUESTION, Tools(planner, answerer, Shelf(), Facts()), LoopOptions()))
     assert trace.answer == "answerer"
     assert [sample.task for sample, _, _ in answerer.inputs] == ["answering"]
 
 
 def test_trace_is_json():
-    trace, _ = run(Script("[SUBQ] q", "[SUFFICIENT]"))
+    trace, _ = run(Model("I think", "[SUFFICIENT]"))
     row = json.loads(json.dumps(trace.to_json()))
     assert row["steps"][0]["passages"][0]["title"] == f"{QUESTION} 1"
-    assert row["actions"][1] == {"reply": "[SUFFICIENT]", "action": "[SUFFICIENT]", "subquery": "", "unexpected": False}
+    assert row["actions"] == [
+        {"reply": "I think", "action": None, "subquery": "", "unexpected": False},
+        {"reply": "[SUFFICIENT]", "action": "[SUFFICIENT]", "subquery": "", "unexpected": False},
+    ]
 
 
 def test_system_says_what_it_needs():
     assert load_system("ras") is SYSTEM
+    assert SYSTEM.run is ras
     assert SYSTEM.needs_triples(LoopOptions())
     assert not SYSTEM.needs_triples(LoopOptions(evidence="text"))
     assert not SYSTEM.needs_corpus(LoopOptions(max_rounds=0))
-    script = Script("[SUBQ] q", "[SUFFICIENT]")
-    trace = asyncio.run(SYSTEM.run(QUESTION, "search form", Tools(script, script, Shelf(), Facts()), LoopOptions()))
-    assert trace.steps[0].query == "search form"
     with pytest.raises(ValueError, match=r"is not one of cirag, .*, ras, .*did you mean ras"):
         load_system("rass")

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tripletune.models.data.records import Passage
-from tripletune.models.llm.client import Completion
+from tripletune.models.llm import Completion
 from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import Tools, load_system
 

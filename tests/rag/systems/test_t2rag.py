@@ -9,7 +9,7 @@ from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.__main__ import main
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import Completion
+from tripletune.models.llm import Completion
 from tripletune.models.llm.replies import triple_rows
 from tripletune.rag.__main__ import main as ask
 from tripletune.rag.systems import Tools

@@ -16,14 +16,14 @@ from tripletune.models.data.pairs import (
 )
 from tripletune.models.data.triples import Triple, format_triples
 from tripletune.models.local.chat import ChatEncoder
-from tripletune.train.tasks.text_to_triples import PairEncoder, RowLimits
+from tripletune.train.tasks.text_to_triples import PairEncoder
 
 INSTRUCTION = load_instruction()
 LONG = "Ada Lovelace, who was born in London, wrote the first program for a machine that was never built. " * 30
 
 
-def decoder(tokenizer: Any, **limits: int) -> PairEncoder:
-    return PairEncoder(tokenizer, INSTRUCTION, RowLimits(**limits))
+def decoder(tokenizer: Any, source: int = 512, target: int = 256) -> PairEncoder:
+    return PairEncoder(tokenizer, INSTRUCTION, max_source_tokens=source, max_target_tokens=target)
 
 
 def split(row: dict[str, Any]) -> tuple[list[int], list[int]]:
@@ -48,7 +48,7 @@ def test_a_decoder_learns_the_triples_and_the_end_alone(tokenizer: Any, extracti
 
 
 def test_an_encoder_decoder_learns_target_and_end(tokenizer: Any, extraction_pairs: list[Any]) -> None:
-    rows = list(PairEncoder(tokenizer, None, RowLimits()).rows(extraction_pairs, Counter()))
+    rows = list(PairEncoder(tokenizer, None).rows(extraction_pairs, Counter()))
     for pair, row in zip(extraction_pairs, rows, strict=True):
         assert row["input_ids"] == tokenizer(pair.source_text)["input_ids"]
         assert tokenizer.decode(row["labels"]) == format_triples(pair.triples) + tokenizer.eos_token
@@ -59,7 +59,7 @@ def test_an_encoder_decoder_learns_target_and_end(tokenizer: Any, extraction_pai
 @pytest.mark.parametrize("seq2seq", [False, True])
 def test_a_long_source_is_cut_at_a_word_and_keeps_its_title(tokenizer: Any, seq2seq: bool) -> None:
     pair = ExtractionPair("1", LONG, "Ada Lovelace", (Triple("Ada", "wrote", "a program"),))
-    encoder = PairEncoder(tokenizer, None if seq2seq else INSTRUCTION, RowLimits(source=64))
+    encoder = PairEncoder(tokenizer, None if seq2seq else INSTRUCTION, max_source_tokens=64)
     counts: Counter[str] = Counter()
     (cut,) = encoder.cut_sources([pair.source_text], counts)
     assert counts == {"cut_sources": 1}
@@ -147,7 +147,7 @@ def test_the_end_is_the_one_the_chat_template_writes(tokenizer: Any) -> None:
     # A tokenizer whose end token ends texts, with a template that ends turns otherwise, as Gemma's.
     tokenizer.eos_token = "<|endoftext|>"
     row = next(
-        PairEncoder(tokenizer, INSTRUCTION, RowLimits(), type("G", (), {"eos_token_id": [0, 2]})()).rows(
+        PairEncoder(tokenizer, INSTRUCTION, type("G", (), {"eos_token_id": [0, 2]})()).rows(
             [ExtractionPair("1", "x", "", (Triple("a", "b", "c"),))], Counter()
         )
     )

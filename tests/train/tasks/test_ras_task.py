@@ -1,5 +1,6 @@
 """Where records come from, what a row of them is, what settings reach, and scores of replies."""
 
+import copy
 import dataclasses
 import json
 from collections.abc import Callable
@@ -9,15 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tripletune.models.data.records import Action, ModelInput, Record, read_records
+from tripletune.models.data.records import Action, ModelInput, Record
+from tripletune.models.graph_llm import LocalGenerator
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
-from tripletune.models.llm.client import Completion
-from tripletune.models.local.generator import LocalGenerator
-from tripletune.train.run import train
-from tripletune.train.task import Examples
-from tripletune.train.tasks import ras
-from tripletune.train.tasks.ras import build_table, encode_row, score_records, tokenize
+from tripletune.models.llm import Completion
+from tripletune.train import train
+from tripletune.train.tasks import Examples, ras
+from tripletune.train.tasks.ras import GraphTask, encode_row
 
 Write = Callable[..., Path]
 
@@ -29,43 +29,44 @@ def processor(tokenizer: Any) -> GraphLLMProcessor:
 
 def source(path: Path, split: str = "train", tasks: tuple[str, ...] = (), **options: Any) -> Examples:
     keep = (lambda record, share: record.task in tasks) if tasks else None
-    return Examples(read_records, ((str(path), 1.0),), split, keep=keep, selection=tasks, **options)
+    return Examples(Record.from_json, ((str(path), 1.0),), split, keep=keep, selection=tasks, **options)
 
 
-def table_of(path: Path, processor: GraphLLMProcessor, encoder: Path, cache: Path) -> EmbeddingTable:
-    return build_table([source(path)], processor, str(encoder), cache)
+@pytest.fixture
+def task_of(make_config: Any, processor: GraphLLMProcessor) -> Callable[..., GraphTask]:
+    """A task on sources of its own; without graph unless it is asked for one."""
+    config = make_config()
+
+    def task_of(*sources: Examples, own: Any = processor, use_graph: bool = False, copies: bool = True) -> GraphTask:
+        task = GraphTask(copy.deepcopy(config))
+        task.config.model.use_graph, task.config.data.learn_copies = use_graph, copies
+        task.sources, task.processor = sources, own
+        return task
+
+    return task_of
 
 
 def test_rows_are_the_encoded_records(
-    tmp_path: Path, records: list[Record], write_records: Write, processor: GraphLLMProcessor, tiny_encoder: Path
+    tmp_path: Path, records: list[Record], write_records: Write, processor: GraphLLMProcessor, task_of: Any
 ) -> None:
-    path = write_records(records)
-    table = table_of(path, processor, tiny_encoder, tmp_path)
-    rows = tokenize(source(path), processor, table, tmp_path)
+    data = source(write_records(records))
+    task = task_of(data, use_graph=True)
+    table, rows = task.table, task.rows(data, tmp_path)
     assert len(rows) == len(records)
     for row, record in zip(rows, records):
-        expected = encode_row(record, processor, table)
-        expected.pop("lost")
-        assert row == expected
+        assert row == encode_row(record, processor, table)
         assert row["length"] == len(row["input_ids"]) + len(row["label_ids"])
         graphs = processor.graphs(record.steps)
-        found = table.vectors(row["node_rows"])
         names = [name for graph in graphs for name in graph.nodes]
-        rows_of = table.rows(names)
-        assert np.array_equal(found, table.vectors([rows_of[name] for name in names]))
+        assert np.array_equal(table[row["node_rows"]], table.vectors(names))
 
 
 def test_files_are_memory_mapped_and_reused(
-    tmp_path: Path,
-    records: list[Record],
-    write_records: Write,
-    processor: GraphLLMProcessor,
-    tiny_encoder: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, records: list[Record], write_records: Write, task_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write_records(records)
-    table = table_of(path, processor, tiny_encoder, tmp_path)
-    first = tokenize(source(path), processor, table, tmp_path)
+    data = source(write_records(records))
+    task = task_of(data, use_graph=True)
+    first = task.rows(data, tmp_path)
     assert first.cache_files
     assert Path(first.cache_files[0]["filename"]).is_relative_to(tmp_path)
 
@@ -74,23 +75,25 @@ def test_files_are_memory_mapped_and_reused(
 
     monkeypatch.setattr(ras, "encode_row", fail)
     monkeypatch.setattr(EmbeddingTable, "build", fail)
-    again = table_of(path, processor, tiny_encoder, tmp_path)
-    assert again.digest == table.digest
-    assert tokenize(source(path), processor, again, tmp_path)[:] == first[:]
+    again = task_of(data, use_graph=True)
+    assert again.table.digest == task.table.digest
+    assert again.rows(data, tmp_path)[:] == first[:]
 
 
 def test_the_cache_depends_on_all_that_changes_a_row(
-    tmp_path: Path, records: list[Record], write_records: Write, processor: GraphLLMProcessor, tokenizer_folder: Path
+    tmp_path: Path, records: list[Record], write_records: Write, task_of: Any, tokenizer_folder: Path, processor: Any
 ) -> None:
     from transformers import AutoTokenizer
 
-    def folders() -> set[str]:
-        return {folder.name for folder in tmp_path.glob("tokens-*")}
+    counts = []
+
+    def tokenise(data: Examples, **options: Any) -> None:
+        task_of(data, **options).rows(data, tmp_path)
+        counts.append(len(list(tmp_path.glob("tokens-*"))))
 
     path = write_records(records)
     settings = processor.settings
-    tokenize(source(path), processor, None, tmp_path)
-    counts = [len(folders())]
+    tokenise(source(path))
     for change in (
         {"max_input_tokens": 400},
         {"evidence": "text"},
@@ -98,45 +101,37 @@ def test_the_cache_depends_on_all_that_changes_a_row(
         {"planning_instruction": "Plan!"},
     ):
         fresh = AutoTokenizer.from_pretrained(tokenizer_folder)
-        tokenize(source(path), GraphLLMProcessor(fresh, dataclasses.replace(settings, **change)), None, tmp_path)
-        counts.append(len(folders()))
+        tokenise(source(path), own=GraphLLMProcessor(fresh, dataclasses.replace(settings, **change)))
     templated = AutoTokenizer.from_pretrained(tokenizer_folder)
     templated.chat_template = templated.chat_template.replace("assistant", "model")
-    tokenize(source(path), GraphLLMProcessor(templated, settings), None, tmp_path)
-    counts.append(len(folders()))
-    tokenize(source(path, limit=3), processor, None, tmp_path)
-    counts.append(len(folders()))
-    tokenize(source(path), processor, None, tmp_path, learn_copies=False)
-    counts.append(len(folders()))
-    tokenize(source(path, tasks=("planning",)), processor, None, tmp_path)
-    counts.append(len(folders()))
+    tokenise(source(path), own=GraphLLMProcessor(templated, settings))
+    tokenise(source(path, limit=3))
+    tokenise(source(path), copies=False)
+    tokenise(source(path, tasks=("planning",)))
     write_records(records[1:])
-    tokenize(source(path), processor, None, tmp_path)
-    counts.append(len(folders()))
+    tokenise(source(path))
     assert counts == list(range(1, 11))
 
 
 def test_truncation_is_counted(
-    tmp_path: Path, records: list[Record], write_records: Write, tokenizer: Any, tiny_encoder: Path
+    tmp_path: Path, records: list[Record], write_records: Write, tokenizer: Any, task_of: Any, processor: Any
 ) -> None:
-    whole = GraphLLMProcessor.create(tokenizer, planning_instruction="Plan.", answering_instruction="Answer.")
-    lengths = [len(whole.encode_input(record.input).input_ids) for record in records]
-    processor = GraphLLMProcessor(tokenizer, dataclasses.replace(whole.settings, max_input_tokens=max(lengths) - 1))
-    path = write_records(records)
-    tokenize(source(path), processor, None, tmp_path)
+    lengths = [len(processor.encode_input(record.input).input_ids) for record in records]
+    shorter = GraphLLMProcessor(tokenizer, dataclasses.replace(processor.settings, max_input_tokens=max(lengths) - 1))
+    data = source(write_records(records))
+    task_of(data, own=shorter).rows(data, tmp_path)
     meta = json.loads(next(tmp_path.glob("tokens-*/meta.json")).read_text())
     over = sum(length == max(lengths) for length in lengths)
     assert (meta["rows"], meta["truncated_records"], meta["truncated_triples"]) == (len(records), over, over)
-    assert meta["label_tokens"] == sum(len(whole.encode_label(record)) for record in records)
+    assert meta["label_tokens"] == sum(len(processor.encode_label(record)[0]) for record in records)
 
 
 def test_a_table_holds_the_strings_of_training_and_validation(
-    tmp_path: Path, records: list[Record], write_records: Write, processor: GraphLLMProcessor, tiny_encoder: Path
+    records: list[Record], write_records: Write, processor: GraphLLMProcessor, task_of: Any
 ) -> None:
     path = write_records(records[:3])
     write_records(records[9:], "validation", path)
-    both = [source(path), source(path, "validation")]
-    table = build_table(both, processor, str(tiny_encoder), tmp_path)
+    table = task_of(source(path), source(path, "validation"), use_graph=True).table
     strings = {
         text for record in records[:3] + records[9:] for g in processor.graphs(record.steps) for text in g.strings
     }
@@ -269,25 +264,21 @@ def gold(monkeypatch: pytest.MonkeyPatch, records: list[Record]) -> dict[str, st
     return replies
 
 
-def scores(make_graph_llm: Any, records: list[Record]) -> dict[str, float]:
-    model, processor = make_graph_llm(use_graph=False)
-    return score_records(model, processor, None, records, 4, 8)
-
-
-def test_gold_replies_score_one(make_graph_llm: Any, records: list[Record], gold: dict[str, str]) -> None:
-    found = scores(make_graph_llm, records)
-    assert found["planning/action_accuracy"] == 1.0
-    assert found["planning/malformed"] == 0.0
-    assert found["answering/exact_match"] == 1.0
+def scores(make_graph_llm: Any, task: GraphTask, records: list[Record]) -> dict[str, float]:
+    model, task.processor = make_graph_llm(use_graph=False)
+    task.table, task.scored = None, records
+    return task.score(model)
 
 
 def test_wrong_and_malformed_replies_are_counted(
-    make_graph_llm: Any, records: list[Record], gold: dict[str, str]
+    make_graph_llm: Any, make_task: Any, records: list[Record], gold: dict[str, str]
 ) -> None:
+    task = make_task("ras")
+    assert scores(make_graph_llm, task, records)["answering/exact_match"] == 1.0
     gold[repr(records[0].input)] = "[SUFFICIENT]"
     gold[repr(records[1].input)] = "I think [SUFFICIENT]"
     gold[repr(records[2].input)] = "elsewhere"
-    found = scores(make_graph_llm, records)
+    found = scores(make_graph_llm, task, records)
     assert found["planning/action_accuracy"] == pytest.approx(6 / 8)
     assert found["planning/malformed"] == pytest.approx(1 / 8)
     assert found["answering/exact_match"] == pytest.approx(3 / 4)

@@ -14,22 +14,13 @@ from tripletune.models.data.records import Passage
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
 from tripletune.models.loading import load_causal_lm
-from tripletune.models.local.chat import eos_token_ids
 from tripletune.rag.systems.cirag.extraction import Fact
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
-from tripletune.train.run import make_rows
+from tripletune.train import make_rows
 from tripletune.train.sampling import EpochSampler, RepeatedSteps
-from tripletune.train.task import Examples
-from tripletune.train.tasks import cirag_distill
-from tripletune.train.tasks.cirag_distill import (
-    StudentTask,
-    choose_cases,
-    folder_and_share,
-    score_cases,
-)
-from tripletune.train.tasks.cirag_on_policy import OnPolicyConfig, OnPolicyTask, check_same_width, load_teacher
-from tripletune.train.text import TextTrainSection
-from tripletune.train.trajectory_rows import RowOptions, TrajectoryEncoder
+from tripletune.train.tasks import Examples, cirag_distill
+from tripletune.train.tasks.cirag_distill import StudentTask, folder_and_share
+from tripletune.train.tasks.cirag_on_policy import OnPolicyConfig, OnPolicyTask, load_teacher
 
 PASSAGE = Passage("Kelm", "Kelm is a town.")
 
@@ -129,26 +120,21 @@ def test_rows_prompts_and_counts(folders: tuple[Path, Path], tiny_llama: Path, t
 
 
 def test_scores_while_training(folders: tuple[Path, Path], tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, tokenizer = load_causal_lm(tiny_llama, torch.float32)
-    encoder = TrajectoryEncoder(
-        tokenizer, eos_token_ids(tokenizer, model.generation_config), RowOptions(max_prompt_tokens=900)
-    )
-    cases = choose_cases(task_of(train=[str(folders[1])]).sources[1] or [], 5)
-    assert [case.id for case in cases] == [
-        case.id for case in choose_cases(reversed([trajectory(n, "b") for n in range(90, 100)]), 5)
-    ]
+    task, reversed_data = (task_of(train=[str(folders[1])], max_prompt_tokens=900) for _ in range(2))
+    task.config.train.eval_generate_records = reversed_data.config.train.eval_generate_records = 5
+    task.model, task.processor = load_causal_lm(tiny_llama, torch.float32)
+    reversed_data.sources = (None, list(reversed(list(task.sources[1]))))
+    assert [case.id for case in task.cases] == [case.id for case in reversed_data.cases]
     asked: list[list[int]] = []
 
     def reply(model: Any, tokenizer: Any, prompts: list[list[int]], *rest: Any) -> list[str]:
         asked.extend(prompts)
-        return [write_decision(case.gold) for case in cases]
+        return [write_decision(case.gold) for case in task.cases]
 
     monkeypatch.setattr(cirag_distill, "generate_replies", reply)
-    scores = score_cases(model, cases, encoder, tokenizer, TextTrainSection())
-    assert {name: scores[name] for name in ("core_f1", "stop_accuracy", "malformed")} == {
-        "core_f1": 1.0, "stop_accuracy": 1.0, "malformed": 0.0
-    }  # fmt: skip
-    assert asked[0] == encoder.prompt(cases[0].messages)
+    scores = task.score(task.model)
+    assert (scores["core_f1"], scores["stop_accuracy"], scores["malformed"]) == (1.0, 1.0, 0.0)
+    assert asked == [task.encoder.prompt(case.messages) for case in task.cases]
 
 
 def test_prompts_of_a_step_come_once_for_each_micro_batch() -> None:
@@ -168,15 +154,14 @@ def test_a_teacher_shares_the_vocabulary(tiny_llama: Path, tiny_model: Any, tmp_
     student, tokenizer = load_causal_lm(tiny_llama, torch.float32)
     config = OnPolicyConfig()
     config.train.teacher = str(tiny_model("qwen2"))
-    teacher = load_teacher(config, tokenizer)
-    check_same_width(student, teacher)
+    teacher = load_teacher(config, student, tokenizer)
     assert not any(parameter.requires_grad for parameter in teacher.parameters())
-    teacher.config.vocab_size += 64
+    student.config.vocab_size += 64
     with pytest.raises(ValueError, match="output layers are padded differently"):
-        check_same_width(student, teacher)
+        load_teacher(config, student, tokenizer)
     tokenizer.add_tokens(["<|new|>"])
     with pytest.raises(ValueError, match=r"do not share a vocabulary \(384 and 385 tokens, 0 of"):
-        load_teacher(config, tokenizer)
+        load_teacher(config, student, tokenizer)
 
 
 # On-policy distillation

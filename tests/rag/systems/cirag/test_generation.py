@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rag.fakes import Client
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import Completion
+from tripletune.rag import Trace
 from tripletune.rag.systems import QuestionClient, load_prompts
-from tripletune.rag.systems.cirag import PROMPT_NAMES
+from tripletune.rag.systems.cirag import PROMPT_NAMES, CiragOptions, Pools, answer_text, generate, read_answer
 from tripletune.rag.systems.cirag.extraction import Fact
-from tripletune.rag.systems.cirag.generation import Pools, answer_text, generate, read_answer
-from tripletune.rag.trace import Trace
 
 ADA, KELM = Passage("Ada", "Ada lived. She died in Kelm."), Passage("Kelm", "Kelm is a town.")
 FACTS = [
@@ -27,78 +26,60 @@ def test_a_triple_that_is_kept_again_brings_its_other_passage():
     pools = Pools()
     pools.add([Fact(Triple("Ada", "died in", "Kelm"), ADA, "She died in Kelm.")])
     pools.add([Fact(Triple("Ada", "died in", "Kelm"), KELM, "Ada died here.")])
-    assert pools.triples() == ['["Ada", "died in", "Kelm"]']
-    assert pools.sentences() == ["[Ada] She died in Kelm.", "[Kelm] Ada died here."]
-    assert pools.passages() == [ADA.content, KELM.content]
-
-
-class Levels:
-    """Replies by level; remembers what it was shown."""
-
-    model = "levels"
-
-    def __init__(self, **replies):
-        self.replies, self.asked = replies, []
-
-    async def chat(self, messages, *, role, sampling=None, question_id=""):
-        self.asked.append((role, messages[-1]["content"]))
-        return Completion(self.replies[role.rsplit(".", 1)[1]], 1, 1)
-
-    async def close(self):
-        pass
+    assert pools.context("triples") == ['["Ada", "died in", "Kelm"]']
+    assert pools.context("sentences") == ["[Ada] She died in Kelm.", "[Kelm] Ada died here."]
+    assert pools.context("passages") == [ADA.content, KELM.content]
 
 
 def cascade(facts=FACTS, granularities=("triples", "sentences", "passages"), **replies):
-    client, pools = Levels(**replies), Pools()
+    client, pools = Client(answer=lambda asked: replies[asked.role.rsplit(".", 1)[1]]), Pools()
     pools.add(facts)
-    llm = QuestionClient(client, Trace("Q?"))
-    return asyncio.run(generate("Q?", pools, llm, load_prompts(PROMPT_NAMES), granularities, 512)), client.asked
+    trace, options = Trace("Q?"), CiragOptions(granularities=granularities)
+    asyncio.run(generate("Q?", pools, QuestionClient(client, trace), load_prompts(PROMPT_NAMES), options, trace))
+    return (trace.answer, trace.details["granularity"]), client, trace
 
 
 REFUSE = "Thought: not there.\nAnswer: Unanswerable."
 
 
 def test_the_first_sufficient_level_answers():
-    found, asked = cascade(triples="Thought: easy.\nAnswer: Kelm")
-    assert (found.answer, found.granularity, len(asked)) == ("Kelm", "triples", 1)
-    found, asked = cascade(triples=REFUSE, sentences="Answer: Kelm")
-    assert (found.answer, found.granularity, len(asked)) == ("Kelm", "sentences", 2)
-    found, _ = cascade(
-        triples="Answer: Unanswerable, the triples name no town", sentences=REFUSE, passages="Answer: Kelm"
-    )
-    assert (found.answer, found.granularity) == ("Kelm", "passages")
+    found, client, _ = cascade(triples="Thought: easy.\nAnswer: Kelm")
+    assert (found, len(client.asked)) == (("Kelm", "triples"), 1)
+    found, client, _ = cascade(triples=REFUSE, sentences="Answer: Kelm")
+    assert (found, len(client.asked)) == (("Kelm", "sentences"), 2)
+    unsure = "Answer: Unanswerable, the triples name no town"
+    assert cascade(triples=unsure, sentences=REFUSE, passages="Answer: Kelm")[0] == ("Kelm", "passages")
 
 
 def test_nothing_sufficient_gives_the_passage_answer_and_says_default():
-    found, asked = cascade(triples=REFUSE, sentences=REFUSE, passages=REFUSE)
-    assert (found.answer, found.granularity, len(asked)) == ("Unanswerable.", "default", 3)
-    found, _ = cascade(granularities=("sentences",), sentences="")
-    assert (found.answer, found.granularity) == ("", "default")
+    found, client, _ = cascade(triples=REFUSE, sentences=REFUSE, passages=REFUSE)
+    assert (found, len(client.asked)) == (("Unanswerable.", "default"), 3)
+    assert cascade(granularities=("sentences",), sentences="")[0] == ("", "default")
 
 
 def test_each_level_shows_its_own_evidence_once():
-    _, asked = cascade(triples=REFUSE, sentences=REFUSE, passages=REFUSE)
-    roles, shown = zip(*asked)
-    assert roles == ("cirag.answer.triples", "cirag.answer.sentences", "cirag.answer.passages")
-    assert shown[0] == (
+    _, client, _ = cascade(triples=REFUSE, sentences=REFUSE, passages=REFUSE)
+    assert client.roles == ["cirag.answer.triples", "cirag.answer.sentences", "cirag.answer.passages"]
+    assert [asked.text for asked in client.asked] == [
         'Triples:\n["Ada", "died in", "Kelm"]\n["Kelm", "is", "town"]\n["Ada", "place of death", "Kelm"]'
-        "\n\nQuestion: Q?"
-    )
-    assert shown[1] == "Sentences:\n[Ada] She died in Kelm.\n[Kelm] Kelm is a town.\n\nQuestion: Q?"
-    assert shown[2] == "Passages:\nAda\nAda lived. She died in Kelm.\n\nKelm\nKelm is a town.\n\nQuestion: Q?"
+        "\n\nQuestion: Q?",
+        "Sentences:\n[Ada] She died in Kelm.\n[Kelm] Kelm is a town.\n\nQuestion: Q?",
+        "Passages:\nAda\nAda lived. She died in Kelm.\n\nKelm\nKelm is a town.\n\nQuestion: Q?",
+    ]
+    assert answer_text("Q\nQuestion: x?", "triples", []).count("\n") == 3
 
 
 def test_levels_without_evidence_are_passed_over_but_for_the_last():
-    found, asked = cascade(facts=[], passages=REFUSE)
-    assert [role for role, _ in asked] == ["cirag.answer.passages"]
-    assert "(nothing was found)" in asked[0][1]
-    assert (found.granularity, found.skipped) == ("default", 2)
+    found, client, trace = cascade(facts=[], passages=REFUSE)
+    assert client.roles == ["cirag.answer.passages"]
+    assert "(nothing was found)" in client.asked[0].text
+    assert (found[1], trace.tallies["granularities_without_context"]) == ("default", 2)
 
 
 @pytest.mark.parametrize("levels", [("triples", "passages"), ("sentences",), ("sentences", "passages")])
 def test_cascades_of_one_and_two_levels(levels):
-    _, asked = cascade(granularities=levels, **dict.fromkeys(levels, REFUSE))
-    assert [role for role, _ in asked] == [f"cirag.answer.{level}" for level in levels]
+    _, client, _ = cascade(granularities=levels, **dict.fromkeys(levels, REFUSE))
+    assert client.roles == [f"cirag.answer.{level}" for level in levels]
 
 
 @pytest.mark.parametrize(
@@ -120,9 +101,7 @@ def test_cascades_of_one_and_two_levels(levels):
 )
 def test_answers_are_read_strictly_and_faults_named(text, answer, faults):
     assert read_answer(text) == (answer, faults)
-
-
-def test_a_cut_off_thought_is_no_answer():
+    # A thought that was cut off is no answer.
     assert read_answer("Thought: first of all", cut_off=True) == ("", ("missing_answer", "empty_answer"))
 
 
@@ -132,7 +111,3 @@ def test_an_answer_is_one_line_or_a_fault(text, cut_off):
     answer, faults = read_answer(text, cut_off)
     assert len(answer.splitlines()) <= 1
     assert answer or "empty_answer" in faults
-
-
-def test_a_question_stands_on_one_line():
-    assert answer_text("Q\nQuestion: x?", "triples", []).count("\n") == 3

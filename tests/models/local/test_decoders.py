@@ -5,10 +5,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from tripletune.models.local import GenerateBatch, Request, decode
 from tripletune.models.local.continuous_batch import ContinuousBatch, fits
-from tripletune.models.local.decoding import Request
 
 END, PAD = 2, 3
+both = pytest.mark.parametrize("kind", [ContinuousBatch, GenerateBatch])
 FAMILIES = ("llama", "qwen2", "qwen3", "granite", "gpt2", "cohere", "gemma")
 
 
@@ -34,8 +35,8 @@ def one_at_a_time(model, given, limit, ends):
     return replies
 
 
-def together(model, given, limit, ends, prefix=0, criterion=None, **options):
-    batch = ContinuousBatch(model, ends, PAD, **options)
+def together(model, given, limit, ends, prefix=0, criterion=None, kind=ContinuousBatch, **options):
+    batch = kind(model, ends, PAD, **options)
     requests = [Request(list(prompt), limit, prefix, criterion=criterion) for prompt in given]
     for request in requests:
         batch.add(request)
@@ -44,6 +45,10 @@ def together(model, given, limit, ends, prefix=0, criterion=None, **options):
         done += found
     assert sorted(map(id, done)) == sorted(map(id, requests)), "every request comes back once"
     return requests
+
+
+def replies(*arguments, **options):
+    return [one.tokens for one in together(*arguments, **options)]
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +68,16 @@ def test_replies_are_those_of_one_at_a_time_generation(tiny_model, family):
     ends = several_ends(model, given, 20)
     wanted = one_at_a_time(model, given, 20, ends)
     assert len({len(reply) for reply in wanted}) > 2, "replies of several lengths, so that rows come and go"
-    assert [one.tokens for one in together(model, given, 20, ends, rows=4)] == wanted
+    assert replies(model, given, 20, ends, rows=4) == wanted
 
 
+@both
 @pytest.mark.parametrize(("rows", "cells"), [(1, 10_000), (3, 10_000), (8, 150), (16, 1), (64, 32_768)])
-def test_no_number_of_rows_changes_a_reply(llama, rows, cells):
+def test_no_number_of_rows_changes_a_reply(llama, kind, rows, cells):
     given = prompts(20, seed=1)
     ends = several_ends(llama, given, 90)
     wanted = one_at_a_time(llama, given, 90, ends)
-    found = together(llama, given, 90, ends, rows=rows, cells=cells)
+    found = together(llama, given, 90, ends, kind=kind, rows=rows, cells=cells)
     assert [one.tokens for one in found] == wanted
     assert [one.ended for one in found] == [len(reply) < 90 for reply in wanted]
     assert all(one.seconds > 0 for one in found)
@@ -88,8 +94,7 @@ def test_a_row_that_ended_is_no_longer_paid_for(llama, monkeypatch):
     for number, prompt in enumerate(given):
         batch.add(Request(prompt, 40 if number == 7 else 4))
     monkeypatch.setattr(llama, "forward", counted)
-    while batch.run():
-        pass
+    decode(batch, [])
     assert rows[:4] == [8, 8, 8, 8]
     assert set(rows[4:]) == {1}
 
@@ -109,33 +114,35 @@ def test_a_request_may_come_while_others_are_under_way(llama):
     assert [one.tokens for one in requests] == wanted
 
 
-def test_out_of_memory_begins_again_with_half_the_rows(llama, monkeypatch):
+@both
+def test_out_of_memory_begins_again_with_half_the_rows(llama, kind, monkeypatch):
     given, forward = prompts(9, seed=6), llama.forward
     wanted = one_at_a_time(llama, given, 10, {END})
 
+    @functools.wraps(forward)
     def small(*args, **kwargs):
         if kwargs["input_ids"].shape[0] > 2:
             raise torch.OutOfMemoryError("too much")
         return forward(*args, **kwargs)
 
     monkeypatch.setattr(llama, "forward", small)
-    assert [one.tokens for one in together(llama, given, 10, {END}, rows=8)] == wanted
-    monkeypatch.setattr(llama, "forward", lambda *args, **kwargs: small(input_ids=torch.zeros(9, 1)))
-    batch = ContinuousBatch(llama, {END}, PAD, rows=4)
-    batch.add(Request([4], 1))
+    assert replies(llama, given, 10, {END}, kind=kind, rows=8) == wanted
+    monkeypatch.setattr(llama, "forward", functools.wraps(forward)(lambda **_: small(input_ids=torch.zeros(9, 1))))
     with pytest.raises(torch.OutOfMemoryError, match="one prompt and its reply"):
-        batch.run()
+        together(llama, [[4]], 1, {END}, kind=kind, rows=4)
 
 
-def test_a_stopping_criterion_ends_a_reply(llama):
+@both
+def test_a_stopping_criterion_ends_a_reply(llama, kind):
     given = prompts(6, seed=7)
     wanted = one_at_a_time(llama, given, 12, {END})
-    found = together(llama, given, 12, {END}, rows=4, criterion=lambda request: len(request.tokens) == 5)
-    assert [one.tokens for one in found] == [reply[:5] for reply in wanted]
+    found = replies(llama, given, 12, {END}, kind=kind, rows=4, criterion=lambda request: len(request.tokens) == 5)
+    assert found == [reply[:5] for reply in wanted]
 
 
-def test_stopped_and_cleared(llama):
-    batch = ContinuousBatch(llama, {END}, PAD)
+@both
+def test_stopped_and_cleared(llama, kind):
+    batch = kind(llama, {END}, PAD)
     batch.add(Request([4, 5], 10))
     batch.clear()
     assert batch.run() == []
@@ -171,10 +178,7 @@ def test_several_prefixes_are_read_once_each(llama, monkeypatch):
     for turn in range(2):
         requests = [Request(list(prompt), 12, size) for prompt, size in zip(given, shared)]
         shapes.clear()
-        for request in requests:
-            batch.add(request)
-        while batch.run():
-            pass
+        decode(batch, requests)
         assert [request.tokens for request in requests] == wanted
         prefixes = [(1, len(one)), (1, len(other))]
         assert [shape in shapes for shape in prefixes] == [turn == 0] * 2
@@ -184,10 +188,38 @@ def test_several_prefixes_are_read_once_each(llama, monkeypatch):
 
 def test_a_prompt_that_is_nothing_but_its_prefix_is_read_as_a_whole(llama):
     prompt = [5, 6, 7, 8]
-    wanted = one_at_a_time(llama, [prompt], 6, {END})
-    batch = ContinuousBatch(llama, {END}, PAD, rows=2)
-    request = Request(list(prompt), 6, len(prompt))
-    batch.add(request)
-    while batch.run():
-        pass
-    assert [request.tokens] == wanted
+    assert replies(llama, [prompt], 6, {END}, prefix=len(prompt)) == one_at_a_time(llama, [prompt], 6, {END})
+
+
+# `generate`.
+
+LENGTHS = [[5, 6], [7] * 30, [8, 9, 10], [11] * 28, [12], [13] * 9]
+
+
+def test_beams_do_not_depend_on_the_batch(llama):
+    beams = replies(llama, LENGTHS, 12, {END}, kind=GenerateBatch, rows=4, beams=3)
+    assert beams == replies(llama, LENGTHS, 12, {END}, kind=GenerateBatch, rows=1, beams=3)
+    assert beams != one_at_a_time(llama, LENGTHS, 12, {END})
+
+
+def test_requests_of_similar_length_run_together_with_settings_in_one_object(llama, monkeypatch):
+    given, generate = [], llama.generate
+
+    def watched(**options):
+        given.append(options)
+        return generate(**options)
+
+    monkeypatch.setattr(llama, "generate", watched)
+    replies(llama, LENGTHS, 12, {END}, kind=GenerateBatch, rows=2)
+    assert sorted(len(one["input_ids"][0]) for one in given) in ([2, 9, 30], [3, 9, 30])
+    # transformers warns of settings beside it, and will refuse them.
+    allowed = {"input_ids", "attention_mask", "generation_config", "logits_processor", "stopping_criteria"}
+    assert all(set(one) <= allowed and one["generation_config"].max_new_tokens == 12 for one in given)
+
+
+def test_the_models_own_settings_stay_its_own(llama, monkeypatch):
+    own = GenerationConfig(repetition_penalty=5.0, do_sample=True, temperature=3.0)
+    wanted = one_at_a_time(llama, LENGTHS, 12, {END})
+    monkeypatch.setattr(llama, "generation_config", own)
+    assert replies(llama, LENGTHS, 12, {END}, kind=GenerateBatch) == wanted
+    assert llama.generation_config is own

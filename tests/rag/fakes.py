@@ -1,0 +1,72 @@
+"""A chat model, a Graph-LLM and a retriever that say what they are told, and remember what they were asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from tripletune.models.data.records import ModelInput, Passage
+from tripletune.models.llm import Completion, Message, Sampling
+from tripletune.rag.retrievers import Retrieved
+
+
+class Asked(NamedTuple):
+    role: str
+    messages: list[Message]
+    sampling: Sampling | None
+    question_id: str
+
+    @property
+    def text(self) -> str:
+        return self.messages[-1]["content"]
+
+
+class Client:
+    """An LLM client; its replies come in order, or from a function of the call, and an exception is raised."""
+
+    model = "script"
+
+    def __init__(self, *replies: Any, answer: Callable[[Asked], Any] | None = None) -> None:
+        self.replies, self.asked, self.closed = list(replies), list[Asked](), False
+        self.answer = answer or (lambda asked: self.replies.pop(0))
+
+    @property
+    def roles(self) -> list[str]:
+        return [asked.role for asked in self.asked]
+
+    async def chat(
+        self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
+    ) -> Completion:
+        self.asked.append(Asked(role, list(messages), sampling, question_id))
+        reply = self.answer(self.asked[-1])
+        if isinstance(reply, Exception):
+            raise reply
+        return Completion(reply, 10, 2, finish_reason="length" if reply.endswith("...") else "stop")
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Model:
+    """A Graph-LLM: planning replies in order, and one answer."""
+
+    def __init__(self, *plans: str, answer: str = " Ridley Scott\n") -> None:
+        self.plans, self.answer = list(plans), answer
+        self.inputs: list[tuple[ModelInput, int, str | None]] = []
+
+    async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
+        self.inputs.append((sample, max_new_tokens, evidence))
+        text = self.plans.pop(0) if sample.task == "planning" else self.answer
+        return Completion(text, prompt_tokens=10, completion_tokens=2, truncated_triples=1)
+
+
+class Shelf:
+    """A retriever: two passages named after the query, or what `found` gives for it."""
+
+    def __init__(self, found: Callable[[str], Sequence[Passage]] | None = None) -> None:
+        self.queries: list[tuple[str, int]] = []
+        self.found = found or (lambda query: [Passage(f"{query} {n}", f"text {n} of {query}") for n in (1, 2)])
+
+    async def retrieve(self, query: str, k: int) -> list[Retrieved]:
+        self.queries.append((query, k))
+        return [Retrieved(passage, 1.0, n) for n, passage in enumerate(self.found(query))][:k]
