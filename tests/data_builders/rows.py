@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tripletune.data_builders.datasets import Statistics
 from tripletune.data_builders.datasets.kinds import KINDS
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset
@@ -37,6 +39,8 @@ CHATS = [
     )
     for name in ("u", "v")
 ]  # fmt: skip
+# What others have published, a folder beside the repository.
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 ROWS: dict[str, list[Any]] = {"records": RECORDS, "pairs": PAIRS, "trajectories": CHATS}
 
 
@@ -44,6 +48,30 @@ def write_lines(path: Path, rows: Iterable[Any]) -> str:
     """A JSON-lines file of these rows."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(path)
+
+
+def read_lines(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of a JSON-lines file."""
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+
+def hotpot_row(number: int, **more: Any) -> dict[str, Any]:
+    """A question in the layout of HotpotQA, which needs the first of its two passages."""
+    return {
+        "_id": f"id{number}",
+        "question": f"Question number {number}?",
+        "answer": f"answer {number}",
+        "type": "bridge",
+        "supporting_facts": [["A", 0]],
+        "context": [["A", [f"Text {number}."]], ["B", ["Other."]]],
+    } | more
+
+
+def shared(name: str) -> Path:
+    """A published file; the test is skipped where it is not on this machine."""
+    if not (SHARED / name).is_file():
+        pytest.skip(f"{SHARED / name} is not on this machine")
+    return SHARED / name
 
 
 def counted(kind: str = "records", rows: Iterable[Any] | None = None) -> dict[str, Any]:

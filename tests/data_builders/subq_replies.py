@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.data_builders.rows import read_lines
 from tripletune.data_builders.hotpotqa_subq.teacher import FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE, load_subq_prompts
 from tripletune.data_builders.readers._rows import find_passage, title_key
 from tripletune.models.data.records import Passage
@@ -25,16 +26,14 @@ _NUMBERED = re.compile(r"^\[(\d+)\] (.*)$", re.MULTILINE)
 _DOCUMENT = re.compile(r"^Document: (.*)$", re.MULTILINE)
 
 
-def rows(path: str | Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
-
-
 @functools.cache
 def recorded() -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Rows of the teacher by question text, and one row with the triples of every document."""
-    teacher = {row["_id"]: row for row in rows(os.environ["SUBQ_TEACHER"])}
+    teacher = {row["_id"]: row for row in read_lines(os.environ["SUBQ_TEACHER"])}
     triples = {title: facts for row in teacher.values() for title, facts in row["triples"].items()}
-    questions = {" ".join(row["question"].split()): teacher[row["_id"]] for row in rows(os.environ["SUBQ_QUESTIONS"])}
+    questions = {
+        " ".join(row["question"].split()): teacher[row["_id"]] for row in read_lines(os.environ["SUBQ_QUESTIONS"])
+    }
     return questions, {"triples": triples}
 
 
@@ -68,7 +67,7 @@ class RecordedClient:
     model = "recorded"
 
     def __init__(self, path: str | Path) -> None:
-        self.rows = {row["_id"]: row for row in rows(path)}
+        self.rows = {row["_id"]: row for row in read_lines(path)}
 
     async def chat(self, messages: Any, *, role: str, sampling: Any = None, question_id: str = "") -> Completion:
         row = self.rows.get(question_id, {})

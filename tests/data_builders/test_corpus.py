@@ -1,63 +1,50 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
+from tests.data_builders.rows import hotpot_row, read_lines, shared, write_lines
 from tripletune.data_builders.corpus import CorpusOptions, build_corpus, ensure_corpus, main
 from tripletune.data_builders.readers import get_reader
 from tripletune.models.data.records import read_corpus
 from tripletune.rag.triple_store import read_gold
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 
-
-def row(number, supporting=True, **more):
-    return {
-        "_id": f"q{number}",
-        "question": f"Where is town {number}?",
-        "answer": "here",
-        "type": "bridge",
-        "supporting_facts": [[f"Town {number}", 0], ["Shared", 0]] if supporting else [],
-        "context": [
-            [f"Town {number}", [f"Town {number} is here."]],
-            # The same paragraph with other spaces and another spelling of é.
-            ["Shared", ["A café  for all." if number % 2 else "A cafe\u0301 for all."]],
-            ["Empty", [" "]],
-        ],
-    } | more
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(one) + "\n" for one in rows))
-    return str(path)
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def row(number, supporting=True):
+    context = [
+        [f"Town {number}", [f"Town {number} is here."]],
+        # The same paragraph with other spaces and another spelling of é.
+        ["Shared", ["A café  for all." if number % 2 else "A cafe\u0301 for all."]],
+        ["Empty", [" "]],
+    ]
+    facts = [[f"Town {number}", 0], ["Shared", 0]] if supporting else []
+    return hotpot_row(number, supporting_facts=facts, context=context)
 
 
 @pytest.fixture
 def file(tmp_path):
-    return write(tmp_path / "train.jsonl", [row(n) for n in range(20)] + [row(20, supporting=False), row(3)])
+    return write_lines(tmp_path / "train.jsonl", [row(n) for n in range(20)] + [row(20, supporting=False), row(3)])
 
 
-def build(file, output, **options):
-    options = {"train": file, "train_count": 5} | options
-    return build_corpus(CorpusOptions("hotpotqa", **options), output)
+def options(file, **more):
+    return CorpusOptions("hotpotqa", **({"train": file, "train_count": 5} | more))
+
+
+def build(file, output, overwrite=False, **more):
+    return build_corpus(options(file, **more), output, overwrite)
 
 
 def test_all_paragraphs_of_the_drawn_questions_stand_in_the_corpus_once(file, tmp_path):
     manifest = build(file, tmp_path / "out")
-    questions, gold = lines(tmp_path / "out" / "train.jsonl"), read_gold(tmp_path / "out" / "train.gold.jsonl")
+    questions, gold = read_lines(tmp_path / "out" / "train.jsonl"), read_gold(tmp_path / "out" / "train.gold.jsonl")
     corpus = {passage.title: passage for passage in read_corpus(tmp_path / "out" / "train.corpus.jsonl")}
-    numbers = [question["_id"][1:] for question in questions]
+    numbers = [question["_id"][2:] for question in questions]
     assert len(questions) == 5
     assert numbers == sorted(numbers, key=int)
     assert set(corpus) == {"Shared", *(f"Town {number}" for number in numbers)}
     for number in numbers:
-        assert gold[f"q{number}"] == {corpus["Shared"].id, corpus[f"Town {number}"].id}
+        assert gold[f"id{number}"] == {corpus["Shared"].id, corpus[f"Town {number}"].id}
     assert manifest["splits"]["train"] | {"sha256": ""} == {
         "file": file, "sha256": "", "usable": 20,
         "left_out": {"no supporting document": 1, "question id seen before": 1},
@@ -86,8 +73,8 @@ def test_ids_do_not_depend_on_the_draw(file, tmp_path):
 def test_two_splits_draw_apart(file, tmp_path):
     build(file, tmp_path / "one")
     build(file, tmp_path / "two", evaluation=file, evaluation_count=4)
-    assert lines(tmp_path / "one" / "train.jsonl") == lines(tmp_path / "two" / "train.jsonl")
-    assert len(lines(tmp_path / "two" / "evaluation.jsonl")) == 4
+    assert read_lines(tmp_path / "one" / "train.jsonl") == read_lines(tmp_path / "two" / "train.jsonl")
+    assert len(read_lines(tmp_path / "two" / "evaluation.jsonl")) == 4
 
 
 def test_questions_in_both_draws_are_counted_and_told(file, tmp_path, caplog):
@@ -95,7 +82,7 @@ def test_questions_in_both_draws_are_counted_and_told(file, tmp_path, caplog):
     assert manifest["splits"]["evaluation"]["also_in_train"] == 4
     assert "4 evaluation questions are training questions too" in caplog.text
     caplog.clear()
-    other = write(tmp_path / "dev.jsonl", [row(n) for n in range(30, 34)])
+    other = write_lines(tmp_path / "dev.jsonl", [row(n) for n in range(30, 34)])
     manifest = build(file, tmp_path / "other", evaluation=other, evaluation_count=4)
     assert manifest["splits"]["evaluation"]["also_in_train"] == 0
     assert "training questions too" not in caplog.text
@@ -105,7 +92,7 @@ def test_the_benchmarks_file_is_never_written_over(file, tmp_path):
     before = Path(file).read_bytes()
     with pytest.raises(ValueError, match="is, holds or lies in what is read"):
         build(file, tmp_path)
-    evaluation = write(tmp_path / "evaluation.corpus.jsonl", [row(1)])
+    evaluation = write_lines(tmp_path / "evaluation.corpus.jsonl", [row(1)])
     with pytest.raises(ValueError, match="is, holds or lies in what is read"):
         build(file, tmp_path / "out" / "..", train=None, evaluation=evaluation, evaluation_count=1)
     assert Path(file).read_bytes() == before
@@ -118,13 +105,13 @@ def test_only_a_corpus_is_replaced_and_only_when_asked(file, tmp_path):
     (tmp_path / "out" / "train.jsonl").write_text("mine")
     for overwrite in (False, True):
         with pytest.raises(FileExistsError, match=r"did not make \(train\.jsonl\)"):
-            build_corpus(CorpusOptions("hotpotqa", train=file, train_count=5), tmp_path / "out", overwrite)
+            build(file, tmp_path / "out", overwrite)
     assert (tmp_path / "out" / "train.jsonl").read_text() == "mine"
     build(file, tmp_path / "other")
     with pytest.raises(FileExistsError, match="--overwrite to replace it"):
         build(file, tmp_path / "other")
-    build_corpus(CorpusOptions("hotpotqa", train=file, train_count=6), tmp_path / "other", overwrite=True)
-    assert len(lines(tmp_path / "other" / "train.jsonl")) == 6
+    build(file, tmp_path / "other", overwrite=True, train_count=6)
+    assert len(read_lines(tmp_path / "other" / "train.jsonl")) == 6
 
 
 @pytest.mark.parametrize("content", ['{"a": 1}', '{"options": ', "[]"])
@@ -132,20 +119,19 @@ def test_a_manifest_of_somebody_else_is_one_clear_message(file, tmp_path, conten
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "corpus.json").write_text(content)
     with pytest.raises(ValueError, match=r"corpus\.json was not written by data_builders\.corpus"):
-        ensure_corpus(CorpusOptions("hotpotqa", train=file, train_count=5), tmp_path / "out")
+        ensure_corpus(options(file), tmp_path / "out")
 
 
 def test_a_corpus_that_is_there_is_kept_and_another_one_is_refused(file, tmp_path):
-    options = CorpusOptions("hotpotqa", train=file, train_count=5)
-    manifest = ensure_corpus(options, tmp_path / "out")
+    manifest = ensure_corpus(options(file), tmp_path / "out")
     stamp = (tmp_path / "out" / "train.corpus.jsonl").stat().st_mtime_ns
-    assert ensure_corpus(options, tmp_path / "out") == manifest
+    assert ensure_corpus(options(file), tmp_path / "out") == manifest
     assert (tmp_path / "out" / "train.corpus.jsonl").stat().st_mtime_ns == stamp
     with pytest.raises(ValueError, match=r"seed was 0 and is 1\. Name another folder"):
-        ensure_corpus(CorpusOptions("hotpotqa", train=file, train_count=5, seed=1), tmp_path / "out")
-    write(Path(file), [row(n) for n in range(30)])
+        ensure_corpus(options(file, seed=1), tmp_path / "out")
+    write_lines(Path(file), [row(n) for n in range(30)])
     with pytest.raises(ValueError, match=r"train\.jsonl has changed"):
-        ensure_corpus(options, tmp_path / "out")
+        ensure_corpus(options(file), tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -173,10 +159,8 @@ def test_bad_input_gives_one_line_and_exit_code_2(file, tmp_path, capsys, argume
     [("hotpotqa", "hotpotqa_train"), ("two_wiki", "2wikimultihopqa_train"), ("musique", "musique_ans_train")],
 )
 def test_real_benchmarks(reader, name, tmp_path):
-    source = SHARED / f"{name}.jsonl"
-    if not source.is_file():
-        pytest.skip(f"{source} is not on this machine")
-    build_corpus(CorpusOptions(reader, train=str(source), train_count=20), tmp_path / "o")
+    source = str(shared(f"{name}.jsonl"))
+    build_corpus(CorpusOptions(reader, train=source, train_count=20), tmp_path / "o")
     corpus = {passage.id: passage for passage in read_corpus(tmp_path / "o" / "train.corpus.jsonl")}
     gold = read_gold(tmp_path / "o" / "train.gold.jsonl")
     questions = list(get_reader(reader)(str(tmp_path / "o" / "train.jsonl")))

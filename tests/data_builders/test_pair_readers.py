@@ -1,9 +1,9 @@
 import json
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
+from tests.data_builders.rows import hotpot_row, shared, write_lines
 from tripletune.data_builders.hotpotqa_subq.options import Source
 from tripletune.data_builders.readers import names_with
 from tripletune.data_builders.readers.triples import (
@@ -15,13 +15,6 @@ from tripletune.data_builders.readers.triples import (
     published_triples,
     read_source,
 )
-
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def read(text):
@@ -36,7 +29,7 @@ def fields(row):
 
 def test_wikiofgraph_as_its_authors_publish_it(tmp_path):
     triplet = "(<S> Anarchism| <P> type| <O> theory), (<S> Anarchism| <P> rejects| <O> involuntary, coercive (forms))"
-    path = write(tmp_path / "w.jsonl", [{"triplet": triplet, "text": "Anarchism is …"}])
+    path = write_lines(tmp_path / "w.jsonl", [{"triplet": triplet, "text": "Anarchism is …"}])
     (row,), drops, issues = read(f"wikiofgraph:{path}")
     assert fields(row) == [("Anarchism", "type", "theory"), ("Anarchism", "rejects", "involuntary, coercive (forms)")]
     assert row.where == f"{path}:1"
@@ -66,7 +59,7 @@ def test_bad_rows_cost_themselves_alone(tmp_path):
         {"text": " ", "triples": []},
         {"text": None, "triples": []},
     ]
-    found, drops, issues = read(f"triples:{write(tmp_path / 't.jsonl', rows)}")
+    found, drops, issues = read(f"triples:{write_lines(tmp_path / 't.jsonl', rows)}")
     kept = [(row.text, row.id, len(row.triples)) for row in found]
     assert kept == [("good", "7", 1), ("one bad", "", 1), ("none", "", 0)]
     assert drops == {PairDrop.ALL_MALFORMED: 1, PairDrop.NO_TRIPLES: 1, PairDrop.NO_TEXT: 2}
@@ -97,7 +90,7 @@ def test_published_forms(value, triples, malformed):
 def test_titles_that_are_no_text_are_left_out_and_counted(tmp_path):
     titles = ["A", 1984, None, "", ["x"], {"a": 1}]
     rows = [{"text": f"text {n}", "title": title, "triples": []} for n, title in enumerate(titles)]
-    found, _, issues = read(f"triples:{write(tmp_path / 't.jsonl', rows)}")
+    found, _, issues = read(f"triples:{write_lines(tmp_path / 't.jsonl', rows)}")
     assert [row.title for row in found] == ["A", "1984", "", "", "", ""]
     assert issues[BAD_TITLES] == 2
 
@@ -107,28 +100,31 @@ def test_a_backslash_in_published_data_stands_for_itself():
     assert (triple.subject, triple.object) == ("a\\b", "c\\")
 
 
-def question(identity, titles):
+def question(number, titles, supporting_facts=()):
     context = [[title, [f"{title} is said here."]] for title in titles]
-    return {"_id": identity, "question": "Q?", "answer": "A", "supporting_facts": [], "context": context}
+    return hotpot_row(number, supporting_facts=list(supporting_facts), context=context)
 
 
 def test_recorded_replies_meet_the_passages_of_their_questions(tmp_path):
-    asked = [question("q1", ["A", "B &amp; C"]), question("q2", ["D"]), question("q3", ["E"])]
+    asked = [question(1, ["A", "B &amp; C"]), question(2, ["D"]), question(3, ["E"])]
     read_triples = {"A": [["a", "b", "c"], ["x"]], "b & c": [["d", "e", "f"]], "Gone": [["g", "h", "i"]]}
-    replied = [{"_id": "q1", "triples": read_triples}, {"_id": "q2", "triples": {"D": [["x"]]}}]
-    questions, replies = write(tmp_path / "q.jsonl", asked), write(tmp_path / "r.jsonl", replied)
+    replied = [{"_id": "id1", "triples": read_triples}, {"_id": "id2", "triples": {"D": [["x"]]}}]
+    questions, replies = write_lines(tmp_path / "q.jsonl", asked), write_lines(tmp_path / "r.jsonl", replied)
     rows, drops, issues = read(f"hotpotqa:{questions}:{replies}")
     assert [(row.id, row.title, row.text, fields(row)) for row in rows] == [
-        ("q1:0", "A", "A is said here.", [("a", "b", "c")]),
-        ("q1:1", "B &amp; C", "B &amp; C is said here.", [("d", "e", "f")]),
+        ("id1:0", "A", "A is said here.", [("a", "b", "c")]),
+        ("id1:1", "B &amp; C", "B &amp; C is said here.", [("d", "e", "f")]),
     ]
     assert drops == {PairDrop.NO_PASSAGE: 1, PairDrop.ALL_MALFORMED: 1, PairDrop.NO_ANNOTATION: 1}
     assert issues == {MALFORMED_TRIPLES: 1}
 
 
 def test_questions_the_reader_leaves_out_are_counted(tmp_path):
-    bad = question("q1", ["A"]) | {"supporting_facts": [["Elsewhere", 0]]}
-    questions, replies = write(tmp_path / "q.jsonl", [bad]), write(tmp_path / "r.jsonl", [{"_id": "q1", "triples": {}}])
+    bad = question(1, ["A"], [["Elsewhere", 0]])
+    questions, replies = (
+        write_lines(tmp_path / "q.jsonl", [bad]),
+        write_lines(tmp_path / "r.jsonl", [{"_id": "id1", "triples": {}}]),
+    )
     assert read(f"hotpotqa:{questions}:{replies}")[2] == {QUESTIONS_DROPPED: 1}
 
 
@@ -142,15 +138,16 @@ def test_unusable_sources_are_named(tmp_path):
         check_source(Source.parse("triples:file.jsonl:replies.jsonl"))
     with pytest.raises(FileNotFoundError):
         read(f"triples:{tmp_path / 'gone.jsonl'}")
-    path = write(tmp_path / "w.jsonl", [{"text": "a", "triples": []}, {"passage": "b"}])
+    path = tmp_path / "w.jsonl"
+    write_lines(path, [{"text": "a", "triples": []}, {"passage": "b"}])
     with pytest.raises(ValueError, match=r"w\.jsonl:2: a row needs 'text' and 'triples'.*it has passage"):
         read(f"triples:{path}")
     path.write_bytes(b"\x7fELF\x00\xff\xfe")
     with pytest.raises(ValueError, match=r"w\.jsonl:1: not UTF-8 text"):
         read(f"triples:{path}")
-    replies = write(tmp_path / "r.jsonl", [{"helpful": []}])
+    replies = write_lines(tmp_path / "r.jsonl", [{"helpful": []}])
     with pytest.raises(ValueError, match=r"r\.jsonl:1: a recorded reply needs '_id'"):
-        read(f"hotpotqa:{write(tmp_path / 'q.jsonl', [question('q', ['A'])])}:{replies}")
+        read(f"hotpotqa:{write_lines(tmp_path / 'q.jsonl', [question(1, ['A'])])}:{replies}")
 
 
 @pytest.mark.parametrize(
@@ -164,10 +161,8 @@ def test_unusable_sources_are_named(tmp_path):
     ],
 )
 def test_real_files(source, count):
-    if not (DATA / "wikiofgraph.jsonl").is_file():
-        pytest.skip("the data sets are not here")
     reader, *files = source.split(":")
-    rows, drops, _ = read(":".join([reader, *(str(DATA / file) for file in files)]))
+    rows, drops, _ = read(":".join([reader, *(str(shared(file)) for file in files)]))
     assert len(rows) == count if count else len(rows) > 100
     assert set(drops) <= {PairDrop.NO_ANNOTATION}
     assert all(row.text and row.triples for row in rows)

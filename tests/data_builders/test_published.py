@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.data_builders.rows import write_lines
 from tripletune.data_builders.__main__ import main
 from tripletune.data_builders.datasets.inspect import troubles
 from tripletune.data_builders.published import (
@@ -190,11 +191,8 @@ def test_command_writes_a_data_set(tmp_path, capsys):
         rows.append(released(Record("r", "q", "planning", question, Action.SUFFICIENT, (step,))))
         rows.append(released(Record("r", "q", "answering", question, Action.SUFFICIENT, (step,), answers=("c",))))
     rows.append({"input": PLANNER + "\nQuestion: Why?", "label": "nothing", "graphs": []})
-    path = tmp_path / "train_data.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    output = tmp_path / "out"
-    arguments = ["released", "--input", str(path), "--output", str(output), "--validation-fraction", "0.3"]
-    assert main(arguments) == 0
+    path, output = write_lines(tmp_path / "train_data.jsonl", rows), tmp_path / "out"
+    assert main(["released", "--input", path, "--output", str(output), "--validation-fraction", "0.3"]) == 0
     out = capsys.readouterr().out
     assert "rows left out: the label of a planning row is no action 1" in out
     assert list(troubles(output)) == []
@@ -202,5 +200,3 @@ def test_command_writes_a_data_set(tmp_path, capsys):
     assert sum(1 for _ in read_records(output)) == 120
     card = (output / "README.md").read_text(encoding="utf-8")
     assert "the label of a planning row is no action | 1 |" in card
-    assert main(arguments) == 2
-    assert "--overwrite" in capsys.readouterr().err

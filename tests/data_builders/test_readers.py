@@ -9,15 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.data_builders.rows import shared, write_lines
 from tripletune.data_builders.hotpotqa_subq import Dropped, DropReason, Question
 from tripletune.data_builders.published import parse_graph, read_explagraphs, split_names
 from tripletune.data_builders.readers import _rows, get_reader, names_with
 from tripletune.data_builders.readers.claims import NOT_BINARY
 from tripletune.data_builders.readers.hotpotqa import OUT_OF_RANGE
-from tripletune.eval import load_task, task_questions
 from tripletune.models.data.triples import Triple
-
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 HOTPOT = {
     "_id": "h1",
@@ -49,19 +47,18 @@ MUSIQUE = {
 }
 
 
-def write(path: Path, *rows: object) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
+def read(tmp_path: Path, reader: str, *rows: object, issues: Counter[str] | None = None) -> list[Question | Dropped]:
+    return list(get_reader(reader)(write_lines(tmp_path / "rows.jsonl", rows), issues))
 
 
-def only(reader: str, location: str, issues: Counter[str] | None = None) -> Question:
-    (question,) = get_reader(reader)(location, issues)
+def only(tmp_path: Path, reader: str, row: object, issues: Counter[str] | None = None) -> Question:
+    (question,) = read(tmp_path, reader, row, issues=issues)
     assert isinstance(question, Question)
     return question
 
 
 def test_hotpotqa_orders_supporting_passages_by_their_first_fact(tmp_path):
-    question = only("hotpotqa", write(tmp_path / "a.jsonl", HOTPOT))
+    question = only(tmp_path, "hotpotqa", HOTPOT)
     assert question.supporting == (2, 0)
     assert question.passages[2].text == "He wrote. He was born in Tacoma."
     assert (question.id, question.answers, question.type, question.source) == ("h1", ("Tacoma",), "bridge", "hotpotqa")
@@ -74,22 +71,21 @@ def test_hotpotqa_hub_layout_gives_the_same_question(tmp_path):
         "supporting_facts": {"title": list(titles), "sent_id": list(indices)},
         "context": {"title": [t for t, _ in HOTPOT["context"]], "sentences": [s for _, s in HOTPOT["context"]]},
     }
-    official = only("hotpotqa", write(tmp_path / "a.jsonl", HOTPOT))
-    assert only("hotpotqa", write(tmp_path / "b.jsonl", hub)) == official
+    official = only(tmp_path, "hotpotqa", HOTPOT)
+    assert only(tmp_path, "hotpotqa", hub) == official
 
 
 def test_json_array_parquet_and_folder_give_the_same_rows(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    expected = only("musique", write(tmp_path / "a.jsonl", MUSIQUE))
-    (tmp_path / "a.json").write_text(json.dumps([MUSIQUE], indent=1))
-    assert only("musique", str(tmp_path / "a.json")) == expected
-    folder = tmp_path / "folder"
+    expected = [only(tmp_path, "musique", MUSIQUE)]
+    array, folder = tmp_path / "a.json", tmp_path / "folder"
+    array.write_text(json.dumps([MUSIQUE], indent=1))
     folder.mkdir()
     pq.write_table(pa.Table.from_pylist([MUSIQUE]), folder / "train.parquet")
-    assert only("musique", str(folder / "train.parquet")) == expected
-    assert only("musique", f"{folder}") == expected
+    for place in (array, folder / "train.parquet", folder):
+        assert list(get_reader("musique")(str(place))) == expected
 
 
 def test_context_titles_that_differ_in_case_are_told_apart(tmp_path):
@@ -97,26 +93,26 @@ def test_context_titles_that_differ_in_case_are_told_apart(tmp_path):
         "context": [["Douglas MacLean", ["An actor."]], ["Douglas Maclean", ["A politician.", "More."]]],
         "supporting_facts": [["Douglas Maclean", 1]],
     }
-    assert only("hotpotqa", write(tmp_path / "a.jsonl", row)).supporting == (1,)
+    assert only(tmp_path, "hotpotqa", row).supporting == (1,)
     escaped = HOTPOT | {"context": [["Q & A", ["Text."]]], "supporting_facts": [["Q &amp; A", 0]]}
-    assert only("hotpotqa", write(tmp_path / "b.jsonl", escaped)).supporting == (0,)
+    assert only(tmp_path, "hotpotqa", escaped).supporting == (0,)
 
 
 def test_supporting_fact_out_of_range_is_counted_and_keeps_its_passage(tmp_path, caplog):
     issues: Counter[str] = Counter()
     row = TWO_WIKI | {"supporting_facts": [["Dune", 9], ["Frank Herbert", 0]]}
-    assert only("two_wiki", write(tmp_path / "a.jsonl", row), issues).supporting == (0, 2)
+    assert only(tmp_path, "two_wiki", row, issues).supporting == (0, 2)
     assert issues == {OUT_OF_RANGE: 1}
     assert f"1 {OUT_OF_RANGE}" in caplog.text
 
 
 def test_supporting_title_outside_the_context_drops_the_row(tmp_path):
-    location = write(tmp_path / "a.jsonl", HOTPOT | {"supporting_facts": [["Elsewhere", 0]]})
-    assert list(get_reader("hotpotqa")(location)) == [Dropped("h1", DropReason.SUPPORT_NOT_IN_CONTEXT, f"{location}:1")]
+    found = read(tmp_path, "hotpotqa", HOTPOT | {"supporting_facts": [["Elsewhere", 0]]})
+    assert found == [Dropped("h1", DropReason.SUPPORT_NOT_IN_CONTEXT, f"{tmp_path / 'rows.jsonl'}:1")]
 
 
 def test_two_wiki_keeps_the_order_of_the_evidence(tmp_path):
-    question = only("two_wiki", write(tmp_path / "a.jsonl", TWO_WIKI))
+    question = only(tmp_path, "two_wiki", TWO_WIKI)
     assert question.evidences == (
         Triple("Dune", "author", "Frank Herbert"),
         Triple("Frank Herbert", "place of birth", "Tacoma"),
@@ -124,7 +120,7 @@ def test_two_wiki_keeps_the_order_of_the_evidence(tmp_path):
 
 
 def test_musique_hops_aliases_and_type(tmp_path):
-    question = only("musique", write(tmp_path / "a.jsonl", MUSIQUE))
+    question = only(tmp_path, "musique", MUSIQUE)
     assert [(hop.question, hop.passage_index) for hop in question.hops] == [
         ("Dune >> author", 1),
         ("where was #1 born", 0),
@@ -136,11 +132,8 @@ def test_musique_hops_aliases_and_type(tmp_path):
 
 def test_musique_unanswerable_and_foreign_paragraph_are_dropped(tmp_path):
     hop = MUSIQUE["question_decomposition"][0] | {"paragraph_support_idx": None}
-    location = write(tmp_path / "a.jsonl", MUSIQUE | {"answerable": False}, MUSIQUE | {"question_decomposition": [hop]})
-    assert [row.reason for row in get_reader("musique")(location)] == [
-        DropReason.UNANSWERABLE,
-        DropReason.SUPPORT_NOT_IN_CONTEXT,
-    ]
+    found = read(tmp_path, "musique", MUSIQUE | {"answerable": False}, MUSIQUE | {"question_decomposition": [hop]})
+    assert [row.reason for row in found] == [DropReason.UNANSWERABLE, DropReason.SUPPORT_NOT_IN_CONTEXT]
 
 
 @pytest.mark.parametrize(
@@ -160,10 +153,9 @@ def test_musique_unanswerable_and_foreign_paragraph_are_dropped(tmp_path):
 )
 def test_bad_row_is_named_by_file_and_line(tmp_path, reader, change, message):
     good = {"hotpotqa": HOTPOT, "two_wiki": TWO_WIKI, "musique": MUSIQUE}[reader]
-    location = write(tmp_path / "a.jsonl", good, good | change)
     with pytest.raises(ValueError, match=message) as caught:
-        list(get_reader(reader)(location))
-    assert str(caught.value).startswith(f"{location}:2: ")
+        read(tmp_path, reader, good, good | change)
+    assert str(caught.value).startswith(f"{tmp_path / 'rows.jsonl'}:2: ")
 
 
 @settings(deadline=None)
@@ -263,27 +255,6 @@ def test_split_sizes_and_seed():
     assert len(split_names(7)) == 7
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="the sibling folder shared/data is not there")
-@pytest.mark.parametrize(
-    ("reader", "file", "count"),
-    [
-        ("hotpotqa", "hotpotqa_dev.jsonl", 240),
-        ("two_wiki", "2wikimultihopqa_dev.jsonl", 64),
-        ("musique", "musique_ans_dev.jsonl", 80),
-    ],
-)
-def test_official_files_read_completely(reader, file, count):
-    questions = list(get_reader(reader)(str(DATA / file)))
-    assert len(questions) == count
-    assert all(isinstance(question, Question) and question.supporting for question in questions)
-
-
-def read(tmp_path, reader, *rows):
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return list(get_reader(reader)(str(path)))
-
-
 def test_answers_in_every_layout_are_lists(tmp_path):
     rows = [
         {"id": 17, "question": "Q1?", "possible_answers": ["Max Born", "Max Born", " Born "]},
@@ -326,29 +297,30 @@ def test_choices_become_letters(tmp_path):
 
 
 def test_only_true_and_false_claims(tmp_path):
-    path = tmp_path / "claims.jsonl"
     labels = ["true", "False", "mixture", "unproven", 0, 2, 1]
-    path.write_text(
-        "".join(json.dumps({"claim_id": n, "claim": "c", "label": x}) + "\n" for n, x in enumerate(labels, 1))
-    )
+    rows = [{"claim_id": n, "claim": "c", "label": label} for n, label in enumerate(labels, 1)]
     issues: Counter[str] = Counter()
-    questions = list(get_reader("claims")(str(path), issues))
+    questions = read(tmp_path, "claims", *rows, issues=issues)
     assert [question.answers[0] for question in questions] == ["true", "false", "false", "true"]
     assert issues == {NOT_BINARY: 3}
 
 
 @pytest.mark.parametrize(
-    ("task", "file", "count"),
+    ("reader", "file", "count"),
     [
-        ("popqa", "popqa.jsonl", 300),
-        ("triviaqa", "triviaqa.jsonl", 200),
-        ("arc", "arc_challenge.jsonl", 299),
-        ("arc", "arc_easy.jsonl", 400),
-        ("pubhealth", "pubhealth.jsonl", 135),
+        ("hotpotqa", "hotpotqa_dev.jsonl", 240),
+        ("two_wiki", "2wikimultihopqa_dev.jsonl", 64),
+        ("musique", "musique_ans_dev.jsonl", 80),
+        ("short_form", "popqa.jsonl", 300),
+        ("short_form", "triviaqa.jsonl", 200),
+        ("multiple_choice", "arc_challenge.jsonl", 299),
+        ("multiple_choice", "arc_easy.jsonl", 400),
+        ("arc_easy", "arc_easy.jsonl", 400),
+        ("claims", "pubhealth.jsonl", 135),
+        ("asqa", "asqa_dev.jsonl", 150),
     ],
 )
-def test_real_files(task, file, count):
-    path = DATA / file
-    if not path.is_file():
-        pytest.skip(f"{path} is not there")
-    assert sum(1 for _ in task_questions(load_task(task), str(path))) == count
+def test_real_files_are_read_completely(reader, file, count):
+    questions = list(get_reader(reader)(str(shared(file))))
+    assert len(questions) == count
+    assert all(isinstance(question, Question) for question in questions)

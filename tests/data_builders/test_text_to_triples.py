@@ -1,11 +1,11 @@
 import json
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.data_builders.rows import write_lines
 from tripletune.data_builders.datasets.kinds import text_key
 from tripletune.data_builders.readers.triples import MALFORMED_TRIPLES, PairRow
 from tripletune.data_builders.text_to_triples import (
@@ -28,11 +28,6 @@ from tripletune.models.data.pairs import ExtractionPair, read_pairs
 from tripletune.models.data.triples import Triple
 
 
-def write(path: Path, rows) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def rows(count, prefix="Text"):
     return [{"text": f"{prefix} {n} says b.", "triples": [[f"{prefix} {n}", "says", "b"]]} for n in range(count)]
 
@@ -50,7 +45,7 @@ def failing(capsys, *arguments):
 
 @pytest.mark.parametrize("format", ["jsonl", "parquet"])
 def test_pairs_come_back_with_their_split(tmp_path, format):
-    file = write(tmp_path / "a.jsonl", rows(40))
+    file = write_lines(tmp_path / "a.jsonl", rows(40))
     folder, numbers = run(tmp_path, "--source", f"triples:{file}", "--validation-rows", 7, "--format", format,
                           "--shard-size", 10)  # fmt: skip
     train, validation = list(read_pairs(folder, "train")), list(read_pairs(folder, "validation"))
@@ -77,8 +72,8 @@ def test_what_is_left_out_is_counted(tmp_path):
         {"text": " ", "triples": []},
     ]
     held = [("held OUT.", []), ("Other", []), ("Held out with bad triples.", [["a"]])]
-    held_out = write(tmp_path / "held.jsonl", [{"text": text, "triples": triples} for text, triples in held])
-    file = write(tmp_path / "a.jsonl", first)
+    held_out = write_lines(tmp_path / "held.jsonl", [{"text": text, "triples": triples} for text, triples in held])
+    file = write_lines(tmp_path / "a.jsonl", first)
     folder, numbers = run(tmp_path, "--source", f"x=triples:{file}", "--exclude", f"triples:{held_out}",
                           "--no-facts", "drop", "--split-name", "train")  # fmt: skip
     assert [(pair.title, pair.text) for pair in read_pairs(folder)] == [("", "A text."), ("T", "A text.")]
@@ -101,14 +96,14 @@ def test_what_is_left_out_is_counted(tmp_path):
 
 
 def test_texts_without_facts_have_an_empty_target(tmp_path):
-    file = write(tmp_path / "a.jsonl", [{"text": "Hello!", "triples": []}, *rows(1)])
+    file = write_lines(tmp_path / "a.jsonl", [{"text": "Hello!", "triples": []}, *rows(1)])
     folder, numbers = run(tmp_path, "--source", f"triples:{file}", "--split-name", "test")
     assert next(read_pairs(folder, "test")).target == ""
     assert numbers["statistics"]["sources"]["triples"]["without facts"] == 1
 
 
 def test_names_by_the_papers_rule(tmp_path):
-    file = write(tmp_path / "a.jsonl", [*rows(5), {"text": "x", "title": "Unsaid", "triples": [["y", "p", "o"]]}])
+    file = write_lines(tmp_path / "a.jsonl", [*rows(5), {"text": "x", "title": "Unsaid", "triples": [["y", "p", "o"]]}])
     folder, numbers = run(tmp_path, "--source", f"triples:{file}", "--entity-share", 1, "--split-name", "train")
     named = [pair for pair in read_pairs(folder) if pair.source == "names"]
     assert [pair.text for pair in named] == [*(f"Text {n}" for n in range(5)), "Unsaid"]
@@ -118,7 +113,7 @@ def test_names_by_the_papers_rule(tmp_path):
 
 def test_the_world_and_a_teacher_mix(tmp_path):
     write_world(WorldOptions(train=20, validation=0, test=0), tmp_path / "world")
-    file = write(tmp_path / "a.jsonl", rows(30))
+    file = write_lines(tmp_path / "a.jsonl", rows(30))
     folder, numbers = run(tmp_path, "--source", f"world=triples:{tmp_path / 'world/train.triples.jsonl'}",
                           "--source", f"triples:{file}", "--limit", 12)  # fmt: skip
     counted = {name: counts["pairs"] for name, counts in numbers["statistics"]["sources"].items()}
@@ -128,13 +123,13 @@ def test_the_world_and_a_teacher_mix(tmp_path):
 
 
 def test_ids_are_unique_whatever_the_rows_say(tmp_path):
-    file = write(tmp_path / "a.jsonl", [row | {"id": "same"} for row in rows(3)])
+    file = write_lines(tmp_path / "a.jsonl", [row | {"id": "same"} for row in rows(3)])
     folder, _ = run(tmp_path, "--source", f"triples:{file}", "--split-name", "train")
     assert [pair.id for pair in read_pairs(folder)] == ["triples:same", "triples:same:2", "triples:same:3"]
 
 
 def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, capsys):
-    file, output = write(tmp_path / "a.jsonl", rows(4)), tmp_path / "out"
+    file, output = write_lines(tmp_path / "a.jsonl", rows(4)), tmp_path / "out"
     source = ("--source", f"triples:{file}", "--output", output)
     assert "there are only 4 pairs" in failing(capsys, *source, "--validation-rows", 9)
     assert "no such file" in failing(capsys, "--source", "triples:gone.jsonl", "--output", output)
@@ -145,7 +140,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, capsys):
     assert "split_name: 'a/b'" in failing(capsys, *source, "--split-name", "a/b")
     both = ("--split-name", "test", "--validation-rows", 3)
     assert "validation_rows and split_name: with one split" in failing(capsys, *source, *both)
-    bare = write(tmp_path / "b.jsonl", [{"text": "x", "triples": None}])
+    bare = write_lines(tmp_path / "b.jsonl", [{"text": "x", "triples": None}])
     error = failing(capsys, "--source", f"triples:{bare}", "--output", output)
     assert "not a single pair could be made (triples: there is no list of triples 1)" in error
     assert not output.exists()

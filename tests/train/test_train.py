@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tripletune.models.data.records import Action, Record
-from tripletune.train import check_tracking, dry_run_report, make_rows
+from tripletune.train import check_tracking, dry_run_report, make_rows, train
 
 Begin = Callable[..., Any]
 
@@ -63,6 +63,19 @@ def test_with_shared_prefixes_the_first_question_is_shown_as_one_row(begin_task:
     assert shown.count("<|graph|>") == 3
     assert shown.count("(S> Ada Lovelace| P> born in| O> London)") == 1
     assert "⟦England<|im_end|>⟧" in shown
+
+
+def test_a_result_that_was_cut_off_is_not_there(make_task: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tripletune.train.write_json", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(make_task("text_to_triples", {"train.max_steps": 1}))
+    assert not (tmp_path / "run" / "final").exists()
+    train(make_task("text_to_triples", {"train.max_steps": 1}))
+    assert {"training.json", "adapter_model.safetensors"} <= {path.name for path in (tmp_path / "run/final").iterdir()}
 
 
 # Trackers

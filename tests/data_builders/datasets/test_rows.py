@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data_builders.rows import CHATS, PAIRS, RECORDS, ROWS, STEP, counted
+from tests.data_builders.rows import CHATS, PAIRS, RECORDS, ROWS, counted
 from tripletune.data_builders.datasets import SAMPLES, summary
 from tripletune.data_builders.datasets.kinds import KINDS
 from tripletune.data_builders.datasets.writer import BuildFacts
@@ -21,13 +21,6 @@ FACTS = BuildFacts("T", "S.", teachers={"x": "me"}, questions={"x": 2})
 @pytest.fixture
 def numbers() -> dict:
     return counted()
-
-
-@pytest.mark.parametrize("kind", ROWS)
-def test_a_kind_knows_its_rows(kind):
-    for row in ROWS[kind]:
-        assert KINDS[kind].read(row.to_json(), "here") == row
-        assert list(row.to_json()) == list(KINDS[kind].layout)
 
 
 def test_graphs_are_counted_by_distinct_names_and_doubled_distinct_triples(numbers):
@@ -126,13 +119,3 @@ def test_samples_do_not_depend_on_the_order_of_reading():
     (kept,) = found
     assert len(kept) == SAMPLES
     assert kept != tuple(f"r{n}" for n in range(SAMPLES))
-
-
-def test_samples_stand_in_the_order_of_the_labels(numbers):
-    assert list(numbers["samples"]) == [
-        "[SUBQ]",
-        "[SUFFICIENT]",
-        "answer after retrieval",
-        "answer without retrieval",
-    ]
-    assert KINDS["records"].graphs(RECORDS[3]) == [STEP.triples]

@@ -94,12 +94,6 @@ def test_recorded_file_is_checked_when_it_is_opened(tmp_path, rows, message):
 HOPS = (Hop("Dune >> author", "Frank Herbert", 1), Hop("where was #1 born ?", "Tacoma", 0))
 
 
-def test_hops_become_plain_questions_with_references_resolved():
-    asked = question("Frank Herbert", "Dune", hops=HOPS)
-    assert hop_question(asked, 1) == "Who is the author of Dune?"
-    assert hop_question(asked, 2) == "Where was Frank Herbert born?"
-
-
 def test_tenth_reference_is_not_the_first_one():
     hops = (*(Hop(f"q{n}", f"answer {n}", 0) for n in range(1, 11)), Hop("about #10 and #1", "", 0))
     assert hop_question(question("A", hops=hops), 11) == "About answer 10 and answer 1?"

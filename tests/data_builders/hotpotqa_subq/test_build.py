@@ -1,27 +1,15 @@
 import asyncio
 import json
 from contextlib import aclosing
-from pathlib import Path
 
 import pytest
 
-from tests.data_builders.rows import write_lines
+from tests.data_builders.rows import hotpot_row, shared, write_lines
 from tests.data_builders.subq_replies import RecordedClient
 from tripletune.data_builders.hotpotqa_subq.build import build, in_order
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
 from tripletune.data_builders.world.build import WorldOptions, generate_world
 from tripletune.models.data.records import read_records
-
-
-def hotpot_row(number: int, question: str | None = None) -> dict:
-    return {
-        "_id": f"id{number}",
-        "question": question or f"Question number {number}?",
-        "answer": f"answer {number}",
-        "type": "bridge",
-        "supporting_facts": [["A", 0]],
-        "context": [["A", [f"Text {number}."]], ["B", ["Other."]]],
-    }
 
 
 def teacher_row(number: int, **more) -> dict:
@@ -35,8 +23,9 @@ def teacher_row(number: int, **more) -> dict:
 
 @pytest.fixture
 def source(tmp_path):
-    rows = [hotpot_row(n) for n in range(60)] + [hotpot_row(n, f"question NUMBER {n - 60}") for n in range(60, 120)]
-    file = write_lines(tmp_path / "q.jsonl", [*rows, hotpot_row(0), hotpot_row(999)])
+    rows = [hotpot_row(n) for n in range(60)]
+    alike = [hotpot_row(n, question=f"question NUMBER {n - 60}") for n in range(60, 120)]
+    file = write_lines(tmp_path / "q.jsonl", [*rows, *alike, hotpot_row(0), hotpot_row(999)])
     teacher = [teacher_row(n, closed_book="x") for n in range(119)] + [{"_id": "id119", "direct": True}]
     return Source("hotpotqa", "hotpotqa", file, write_lines(tmp_path / "t.jsonl", teacher))
 
@@ -76,10 +65,9 @@ def test_stored_direct_answers_decide_by_normalised_match(tmp_path, source):
     assert direct == {"id1"}
     with pytest.raises(ValueError, match="no direct answer to question 'id4'"):
         build([source], BuildOptions(str(tmp_path / "b"), limit=5, direct_answers=file))
+    file = write_lines(tmp_path / "a.jsonl", [{"question_id": "x"}])
     with pytest.raises(ValueError, match=r"a\.jsonl:1: the direct answer lacks answer"):
-        build(
-            [source], BuildOptions(str(tmp_path / "b"), direct_answers=write_lines(Path(file), [{"question_id": "x"}]))
-        )
+        build([source], BuildOptions(str(tmp_path / "b"), direct_answers=file))
     assert not (tmp_path / "b").exists()
 
 
@@ -152,9 +140,6 @@ def test_an_error_comes_at_its_turn_and_leaves_nothing_running():
     assert found == [0, 1]
 
 
-SHARED = Path(__file__).resolve().parents[4] / "shared" / "data"
-
-
 def both_ways(tmp_path, questions, replies, **options):
     """Records of the recorded teacher, and of the same replies through the path of a teacher LLM."""
     build([Source("hotpotqa", "hotpotqa", questions, replies)], BuildOptions(str(tmp_path / "a"), **options))
@@ -186,9 +171,7 @@ def test_the_llm_path_gives_the_records_of_the_recorded_teacher(tmp_path, first_
 
 @pytest.mark.parametrize("split", ["train", "dev"])
 def test_real_questions_give_the_same_records_both_ways(tmp_path, split):
-    questions, replies = SHARED / f"hotpotqa_{split}.jsonl", SHARED / "teacher" / f"hotpotqa_{split}.jsonl"
-    if not replies.is_file():
-        pytest.skip(f"{replies} is not on this machine")
-    recorded, through = both_ways(tmp_path, str(questions), str(replies))
+    questions, replies = (str(shared(f"{folder}hotpotqa_{split}.jsonl")) for folder in ("", "teacher/"))
+    recorded, through = both_ways(tmp_path, questions, replies)
     assert recorded == through
     assert set(recorded) == {"train-00000.jsonl", "validation-00000.jsonl"}

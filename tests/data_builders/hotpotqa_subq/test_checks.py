@@ -179,9 +179,3 @@ def test_any_text_is_read_or_turned_down_with_a_reason(text):
             read()
         except UnusableReply as error:
             assert error.reason in reasons and error.explanation  # noqa: PT017, PT018
-
-
-@given(st.permutations(range(1, 6)), st.integers(1, 5))
-def test_documents_survive_json(order, count):
-    kept = tuple(order[:count])
-    assert read_documents(json.dumps({"documents": kept}), 5).numbers == kept

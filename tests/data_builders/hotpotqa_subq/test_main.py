@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.data_builders import subq_replies
-from tests.data_builders.hotpotqa_subq.test_build import hotpot_row
-from tests.data_builders.rows import write_lines
+from tests.data_builders.rows import hotpot_row, read_lines, write_lines
 from tests.models.llm.provider import answer_batch
 from tripletune.data_builders.datasets.kinds import RECORDS
 from tripletune.data_builders.datasets.lookup import SeenTable
@@ -153,7 +152,7 @@ def test_a_build_leaves_alone_what_is_written_or_read(files, backend, capsys):
 
 
 def distinct_documents(files):
-    rows = subq_replies.rows(files / "teacher.jsonl")
+    rows = read_lines(files / "teacher.jsonl")
     return {title for row in rows for title in row["helpful"]}
 
 
@@ -184,7 +183,7 @@ def test_a_refused_call_stops_or_drops_the_question(files, backend, capsys):
 def test_triples_can_come_from_a_file_whose_malformed_ones_are_counted(files, backend):
     lines = [
         {"title": title, "text": " ".join(sentences), "triples": [[title, "is", "here"], [title, "is"]]}
-        for row in subq_replies.rows(files / "questions.jsonl")
+        for row in read_lines(files / "questions.jsonl")
         for title, sentences in row["context"]
     ]
     assert run(arguments(files, files / "out", "--triples-from", write_lines(files / "triples.jsonl", lines))) == 0
@@ -241,12 +240,12 @@ def test_shards_fill_ledgers_and_the_final_build_finds_every_reply(files, backen
     assert shards(files / "out") == shards(files / "whole")
     with closing(sqlite3.connect(files / "out.shard-0-of-3.ledger.sqlite")) as ledger:
         assert {row[0] for row in ledger.execute("SELECT question_id FROM uses WHERE role = 'subq.filter'")} == {
-            row["_id"] for row in subq_replies.rows(files / "questions.jsonl")[::3]
+            row["_id"] for row in read_lines(files / "questions.jsonl")[::3]
         }
 
 
 def test_a_direct_answer_spares_the_question_its_calls(files, backend, monkeypatch):
-    first = subq_replies.rows(files / "questions.jsonl")[0]
+    first = read_lines(files / "questions.jsonl")[0]
     base = WorldBackend("hf:base plain", lambda body: f" {first['answer']}\nQuestion: more")
     monkeypatch.setattr(command_line, "open_base_model", lambda options, ledger: LedgerClient(base, Ledger(ledger)))
     for _ in range(2):
@@ -319,7 +318,7 @@ def test_dry_run_sends_nothing(files, backend, capsys):
 
 
 def row(number, supporting=("A", "B")):
-    return hotpot_row(number) | {"supporting_facts": [[title, 0] for title in supporting]}
+    return hotpot_row(number, supporting_facts=[[title, 0] for title in supporting])
 
 
 def counted(tmp_path, rows, **options):

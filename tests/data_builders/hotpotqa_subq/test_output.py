@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from tests.data_builders.hotpotqa_subq.test_build import hotpot_row
-from tests.data_builders.rows import write_lines
+from tests.data_builders.rows import hotpot_row, write_lines
 from tripletune.data_builders.__main__ import main
 from tripletune.data_builders.datasets.inspect import why_empty
 from tripletune.data_builders.datasets.writer import DROPPED
