@@ -52,18 +52,17 @@ class ChatGenerator:
         return replace(completion, text=text)
 
 
-def chat_generator(tools: Tools, system: str, folder: str | None) -> ChatGenerator:
-    """The chat model of a run as a generator for the question under way.
+def chat_generator(tools: Tools, folder: str | None) -> ChatGenerator:
+    """RAS's chat model as a generator for the question under way.
 
     Args:
         tools: Has the model.
-        system: Who asks, for the message when there is no model.
         folder: A folder with prompts of one's own.
 
     Raises:
         ValueError: there is no chat model.
     """
-    client = need(tools, "llm", system)
+    client = need(tools, "llm", "ras")
     return ChatGenerator(client, prompts_of(folder), tools.sampling or Sampling(), tools.question_id)
 
 

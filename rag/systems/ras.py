@@ -143,9 +143,7 @@ def _structure(
 async def _run(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:
     retriever = need(tools, "retriever", "ras") if _retrieves(options) else None
     # A chat model takes the places that no Graph-LLM has: both, or one of them (figure 3).
-    planner, answerer = (
-        one or chat_generator(tools, "ras", options.prompts) for one in (tools.planner, tools.answerer)
-    )
+    planner, answerer = (one or chat_generator(tools, options.prompts) for one in (tools.planner, tools.answerer))
     return await ras(question, planner, answerer, retriever, tools.store, options, search)
 
 

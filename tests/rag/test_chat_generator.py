@@ -111,12 +111,12 @@ def test_bounds_need_what_they_read():
     with pytest.raises(ValueError, match="not known which passages support the question"):
         asyncio.run(load_system("gold_passages").run("Q?", "Q?", Tools(llm=Chat()), LoopOptions()))
     with pytest.raises(ValueError, match="needs a language model, and none was given"):
-        chat_generator(Tools(), "ras", None)
+        chat_generator(Tools(), None)
 
 
 def test_an_input_without_steps_is_a_direct_answer():
     chat = Chat("Oslo")
-    generator = chat_generator(Tools(llm=chat), "ras", None)
+    generator = chat_generator(Tools(llm=chat), None)
     asyncio.run(generator.generate(ModelInput("answering", "Q?"), 5))
     assert chat.asked[0][1][1]["content"] == "[NO_RETRIEVAL]\nQuestion: Q?"
     steps = (Step("Q?", (), "some text"),)
