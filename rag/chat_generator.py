@@ -48,7 +48,9 @@ class ChatGenerator:
             sampling=replace(self.sampling, max_tokens=max_new_tokens),
             question_id=self.question_id,
         )
-        text = without_thoughts(completion.text).strip() if plans else bare_answer(completion.text)
+        # The examples stand after "Reply:", and some models write that, too.
+        plan = _LABEL.sub("", without_thoughts(completion.text)).strip()
+        text = plan if plans else bare_answer(completion.text)
         return replace(completion, text=text)
 
 

@@ -54,7 +54,7 @@ def test_the_answer_alone(reply, answer):
 
 
 def test_ras_plans_and_answers_in_few_shot_prompts():
-    chat = Chat("[SUBQ] Where is T0?", "<think>enough</think>[SUFFICIENT]", "Reply: Oslo")
+    chat = Chat("[SUBQ] Where is T0?", "<think>enough</think>Reply: [SUFFICIENT]", "Reply: Oslo")
     tools = Tools(retriever=Shelf(), store=Facts(), llm=chat, sampling=Sampling(seed=3), question_id="q7")
     trace = asyncio.run(load_system("ras").run("Where? Choose.", "Where?", tools, LoopOptions(top_k=1)))
     assert (trace.answer, trace.stop_reason, trace.calls, trace.prompt_tokens) == ("Oslo", "sufficient", 3, 21)
