@@ -48,22 +48,23 @@ class ChatGenerator:
             sampling=replace(self.sampling, max_tokens=max_new_tokens),
             question_id=self.question_id,
         )
-        text = without_thoughts(completion.text).strip() if plans else bare_answer(completion.text)
+        # The examples stand after "Reply:", and some models write that, too.
+        plan = _LABEL.sub("", without_thoughts(completion.text)).strip()
+        text = plan if plans else bare_answer(completion.text)
         return replace(completion, text=text)
 
 
-def chat_generator(tools: Tools, system: str, folder: str | None) -> ChatGenerator:
-    """The chat model of a run as a generator for the question under way.
+def chat_generator(tools: Tools, folder: str | None) -> ChatGenerator:
+    """RAS's chat model as a generator for the question under way.
 
     Args:
         tools: Has the model.
-        system: Who asks, for the message when there is no model.
         folder: A folder with prompts of one's own.
 
     Raises:
         ValueError: there is no chat model.
     """
-    client = need(tools, "llm", system)
+    client = need(tools, "llm", "ras")
     return ChatGenerator(client, prompts_of(folder), tools.sampling or Sampling(), tools.question_id)
 
 

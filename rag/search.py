@@ -49,7 +49,8 @@ def search_problems(options: SearchOptions, system: System, loop: Any) -> list[s
         instead = "--evidence text" if isinstance(loop, LoopOptions) else "other options"
         problems.append(f"--system {system.name} reads triples: give --triples FILE, or {instead}")
     if system.needs_reranker(loop) and options.retriever == "bm25" and not options.encoder:
-        instead = ", or --set rerank=no" if hasattr(loop, "rerank") else ""
+        ways = {"rerank": ", or --set rerank=no", "synonyms": ", or --set synonyms=none"}
+        instead = next((text for name, text in ways.items() if hasattr(loop, name)), "")
         problems.append(
             f"--system {system.name} reranks triples with an embedder, and BM25 has none: give --encoder SPEC{instead}"
         )

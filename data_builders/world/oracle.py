@@ -67,12 +67,13 @@ class WorldOracle:
         world: One split of a world.
 
     Attributes:
+        world: The same.
         model: "oracle:" with the world's seed and split.
     """
 
     def __init__(self, world: World) -> None:
         self.model = f"oracle:world{world.seed}-{world.split}"
-        self._world = world
+        self.world = world
         self._questions = {" ".join(question.text.split()): question for question in world.questions}
         self._subqueries = {
             query: hop for question in world.questions for hop in self.hops(question) for query in hop.queries
@@ -125,7 +126,7 @@ class WorldOracle:
 
     def _extract(self, turn: str) -> str:
         title = turn.removeprefix("Title: ").split("\n", 1)[0]
-        article = self._world.articles.get(title)
+        article = self.world.articles.get(title)
         triples = article.rows if article else []
         entities = list(dict.fromkeys([title, *(object_ for _, _, object_ in triples)]))
         return json.dumps({"entities": entities, "triples": triples}, ensure_ascii=False)
@@ -194,7 +195,7 @@ class WorldOracle:
         """What the question needs, in reasoning order; nothing for common knowledge."""
         hops = []
         for title, predicate, subquery in zip(question.helpful, question.predicates, question.subqueries):
-            entity, article = self._world.entities[title], self._world.articles[title]
+            entity, article = self.world.entities[title], self.world.articles[title]
             wordings = [form.format(x=entity.mention) for form in RELATION_OF[entity.kind, predicate].ask]
             # The last resort has the title and nothing that could draw in other articles.
             queries = (subquery, *wordings, f"{title} {predicate}", title)

@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _GREEDY = Sampling()
 _BURST_SECONDS = 5.0
+# Seconds in which a reply that is there when the time is up is read.
+_READING = 0.05
 _BYTES_PER_TOKEN, _TOKENS_PER_MESSAGE = 4, 4
 
 
@@ -324,18 +326,25 @@ class LedgerClient:
             if self._ended:
                 return None
             flight.sent, start = True, time.perf_counter()
+            reply = asyncio.ensure_future(self.backend.complete(messages, sampling))
             try:
-                async with asyncio.timeout(self._limits.timeout):
-                    completion = await self.backend.complete(messages, sampling)
-            except TimeoutError:
-                flight.sent = False
-                raise TransientError(f"no reply within {self._limits.timeout} seconds") from None
+                # Not `asyncio.timeout`: where the loop was held up, it throws away a reply that came in time.
+                for patience in (self._limits.timeout, _READING):
+                    if not reply.done():
+                        await asyncio.wait({reply}, timeout=patience)
+                if not reply.done():
+                    raise TransientError(f"no reply within {self._limits.timeout} seconds")
+                completion = reply.result()
             except TransientError:
                 flight.sent = False
                 raise
             except RepliesPending:
                 cost(0)
                 raise
+            finally:
+                if not reply.done():
+                    reply.cancel()
+                    await asyncio.wait({reply})
             cost(completion.prompt_tokens + completion.completion_tokens)
             return completion if completion.seconds else replace(completion, seconds=time.perf_counter() - start)
 

@@ -1,7 +1,7 @@
 """What loops of thoughts and searches on a chat model share: options, searches and their notes, reasons to stop.
 
 IRCoT, ReAct and Self-Ask run with the same retriever, k, reader and budget, so that only the loop differs. One that
-ends without an answer of its own has the reader answer from all passages that it found.
+ends without an answer of its own has the reader answer from all passages that it found, at worst as `standard` does.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class Rounds:
     Args:
         system: The system; its calls have roles that begin with it.
         question: The main question as the model reads it.
+        query: The same as it is searched.
         tools: The chat model and the retriever.
         options: The settings.
 
@@ -68,13 +69,13 @@ class Rounds:
         passages: All passages found, the first found first.
     """
 
-    def __init__(self, system: str, question: str, tools: Tools, options: RoundOptions) -> None:
+    def __init__(self, system: str, question: str, query: str, tools: Tools, options: RoundOptions) -> None:
         self.trace, self.passages = Trace(question), list[Passage]()
         self._system, self._options, self._started = system, options, time.perf_counter()
         self._retriever = need(tools, "retriever", system)
         self._llm = QuestionClient(need(tools, "llm", system), self.trace, tools.question_id, tools.sampling)
         self._prompts = prompts_of(options.prompts, (system, READER))
-        self._asked: set[str] = set()
+        self._query, self._asked = query, set[str]()
 
     def chat(self, user: str) -> list[Message]:
         """A chat of the system's own prompt and one user turn."""
@@ -139,9 +140,14 @@ class Rounds:
         return await answer_from(self._system, question, passages, self._llm, self._prompts, limit)
 
     async def finish(self, answer: str = "") -> Trace:
-        """The trace, with the answer; without one the reader gives it from all passages."""
+        """The trace, with the answer; without one the reader gives it from all passages.
+
+        Where no search was made, since no reply could be read, the question is searched first.
+        """
         if not answer:
             self.trace.tally("answered_by_reader")
+            if not self.trace.steps:
+                await self.search(self._query)
             answer = await self.read(self.trace.question, self.shown)
         self.trace.answer = answer
         self.trace.seconds = time.perf_counter() - self._started

@@ -32,7 +32,7 @@ class IRCoTOptions(RoundOptions):
 
 async def ircot(question: str, search: str, tools: Tools, options: IRCoTOptions) -> Trace:
     """Answer one question with IRCoT; see `System.run`."""
-    rounds = Rounds("ircot", question, tools, options)
+    rounds = Rounds("ircot", question, search, tools, options)
     thoughts: list[str] = []
     move: Move | None = Move(query=search)
     while move is not None and not move.answer:

@@ -30,9 +30,7 @@ async def ras(question: str, search: str, tools: Tools, options: LoopOptions) ->
     started = time.perf_counter()
     trace = Trace(question)
     # A chat model takes the places that no Graph-LLM has: both, or one of them (figure 3).
-    planner, answerer = (
-        one or chat_generator(tools, "ras", options.prompts) for one in (tools.planner, tools.answerer)
-    )
+    planner, answerer = (one or chat_generator(tools, options.prompts) for one in (tools.planner, tools.answerer))
     steps: tuple[Step, ...] = ()
     asked: set[str] = set()
 

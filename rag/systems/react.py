@@ -20,7 +20,7 @@ _ACTION = re.compile(r"\b(search|finish)\s*(?:\d+\s*)?\[([^\]\n]*)\]", re.IGNORE
 
 async def react(question: str, search: str, tools: Tools, options: RoundOptions) -> Trace:
     """Answer one question with ReAct; see `System.run`."""
-    rounds = Rounds("react", question, tools, options)
+    rounds = Rounds("react", question, search, tools, options)
     chat = rounds.chat(f"Question: {one_line(question)}")
     while (move := await rounds.move("act", chat, _read)) is not None and not move.answer:
         found = await rounds.search(move.query)

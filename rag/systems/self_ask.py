@@ -22,7 +22,7 @@ _FINAL = re.compile(r"so the (?:final )?answer is:?[ \t]*(\S[^\n]*)", re.IGNOREC
 
 async def self_ask(question: str, search: str, tools: Tools, options: RoundOptions) -> Trace:
     """Answer one question with Self-Ask; see `System.run`."""
-    rounds = Rounds("self_ask", question, tools, options)
+    rounds = Rounds("self_ask", question, search, tools, options)
     told = f"Question: {one_line(question)}"
     while (move := await rounds.move("follow_up", rounds.chat(told), _read)) is not None and not move.answer:
         found = await rounds.search(move.query)

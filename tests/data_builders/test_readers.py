@@ -296,6 +296,22 @@ def test_choices_become_letters(tmp_path):
         read(tmp_path, "multiple_choice", {"id": "x", "question": "Hot?", "choices": ["a"], "answerKey": "A"})
 
 
+def test_news_questions_bring_the_facts_of_their_evidence(tmp_path):
+    evidence = [{"title": "A", "fact": "a1", "url": "u"}, {"title": "B", "fact": "b"}, {"title": "A", "fact": "a2"}]
+    row = {"query": "Who?", "answer": "Ada", "question_type": "inference_query", "evidence_list": evidence}
+    (question,) = read(tmp_path, "multihop_rag", row)
+    assert (question.question, question.answers, question.type) == ("Who?", ("Ada",), "inference_query")
+    assert [(passage.title, passage.text) for passage in question.passages] == [("A", "a1\na2"), ("B", "b")]
+    assert question.supporting == (0, 1)
+    (null,) = read(
+        tmp_path, "multihop_rag", {"query": "Why?", "answer": "Insufficient information.", "evidence_list": []}
+    )
+    assert (null.passages, null.answers) == ((), ("Insufficient information.",))
+    assert null.id != question.id
+    with pytest.raises(ValueError, match="needs title and fact"):
+        read(tmp_path, "multihop_rag", {**row, "evidence_list": [{"title": "A"}]})
+
+
 def test_only_true_and_false_claims(tmp_path):
     labels = ["true", "False", "mixture", "unproven", 0, 2, 1]
     rows = [{"claim_id": n, "claim": "c", "label": label} for n, label in enumerate(labels, 1)]
@@ -318,6 +334,7 @@ def test_only_true_and_false_claims(tmp_path):
         ("arc_easy", "arc_easy.jsonl", 400),
         ("claims", "pubhealth.jsonl", 135),
         ("asqa", "asqa_dev.jsonl", 150),
+        ("multihop_rag", "multihoprag_queries.jsonl", 150),
     ],
 )
 def test_real_files_are_read_completely(reader, file, count):

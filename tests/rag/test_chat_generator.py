@@ -54,7 +54,7 @@ def test_the_answer_alone(reply, answer):
 
 
 def test_ras_plans_and_answers_in_few_shot_prompts():
-    chat = Chat("[SUBQ] Where is T0?", "<think>enough</think>[SUFFICIENT]", "Reply: Oslo")
+    chat = Chat("[SUBQ] Where is T0?", "<think>enough</think>Reply: [SUFFICIENT]", "Reply: Oslo")
     tools = Tools(retriever=Shelf(), store=Facts(), llm=chat, sampling=Sampling(seed=3), question_id="q7")
     trace = asyncio.run(load_system("ras").run("Where? Choose.", "Where?", tools, LoopOptions(top_k=1)))
     assert (trace.answer, trace.stop_reason, trace.calls, trace.prompt_tokens) == ("Oslo", "sufficient", 3, 21)
@@ -111,12 +111,12 @@ def test_bounds_need_what_they_read():
     with pytest.raises(ValueError, match="not known which passages support the question"):
         asyncio.run(load_system("gold_passages").run("Q?", "Q?", Tools(llm=Chat()), LoopOptions()))
     with pytest.raises(ValueError, match="needs a language model, and none was given"):
-        chat_generator(Tools(), "ras", None)
+        chat_generator(Tools(), None)
 
 
 def test_an_input_without_steps_is_a_direct_answer():
     chat = Chat("Oslo")
-    generator = chat_generator(Tools(llm=chat), "ras", None)
+    generator = chat_generator(Tools(llm=chat), None)
     asyncio.run(generator.generate(ModelInput("answering", "Q?"), 5))
     assert chat.asked[0][1][1]["content"] == "[NO_RETRIEVAL]\nQuestion: Q?"
     steps = (Step("Q?", (), "some text"),)

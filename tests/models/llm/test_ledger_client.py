@@ -314,6 +314,20 @@ def test_a_call_that_hangs_is_tried_again():
         virtual_times(Retry(attempts=2), delay=60.0, timeout=5)
 
 
+def test_a_reply_in_time_is_taken_though_the_loop_was_held_up():
+    """Defect D1: encoders that ran on the loop made it throw away replies, and ask and pay for them again."""
+    backend = Fake(delay=0.02)
+
+    async def main(client: LedgerClient) -> None:
+        calls = asyncio.gather(*(client.chat(chat(text), role="r") for text in "abcd"))
+        await asyncio.sleep(0.01)
+        time.sleep(0.3)
+        await calls
+
+    run(main, backend, limits=Limits(timeout=0.1))
+    assert (backend.asked, backend.cancelled) == (list("abcd"), 0)
+
+
 def test_a_waiting_call_leaves_its_place_to_others():
     backend = Fake(TransientError("429", retry_after=100.0))
 

@@ -93,6 +93,7 @@ def test_a_reply_that_cannot_be_read_is_repaired_once_then_the_reader_answers(na
     assert [role for role, _ in asked] == [f"{name}.{call}", f"{name}.{call}.repair", f"{name}.answer"]
     assert (trace.answer, trace.stop_reason, trace.malformed) == ("by reader", "malformed", 1)
     assert trace.actions[0].action is None
+    assert queries(trace) == ["Main?"]
 
 
 def test_self_ask_answers_each_follow_up_from_its_own_search():

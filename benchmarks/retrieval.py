@@ -1,0 +1,97 @@
+"""How much of what a question needs is retrieved, with no language model: retrievers, NaiveGE and PageRank."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks import ENCODER, Options, Result, quiet
+from tripletune.data_builders.hotpotqa_subq import Question
+from tripletune.eval import load_task, task_questions, write_context_corpus
+from tripletune.eval.statistics import bootstrap_mean
+from tripletune.models.llm import Completion
+from tripletune.models.options import setting
+from tripletune.rag.graph import Scoring
+from tripletune.rag.search import SearchOptions, open_search
+from tripletune.rag.systems import load_system
+from tripletune.rag.systems.gear import GearOptions
+from tripletune.rag.systems.ppr import PprOptions
+
+CUTS = (2, 5, 10, 15)
+
+
+@dataclass(frozen=True)
+class RetrievalOptions(Options):
+    """Options of `retrieval`."""
+
+    task: str = setting("musique", "benchmark")
+    data: str = setting("", "its question file; the contexts of all questions are the corpus")
+    triples: str = setting("", "triples of these passages")
+    encoder: str = setting(ENCODER, "sentence encoder")
+    scoring: Scoring = setting("concat", "what NaiveGE compares with the query")
+    index: str | None = setting(None, "folder of the indexes (default: a temporary one)")
+
+
+class _NoModel:
+    """Replies nothing: the answer is not looked at."""
+
+    model = "none"
+
+    async def chat(self, messages: Any, **options: Any) -> Completion:
+        return Completion("")
+
+    async def close(self) -> None:
+        pass
+
+
+def retrieval(options: RetrievalOptions) -> Result:
+    """Recall of the supporting passages at 2, 5, 10 and 15, of BM25, dense and hybrid retrieval, each with NaiveGE.
+
+    The last rows are PageRank, from each retriever's passages and all of the five closest triples.
+    """
+    quiet()
+    questions = list(task_questions(load_task(options.task), options.data))
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(options.index or scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_context_corpus(load_task(options.task), options.data, folder / "corpus.jsonl")
+        systems: dict[str, tuple[str, Any]] = {
+            "": ("standard", None),
+            " + NaiveGE": ("gear", GearOptions(variant="naive", top_k=max(CUTS), scoring=options.scoring)),
+            " + PageRank": ("ppr", PprOptions(top_k=max(CUTS), filter=False)),
+        }
+        for suffix, (name, loop) in systems.items():
+            for retriever in ("bm25", "dense", "hybrid"):
+                found = asyncio.run(_rankings(questions, name, loop, retriever, options, folder))
+                rows.append({"name": f"{retriever}{suffix}", "questions": len(questions), **_recalls(questions, found)})
+    notes = ["Recall in percent, its mean over the questions with a 95 % bootstrap interval."]
+    return Result(
+        f"recall of supporting passages, {options.task}", " ".join(["name", *(f"R@{cut}" for cut in CUTS)]), rows, notes
+    )
+
+
+async def _rankings(
+    questions: list[Question], name: str, loop: Any, retriever: Any, options: RetrievalOptions, folder: Path
+) -> list[list[str]]:
+    """Ids of passages for each question, best first."""
+    system = load_system(name)
+    loop = loop or system.options(top_k=max(CUTS))
+    search = SearchOptions(triples=options.triples, retriever=retriever, encoder=options.encoder)
+    tools = replace(open_search(search, system, loop, folder / "corpus.jsonl", folder), llm=_NoModel())
+    runs = (system.run(question.question, question.question, tools, loop) for question in questions)
+    traces = await asyncio.gather(*runs)
+    return [trace.details.get("ranking") or [passage["id"] for passage in trace.steps[0].passages] for trace in traces]
+
+
+def _recalls(questions: list[Question], rankings: list[list[str]]) -> dict[str, Any]:
+    gold = [{question.passages[index].id for index in question.supporting} for question in questions]
+    found: dict[str, Any] = {}
+    for cut in CUTS:
+        mean = bootstrap_mean([len(wanted & set(ids[:cut])) / len(wanted) for wanted, ids in zip(gold, rankings)])
+        found[f"R@{cut}"] = f"{100 * mean['mean']:.1f} ({100 * mean['low']:.1f}-{100 * mean['high']:.1f})"
+        found[f"recall_{cut}"] = mean
+    return found

@@ -1,0 +1,190 @@
+"""TH-RAG's graph, its selection and its filter, worked by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+
+import pytest
+
+from tripletune.models.data.records import Passage
+from tripletune.models.data.triples import Triple
+from tripletune.models.llm import CallError, Completion, SetupError
+from tripletune.models.llm.replies import UnusableReply
+from tripletune.rag.systems import Tools
+from tripletune.rag.systems.thrag import SYSTEM, ThragOptions
+from tripletune.rag.systems.thrag.graph import Statement, TopicGraph, read_statements
+
+PASSAGES = {
+    "Ada": "Ada wrote Low Tide. She lived in Kelm.",
+    "Kelm": "Kelm lies on the Sarn.",
+    "Bo": "Bo keeps bees.",
+}
+WRITER, NOVEL, TOWN, RIVER, BEES = (
+    ("writer", "Literature"), ("novel", "literature"), ("Town", "Geography"), ("river", "Geography"),
+    ("bees", "Animals"),
+)  # fmt: skip
+ROWS = [
+    ("Ada", "wrote", "Low Tide", "Ada wrote Low Tide.", WRITER, NOVEL, 0),
+    ("Ada", "lived in", "Kelm", "She lived in Kelm.", WRITER, TOWN, 0),
+    ("kelm", "lies on", "Sarn", "Kelm lies on the Sarn.", ("town", "Geography"), RIVER, 1),
+    ("Bo", "keeps", "bees", "Bo keeps bees.", ("person", "Animals"), BEES, 2),
+]
+STATEMENTS = [Statement(Triple(*row[:3]), row[3], (row[4], row[5]), row[6]) for row in ROWS]
+
+
+def entry(triple, sentence, subject, object_):
+    labels = [{"subtopic": low, "main_topic": high} for low, high in (subject, object_)]
+    return {"triple": triple, "sentence": sentence, "subject": labels[0], "object": labels[1]}
+
+
+def extraction(position):
+    rows = [entry(list(row[:3]), *row[3:6]) for row in ROWS if row[6] == position]
+    return json.dumps(rows)
+
+
+class Corpus(list):
+    sha256 = "corpus"
+
+
+class Shelf:
+    passages = Corpus(Passage(title, text) for title, text in PASSAGES.items())
+
+
+class Words:
+    async def scores(self, query, texts):
+        return [len(set(query.lower().split()) & set(text.lower().strip(".").split())) for text in texts]
+
+
+class Chat:
+    """Extracts what `ROWS` say; the other calls are replied to in order."""
+
+    model = "scripted"
+
+    def __init__(self, *replies):
+        self.replies, self.asked, self.extractions = list(replies), [], 0
+
+    async def chat(self, messages, *, role, sampling=None, question_id=""):
+        user = messages[-1]["content"]
+        if role == "thrag.extract":
+            self.extractions += 1
+            return Completion(extraction(list(PASSAGES).index(user.split("\n")[0].removeprefix("Title: "))))
+        self.asked.append((role, user))
+        reply = self.replies.pop(0)
+        return Completion(reply)
+
+
+def run(*replies, chat=None, question="Ada: she lived where ?", **settings):
+    chat = chat or Chat()
+    chat.replies += replies
+    tools = Tools(retriever=Shelf(), llm=chat, reranker=Words(), question_id="q")
+    trace = asyncio.run(SYSTEM.run(question, question, tools, ThragOptions(**settings)))
+    assert not chat.replies
+    return trace, chat
+
+
+def test_levels_candidates_and_statistics():
+    graph = TopicGraph(STATEMENTS)
+    assert graph.topics == ["Literature", "Geography", "Animals"], "labels are one where case alone differs"
+    assert graph.subtopics("literature") == ["writer", "novel"]
+    assert graph.subtopics("Geography") == ["Town", "river"]
+    assert graph.subtopics("none") == []
+    assert graph.candidates(["river"], 0) == [2], "the edges of Sarn"
+    assert graph.candidates(["river"]) == [1, 2], "and those of Kelm, one step away"
+    assert graph.candidates(["river"], 2) == [0, 1, 2]
+    assert graph.candidates(["nothing"]) == []
+    found = graph.statistics()
+    assert found["largest_share"] == pytest.approx(10 / 15)
+    assert {name: value for name, value in found.items() if name != "largest_share"} == {
+        "topics": 3, "subtopics": 6, "entities": 6, "topic_subtopic_edges": 6, "subtopic_entity_edges": 6,
+        "triples": 4, "components": 2,
+    }  # fmt: skip
+    assert TopicGraph([]).statistics()["largest_share"] == 0
+
+
+def test_a_question_from_topics_to_sentences_and_passages():
+    trace, chat = run(
+        '{"topics": ["literature", "Cooking", "Geography"]}', '{"subtopics": ["writer"]}', '```json\n["Town"]\n```',
+        "Answer: Kelm", sentences=2, chunks=1,
+    )  # fmt: skip
+    assert (trace.answer, trace.stop_reason, trace.calls, chat.extractions) == ("Kelm", "single_pass", 4, 3)
+    assert [role for role, _ in chat.asked] == ["thrag.topics", "thrag.subtopics", "thrag.subtopics", "thrag.answer"]
+    assert chat.asked[0][1] == (
+        "Topics:\n- Literature\n- Geography\n- Animals\n\nSelect 3 to 3.\n\nQuestion: Ada: she lived where ?"
+    )
+    assert chat.asked[2][1].startswith("Topic: Geography\n\nSubtopics:\n- Town\n- river\n\nSelect 2 to 2.")
+    assert chat.asked[3][1] == (
+        "Sentences:\n[Ada] She lived in Kelm.\n[Ada] Ada wrote Low Tide.\n\n"
+        "Passages:\nAda\nAda wrote Low Tide. She lived in Kelm.\n\nQuestion: Ada: she lived where ?"
+    )
+    assert trace.details["selected"] == {"Literature": ["writer"], "Geography": ["Town"]}
+    assert (trace.tallies["topics_not_listed"], trace.tallies["subtopics_not_listed"]) == (1, 0)
+    assert trace.steps[0].triples == [["Ada", "lived in", "Kelm"], ["Ada", "wrote", "Low Tide"]]
+
+
+def test_the_ablations_and_long_answers():
+    trace, chat = run("# Kelm\n\nAda lived there.", traversal=False, chunks=0, answer="long")
+    assert trace.answer == "# Kelm\n\nAda lived there."
+    assert "Passages:" not in chat.asked[0][1]
+    assert "[Bo] Bo keeps bees." in chat.asked[0][1]
+    _, chat = run("x", traversal=False, sentences=0, chunks=3)
+    assert chat.asked[0][1].startswith("Passages:\nAda\n")
+    with pytest.raises(ValueError, match="nothing would be read; min_topics is greater than max_topics"):
+        ThragOptions(sentences=0, chunks=0, max_topics=2)
+
+
+def test_without_a_selection_all_sentences_are_compared():
+    trace, _ = run("none", "none at all", "x")
+    assert trace.tallies["topics.no_json"] == 1
+    assert len(trace.steps[0].triples) == 4
+
+
+def test_a_long_list_is_shortened_to_what_is_closest():
+    trace, chat = run('{"topics": []}', "x", question="Which Animals ?", most_labels=1)
+    assert chat.asked[0][1].startswith("Topics:\n- Animals\n\nSelect 1 to 1.")
+    assert trace.tallies["shortlisted_topics"] == 1
+
+
+def test_the_graph_is_built_once():
+    class Failing(Chat):
+        failures = (SetupError("no key"),)
+
+        async def chat(self, messages, *, role, sampling=None, question_id=""):
+            if role == "thrag.extract" and self.failures:
+                error, *self.failures = self.failures
+                raise error
+            return await super().chat(messages, role=role, sampling=sampling, question_id=question_id)
+
+    chat = Failing()
+    for _ in range(2):
+        with pytest.raises(SetupError):
+            run(chat=chat)
+    assert chat.extractions == 2, "all calls are made, none again"
+    chat = Chat()
+    run("x", chat=chat, traversal=False)
+    run("x", chat=chat, traversal=False)
+    assert chat.extractions == 3
+    refused = Failing()
+    refused.failures = (CallError("refused"),)
+    trace, _ = run("x", chat=refused, traversal=False)
+    assert {row[0] for row in trace.steps[0].triples} == {"kelm", "Bo"}, "a passage whose call is refused has no triple"
+
+
+def test_extraction_replies():
+    passage, issues = Passage("Ada", PASSAGES["Ada"]), Counter()
+    good = entry(["Ada", "wrote", "Low Tide"], "Ada  wrote\nLow Tide.", WRITER, NOVEL)
+    made_up = entry(["Ada", "born in", "Oslo"], "Ada was born in Oslo.", WRITER, TOWN)
+    bad = [entry(["Ada", "wrote"], "x", WRITER, NOVEL), entry(["a", "b", "c"], "x", ("", "t"), NOVEL), "text"]
+    cut_off = json.dumps([good, made_up, *bad])[:-1] + ', {"triple": ["Ada", "wr'
+    for text in (json.dumps({"triples": [good, made_up, *bad]}), f"Here:\n{json.dumps([good, made_up, *bad])}"):
+        issues.clear()
+        found = read_statements(text, passage, 4, issues)
+        assert [(one.triple.as_list()[1], one.sentence, one.position) for one in found] == [
+            ("wrote", "Ada wrote Low Tide.", 4), ("born in", "Ada born in Oslo", 4),
+        ]  # fmt: skip
+        assert issues == {"extract.malformed": 3, "extract.sentence_not_in_text": 1}
+    assert len(read_statements(cut_off, passage, 0, issues)) == 2, "what is whole is kept"
+    assert read_statements("[]", passage, 0, issues) == []
+    with pytest.raises(UnusableReply):
+        read_statements("nothing", passage, 0, issues)
