@@ -200,7 +200,7 @@ def test_pagerank_finds_more_than_retrieval_alone(world, whole):
 
 def test_thrag_calls_once_for_topics_and_once_for_each(world, whole):
     for question, trace in zip(world.questions, answer_all(world, "thrag", whole)):
-        kinds = {world.articles[title].kind for title in question.helpful}
+        kinds = {world.entities[title].kind for title in question.helpful}
         assert trace.tallies["calls.thrag.topics"] == trace.tallies["calls.thrag.answer"] == 1
         assert trace.tallies["calls.thrag.subtopics"] == len(kinds)
         assert trace.calls == 2 + len(kinds), "the graph is no cost of a question"
