@@ -5,7 +5,7 @@ from contextlib import aclosing
 import pytest
 
 from tests.data_builders.rows import hotpot_row, shared, write_lines
-from tests.data_builders.subq_replies import RecordedClient
+from tests.data_builders.subq_replies import recorded_client
 from tripletune.data_builders.hotpotqa_subq.build import build, in_order
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
 from tripletune.data_builders.world.build import WorldOptions, generate_world
@@ -144,7 +144,7 @@ def both_ways(tmp_path, questions, replies, **options):
     """Records of the recorded teacher, and of the same replies through the path of a teacher LLM."""
     build([Source("hotpotqa", "hotpotqa", questions, replies)], BuildOptions(str(tmp_path / "a"), **options))
     bare = [Source("hotpotqa", "hotpotqa", questions)]
-    build(bare, BuildOptions(str(tmp_path / "b"), **options), lambda: RecordedClient(replies))
+    build(bare, BuildOptions(str(tmp_path / "b"), **options), lambda: recorded_client(replies))
     files = [sorted((tmp_path / name).glob("*.jsonl")) for name in ("a", "b")]
     return [{file.name: file.read_bytes() for file in found} for found in files]
 

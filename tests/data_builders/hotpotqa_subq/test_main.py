@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.data_builders import subq_replies
 from tests.data_builders.rows import hotpot_row, read_lines, write_lines
+from tests.data_builders.subq_replies import WorldTeacher
 from tests.models.llm.provider import answer_batch
 from tripletune.data_builders.datasets.kinds import RECORDS
 from tripletune.data_builders.datasets.lookup import SeenTable
@@ -18,7 +18,6 @@ from tripletune.data_builders.hotpotqa_subq.__main__ import estimate
 from tripletune.data_builders.hotpotqa_subq.__main__ import main as run
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source, usable_questions
 from tripletune.data_builders.hotpotqa_subq.teacher import FILTER_ROLE, filter_text, load_subq_prompts
-from tripletune.data_builders.world.build import WorldOptions, generate_world
 from tripletune.models.data.records import read_records
 from tripletune.models.llm import CallError, Completion, SetupError, TransientError
 from tripletune.models.llm.backends import open_client
@@ -29,24 +28,21 @@ from tripletune.models.llm.programs import import_calls
 
 
 @pytest.fixture
-def files(tmp_path, monkeypatch):
+def teacher(tmp_path):
     """Questions of two hops and the teacher's replies to them."""
     hops = {name: 0.0 for name in ("one_hop", "three_hop", "four_hop", "comparison", "intersection")}
-    world = generate_world(WorldOptions(train=12, validation=0, test=0, common_knowledge=0.0, **hops), "train")
-    for name, lines in (("questions", world.question_rows()), ("teacher", world.teacher_rows())):
-        write_lines(tmp_path / f"{name}.jsonl", lines)
-    monkeypatch.setenv("SUBQ_TEACHER", str(tmp_path / "teacher.jsonl"))
-    monkeypatch.setenv("SUBQ_QUESTIONS", str(tmp_path / "questions.jsonl"))
-    for name in ("SUBQ_WRONG", "SUBQ_BODIES"):
-        monkeypatch.delenv(name, raising=False)
-    subq_replies.recorded.cache_clear()
+    return WorldTeacher(tmp_path, train=12, **hops)
+
+
+@pytest.fixture
+def files(teacher, tmp_path):
     return tmp_path
 
 
 class WorldBackend:
     """Answers in this process what the mock server answers in its own."""
 
-    def __init__(self, model="openai:m", reply=subq_replies.reply):
+    def __init__(self, model, reply):
         self.model, self.reply, self.asked, self.answered = model, reply, [], 0
         self.seconds, self.fail_after = 0.0, None
 
@@ -64,8 +60,8 @@ class WorldBackend:
 
 
 @pytest.fixture
-def backend(monkeypatch):
-    one = WorldBackend()
+def backend(monkeypatch, teacher):
+    one = WorldBackend("openai:m", teacher.reply)
     retry = Retry(attempts=2, first_wait=0.0)
     monkeypatch.setattr(command_line, "open_client", lambda llm: LedgerClient(one, Ledger(llm.ledger), retry=retry))
     return one
@@ -202,7 +198,7 @@ def test_the_card_does_not_claim_a_temperature_that_was_not_sent(files, backend)
     }
 
 
-def test_a_batch_build_stops_three_times(files, backend, capsys, monkeypatch):
+def test_a_batch_build_stops_three_times(files, teacher, backend, capsys, monkeypatch):
     assert run(arguments(files, files / "calm")) == 0
     call = ["--source", f"hotpotqa:{files / 'questions.jsonl'}", "--output", str(files / "out")]
     call += ["--validation-fraction", "0.3", "--teacher", "batch", "--teacher-model", "m", "--overwrite"]
@@ -213,7 +209,7 @@ def test_a_batch_build_stops_three_times(files, backend, capsys, monkeypatch):
         assert not (files / "out").exists()
         (requests,) = sorted(Path(f"{ledger}.batch").glob("*.jsonl"))[round_:]
         assert str(requests) in message
-        sizes.append(answer_batch(requests, files / f"replies{round_}.jsonl", subq_replies.reply))
+        sizes.append(answer_batch(requests, files / f"replies{round_}.jsonl", teacher.reply))
         assert message.startswith(f"{sizes[-1]:,} calls wait for replies")
         with Ledger(ledger) as opened:
             import_replies(opened, files / f"replies{round_}.jsonl")
