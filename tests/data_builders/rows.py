@@ -55,6 +55,17 @@ def read_lines(path: str | Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
 
 
+def shards(folder: Path) -> dict[str, bytes]:
+    """The bytes of the JSON-lines files of a folder."""
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.jsonl"))}
+
+
+def build_facts(folder: Path) -> dict[str, Any]:
+    """What a data set's statistics say of its build."""
+    found: dict[str, Any] = json.loads((folder / "statistics.json").read_text(encoding="utf-8"))["build"]
+    return found
+
+
 def hotpot_row(number: int, **more: Any) -> dict[str, Any]:
     """A question in the layout of HotpotQA, which needs the first of its two passages."""
     return {

@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("openai")
 pytest.importorskip("aiohttp")
 
+from tests.data_builders.rows import build_facts, shards
 from tests.data_builders.subq_replies import WorldTeacher
 from tests.models.llm.server import Faults, MockServer, body_key
 
@@ -33,10 +34,6 @@ def command(url: str, output: Path) -> list[str]:
         *("--teacher-api-key-env", "SUBQ_KEY", "--teacher-concurrency", str(CONCURRENCY), "--teacher-timeout", "2"),
         *("--concurrency", str(CONCURRENCY), "--shard-size", "50", "--validation-fraction", "0.3"),
     ]
-
-
-def shards(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.jsonl"))}
 
 
 def stored_calls(ledger: Path) -> set[str]:
@@ -115,7 +112,7 @@ def test_killed_builds_end_with_the_bytes_of_an_undisturbed_one(tmp_path, monkey
     assert all(count - 1 <= lost[key] for key, count in answered.items())
     assert sum(lost.values()) <= KILLS * CONCURRENCY
 
-    build = json.loads((output / "statistics.json").read_text(encoding="utf-8"))["build"]
+    build = build_facts(output)
     assert build["repairs"]["hotpotqa"]
     assert not build["drops"]
     written = [path for path in (tmp_path).rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]

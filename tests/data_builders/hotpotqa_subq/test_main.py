@@ -1,5 +1,4 @@
 import asyncio
-import json
 import sqlite3
 from collections import Counter
 from contextlib import closing
@@ -7,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.data_builders.rows import hotpot_row, read_lines, write_lines
+from tests.data_builders.rows import build_facts, hotpot_row, read_lines, shards, write_lines
 from tests.data_builders.subq_replies import WorldTeacher
 from tests.models.llm.provider import answer_batch
 from tripletune.data_builders.datasets.kinds import RECORDS
@@ -73,14 +72,6 @@ def arguments(files, output, *more):
     return ["--source", source, "--output", str(output), "--validation-fraction", "0.3", *teacher, *more]
 
 
-def shards(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.jsonl"))}
-
-
-def facts(folder: Path):
-    return json.loads((folder / "statistics.json").read_text(encoding="utf-8"))["build"]
-
-
 def ends_with(code, capsys, *call):
     assert run(*call) == code
     error = capsys.readouterr().err
@@ -93,7 +84,7 @@ def test_a_teacher_labels_a_source_without_annotations(files, backend):
     source = f"hotpotqa:{files / 'questions.jsonl'}:{files / 'teacher.jsonl'}"
     assert run(["--source", source, "--output", str(files / "recorded"), "--validation-fraction", "0.3"]) == 0
     assert shards(files / "out") == shards(files / "recorded")
-    build = facts(files / "out")
+    build = build_facts(files / "out")
     assert build["teachers"] == {"hotpotqa": "openai:m"}
     assert build["models"] == {"teacher": "openai:m (temperature 0, top_p 1, seed None)"}
     assert {stage: numbers["calls"] for stage, numbers in build["calls"].items()} == {
@@ -173,7 +164,7 @@ def test_a_refused_call_stops_or_drops_the_question(files, backend, capsys):
     backend.fail_after, backend.complete = None, refuse_one
     backend.asked.clear()
     assert run(arguments(files, files / "out", "--on-call-error", "drop", "--concurrency", "1")) == 0
-    assert facts(files / "out")["drops"] == {"hotpotqa": {"a call to the teacher can't be answered": 1}}
+    assert build_facts(files / "out")["drops"] == {"hotpotqa": {"a call to the teacher can't be answered": 1}}
 
 
 def test_triples_can_come_from_a_file_whose_malformed_ones_are_counted(files, backend):
@@ -183,7 +174,7 @@ def test_triples_can_come_from_a_file_whose_malformed_ones_are_counted(files, ba
         for title, sentences in row["context"]
     ]
     assert run(arguments(files, files / "out", "--triples-from", write_lines(files / "triples.jsonl", lines))) == 0
-    found = facts(files / "out")
+    found = build_facts(files / "out")
     assert found["issues"] == {"hotpotqa: malformed triples in the triple file": len(lines)}
     assert found["teachers"] == {"hotpotqa": "openai:m, triples of triples.jsonl"}
     assert list(found["calls"]) == ["subq.filter", "subq.query"]
@@ -193,7 +184,7 @@ def test_triples_can_come_from_a_file_whose_malformed_ones_are_counted(files, ba
 def test_the_card_does_not_claim_a_temperature_that_was_not_sent(files, backend):
     backend.send_temperature = False
     assert run(arguments(files, files / "out", "--limit", "1")) == 0
-    assert facts(files / "out")["models"] == {
+    assert build_facts(files / "out")["models"] == {
         "teacher": "openai:m (temperature and top_p are the provider's own: none was sent)"
     }
 
@@ -249,7 +240,7 @@ def test_a_direct_answer_spares_the_question_its_calls(files, backend, monkeypat
     assert len(base.asked) == 12
     direct = {r.question_id for r in read_records(files / "out") if r.action.value == "[NO_RETRIEVAL]"}
     assert first["_id"] in direct
-    assert facts(files / "out")["models"]["direct answers"] == "base"
+    assert build_facts(files / "out")["models"]["direct answers"] == "base"
 
 
 @pytest.mark.parametrize(
