@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.data_builders.rows import build_facts, hotpot_row, read_lines, shards, write_lines
+from tests.data_builders.rows import Backend, build_facts, hotpot_row, read_lines, shards, write_lines
 from tests.data_builders.subq_replies import WorldTeacher
 from tests.models.llm.provider import answer_batch
 from tripletune.data_builders.datasets.kinds import RECORDS
@@ -18,7 +18,7 @@ from tripletune.data_builders.hotpotqa_subq.__main__ import main as run
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source, usable_questions
 from tripletune.data_builders.hotpotqa_subq.teacher import FILTER_ROLE, filter_text, load_subq_prompts
 from tripletune.models.data.records import read_records
-from tripletune.models.llm import CallError, Completion, SetupError, TransientError
+from tripletune.models.llm import CallError, SetupError, TransientError
 from tripletune.models.llm.backends import open_client
 from tripletune.models.llm.backends.batch import import_replies
 from tripletune.models.llm.ledger import Ledger
@@ -38,12 +38,12 @@ def files(teacher, tmp_path):
     return tmp_path
 
 
-class WorldBackend:
+class WorldBackend(Backend):
     """Answers in this process what the mock server answers in its own."""
 
     def __init__(self, model, reply):
-        self.model, self.reply, self.asked, self.answered = model, reply, [], 0
-        self.seconds, self.fail_after = 0.0, None
+        super().__init__(model, lambda messages: reply({"messages": list(messages)}))
+        self.asked, self.answered, self.seconds, self.fail_after = [], 0, 0.0, None
 
     async def complete(self, messages, sampling):
         self.asked.append([message["content"] for message in messages])
@@ -52,10 +52,7 @@ class WorldBackend:
             raise self.error
         self.answered += 1
         await asyncio.sleep(self.seconds)
-        return Completion(self.reply({"messages": list(messages)}), 10, 5)
-
-    async def close(self):
-        pass
+        return await super().complete(messages, sampling)
 
 
 @pytest.fixture

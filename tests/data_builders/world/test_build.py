@@ -128,8 +128,7 @@ def test_files_that_are_no_world_are_never_replaced(tmp_path, names):
 def test_counts_add_up_and_follow_the_shares():
     for train in (1, 7, 33, 600):
         assert sum(WorldOptions(train=train).counts("train").values()) == train
-    counts = WorldOptions(train=600).counts("train")
-    assert counts == {
+    assert WorldOptions(train=600).counts("train") == {
         "1-hop": 132, "2-hop": 211, "3-hop": 63, "4-hop": 27, "comparison": 53, "intersection": 42, "common": 72,
     }  # fmt: skip
     only = WorldOptions(train=50, common_knowledge=0, one_hop=0, three_hop=0, four_hop=0, comparison=0, intersection=0)
