@@ -1,7 +1,7 @@
 """A few rows of every kind, for the tests of data sets."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.records import Action, Record, Step
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
+from tripletune.models.llm import Completion
 
 STEP = Step("q", (Triple("a", "r", "b"), Triple("a", "s", "c"), Triple("a", "r", "b")))
 OTHER = Step("p", (Triple("b", "r", "the Answer"),), "title\ntext")
@@ -53,6 +54,30 @@ def write_lines(path: Path, rows: Iterable[Any]) -> str:
 def read_lines(path: str | Path) -> list[dict[str, Any]]:
     """The rows of a JSON-lines file."""
     return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+
+class Backend:
+    """A model whose reply is what a function says to the messages."""
+
+    def __init__(self, model: str, reply: Callable[[Any], str]) -> None:
+        self.model, self.reply = model, reply
+
+    async def complete(self, messages: Any, sampling: Any) -> Completion:
+        return Completion(self.reply(messages), 10, 5)
+
+    async def close(self) -> None:
+        pass
+
+
+def shards(folder: Path) -> dict[str, bytes]:
+    """The bytes of the JSON-lines files of a folder."""
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.jsonl"))}
+
+
+def build_facts(folder: Path) -> dict[str, Any]:
+    """What a data set's statistics say of its build."""
+    found: dict[str, Any] = json.loads((folder / "statistics.json").read_text(encoding="utf-8"))["build"]
+    return found
 
 
 def hotpot_row(number: int, **more: Any) -> dict[str, Any]:

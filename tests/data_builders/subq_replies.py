@@ -1,55 +1,52 @@
-"""Replies of a mock server to the prompts of `LLMTeacher`, from recorded teacher replies; some are wrong at first.
-
-The server imports `reply`; SUBQ_TEACHER names the recorded replies, SUBQ_QUESTIONS the questions, SUBQ_WRONG the share
-of calls whose first reply is wrong. Which replies are wrong hangs on the prompt alone.
-"""
+"""Replies to the prompts of `LLMTeacher`, from recorded teacher replies; some are wrong at first."""
 
 from __future__ import annotations
 
-import functools
 import json
-import os
 import random
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.data_builders.rows import read_lines
+from tests.data_builders.rows import read_lines, write_lines
+from tests.rag.fakes import Asked, Client
 from tripletune.data_builders.hotpotqa_subq.teacher import FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE, load_subq_prompts
 from tripletune.data_builders.readers._rows import find_passage, title_key
+from tripletune.data_builders.world.build import WorldOptions, generate_world
 from tripletune.models.data.records import Passage
-from tripletune.models.llm import Completion
 from tripletune.models.llm.replies import REPAIR_ROLE
 
 _NUMBERED = re.compile(r"^\[(\d+)\] (.*)$", re.MULTILINE)
 _DOCUMENT = re.compile(r"^Document: (.*)$", re.MULTILINE)
 
 
-@functools.cache
-def recorded() -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Rows of the teacher by question text, and one row with the triples of every document."""
-    teacher = {row["_id"]: row for row in read_lines(os.environ["SUBQ_TEACHER"])}
-    triples = {title: facts for row in teacher.values() for title, facts in row["triples"].items()}
-    questions = {
-        " ".join(row["question"].split()): teacher[row["_id"]] for row in read_lines(os.environ["SUBQ_QUESTIONS"])
-    }
-    return questions, {"triples": triples}
+class WorldTeacher:
+    """Writes `questions.jsonl` and `teacher.jsonl` of a world into a folder, and replies as recorded there.
 
+    A share `wrong` of the calls has a wrong first reply; which ones hangs on the prompt alone.
+    """
 
-def reply(body: dict[str, Any]) -> str:
-    """The reply to a request of the OpenAI layout."""
-    contents = [message["content"] for message in body["messages"]]
-    roles = dict(zip(load_subq_prompts().texts.values(), (FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE)))
-    role = roles[contents[0]]
-    by_question, facts = recorded()
-    first = contents[1].split("\n", 1)[0]
-    row = facts if role == TRIPLES_ROLE else by_question[first.split(": ", 1)[1]]
-    right = recorded_reply(row, role, contents)
-    chance = random.Random(contents[1])
-    if "Your last reply can't be used" in contents[-1] or chance.random() >= float(os.environ.get("SUBQ_WRONG", "0")):
-        return right
-    return chance.choice([right[: len(right) // 2], wrong(role), "I am not sure."])
+    def __init__(self, folder: Path, **options: Any) -> None:
+        world = generate_world(WorldOptions(validation=0, test=0, common_knowledge=0.0, **options), "train")
+        teacher = {row["_id"]: row for row in world.teacher_rows()}
+        write_lines(folder / "questions.jsonl", world.question_rows())
+        write_lines(folder / "teacher.jsonl", teacher.values())
+        self.wrong = 0.0
+        self.rows = {" ".join(row["question"].split()): teacher[row["_id"]] for row in world.question_rows()}
+        self.triples = {title: facts for row in teacher.values() for title, facts in row["triples"].items()}
+
+    def reply(self, body: dict[str, Any]) -> str:
+        """The reply to a request of the OpenAI layout."""
+        contents = [message["content"] for message in body["messages"]]
+        roles = dict(zip(load_subq_prompts().texts.values(), (FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE)))
+        role, first = roles[contents[0]], contents[1].split("\n", 1)[0]
+        row = {"triples": self.triples} if role == TRIPLES_ROLE else self.rows[first.split(": ", 1)[1]]
+        right = recorded_reply(row, role, contents)
+        chance = random.Random(contents[1])
+        if "Your last reply can't be used" in contents[-1] or chance.random() >= self.wrong:
+            return right
+        return chance.choice([right[: len(right) // 2], wrong(role), "I am not sure."])
 
 
 def wrong(role: str) -> str:
@@ -61,20 +58,15 @@ def wrong(role: str) -> str:
     return json.dumps({"triples": []})
 
 
-class RecordedClient:
+def recorded_client(path: str | Path) -> Client:
     """An `LLMClient` over recorded replies: the path of a teacher LLM without a model."""
+    rows = {row["_id"]: row for row in read_lines(path)}
 
-    model = "recorded"
+    def answer(asked: Asked) -> str:
+        contents = [message["content"] for message in asked.messages]
+        return recorded_reply(rows.get(asked.question_id, {}), asked.role, contents)
 
-    def __init__(self, path: str | Path) -> None:
-        self.rows = {row["_id"]: row for row in read_lines(path)}
-
-    async def chat(self, messages: Any, *, role: str, sampling: Any = None, question_id: str = "") -> Completion:
-        row = self.rows.get(question_id, {})
-        return Completion(recorded_reply(row, role, [message["content"] for message in messages]))
-
-    async def close(self) -> None:
-        pass
+    return Client(answer=answer)
 
 
 def recorded_reply(row: dict[str, Any], role: str, contents: Sequence[str]) -> str:

@@ -14,10 +14,9 @@ import pytest
 pytest.importorskip("openai")
 pytest.importorskip("aiohttp")
 
-from tests.data_builders import subq_replies
-from tests.data_builders.rows import write_lines
+from tests.data_builders.rows import build_facts, shards
+from tests.data_builders.subq_replies import WorldTeacher
 from tests.models.llm.server import Faults, MockServer, body_key
-from tripletune.data_builders.world.build import WorldOptions, generate_world
 
 QUESTIONS, KILLS, CONCURRENCY = 40, 5, 8
 FAULTS = Faults(
@@ -27,27 +26,14 @@ FAULTS = Faults(
 KEY = "sk-secret-key-of-the-fault-test"
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("faults")
-    world = generate_world(WorldOptions(train=QUESTIONS, validation=0, test=0, common_knowledge=0.0), "train")
-    for name, lines in (("questions", world.question_rows()), ("teacher", world.teacher_rows())):
-        write_lines(folder / f"{name}.jsonl", lines)
-    return folder
-
-
-def command(files: Path, url: str, output: Path) -> list[str]:
+def command(url: str, output: Path) -> list[str]:
     return [
         *(sys.executable, "-m", "tripletune.data_builders.hotpotqa_subq"),
-        *("--source", f"hotpotqa:{files / 'questions.jsonl'}"),
+        *("--source", f"hotpotqa:{output.with_name('questions.jsonl')}"),
         *("--output", str(output), "--teacher", "openai", "--teacher-model", "m", "--teacher-url", url),
         *("--teacher-api-key-env", "SUBQ_KEY", "--teacher-concurrency", str(CONCURRENCY), "--teacher-timeout", "2"),
         *("--concurrency", str(CONCURRENCY), "--shard-size", "50", "--validation-fraction", "0.3"),
     ]
-
-
-def shards(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.jsonl"))}
 
 
 def stored_calls(ledger: Path) -> set[str]:
@@ -82,28 +68,22 @@ def kill_after(process: "subprocess.Popen[bytes]", server: MockServer, answers: 
     process.wait()
 
 
-def test_killed_builds_end_with_the_bytes_of_an_undisturbed_one(files, tmp_path, monkeypatch):
-    for name, value in (
-        ("SUBQ_TEACHER", files / "teacher.jsonl"),
-        ("SUBQ_QUESTIONS", files / "questions.jsonl"),
-        ("SUBQ_KEY", KEY),
-    ):
-        monkeypatch.setenv(name, str(value))
-    subq_replies.recorded.cache_clear()
-    with MockServer(subq_replies.reply) as server:
-        calm = tmp_path / "calm"
-        subprocess.run(command(files, server.url, calm), check=True, capture_output=True)
+def test_killed_builds_end_with_the_bytes_of_an_undisturbed_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("SUBQ_KEY", KEY)
+    teacher, calm = WorldTeacher(tmp_path, train=QUESTIONS), tmp_path / "calm"
+    with MockServer(teacher.reply) as server:
+        subprocess.run(command(server.url, calm), check=True, capture_output=True)
     assert shards(calm)
 
-    monkeypatch.setenv("SUBQ_WRONG", "0.25")
+    teacher.wrong = 0.25
     output, chance = tmp_path / "rough", random.Random(3)
     ledger = Path(f"{output}.ledger.sqlite")
     stored: list[tuple[int, set[str]]] = []
     kills = 0
-    with MockServer(subq_replies.reply, 0.02, FAULTS) as server:
+    with MockServer(teacher.reply, 0.02, FAULTS) as server:
         for _ in range(KILLS):
             process = subprocess.Popen(
-                command(files, server.url, output), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                command(server.url, output), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             )
             kill_after(process, server, chance.randint(5, 30), chance.uniform(0, 0.1))
             kills += process.returncode == -9
@@ -111,7 +91,7 @@ def test_killed_builds_end_with_the_bytes_of_an_undisturbed_one(files, tmp_path,
             time.sleep(0.1)
             stored.append((len(server.events), stored_calls(ledger)))
             assert not output.exists()
-        last = subprocess.run(command(files, server.url, output), capture_output=True, text=True, check=False)
+        last = subprocess.run(command(server.url, output), capture_output=True, text=True, check=False)
         assert last.returncode == 0, last.stderr
     assert kills == KILLS
     assert shards(output) == shards(calm)
@@ -132,7 +112,7 @@ def test_killed_builds_end_with_the_bytes_of_an_undisturbed_one(files, tmp_path,
     assert all(count - 1 <= lost[key] for key, count in answered.items())
     assert sum(lost.values()) <= KILLS * CONCURRENCY
 
-    build = json.loads((output / "statistics.json").read_text(encoding="utf-8"))["build"]
+    build = build_facts(output)
     assert build["repairs"]["hotpotqa"]
     assert not build["drops"]
     written = [path for path in (tmp_path).rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]

@@ -32,9 +32,10 @@ def rows(count, prefix="Text"):
     return [{"text": f"{prefix} {n} says b.", "triples": [[f"{prefix} {n}", "says", "b"]]} for n in range(count)]
 
 
-def run(tmp_path, *arguments, output="out"):
-    folder = tmp_path / output
-    assert main([*map(str, arguments), "--output", str(folder)]) == 0
+def run(tmp_path, lines, *arguments, name="triples"):
+    """Builds pairs of these lines; gives the folder and its statistics."""
+    folder, file = tmp_path / "out", write_lines(tmp_path / "a.jsonl", lines)
+    assert main(["--source", f"{name}=triples:{file}", *map(str, arguments), "--output", str(folder)]) == 0
     return folder, json.loads((folder / "statistics.json").read_text())
 
 
@@ -45,9 +46,8 @@ def failing(capsys, *arguments):
 
 @pytest.mark.parametrize("format", ["jsonl", "parquet"])
 def test_pairs_come_back_with_their_split(tmp_path, format):
-    file = write_lines(tmp_path / "a.jsonl", rows(40))
-    folder, numbers = run(tmp_path, "--source", f"triples:{file}", "--validation-rows", 7, "--format", format,
-                          "--shard-size", 10)  # fmt: skip
+    options = ("--validation-rows", 7, "--format", format, "--shard-size", 10)
+    folder, numbers = run(tmp_path, rows(40), *options)
     train, validation = list(read_pairs(folder, "train")), list(read_pairs(folder, "validation"))
     assert (len(train), len(validation)) == (33, 7)
     assert {pair.text for pair in train + validation} == {row["text"] for row in rows(40)}
@@ -73,9 +73,8 @@ def test_what_is_left_out_is_counted(tmp_path):
     ]
     held = [("held OUT.", []), ("Other", []), ("Held out with bad triples.", [["a"]])]
     held_out = write_lines(tmp_path / "held.jsonl", [{"text": text, "triples": triples} for text, triples in held])
-    file = write_lines(tmp_path / "a.jsonl", first)
-    folder, numbers = run(tmp_path, "--source", f"x=triples:{file}", "--exclude", f"triples:{held_out}",
-                          "--no-facts", "drop", "--split-name", "train")  # fmt: skip
+    options = ("--exclude", f"triples:{held_out}", "--no-facts", "drop", "--split-name", "train")
+    folder, numbers = run(tmp_path, first, *options, name="x")
     assert [(pair.title, pair.text) for pair in read_pairs(folder)] == [("", "A text."), ("T", "A text.")]
     build = numbers["build"]
     assert build["drops"]["x"] == {
@@ -96,15 +95,14 @@ def test_what_is_left_out_is_counted(tmp_path):
 
 
 def test_texts_without_facts_have_an_empty_target(tmp_path):
-    file = write_lines(tmp_path / "a.jsonl", [{"text": "Hello!", "triples": []}, *rows(1)])
-    folder, numbers = run(tmp_path, "--source", f"triples:{file}", "--split-name", "test")
+    folder, numbers = run(tmp_path, [{"text": "Hello!", "triples": []}, *rows(1)], "--split-name", "test")
     assert next(read_pairs(folder, "test")).target == ""
     assert numbers["statistics"]["sources"]["triples"]["without facts"] == 1
 
 
 def test_names_by_the_papers_rule(tmp_path):
-    file = write_lines(tmp_path / "a.jsonl", [*rows(5), {"text": "x", "title": "Unsaid", "triples": [["y", "p", "o"]]}])
-    folder, numbers = run(tmp_path, "--source", f"triples:{file}", "--entity-share", 1, "--split-name", "train")
+    lines = [*rows(5), {"text": "x", "title": "Unsaid", "triples": [["y", "p", "o"]]}]
+    folder, numbers = run(tmp_path, lines, "--entity-share", 1, "--split-name", "train")
     named = [pair for pair in read_pairs(folder) if pair.source == "names"]
     assert [pair.text for pair in named] == [*(f"Text {n}" for n in range(5)), "Unsaid"]
     assert all(pair.triples == (Triple(pair.text, "is", pair.text),) for pair in named)
@@ -113,9 +111,8 @@ def test_names_by_the_papers_rule(tmp_path):
 
 def test_the_world_and_a_teacher_mix(tmp_path):
     write_world(WorldOptions(train=20, validation=0, test=0), tmp_path / "world")
-    file = write_lines(tmp_path / "a.jsonl", rows(30))
-    folder, numbers = run(tmp_path, "--source", f"world=triples:{tmp_path / 'world/train.triples.jsonl'}",
-                          "--source", f"triples:{file}", "--limit", 12)  # fmt: skip
+    world = f"world=triples:{tmp_path / 'world/train.triples.jsonl'}"
+    folder, numbers = run(tmp_path, rows(30), "--source", world, "--limit", 12)
     counted = {name: counts["pairs"] for name, counts in numbers["statistics"]["sources"].items()}
     assert counted == {"world": 12, "triples": 12}
     world = [pair for pair in read_pairs(folder, "train") if pair.source == "world"]
@@ -123,8 +120,7 @@ def test_the_world_and_a_teacher_mix(tmp_path):
 
 
 def test_ids_are_unique_whatever_the_rows_say(tmp_path):
-    file = write_lines(tmp_path / "a.jsonl", [row | {"id": "same"} for row in rows(3)])
-    folder, _ = run(tmp_path, "--source", f"triples:{file}", "--split-name", "train")
+    folder, _ = run(tmp_path, [row | {"id": "same"} for row in rows(3)], "--split-name", "train")
     assert [pair.id for pair in read_pairs(folder)] == ["triples:same", "triples:same:2", "triples:same:3"]
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.data_builders.rows import read_lines, write_lines
+from tests.data_builders.rows import Backend, read_lines, write_lines
 from tripletune.data_builders.ledger_chats import RoleCalls
 from tripletune.data_builders.trajectories import main
 from tripletune.data_builders.world.build import WorldOptions, write_world
@@ -15,7 +15,6 @@ from tripletune.eval.__main__ import main as evaluate
 from tripletune.models.data.records import Passage
 from tripletune.models.data.trajectories import read_trajectories
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm import Completion
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
 from tripletune.rag.retrievers import Retrieved
@@ -117,19 +116,12 @@ def test_a_question_is_on_one_side_of_the_split(run, tmp_path):
     assert sorted([*splits[0], *splits[1]]) == sorted(row["id"] for row in read_lines(run / "results.jsonl"))
 
 
-class Replies:
+class Replies(Backend):
     """A backend that gives its replies in order."""
 
-    model = "teacher"
-
     def __init__(self, *replies):
-        self.replies = list(replies)
-
-    async def complete(self, messages, sampling):
-        return Completion(self.replies.pop(0))
-
-    async def close(self):
-        pass
+        left = list(replies)
+        super().__init__("teacher", lambda messages: left.pop(0))
 
 
 def says(query, *triples):

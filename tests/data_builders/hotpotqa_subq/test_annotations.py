@@ -66,14 +66,13 @@ def test_recorded_direct_comes_from_its_own_key_alone(tmp_path):
 
 
 def test_recorded_gaps_have_reasons(tmp_path):
-    teacher = RecordedTeacher(write_lines(tmp_path / "a.jsonl", [RECORDED | {"_id": "other"}]))
-    assert reason(teacher, question("A", "B")) is DropReason.NO_ANNOTATION
-    teacher = RecordedTeacher(write_lines(tmp_path / "b.jsonl", [RECORDED]))
-    assert reason(teacher, question("A")) is DropReason.HELPFUL_NOT_IN_CONTEXT
-    teacher = RecordedTeacher(
-        write_lines(tmp_path / "c.jsonl", [RECORDED | {"subqueries": RECORDED["subqueries"][:1]}])
-    )
-    assert reason(teacher, question("A", "B")) is DropReason.NO_SUBQUERY
+    for change, asked, expected in (
+        ({"_id": "other"}, question("A", "B"), DropReason.NO_ANNOTATION),
+        ({}, question("A"), DropReason.HELPFUL_NOT_IN_CONTEXT),
+        ({"subqueries": RECORDED["subqueries"][:1]}, question("A", "B"), DropReason.NO_SUBQUERY),
+    ):
+        teacher = RecordedTeacher(write_lines(tmp_path / "a.jsonl", [RECORDED | change]))
+        assert reason(teacher, asked) is expected
 
 
 @pytest.mark.parametrize(
@@ -190,15 +189,10 @@ def test_names_that_differ_from_titles_are_placed():
 
 def test_subjects_are_placed_together_not_one_by_one():
     # By itself "Shirvanshah Ali" fits either title; the other subject needs "Abbas Shirvanshah".
-    asked = question(
-        ("Abbas Shirvanshah", "Son of Ali."),
-        ("Ali I of Shirvan", "Son of Haytham II."),
-        evidences=[("Abbas Shirvanshah", "father", "Shirvanshah Ali"), ("Shirvanshah Ali", "father", "Haytham II")],
-    )
-    assert place_evidences(asked) == [0, 1]
-
-
-def test_all_triples_of_a_subject_stay_together():
+    facts = [("Abbas Shirvanshah", "father", "Shirvanshah Ali"), ("Shirvanshah Ali", "father", "Haytham II")]
+    passages = ("Abbas Shirvanshah", "Son of Ali."), ("Ali I of Shirvan", "Son of Haytham II.")
+    assert place_evidences(question(*passages, evidences=facts)) == [0, 1]
+    # All triples of a subject stay together.
     facts = [("Ann", "date of birth", "1900"), ("Bob", "date of birth", "1901"), ("Ann", "date of death", "1950")]
     assert place_evidences(question("Bob", "Ann", evidences=facts)) == [1, 0, 1]
 

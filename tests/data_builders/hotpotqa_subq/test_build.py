@@ -1,11 +1,10 @@
 import asyncio
-import json
 from contextlib import aclosing
 
 import pytest
 
-from tests.data_builders.rows import hotpot_row, shared, write_lines
-from tests.data_builders.subq_replies import RecordedClient
+from tests.data_builders.rows import build_facts, hotpot_row, shards, shared, write_lines
+from tests.data_builders.subq_replies import recorded_client
 from tripletune.data_builders.hotpotqa_subq.build import build, in_order
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
 from tripletune.data_builders.world.build import WorldOptions, generate_world
@@ -41,7 +40,7 @@ def test_build_splits_by_question_and_counts_what_is_left_out(tmp_path, source):
     assert 20 < len(ids["validation"]) < 55
     direct = [r for records in sides.values() for r in records if r.question_id == "id119"]
     assert [r.action.value for r in direct] == ["[NO_RETRIEVAL]", "[NO_RETRIEVAL]"]
-    facts = json.loads((tmp_path / "out" / "statistics.json").read_text())["build"]
+    facts = build_facts(tmp_path / "out")
     assert facts["drops"] == {"hotpotqa": {"question id seen before": 1, "no annotation for the question": 1}}
     assert facts["questions"] == {"hotpotqa": 120}
     assert len(facts["files"]) == 2
@@ -144,9 +143,8 @@ def both_ways(tmp_path, questions, replies, **options):
     """Records of the recorded teacher, and of the same replies through the path of a teacher LLM."""
     build([Source("hotpotqa", "hotpotqa", questions, replies)], BuildOptions(str(tmp_path / "a"), **options))
     bare = [Source("hotpotqa", "hotpotqa", questions)]
-    build(bare, BuildOptions(str(tmp_path / "b"), **options), lambda: RecordedClient(replies))
-    files = [sorted((tmp_path / name).glob("*.jsonl")) for name in ("a", "b")]
-    return [{file.name: file.read_bytes() for file in found} for found in files]
+    build(bare, BuildOptions(str(tmp_path / "b"), **options), lambda: recorded_client(replies))
+    return [shards(tmp_path / name) for name in ("a", "b")]
 
 
 @pytest.mark.parametrize("first_subquery", ["main_question", "generated"])
@@ -165,7 +163,7 @@ def test_the_llm_path_gives_the_records_of_the_recorded_teacher(tmp_path, first_
     recorded, through = both_ways(tmp_path, questions, replies, first_subquery=first_subquery, validation_fraction=0.3)
     assert recorded == through
     assert len({record.question_id for split in recorded for record in read_records(tmp_path / "a" / split)}) == 38
-    drops = json.loads((tmp_path / "b" / "statistics.json").read_text())["build"]["drops"]["hotpotqa"]
+    drops = build_facts(tmp_path / "b")["drops"]["hotpotqa"]
     assert drops == {"no helpful document": 1, "a helpful document has no triples": 1}
 
 

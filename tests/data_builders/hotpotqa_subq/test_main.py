@@ -1,5 +1,4 @@
 import asyncio
-import json
 import sqlite3
 from collections import Counter
 from contextlib import closing
@@ -7,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.data_builders import subq_replies
-from tests.data_builders.rows import hotpot_row, read_lines, write_lines
+from tests.data_builders.rows import Backend, build_facts, hotpot_row, read_lines, shards, write_lines
+from tests.data_builders.subq_replies import WorldTeacher
 from tests.models.llm.provider import answer_batch
 from tripletune.data_builders.datasets.kinds import RECORDS
 from tripletune.data_builders.datasets.lookup import SeenTable
@@ -18,9 +17,8 @@ from tripletune.data_builders.hotpotqa_subq.__main__ import estimate
 from tripletune.data_builders.hotpotqa_subq.__main__ import main as run
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source, usable_questions
 from tripletune.data_builders.hotpotqa_subq.teacher import FILTER_ROLE, filter_text, load_subq_prompts
-from tripletune.data_builders.world.build import WorldOptions, generate_world
 from tripletune.models.data.records import read_records
-from tripletune.models.llm import CallError, Completion, SetupError, TransientError
+from tripletune.models.llm import CallError, SetupError, TransientError
 from tripletune.models.llm.backends import open_client
 from tripletune.models.llm.backends.batch import import_replies
 from tripletune.models.llm.ledger import Ledger
@@ -29,26 +27,23 @@ from tripletune.models.llm.programs import import_calls
 
 
 @pytest.fixture
-def files(tmp_path, monkeypatch):
+def teacher(tmp_path):
     """Questions of two hops and the teacher's replies to them."""
     hops = {name: 0.0 for name in ("one_hop", "three_hop", "four_hop", "comparison", "intersection")}
-    world = generate_world(WorldOptions(train=12, validation=0, test=0, common_knowledge=0.0, **hops), "train")
-    for name, lines in (("questions", world.question_rows()), ("teacher", world.teacher_rows())):
-        write_lines(tmp_path / f"{name}.jsonl", lines)
-    monkeypatch.setenv("SUBQ_TEACHER", str(tmp_path / "teacher.jsonl"))
-    monkeypatch.setenv("SUBQ_QUESTIONS", str(tmp_path / "questions.jsonl"))
-    for name in ("SUBQ_WRONG", "SUBQ_BODIES"):
-        monkeypatch.delenv(name, raising=False)
-    subq_replies.recorded.cache_clear()
+    return WorldTeacher(tmp_path, train=12, **hops)
+
+
+@pytest.fixture
+def files(teacher, tmp_path):
     return tmp_path
 
 
-class WorldBackend:
+class WorldBackend(Backend):
     """Answers in this process what the mock server answers in its own."""
 
-    def __init__(self, model="openai:m", reply=subq_replies.reply):
-        self.model, self.reply, self.asked, self.answered = model, reply, [], 0
-        self.seconds, self.fail_after = 0.0, None
+    def __init__(self, model, reply):
+        super().__init__(model, lambda messages: reply({"messages": list(messages)}))
+        self.asked, self.answered, self.seconds, self.fail_after = [], 0, 0.0, None
 
     async def complete(self, messages, sampling):
         self.asked.append([message["content"] for message in messages])
@@ -57,15 +52,12 @@ class WorldBackend:
             raise self.error
         self.answered += 1
         await asyncio.sleep(self.seconds)
-        return Completion(self.reply({"messages": list(messages)}), 10, 5)
-
-    async def close(self):
-        pass
+        return await super().complete(messages, sampling)
 
 
 @pytest.fixture
-def backend(monkeypatch):
-    one = WorldBackend()
+def backend(monkeypatch, teacher):
+    one = WorldBackend("openai:m", teacher.reply)
     retry = Retry(attempts=2, first_wait=0.0)
     monkeypatch.setattr(command_line, "open_client", lambda llm: LedgerClient(one, Ledger(llm.ledger), retry=retry))
     return one
@@ -75,14 +67,6 @@ def arguments(files, output, *more):
     source = f"hotpotqa:{files / 'questions.jsonl'}"
     teacher = ("--teacher", "openai", "--teacher-model", "m", "--teacher-url", "http://127.0.0.1:9/v1")
     return ["--source", source, "--output", str(output), "--validation-fraction", "0.3", *teacher, *more]
-
-
-def shards(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.jsonl"))}
-
-
-def facts(folder: Path):
-    return json.loads((folder / "statistics.json").read_text(encoding="utf-8"))["build"]
 
 
 def ends_with(code, capsys, *call):
@@ -97,7 +81,7 @@ def test_a_teacher_labels_a_source_without_annotations(files, backend):
     source = f"hotpotqa:{files / 'questions.jsonl'}:{files / 'teacher.jsonl'}"
     assert run(["--source", source, "--output", str(files / "recorded"), "--validation-fraction", "0.3"]) == 0
     assert shards(files / "out") == shards(files / "recorded")
-    build = facts(files / "out")
+    build = build_facts(files / "out")
     assert build["teachers"] == {"hotpotqa": "openai:m"}
     assert build["models"] == {"teacher": "openai:m (temperature 0, top_p 1, seed None)"}
     assert {stage: numbers["calls"] for stage, numbers in build["calls"].items()} == {
@@ -177,7 +161,7 @@ def test_a_refused_call_stops_or_drops_the_question(files, backend, capsys):
     backend.fail_after, backend.complete = None, refuse_one
     backend.asked.clear()
     assert run(arguments(files, files / "out", "--on-call-error", "drop", "--concurrency", "1")) == 0
-    assert facts(files / "out")["drops"] == {"hotpotqa": {"a call to the teacher can't be answered": 1}}
+    assert build_facts(files / "out")["drops"] == {"hotpotqa": {"a call to the teacher can't be answered": 1}}
 
 
 def test_triples_can_come_from_a_file_whose_malformed_ones_are_counted(files, backend):
@@ -187,7 +171,7 @@ def test_triples_can_come_from_a_file_whose_malformed_ones_are_counted(files, ba
         for title, sentences in row["context"]
     ]
     assert run(arguments(files, files / "out", "--triples-from", write_lines(files / "triples.jsonl", lines))) == 0
-    found = facts(files / "out")
+    found = build_facts(files / "out")
     assert found["issues"] == {"hotpotqa: malformed triples in the triple file": len(lines)}
     assert found["teachers"] == {"hotpotqa": "openai:m, triples of triples.jsonl"}
     assert list(found["calls"]) == ["subq.filter", "subq.query"]
@@ -197,12 +181,12 @@ def test_triples_can_come_from_a_file_whose_malformed_ones_are_counted(files, ba
 def test_the_card_does_not_claim_a_temperature_that_was_not_sent(files, backend):
     backend.send_temperature = False
     assert run(arguments(files, files / "out", "--limit", "1")) == 0
-    assert facts(files / "out")["models"] == {
+    assert build_facts(files / "out")["models"] == {
         "teacher": "openai:m (temperature and top_p are the provider's own: none was sent)"
     }
 
 
-def test_a_batch_build_stops_three_times(files, backend, capsys, monkeypatch):
+def test_a_batch_build_stops_three_times(files, teacher, backend, capsys, monkeypatch):
     assert run(arguments(files, files / "calm")) == 0
     call = ["--source", f"hotpotqa:{files / 'questions.jsonl'}", "--output", str(files / "out")]
     call += ["--validation-fraction", "0.3", "--teacher", "batch", "--teacher-model", "m", "--overwrite"]
@@ -213,7 +197,7 @@ def test_a_batch_build_stops_three_times(files, backend, capsys, monkeypatch):
         assert not (files / "out").exists()
         (requests,) = sorted(Path(f"{ledger}.batch").glob("*.jsonl"))[round_:]
         assert str(requests) in message
-        sizes.append(answer_batch(requests, files / f"replies{round_}.jsonl", subq_replies.reply))
+        sizes.append(answer_batch(requests, files / f"replies{round_}.jsonl", teacher.reply))
         assert message.startswith(f"{sizes[-1]:,} calls wait for replies")
         with Ledger(ledger) as opened:
             import_replies(opened, files / f"replies{round_}.jsonl")
@@ -253,7 +237,7 @@ def test_a_direct_answer_spares_the_question_its_calls(files, backend, monkeypat
     assert len(base.asked) == 12
     direct = {r.question_id for r in read_records(files / "out") if r.action.value == "[NO_RETRIEVAL]"}
     assert first["_id"] in direct
-    assert facts(files / "out")["models"]["direct answers"] == "base"
+    assert build_facts(files / "out")["models"]["direct answers"] == "base"
 
 
 @pytest.mark.parametrize(

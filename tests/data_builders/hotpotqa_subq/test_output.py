@@ -4,14 +4,13 @@ import json
 
 import pytest
 
-from tests.data_builders.rows import hotpot_row, write_lines
+from tests.data_builders.rows import Backend, hotpot_row, write_lines
 from tripletune.data_builders.__main__ import main
 from tripletune.data_builders.datasets.inspect import why_empty
 from tripletune.data_builders.datasets.writer import DROPPED
 from tripletune.data_builders.hotpotqa_subq import DropReason
 from tripletune.data_builders.hotpotqa_subq import __main__ as command_line
 from tripletune.data_builders.hotpotqa_subq.build import EXAMPLES, LONGEST_REPLY
-from tripletune.models.llm import Completion
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
 
@@ -26,23 +25,16 @@ BAD = {
 }
 
 
-class BadBackend:
-    """Replies to the document filter that can't be used."""
-
-    model = "openai:m"
-
-    async def complete(self, messages, sampling):
-        return Completion(BAD[int(messages[1]["content"].split("?")[0].split()[-1]) % 4], 5, 5)
-
-    async def close(self):
-        pass
+def bad_reply(messages):
+    return BAD[int(messages[1]["content"].split("?")[0].split()[-1]) % 4]
 
 
 @pytest.fixture
 def build(tmp_path, monkeypatch):
     """Runs a build and gives its exit code."""
     source = write_lines(tmp_path / "q.jsonl", [hotpot_row(n) for n in range(QUESTIONS)])
-    monkeypatch.setattr(command_line, "open_client", lambda llm: LedgerClient(BadBackend(), Ledger(llm.ledger)))
+    backend = Backend("openai:m", bad_reply)
+    monkeypatch.setattr(command_line, "open_client", lambda llm: LedgerClient(backend, Ledger(llm.ledger)))
     teacher = ["--teacher", "openai", "--teacher-model", "m", "--teacher-ledger", str(tmp_path / "l.sqlite")]
     given = ["--source", f"hotpotqa:{source}", "--output", str(tmp_path / "out"), *teacher]
     return lambda *more: command_line.main([*given, *more])

@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from tests.rag.fakes import Client
 from tripletune.data_builders.hotpotqa_subq import DropReason, Question, UnlabelledQuestion, label_question
 from tripletune.data_builders.hotpotqa_subq.checks import read_documents, read_subquery, read_triples
 from tripletune.data_builders.hotpotqa_subq.teacher import (
@@ -18,7 +19,7 @@ from tripletune.data_builders.hotpotqa_subq.teacher import (
     prompt_digests,
 )
 from tripletune.models.data.records import Passage
-from tripletune.models.llm import CallError, Completion, RepliesPending, Sampling
+from tripletune.models.llm import CallError, RepliesPending, Sampling
 
 QUESTION = Question(
     id="q1",
@@ -33,38 +34,30 @@ QUESTION = Question(
 KEEP_BOTH = '{"documents": [2, 1], "answerable": true}'
 
 
-class ScriptedClient:
-    """Replies by role, in order; the last one again and again. An exception is raised."""
+class SlowClient(Client):
+    """Lets other calls begin before it replies."""
 
-    model = "script:m"
-
-    def __init__(self, **replies):
-        self.replies = {f"subq.{name}": list(texts) for name, texts in replies.items()}
-        self.calls = []
-
-    async def chat(self, messages, *, role, sampling=None, question_id=""):
-        self.calls.append((role, [message["content"] for message in messages], sampling, question_id))
+    async def chat(self, messages, **call):
         await asyncio.sleep(0)
-        texts = self.replies[role.removesuffix(".repair")]
-        text = texts.pop(0) if len(texts) > 1 else texts[0]
-        if isinstance(text, Exception):
-            raise text
-        return Completion(text)
-
-    async def close(self):
-        pass
+        return await super().chat(messages, **call)
 
     def of(self, role):
-        return [call for call in self.calls if call[0] == role]
+        return [asked for asked in self.asked if asked.role == role]
 
 
 def script(**replies):
-    defaults = {
+    """A client with replies by role, in order; the last one again and again."""
+    left = {
         "filter": [KEEP_BOTH],
         "query": ['{"question": "Who wrote Dune?"}', '{"question": "Where was Frank Herbert born?"}'],
         "triples": ['{"triples": [["a", "b", "c"]]}'],
-    }
-    return ScriptedClient(**(defaults | replies))
+    } | {name: list(texts) for name, texts in replies.items()}
+
+    def answer(asked):
+        texts = left[asked.role.removeprefix("subq.").removesuffix(".repair")]
+        return texts.pop(0) if len(texts) > 1 else texts[0]
+
+    return SlowClient(answer=answer)
 
 
 def label(client, question=QUESTION, **options):
@@ -88,20 +81,20 @@ def test_a_question_with_two_documents_is_five_calls():
     assert dict(teacher.calls) == {FILTER_ROLE: 1, QUERY_ROLE: 2, TRIPLES_ROLE: 2}
     assert not teacher.repairs
     prompts = load_subq_prompts().texts
-    (role, texts, sampling, question_id), *_ = client.calls
-    assert (role, texts[0], question_id) == (FILTER_ROLE, prompts["subq_filter"], "q1")
-    assert sampling == Sampling(max_tokens=MAX_TOKENS[FILTER_ROLE])
-    assert texts[1] == (
+    first = client.asked[0]
+    assert (first.role, first.messages[0]["content"], first.question_id) == (FILTER_ROLE, prompts["subq_filter"], "q1")
+    assert first.sampling == Sampling(max_tokens=MAX_TOKENS[FILTER_ROLE])
+    assert first.text == (
         "Question: Where was the author of Dune born?\n\n"
         "Documents:\n[1] Frank Herbert\nOf Tacoma.\n\n[2] Dune\nBy Frank Herbert."
     )
-    assert [call[1][1] for call in client.of(QUERY_ROLE)] == [
+    assert [asked.text for asked in client.of(QUERY_ROLE)] == [
         "Main question: Where was the author of Dune born?\n\nDocument: Dune\nBy Frank Herbert.",
         "Main question: Where was the author of Dune born?\n\nDocument: Frank Herbert\nOf Tacoma.\n\n"
         "Earlier sub-queries:\n- Who wrote Dune?",
     ]
     # The triples' prompt has nothing of the question in it: one paragraph is one call in the ledger.
-    assert [call[1][1] for call in client.of(TRIPLES_ROLE)] == [
+    assert [asked.text for asked in client.of(TRIPLES_ROLE)] == [
         "Document: Dune\nBy Frank Herbert.",
         "Document: Frank Herbert\nOf Tacoma.",
     ]
@@ -110,13 +103,13 @@ def test_a_question_with_two_documents_is_five_calls():
 def test_triples_are_asked_for_beside_the_subqueries():
     client = script()
     label(client)
-    assert [call[0] for call in client.calls[1:4]] == [QUERY_ROLE, TRIPLES_ROLE, TRIPLES_ROLE]
+    assert client.roles[1:4] == [QUERY_ROLE, TRIPLES_ROLE, TRIPLES_ROLE]
 
 
 def test_all_passages_can_be_shown():
     client = script(filter=['{"documents": [3, 1]}'])
     records, _ = label(client, shown="all")
-    assert "[2] Other\nx" in client.calls[0][1][1]
+    assert "[2] Other\nx" in client.asked[0].text
     assert [step.text.split("\n")[0] for step in records[-1].steps] == ["Dune", "Frank Herbert"]
 
 
@@ -144,9 +137,9 @@ def test_a_bad_reply_is_sent_back_once_and_counted():
     _, teacher = label(client)
     assert dict(teacher.repairs) == {FILTER_ROLE: 1, TRIPLES_ROLE: 1}
     assert teacher.malformed == 2
-    (_, turns, _, _) = client.calls[1]
-    assert turns[2] == '{"documents": [9]}'
-    assert "There is no document 9: they are numbered from 1 to 2." in turns[3]
+    repair = client.asked[1]
+    assert repair.messages[2]["content"] == '{"documents": [9]}'
+    assert "There is no document 9: they are numbered from 1 to 2." in repair.text
 
 
 @pytest.mark.parametrize(
@@ -166,7 +159,7 @@ def test_what_stays_bad_drops_the_question_with_its_reason(replies, expected):
     client = script(**replies)
     assert reason(client) is expected
     judgement = expected in (DropReason.NO_HELPFUL, DropReason.NOT_ANSWERABLE)
-    assert any(call[0].endswith(".repair") for call in client.calls) is not judgement
+    assert any(role.endswith(".repair") for role in client.roles) is not judgement
 
 
 def test_the_reason_does_not_hang_on_which_reply_comes_first():
@@ -186,7 +179,7 @@ def test_sampling_reaches_the_calls_and_a_schema_when_it_is_asked_for():
     for asked in (False, True):
         client = script()
         label(client, sampling=Sampling(temperature=0.5, seed=3, max_tokens=1), json_schema=asked)
-        sent = {call[0]: call[2] for call in client.calls}
+        sent = {asked.role: asked.sampling for asked in client.asked}
         assert {role: (one.temperature, one.seed, one.max_tokens) for role, one in sent.items()} == {
             role: (0.5, 3, tokens) for role, tokens in MAX_TOKENS.items()
         }
@@ -214,6 +207,6 @@ def test_the_replies_shown_in_our_prompts_pass_our_checks():
 def test_a_direct_answer_is_the_first_line_of_a_plain_prompt():
     client = script(direct=["\n The Nile. \nQuestion: Which"])
     assert asyncio.run(BaseModelAnswers(client, 5).answer(QUESTION)) == "The Nile."
-    ((role, (prompt,), sampling, question_id),) = client.calls
-    assert (role, sampling.max_tokens, question_id) == (DIRECT_ROLE, 5, "q1")
-    assert prompt.endswith("Question: Where was the author of Dune born?\nAnswer:")
+    (asked,) = client.asked
+    assert (asked.role, asked.sampling.max_tokens, asked.question_id) == (DIRECT_ROLE, 5, "q1")
+    assert asked.text.endswith("Question: Where was the author of Dune born?\nAnswer:")

@@ -58,15 +58,12 @@ def test_geography_agrees(world):
     assert all(world[e.facts["Location"]].facts["River"] == e.facts["Crosses"] for e in bridges)
 
 
-def test_works_follow_what_they_are_made_from(world):
-    films = [e.facts for e in world.values() if {"Based on", "Release year"} <= e.facts.keys()]
-    films = [f for f in films if "Publication year" in world[f["Based on"]].facts]
-    assert films
-    assert all(int(world[f["Based on"]].facts["Publication year"]) < int(f["Release year"]) for f in films)
-    albums = [e.facts for e in world.values() if e.kind == "album" and "Release year" in e.facts]
-    albums = [f for f in albums if "Founded in" in world[f["Performer"]].facts]
-    assert albums
-    assert all(int(world[f["Performer"]].facts["Founded in"]) < int(f["Release year"]) for f in albums)
+@pytest.mark.parametrize(("source", "year"), [("Based on", "Publication year"), ("Performer", "Founded in")])
+def test_works_follow_what_they_are_made_from(world, source, year):
+    works = [e.facts for e in world.values() if {source, "Release year"} <= e.facts.keys()]
+    works = [facts for facts in works if year in world[facts[source]].facts]
+    assert works
+    assert all(int(world[facts[source]].facts[year]) < int(facts["Release year"]) for facts in works)
 
 
 def test_marriage_is_mutual_where_both_articles_state_it(world):
