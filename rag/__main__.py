@@ -1,9 +1,10 @@
-"""Ask one question, or read the triples out of a corpus: `tripletune rag ask`, `extract` and `export`.
+"""Ask one question, read the triples out of a corpus, index it: `tripletune rag ask`, `extract`, `export`, `index`.
 
 tripletune rag ask "Who …?" --model FOLDER --corpus FILE --triples FILE
 tripletune rag ask "Who …?" --system ircot --teacher openai --teacher-model NAME --corpus FILE
 tripletune rag extract --corpus FILE --model FOLDER --output triples.sqlite
 tripletune rag export --corpus FILE --store triples.sqlite --output triples.jsonl
+tripletune rag index --corpus FILE --triples FILE --retriever dense --encoder SPEC --index DIR
 
 Exit codes of `extract`: 0 done; 1 passages failed or the server stays away, run again to continue; 2 bad input; 3 calls
 wait for a batch's replies; 130 interrupted.
@@ -33,7 +34,7 @@ from tripletune.models.run_folders import check_model_folder, trained_folder
 from tripletune.rag import Trace
 from tripletune.rag.extract import PIECE_LIMIT, CorpusExtraction, ExtractionCounts, export_triples, read_passages
 from tripletune.rag.extractor import LocalOptions, open_extractor
-from tripletune.rag.search import SearchOptions, open_search, search_problems
+from tripletune.rag.search import SearchOptions, build_indexes, open_search, search_problems
 from tripletune.rag.systems import LoopOptions, System, Tools, load_system, make_options, system_names
 from tripletune.rag.triple_store import TripleStore
 
@@ -221,11 +222,22 @@ def _add_export(commands: Any) -> None:
     parser.set_defaults(run=export, level=logging.INFO)
 
 
+def _add_index(commands: Any) -> None:
+    parser = commands.add_parser(
+        "index",
+        help="build the indexes of a corpus",
+        description="Build the indexes of a corpus, and of its triples, in a folder that runs share with --index; a "
+        "build that was stopped goes on.",
+    )
+    add_arguments(parser, SearchOptions)
+    parser.set_defaults(run=lambda args: build_indexes(from_arguments(SearchOptions, args)), level=logging.INFO)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="tripletune rag", description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    for add in (_add_ask, _add_extract, _add_export):
+    for add in (_add_ask, _add_extract, _add_export, _add_index):
         add(commands)
     args = parser.parse_args(argv)
     stopped = "stopped; what was done is kept, run the same command again to continue"

@@ -21,6 +21,7 @@ from tripletune.models.files import weights_fingerprint
 from tripletune.models.loading import load_encoder, resolve
 
 Kind = Literal["query", "text"]
+Similarity = Literal["cosine", "dot"]
 # Texts of one kind to vectors, one row a text.
 Encode = Callable[[list[str], Kind], np.ndarray]
 Prompts = Mapping[Kind, str | None]
@@ -83,17 +84,20 @@ class Together(Generic[K, V]):
 
 
 class Embedder:
-    """Vectors of length one for queries and texts, and the cosine between them: a reranker, too.
+    """Vectors for queries and texts, and how similar they are: a reranker, too.
 
     Args:
         name: Encoder and prompts, as the manifest of an index has them.
         encode: Texts of one kind to vectors.
         weights: Digest of the encoder's weights, where they are on this machine.
+        similarity: "cosine" makes all vectors of length one.
         kept: Vectors to keep: triples and sub-queries come back in other rounds and questions.
     """
 
-    def __init__(self, name: str, encode: Encode, weights: str = "", kept: int = 50_000) -> None:
-        self.name, self.weights, self._encode = name, weights, encode
+    def __init__(
+        self, name: str, encode: Encode, weights: str = "", similarity: Similarity = "cosine", kept: int = 50_000
+    ) -> None:
+        self.name, self.weights, self._encode, self._cosine = name, weights, encode, similarity == "cosine"
         self._together: Together[tuple[Kind, str], np.ndarray] = Together(self._work, kept, _PATIENCE)
 
     @cached_property
@@ -106,13 +110,15 @@ class Embedder:
         return np.stack(await self._together([("query", text) for text in texts]))
 
     async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """The cosine of a query and each text, rounded to six decimals, so that equal texts tie on any machine."""
+        """The similarity of a query and each text, rounded to six decimals: equal texts tie on any machine."""
         vector, *others = await self._together([("query", query), *(("text", text) for text in texts)])
         return [round(float(vector @ other), 6) for other in others]
 
     def encode(self, texts: Sequence[str], kind: Kind = "text") -> np.ndarray:
         """The same at once, in this thread and without keeping anything: for index builds."""
         vectors = np.asarray(self._encode(list(texts), kind), dtype=np.float32)
+        if not self._cosine:
+            return vectors
         return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
     def _work(self, keys: list[tuple[Kind, str]]) -> list[np.ndarray]:
@@ -125,7 +131,11 @@ class Embedder:
 
 
 def open_embedder(
-    spec: str, query_prompt: str | None = None, text_prompt: str | None = None, trust_remote_code: bool = False
+    spec: str,
+    query_prompt: str | None = None,
+    text_prompt: str | None = None,
+    trust_remote_code: bool = False,
+    similarity: Similarity | None = None,
 ) -> Embedder:
     """Open an encoder; a process has each one once.
 
@@ -135,22 +145,29 @@ def open_embedder(
         query_prompt: Put before queries; None: what the encoder's own settings say.
         text_prompt: Put before texts that are searched in; None: what the encoder's own settings say.
         trust_remote_code: Whether Python code that comes with the encoder may run.
+        similarity: Cosine or inner product; None: what the encoder's own settings say, else cosine.
 
     Raises:
         FileNotFoundError: there is no such encoder.
         ValueError: it can't be read, or comes with code that is not trusted.
     """
-    return _open(spec, query_prompt, text_prompt, trust_remote_code)
+    return _open(spec, query_prompt, text_prompt, trust_remote_code, similarity)
 
 
 @lru_cache(maxsize=4)
-def _open(spec: str, query_prompt: str | None, text_prompt: str | None, trust_remote_code: bool) -> Embedder:
+def _open(
+    spec: str, query_prompt: str | None, text_prompt: str | None, trust_remote_code: bool, similarity: Similarity | None
+) -> Embedder:
     prompts: Prompts = {"query": query_prompt, "text": text_prompt}
     name = " ".join([spec, *(f"{kind}={prompt!r}" for kind, prompt in prompts.items() if prompt is not None)])
+    weights = ""
     if spec.startswith(ENDPOINT):
-        return Embedder(name, _endpoint(spec.removeprefix(ENDPOINT), prompts))
-    model = load_encoder(spec, trust_remote_code=trust_remote_code)
-    return Embedder(name, _local(model, prompts), weights_fingerprint(resolve(spec)))
+        encode = _endpoint(spec.removeprefix(ENDPOINT), prompts)
+    else:
+        model = load_encoder(spec, trust_remote_code=trust_remote_code)
+        encode, weights = _local(model, prompts), weights_fingerprint(resolve(spec))
+        similarity = similarity or ("dot" if model.similarity_fn_name == "dot" else "cosine")
+    return Embedder(f"{name} dot" if similarity == "dot" else name, encode, weights, similarity or "cosine")
 
 
 def _local(model: Any, prompts: Prompts) -> Encode:

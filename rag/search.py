@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from tripletune.models.options import setting
-from tripletune.rag.embedding import open_embedder
+from tripletune.rag.embedding import Embedder, Similarity, open_embedder
 from tripletune.rag.index import PassageStore
 from tripletune.rag.retrievers import open_retriever
 from tripletune.rag.systems import LoopOptions, System, Tools
@@ -38,6 +38,10 @@ class SearchOptions:
     )
     query_prompt: str | None = setting(None, "put before queries (default: what the encoder's settings say)")
     text_prompt: str | None = setting(None, "put before texts (default: what the encoder's settings say)")
+    similarity: Similarity | None = setting(
+        None, "how vectors are compared (default: what the encoder's settings say, else cosine); dot for Contriever",
+        choices=get_args(Similarity),
+    )  # fmt: skip
     trust_remote_code: bool = setting(False, "run Python code that comes with the encoder")
     index: str | None = setting(None, "folder of the indexes (default: OUTPUT/index of a run, a temporary one of ask)")
 
@@ -59,6 +63,28 @@ def search_problems(options: SearchOptions, system: System, loop: Any) -> list[s
     return problems
 
 
+def build_indexes(options: SearchOptions) -> None:
+    """Build the indexes of a corpus, and of its triples where they are given, so that runs find them in `--index`.
+
+    Raises:
+        FileNotFoundError: a file or the encoder is not there.
+        ValueError: there is no corpus or folder, or an index can't be built.
+    """
+    if not options.corpus or not options.index:
+        raise ValueError("an index needs --corpus, the passages, and --index, its folder")
+    embedder = _embedder(options) if options.retriever != "bm25" and options.encoder else None
+    how: tuple[Embedder | None, VectorSearch] = (embedder, options.vectors)
+    retriever = open_retriever(options.retriever, options.corpus, options.index, *how)
+    if options.triples:
+        triples = open_triples(options.triples, Path(options.index) / "triples.sqlite", options.extractor)
+        TripleIndex.open(options.retriever, retriever.passages, triples, options.index, *how)
+
+
+def _embedder(options: SearchOptions) -> Embedder:
+    prompts = (options.query_prompt, options.text_prompt)
+    return open_embedder(str(options.encoder), *prompts, options.trust_remote_code, options.similarity)
+
+
 def open_search(options: SearchOptions, system: System, loop: Any, corpus: str | Path | None, index: Path) -> Tools:
     """Open what a system searches under its options, building indexes that are missing.
 
@@ -71,8 +97,7 @@ def open_search(options: SearchOptions, system: System, loop: Any, corpus: str |
     """
     retriever = store = embedder = triples = None
     if options.encoder and corpus and (options.retriever != "bm25" or system.needs_reranker(loop)):
-        prompts = (options.query_prompt, options.text_prompt)
-        embedder = open_embedder(options.encoder, *prompts, options.trust_remote_code)
+        embedder = _embedder(options)
     if system.needs_triples(loop):
         store = open_triples(str(options.triples), index / "triples.sqlite", options.extractor)
     if corpus and store and system.searches_triples(loop):

@@ -115,7 +115,7 @@ class Bm25Index:
 
 
 class VectorIndex:
-    """Cosine similarity of sentence embeddings; the vectors stay in their file, as float16.
+    """Similarity of sentence embeddings; the vectors stay in their file, as float16.
 
     Args:
         vectors: One row each.

@@ -168,8 +168,8 @@ class QuestionSuite(Suite):
         if self.teacher and (files := dict(system.files(self.loop))):
             models["files"] = files
         if embeds:
-            prompts = {"query_prompt": options.query_prompt, "text_prompt": options.text_prompt}
-            models |= {name: text for name, text in prompts.items() if text is not None}
+            how = ("query_prompt", "text_prompt", "similarity")
+            models |= {name: value for name in how if (value := getattr(options, name)) is not None}
             models |= {"vectors": options.vectors} if options.vectors != "flat" else {}
         if options.gold:
             models["gold"] = file_digest(options.gold)

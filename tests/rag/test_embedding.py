@@ -136,6 +136,16 @@ def test_prompts_tell_queries_from_texts_and_a_process_opens_an_encoder_once(tin
     assert (prompted.encode(["Oslo"], "query") != plain.encode(["Oslo"], "query")).any()
 
 
+def test_inner_product_keeps_the_length_of_vectors(tiny_encoder):
+    cosine, dot = open_embedder(str(tiny_encoder)), open_embedder(str(tiny_encoder), similarity="dot")
+    assert (cosine.name, dot.name) == (str(tiny_encoder), f"{tiny_encoder} dot")
+    length = np.linalg.norm(dot.encode(["Oslo"]))
+    assert length > 1.1
+    assert dot.encode(["Oslo"]) / length == pytest.approx(cosine.encode(["Oslo"]))
+    (score,) = asyncio.run(dot.scores("Oslo", ["Oslo"]))
+    assert score == pytest.approx(length**2, rel=1e-5)
+
+
 def test_an_endpoint_that_speaks_openais_embeddings(monkeypatch):
     asked = []
 

@@ -288,3 +288,17 @@ def test_a_chat_model_and_a_graph_llm_share_the_work(model, world, chat_model, m
     assert "takes one model: leave out --model or --teacher" in capsys.readouterr().err
     assert main(["ask", "Who?", "--system", "react", *world]) == 2
     assert "name a --teacher and a --teacher-model\n" in capsys.readouterr().err
+
+
+def test_indexes_are_built_beforehand(world, tmp_path, tiny_encoder, capsys):
+    files = [*world[:4], "--index", str(tmp_path / "index")]
+    assert main(["index", *files, "--retriever", "hybrid", "--encoder", str(tiny_encoder), "--vectors", "hnsw"]) == 0
+    built = sorted(path.parent.relative_to(tmp_path / "index") for path in tmp_path.glob("index/**/manifest.json"))
+    assert [str(path) for path in built] == [
+        "bm25", "dense", "hnsw", "passages", "triples/bm25", "triples/dense", "triples/hnsw", "triples/rows"
+    ]  # fmt: skip
+    capsys.readouterr()
+    assert main(["index", *files, "--retriever", "dense"]) == 2
+    assert "'dense' needs a sentence encoder" in capsys.readouterr().err
+    assert main(["index", *files[:2]]) == 2
+    assert "an index needs --corpus, the passages, and --index" in capsys.readouterr().err
