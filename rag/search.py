@@ -77,7 +77,7 @@ def build_indexes(options: SearchOptions) -> None:
     retriever = open_retriever(options.retriever, options.corpus, options.index, *how)
     if options.triples:
         triples = open_triples(options.triples, Path(options.index) / "triples.sqlite", options.extractor)
-        TripleIndex.open(options.retriever, retriever.passages, triples, options.index, *how)
+        TripleIndex(options.retriever, retriever.passages, triples, options.index, *how)
 
 
 def _embedder(options: SearchOptions) -> Embedder:
@@ -102,7 +102,7 @@ def open_search(options: SearchOptions, system: System, loop: Any, corpus: str |
         store = open_triples(str(options.triples), index / "triples.sqlite", options.extractor)
     if corpus and store and system.searches_triples(loop):
         passages = PassageStore(corpus, index)
-        triples = TripleIndex.open(options.retriever, passages, store, index, embedder, options.vectors)
+        triples = TripleIndex(options.retriever, passages, store, index, embedder, options.vectors)
     if corpus and (triples is None or system.searches_both):
         retriever = open_retriever(options.retriever, corpus, index, embedder, options.vectors)
     reranker = embedder if system.needs_reranker(loop) else None

@@ -71,23 +71,20 @@ def open_text_index(
     if kind not in get_args(RetrieverKind):
         raise ValueError(f"retriever {kind!r} is not one of {', '.join(get_args(RetrieverKind))}")
     if kind == "bm25":
-        return Bm25Index.open(Path(folder) / "bm25", wanted, rows)
+        return Bm25Index(Path(folder) / "bm25", wanted, rows)
     if embedder is None:
         raise ValueError(f"retriever {kind!r} needs a sentence encoder: give a hub id, a folder or pypi:<package>")
-    dense = VectorIndex.open(Path(folder) / "dense", wanted, rows, count, embedder, search)
-    return dense if kind == "dense" else FusedIndex([Bm25Index.open(Path(folder) / "bm25", wanted, rows), dense])
+    dense = VectorIndex(Path(folder) / "dense", wanted, rows, count, embedder, search)
+    return dense if kind == "dense" else FusedIndex([Bm25Index(Path(folder) / "bm25", wanted, rows), dense])
 
 
 class Bm25Index:
-    """BM25 (Robertson and Zaragoza, 2009; the Lucene variant of bm25s), English stems, English stop words left out."""
+    """BM25 (Robertson and Zaragoza, 2009; the Lucene variant of bm25s), English stems, English stop words left out.
 
-    def __init__(self, index: Any) -> None:
-        self._index = index
-        self._together: Together[tuple[str, int], Ranking] = Together(self._search)
+    The index is in `folder`; it is built where it is not there yet. For the arguments see `open_text_index`.
+    """
 
-    @classmethod
-    def open(cls, folder: Path, wanted: dict[str, Any], rows: Rows, k1: float = 1.5, b: float = 0.75) -> Bm25Index:
-        """Open or build the index in `folder`; see `open_text_index`."""
+    def __init__(self, folder: Path, wanted: dict[str, Any], rows: Rows, k1: float = 1.5, b: float = 0.75) -> None:
         import bm25s
 
         # bm25s sets its own logger to DEBUG when it is imported.
@@ -103,7 +100,8 @@ class Bm25Index:
             index.save(out, allow_pickle=False, show_progress=False)
 
         prepare(folder, {"kind": "bm25", **wanted, "k1": k1, "b": b, "stemmer": "english"}, build)
-        return cls(bm25s.BM25.load(folder, mmap=True, allow_pickle=False, show_progress=False))
+        self._index: Any = bm25s.BM25.load(folder, mmap=True, allow_pickle=False, show_progress=False)
+        self._together: Together[tuple[str, int], Ranking] = Together(self._search)
 
     async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """See `TextIndex`; rows that share no word with the query are left out."""
@@ -117,27 +115,19 @@ class Bm25Index:
 class VectorIndex:
     """Similarity of sentence embeddings; the vectors stay in their file, as float16.
 
-    Args:
-        vectors: One row each.
-        embedder: Embeds the queries.
-        graph: FAISS's HNSW graph over the rows, where not all of them are compared with a query.
+    The index is in `folder`; it is built where it is not there yet, and a build that was killed goes on. For the
+    arguments see `open_text_index`.
     """
 
-    def __init__(self, vectors: np.ndarray, embedder: Embedder, graph: Any = None) -> None:
-        self._vectors, self._embedder, self._graph = vectors, embedder, graph
-        self._together = Together(self._search)
-
-    @classmethod
-    def open(
-        cls,
+    def __init__(
+        self,
         folder: Path,
         wanted: dict[str, Any],
         rows: Rows,
         count: int,
         embedder: Embedder,
         search: VectorSearch = "flat",
-    ) -> VectorIndex:
-        """Open or build the index in `folder`; see `open_text_index`. A build that was killed goes on."""
+    ) -> None:
         width = embedder.width
         made_by = {"encoder": embedder.name, "weights": embedder.weights, "width": width, "dtype": "float16"}
         prepare(
@@ -146,10 +136,12 @@ class VectorIndex:
             lambda out: embed_rows(rows(), count, out / _VECTORS, embedder),
         )
         # "c" instead of "r": torch warns of memory that can't be written.
-        vectors = np.memmap(folder / _VECTORS, dtype=np.float16, mode="c").reshape(-1, width)
-        if len(vectors) != count:
-            raise ValueError(f"{folder} holds {len(vectors):,} vectors for {count:,} rows: remove it to build it again")
-        return cls(vectors, embedder, _open_graph(folder, wanted | made_by, vectors) if search == "hnsw" else None)
+        self._vectors = np.memmap(folder / _VECTORS, dtype=np.float16, mode="c").reshape(-1, width)
+        if len(self._vectors) != count:
+            found = f"{len(self._vectors):,} vectors for {count:,} rows"
+            raise ValueError(f"{folder} holds {found}: remove it to build it again")
+        self._graph: Any = _open_graph(folder, wanted | made_by, self._vectors) if search == "hnsw" else None
+        self._embedder, self._together = embedder, Together(self._search)
 
     async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """See `TextIndex`; scores are rounded to six decimals, so equal rows tie and keep their order."""

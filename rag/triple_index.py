@@ -20,7 +20,7 @@ from tripletune.models.data.triples import Triple
 from tripletune.rag.embedding import Embedder
 from tripletune.rag.index import PassageStore, prepare
 from tripletune.rag.retrievers import verbalise
-from tripletune.rag.text_index import Ranking, RetrieverKind, TextIndex, VectorSearch, open_text_index
+from tripletune.rag.text_index import Ranking, RetrieverKind, VectorSearch, open_text_index
 from tripletune.rag.triple_store import StoredTriples, TripleSource
 
 logger = logging.getLogger(__name__)
@@ -31,52 +31,43 @@ _TRIPLES, _OFFSETS, _PAIRS, _ENTITIES = "triples.jsonl", "offsets.npy", "pairs.i
 class TripleIndex:
     """The distinct triples of a corpus, in the order in which its passages state them.
 
+    The index is in `index_dir/triples`; what is missing or out of date is built.
+
     Args:
+        kind: How rows are found.
         passages: The corpus.
-        folder: Holds the rows, as `open` writes them.
-        index: Searches them.
+        triples: The triples of its passages.
+        index_dir: Holds all indexes of the corpus.
+        embedder: For "dense" and "hybrid".
+        search: How vectors are searched.
+
+    Raises:
+        ValueError: no passage has a triple, or see `open_text_index`.
     """
 
-    def __init__(self, passages: PassageStore, folder: Path, index: TextIndex) -> None:
-        self.passages, self._folder, self._index = passages, folder, index
-        self._file = (folder / _TRIPLES).open("rb")
-        self._offsets = np.load(folder / _OFFSETS, mmap_mode="r")
-        rows, positions = np.load(folder / _PAIRS)
-        self._passages, self._rows = _Groups(rows, positions), _Groups(positions, rows)
-        self.entities = np.load(folder / _ENTITIES)
-        numbers = np.arange(len(self))
-        self._of_entity = _Groups(self.entities.ravel(), np.concatenate([numbers, numbers]))
-
-    @classmethod
-    def open(
-        cls,
+    def __init__(
+        self,
         kind: RetrieverKind,
         passages: PassageStore,
         triples: StoredTriples,
         index_dir: str | Path,
         embedder: Embedder | None = None,
         search: VectorSearch = "flat",
-    ) -> TripleIndex:
-        """Open the triples of a corpus in `index_dir/triples`, building what is missing or out of date.
-
-        Args:
-            kind: How rows are found.
-            passages: The corpus.
-            triples: The triples of its passages.
-            index_dir: Holds all indexes of the corpus.
-            embedder: For "dense" and "hybrid".
-            search: How vectors are searched.
-
-        Raises:
-            ValueError: no passage has a triple, or see `open_text_index`.
-        """
+    ) -> None:
         root = Path(index_dir) / "triples"
         wanted = {"corpus_sha256": passages.sha256, "triples": triples.identity}
-        prepare(root / "rows", {"kind": "triples", **wanted}, lambda out: _write(passages, triples, out))
-        count = len(np.load(root / "rows" / _OFFSETS, mmap_mode="r"))
-        rows = lambda: (verbalise(triple) for triple in _read(root / "rows"))  # noqa: E731
-        index = open_text_index(kind, root, wanted, rows, count, embedder, search)
-        return cls(passages, root / "rows", index)
+        folder = root / "rows"
+        prepare(folder, {"kind": "triples", **wanted}, lambda out: _write(passages, triples, out))
+        self.passages, self._path = passages, folder / _TRIPLES
+        self._file = self._path.open("rb")
+        self._offsets = np.load(folder / _OFFSETS, mmap_mode="r")
+        rows, positions = np.load(folder / _PAIRS)
+        self._passages, self._rows = _Groups(rows, positions), _Groups(positions, rows)
+        self.entities = np.load(folder / _ENTITIES)
+        numbers = np.arange(len(self))
+        self._of_entity = _Groups(self.entities.ravel(), np.concatenate([numbers, numbers]))
+        texts = lambda: map(verbalise, self)  # noqa: E731
+        self._index = open_text_index(kind, root, wanted, texts, len(self), embedder, search)
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -86,7 +77,9 @@ class TripleIndex:
         return Triple(*json.loads(self._file.readline()))
 
     def __iter__(self) -> Iterator[Triple]:
-        return _read(self._folder)
+        with self._path.open("rb") as file:
+            for line in file:
+                yield Triple(*json.loads(line))
 
     def passages_of(self, row: int) -> np.ndarray:
         """The positions of all passages that state a triple, in the order of the corpus."""
@@ -176,9 +169,3 @@ def _write(passages: PassageStore, triples: TripleSource, folder: Path) -> None:
     )  # fmt: skip
     for name, values in ((_OFFSETS, offsets), (_PAIRS, pairs), (_ENTITIES, (subjects, objects))):
         np.save(folder / name, np.asarray(values), allow_pickle=False)
-
-
-def _read(folder: Path) -> Iterator[Triple]:
-    with (folder / _TRIPLES).open("rb") as file:
-        for line in file:
-            yield Triple(*json.loads(line))

@@ -1,7 +1,8 @@
-"""A chat model, a Graph-LLM and a retriever that say what they are told, and remember what they were asked."""
+"""A chat model, a Graph-LLM, a retriever and a reranker; the first three remember what they were asked."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -70,3 +71,11 @@ class Shelf:
     async def retrieve(self, query: str, k: int) -> list[Retrieved]:
         self.queries.append((query, k))
         return [Retrieved(passage, 1.0, n) for n, passage in enumerate(self.found(query))][:k]
+
+
+class Words:
+    """A reranker that counts the words a text shares with the query."""
+
+    async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        words = lambda text: set(re.findall(r"\w+", text.lower()))  # noqa: E731
+        return [len(words(query) & words(text)) / (1 + len(words(text))) for text in texts]

@@ -4,30 +4,16 @@ import asyncio
 
 import pytest
 
+from tests.rag.fakes import Client, Model, Shelf
 from tripletune.models.data.records import ModelInput, Passage, Step
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm import Completion, Sampling
+from tripletune.models.llm import Sampling
 from tripletune.rag.chat_generator import bare_answer, chat_generator
-from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import LoopOptions, Tools, load_system
 
 
-class Chat:
-    """Replies in order; what was asked is kept."""
-
-    model = "scripted"
-
-    def __init__(self, *replies: str) -> None:
-        self.replies, self.asked = list(replies), []
-
-    async def chat(self, messages, *, role, sampling=None, question_id=""):
-        self.asked.append((role, messages, sampling, question_id))
-        return Completion(self.replies.pop(0), 7, 3)
-
-
-class Shelf:
-    async def retrieve(self, query, k):
-        return [Retrieved(Passage(f"T{n}", f"{query} text {n}"), 1.0, n) for n in range(k)]
+def numbered(query):
+    return [Passage(f"T{n}", f"{query} text {n}") for n in range(9)]
 
 
 class Facts:
@@ -54,10 +40,10 @@ def test_the_answer_alone(reply, answer):
 
 
 def test_ras_plans_and_answers_in_few_shot_prompts():
-    chat = Chat("[SUBQ] Where is T0?", "<think>enough</think>Reply: [SUFFICIENT]", "Reply: Oslo")
-    tools = Tools(retriever=Shelf(), store=Facts(), llm=chat, sampling=Sampling(seed=3), question_id="q7")
+    chat = Client("[SUBQ] Where is T0?", "<think>enough</think>Reply: [SUFFICIENT]", "Reply: Oslo")
+    tools = Tools(retriever=Shelf(numbered), store=Facts(), llm=chat, sampling=Sampling(seed=3), question_id="q7")
     trace = asyncio.run(load_system("ras").run("Where? Choose.", "Where?", tools, LoopOptions(top_k=1)))
-    assert (trace.answer, trace.stop_reason, trace.calls, trace.prompt_tokens) == ("Oslo", "sufficient", 3, 21)
+    assert (trace.answer, trace.stop_reason, trace.calls, trace.prompt_tokens) == ("Oslo", "sufficient", 3, 30)
     assert [(role, sampling.max_tokens) for role, _, sampling, _ in chat.asked] == [
         ("ras.plan", 64), ("ras.plan", 64), ("ras.answer", 100),
     ]  # fmt: skip
@@ -72,21 +58,17 @@ def test_ras_plans_and_answers_in_few_shot_prompts():
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_a_chat_model_takes_the_place_that_no_graph_llm_has(swapped):
-    class GraphLLM:
-        async def generate(self, sample, max_new_tokens, evidence=None):
-            return Completion("[SUFFICIENT]" if sample.task == "planning" else "graph")
-
-    chat, model = Chat("chat" if swapped else "[SUFFICIENT]"), GraphLLM()
+    chat, model = Client("chat" if swapped else "[SUFFICIENT]"), Model("[SUFFICIENT]", answer="graph")
     mine = {"planner": model} if swapped else {"answerer": model}
-    tools = Tools(retriever=Shelf(), store=Facts(), llm=chat, **mine)
+    tools = Tools(retriever=Shelf(numbered), store=Facts(), llm=chat, **mine)
     trace = asyncio.run(load_system("ras").run("Q?", "Q?", tools, LoopOptions()))
     assert trace.answer == ("chat" if swapped else "graph")
     assert [role for role, *_ in chat.asked] == ["ras.answer" if swapped else "ras.plan"]
 
 
 def test_passages_and_a_closed_book():
-    chat = Chat("Oslo", "Answer: Bergen")
-    tools = Tools(retriever=Shelf(), llm=chat)
+    chat = Client("Oslo", "Answer: Bergen")
+    tools = Tools(retriever=Shelf(numbered), llm=chat)
     trace = asyncio.run(load_system("standard").run("Q?\nA or B", "Q?", tools, LoopOptions(top_k=2)))
     assert (trace.answer, trace.stop_reason, trace.tallies) == ("Oslo", "single_pass", {"calls.standard.answer": 1})
     assert chat.asked[0][1][1]["content"] == ("Passages:\nT0\nQ? text 0\n\nT1\nQ? text 1\n\nQuestion: Q? A or B")
@@ -98,9 +80,9 @@ def test_passages_and_a_closed_book():
 
 def test_prompts_of_ones_own(tmp_path):
     (tmp_path / "answer_passages.md").write_text("My words.")
-    chat = Chat("Oslo")
+    chat = Client("Oslo")
     options = LoopOptions(prompts=str(tmp_path))
-    asyncio.run(load_system("standard").run("Q?", "Q?", Tools(retriever=Shelf(), llm=chat), options))
+    asyncio.run(load_system("standard").run("Q?", "Q?", Tools(retriever=Shelf(numbered), llm=chat), options))
     assert chat.asked[0][1][0]["content"] == "My words."
     own, ours = (load_system("standard").files(each) for each in (options, LoopOptions()))
     assert set(own) == set(ours) == {"answer_passages"}
@@ -109,13 +91,13 @@ def test_prompts_of_ones_own(tmp_path):
 
 def test_bounds_need_what_they_read():
     with pytest.raises(ValueError, match="not known which passages support the question"):
-        asyncio.run(load_system("gold_passages").run("Q?", "Q?", Tools(llm=Chat()), LoopOptions()))
+        asyncio.run(load_system("gold_passages").run("Q?", "Q?", Tools(llm=Client()), LoopOptions()))
     with pytest.raises(ValueError, match="needs a language model, and none was given"):
         chat_generator(Tools(), None)
 
 
 def test_an_input_without_steps_is_a_direct_answer():
-    chat = Chat("Oslo")
+    chat = Client("Oslo")
     generator = chat_generator(Tools(llm=chat), None)
     asyncio.run(generator.generate(ModelInput("answering", "Q?"), 5))
     assert chat.asked[0][1][1]["content"] == "[NO_RETRIEVAL]\nQuestion: Q?"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 
+from tests.rag.fakes import Words
 from tripletune.data_builders.world.build import WorldOptions, generate_world
 from tripletune.data_builders.world.oracle import WorldOracle
 from tripletune.models.data.records import normalize_answer
@@ -25,14 +25,6 @@ OPTIONS = WorldOptions(
     comparison=1, intersection=1,
 )  # fmt: skip
 CHAINS = ("2-hop", "3-hop", "4-hop")
-
-
-class Words:
-    """A reranker that counts the words a text shares with the query."""
-
-    async def scores(self, query, texts):
-        words = lambda text: set(re.findall(r"\w+", text.lower()))  # noqa: E731
-        return [len(words(query) & words(text)) / (1 + len(words(text))) for text in texts]
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import numpy as np
 import pytest
 
+from tests.models.llm.server import MockServer, Reply
 from tripletune.rag.embedding import Embedder, open_embedder
 
 
@@ -147,30 +146,16 @@ def test_inner_product_keeps_the_length_of_vectors(tiny_encoder):
 
 
 def test_an_endpoint_that_speaks_openais_embeddings(monkeypatch):
-    asked = []
+    def reply(body):
+        rows = [{"object": "embedding", "index": i, "embedding": [i, 1]} for i in range(len(body["input"]))]
+        return Reply(raw=json.dumps({"object": "list", "model": "m", "data": rows[::-1]}))
 
-    class Server(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            asked.append((body["model"], body["input"]))
-            rows = [{"object": "embedding", "index": i, "embedding": [i, 1]} for i in range(len(body["input"]))]
-            reply = json.dumps({"object": "list", "model": "m", "data": rows[::-1]}).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.end_headers()
-            self.wfile.write(reply)
-
-        def log_message(self, *args):
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Server)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    embedder = open_embedder("openai:m", query_prompt="q: ")
-    assert embedder.encode(["a", ""], "query") == pytest.approx(np.array([[0, 1], [0.5**0.5, 0.5**0.5]]))
-    assert asked == [("m", ["q: a", "q: "])]
-    server.shutdown()
+    with MockServer(reply) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        embedder = open_embedder("openai:m", query_prompt="q: ")
+        assert embedder.encode(["a", ""], "query") == pytest.approx(np.array([[0, 1], [0.5**0.5, 0.5**0.5]]))
+    assert [(body["model"], body["input"]) for body in server.bodies] == [("m", ["q: a", "q: "])]
     monkeypatch.delenv("OPENAI_API_KEY")
     with pytest.raises(ValueError, match=r"encoder openai:other: .*OPENAI_API_KEY"):
         open_embedder("openai:other")

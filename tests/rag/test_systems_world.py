@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from dataclasses import replace
 
 import pytest
 
+from tests.rag.fakes import Words
 from tripletune.data_builders.world.build import WorldOptions, generate_world
 from tripletune.data_builders.world.oracle import WorldOracle
 from tripletune.models.data.records import Passage, normalize_answer
@@ -29,14 +29,6 @@ LOOPS = {
 }  # fmt: skip
 
 
-class Words:
-    """A reranker that compares words."""
-
-    async def scores(self, query, texts):
-        words = lambda text: set(re.findall(r"\w+", text.lower()))  # noqa: E731
-        return [len(words(query) & words(text)) / (1 + len(words(text))) for text in texts]
-
-
 @pytest.fixture(scope="module")
 def world():
     return generate_world(OPTIONS, "test")
@@ -55,7 +47,7 @@ def build(world, folder, without=()):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     retriever = open_retriever("bm25", folder / "corpus.jsonl", folder / "index")
     store = open_triples(folder / "triples.jsonl", folder / "triples.sqlite")
-    triples = TripleIndex.open("bm25", retriever.passages, store, folder / "index")
+    triples = TripleIndex("bm25", retriever.passages, store, folder / "index")
     return Tools(retriever=retriever, store=store, triples=triples, reranker=Words())
 
 

@@ -96,8 +96,8 @@ def test_hybrid_fuses_both(tmp_path, embedder):
 
 def test_bm25_is_built_again_for_other_settings(tmp_path):
     folder = tmp_path / "bm25"
-    first = ranked(Bm25Index.open(folder, {}, lambda: ROWS), "face", 1)
-    assert first != ranked(Bm25Index.open(folder, {}, lambda: ROWS, k1=0.2, b=0.0), "face", 1)
+    first = ranked(Bm25Index(folder, {}, lambda: ROWS), "face", 1)
+    assert first != ranked(Bm25Index(folder, {}, lambda: ROWS, k1=0.2, b=0.0), "face", 1)
 
 
 def test_vectors_of_a_killed_build_are_kept(tmp_path):

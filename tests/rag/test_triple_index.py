@@ -31,7 +31,7 @@ def opened(tmp_path):
         triples.write_text("".join(json.dumps(r) + "\n" for r in rows if r["triples"] is not None))
         store = open_triples(triples, tmp_path / "triples.sqlite")
         passages = PassageStore(corpus, tmp_path / "index")
-        return TripleIndex.open(kind, passages, store, tmp_path / "index", embedder)
+        return TripleIndex(kind, passages, store, tmp_path / "index", embedder)
 
     return open_index
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tripletune.models.llm import Completion
+from tests.rag.fakes import Client
 from tripletune.rag.retrievers import open_retriever
 from tripletune.rag.systems import Tools
 from tripletune.rag.systems.ppr import SYSTEM, PprOptions, _graph
@@ -21,17 +22,6 @@ PASSAGES = {
     "Velsund": ("A town by the sea.", [["velsund", "lies by", "the sea"]]),
     "Bo": ("Bo wrote songs.", [["Bo", "wrote", "songs"]]),
 }
-
-
-class Chat:
-    model = "scripted"
-
-    def __init__(self, *replies):
-        self.replies, self.asked = list(replies), []
-
-    async def chat(self, messages, *, role, sampling=None, question_id=""):
-        self.asked.append((role, messages[-1]["content"]))
-        return Completion(self.replies.pop(0))
 
 
 class Letters:
@@ -50,16 +40,15 @@ def tools(tmp_path_factory):
     store = open_triples(folder / "all.jsonl", folder / "triples.sqlite")
     return Tools(
         retriever=retriever, store=store, reranker=Letters(),
-        triples=TripleIndex.open("bm25", retriever.passages, store, folder / "index"),
+        triples=TripleIndex("bm25", retriever.passages, store, folder / "index"),
     )  # fmt: skip
 
 
 def run(tools, *replies, **settings):
-    from dataclasses import replace
-
-    chat = Chat(*replies)
+    chat = Client(*replies)
     options = PprOptions(**{"synonyms": None} | settings)
-    return asyncio.run(SYSTEM.run("Where?", "Glass Harbour of Ada", replace(tools, llm=chat), options)), chat.asked
+    trace = asyncio.run(SYSTEM.run("Where?", "Glass Harbour of Ada", replace(tools, llm=chat), options))
+    return trace, [(asked.role, asked.text) for asked in chat.asked]
 
 
 def test_edges(tools):

@@ -6,38 +6,22 @@ import asyncio
 
 import pytest
 
+from tests.rag.fakes import Client, Shelf
 from tripletune.models.data.records import Passage
-from tripletune.models.llm import Completion
-from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import Tools, load_system
 
 
-class Chat:
-    """Replies in order; what was asked is kept."""
-
-    model = "scripted"
-
-    def __init__(self, *replies: str) -> None:
-        self.replies, self.asked = list(replies), []
-
-    async def chat(self, messages, *, role, sampling=None, question_id=""):
-        self.asked.append((role, [turn["content"] for turn in messages]))
-        return Completion(self.replies.pop(0), 7, 3)
-
-
-class Shelf:
+def own_and_shared(query):
     """Every search finds a page of its own and one that all find."""
-
-    async def retrieve(self, query, k):
-        return [Retrieved(Passage(query, "own"), 2.0, 0), Retrieved(Passage("Shared", "page"), 1.0, 1)][:k]
+    return [Passage(query, "own"), Passage("Shared", "page")]
 
 
 def run(name, *replies, **settings):
-    chat, system = Chat(*replies), load_system(name)
-    tools = Tools(retriever=Shelf(), llm=chat)
+    chat, system = Client(*replies), load_system(name)
+    tools = Tools(retriever=Shelf(own_and_shared), llm=chat)
     trace = asyncio.run(system.run("Main? A or B.", "Main?", tools, system.options(**settings)))
     assert not chat.replies
-    return trace, chat.asked
+    return trace, [(asked.role, [turn["content"] for turn in asked.messages]) for asked in chat.asked]
 
 
 def queries(trace):

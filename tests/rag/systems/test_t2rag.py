@@ -5,11 +5,11 @@ import json
 
 import pytest
 
+from tests.rag.fakes import Client
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.__main__ import main
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm import Completion
 from tripletune.models.llm.replies import triple_rows
 from tripletune.rag.__main__ import main as ask
 from tripletune.rag.systems import Tools
@@ -41,21 +41,8 @@ class Shelf(TripleIndex):
         return np.array([row // 2])
 
 
-class Script:
-    """Replies in order."""
-
-    model = "script"
-
-    def __init__(self, *replies):
-        self.replies, self.asked = list(replies), []
-
-    async def chat(self, messages, *, role, sampling=None, question_id=""):
-        self.asked.append((role, messages[-1]["content"], sampling.max_tokens))
-        return Completion(self.replies.pop(0), 10, 1)
-
-
 def run(*replies, **options):
-    script, shelf = Script(*replies), Shelf()
+    script, shelf = Client(*replies), Shelf()
     tools = Tools(llm=script, triples=shelf, question_id="q7")
     trace = asyncio.run(SYSTEM.run(QUESTION, QUESTION, tools, T2RAGOptions(**options)))
     assert not script.replies
@@ -76,14 +63,14 @@ def test_two_rounds_as_in_the_paper():
         [["Kelm", "lies on", "Sarn"], ["Ada", "born in", "Kelm"]],
     ]
     assert [[p["title"] for p in step.passages] for step in trace.steps] == [["Ada"], ["Kelm", "Ada"]]
-    assert [role for role, *_ in script.asked] == ["t2rag.decompose", "t2rag.resolve", "t2rag.resolve", "t2rag.answer"]
-    assert script.asked[2][1] == (
+    assert script.roles == ["t2rag.decompose", "t2rag.resolve", "t2rag.resolve", "t2rag.answer"]
+    assert script.asked[2].text == (
         f"Question: {QUESTION}\n\nSearchable clues:\n[2] Kelm | lies on | ?river\n\nFuzzy clues:\n(none)\n\n"
         "Resolved clues:\n[1] Ada | was born in | Kelm\n\n"
         "Propositions:\nKelm | lies on | Sarn\nAda | born in | Kelm\n\n"
         "Passages:\nKelm\nKelm lies on the Sarn.\n\nAda\nAda was born in Kelm."
     )
-    assert script.asked[3][1].endswith("Clues:\n[1] Ada | was born in | Kelm\n[2] Kelm | lies on | Sarn")
+    assert script.asked[3].text.endswith("Clues:\n[1] Ada | was born in | Kelm\n[2] Kelm | lies on | Sarn")
     assert [action.action for action in trace.actions] == ["decompose", "resolve", "resolve"]
 
 
@@ -97,20 +84,20 @@ def test_one_reply_may_fill_everything():
 def test_what_is_searched_once_is_not_searched_again_and_ends_the_loop():
     trace, script, shelf = run("Ada | was born in | ?town", "(none)", "Kelm")
     assert (trace.stop_reason, len(shelf.queries)) == ("no_searchable", 1)
-    assert script.asked[-1][1].endswith("Clues:\n[1] Ada | was born in | ?town"), "the open clue is shown too"
+    assert script.asked[-1].text.endswith("Clues:\n[1] Ada | was born in | ?town"), "the open clue is shown too"
     # A fuzzy clue is left: the question is searched, once, always, or not at all.
     for fallback, searches in (("once", 2), ("always", 3), ("stop", 1)):
         replies = ["(none)"] * searches
         trace, script, shelf = run(DECOMPOSED, *replies, "Kelm", fallback=fallback)
         assert [queries for queries, _ in shelf.queries] == [["Ada was born in"], *[[QUESTION]] * (searches - 1)]
         assert trace.stop_reason == ("max_rounds" if fallback == "always" else "no_searchable")
-        assert script.asked[-1][1].endswith("Clues:\n[1] Ada | was born in | ?town"), "fuzzy clues are not shown"
+        assert script.asked[-1].text.endswith("Clues:\n[1] Ada | was born in | ?town"), "fuzzy clues are not shown"
 
 
 def test_the_options_of_the_papers_tables_and_of_the_public_code():
     trace, script, _ = run(DECOMPOSED, "[1] Ada | was born in | Kelm", "?", max_rounds=1, passages=False)
     assert (trace.stop_reason, len(trace.steps)) == ("max_rounds", 1)
-    assert "Passages:" not in script.asked[1][1]
+    assert "Passages:" not in script.asked[1].text
     _, _, shelf = run(DECOMPOSED, "[1] Ada | was born in | Kelm", "?", max_rounds=1, question_too=True, candidates=7)
     assert shelf.queries == [(["Ada was born in", QUESTION], 7)]
 
@@ -118,9 +105,9 @@ def test_the_options_of_the_papers_tables_and_of_the_public_code():
 def test_a_question_without_clues_is_answered_at_once():
     trace, script, shelf = run("I can't.", "Sarn")
     assert (trace.stop_reason, trace.malformed, shelf.queries, trace.answer) == ("malformed", 1, [], "Sarn")
-    assert script.asked[-1][1].endswith("Clues:\n(none)")
+    assert script.asked[-1].text.endswith("Clues:\n(none)")
     trace, script, _ = run("I can't.", "Ada | is | writer", "yes", repairs=2)
-    assert (trace.stop_reason, script.asked[1][0]) == ("sufficient", "t2rag.decompose.repair")
+    assert (trace.stop_reason, script.roles[1]) == ("sufficient", "t2rag.decompose.repair")
 
 
 def test_passages_are_searched_where_the_unit_is_a_passage():
@@ -130,12 +117,12 @@ def test_passages_are_searched_where_the_unit_is_a_passage():
 
             return [Retrieved(PASSAGES[0], 2.0), Retrieved(PASSAGES[1], float(len(query)))][:k]
 
-    script = Script("Ada | is | ?a\nKelm is here | is | ?b", "(none)", "none")
+    script = Client("Ada | is | ?a\nKelm is here | is | ?b", "(none)", "none")
     options = T2RAGOptions(unit="passages")
     assert not SYSTEM.needs_triples(options)
     trace = asyncio.run(SYSTEM.run(QUESTION, QUESTION, Tools(llm=script, retriever=Retriever()), options))
     assert [(p["title"], p["score"]) for p in trace.steps[0].passages] == [("Kelm", 15.0), ("Ada", 2.0)]
-    assert "Propositions:\n(none)" in script.asked[1][1]
+    assert "Propositions:\n(none)" in script.asked[1].text
 
 
 def test_an_unknown_that_is_filled_once_is_filled_everywhere():
@@ -222,11 +209,7 @@ def test_from_the_command_line(world, tmp_path, capsys):
 
 
 def test_one_question_step_by_step(world, monkeypatch, capsys):
-    class Backend(Script):
-        async def close(self):
-            pass
-
-    script = Backend("A | born in | ?x", "[1] A | born in | Kelm", "Answer: Kelm")
+    script = Client("A | born in | ?x", "[1] A | born in | Kelm", "Answer: Kelm")
     monkeypatch.setattr("tripletune.rag.__main__.open_client", lambda options: script)
     words = ["ask", "Where was A born?", "--system", "t2rag", "--teacher", "openai", "--teacher-model", "m",
              "--corpus", f"{world}/test.corpus.jsonl"]  # fmt: skip

@@ -8,9 +8,10 @@ from collections import Counter
 
 import pytest
 
+from tests.rag.fakes import Client, Words
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm import CallError, Completion, SetupError
+from tripletune.models.llm import CallError, SetupError
 from tripletune.models.llm.replies import UnusableReply
 from tripletune.rag.systems import Tools
 from tripletune.rag.systems.thrag import SYSTEM, ThragOptions
@@ -52,27 +53,26 @@ class Shelf:
     passages = Corpus(Passage(title, text) for title, text in PASSAGES.items())
 
 
-class Words:
-    async def scores(self, query, texts):
-        return [len(set(query.lower().split()) & set(text.lower().strip(".").split())) for text in texts]
+class Chat(Client):
+    """Extracts what `ROWS` say, after some failures; the other calls are replied to in order."""
 
+    def __init__(self, *failures):
+        super().__init__(answer=self.reply)
+        self.failures = list(failures)
 
-class Chat:
-    """Extracts what `ROWS` say; the other calls are replied to in order."""
+    def reply(self, asked):
+        if asked.role != "thrag.extract":
+            return self.replies.pop(0)
+        title = asked.text.split("\n")[0].removeprefix("Title: ")
+        return self.failures.pop(0) if self.failures else extraction(list(PASSAGES).index(title))
 
-    model = "scripted"
+    @property
+    def extractions(self):
+        return self.roles.count("thrag.extract")
 
-    def __init__(self, *replies):
-        self.replies, self.asked, self.extractions = list(replies), [], 0
-
-    async def chat(self, messages, *, role, sampling=None, question_id=""):
-        user = messages[-1]["content"]
-        if role == "thrag.extract":
-            self.extractions += 1
-            return Completion(extraction(list(PASSAGES).index(user.split("\n")[0].removeprefix("Title: "))))
-        self.asked.append((role, user))
-        reply = self.replies.pop(0)
-        return Completion(reply)
+    @property
+    def others(self):
+        return [(asked.role, asked.text) for asked in self.asked if asked.role != "thrag.extract"]
 
 
 def run(*replies, chat=None, question="Ada: she lived where ?", **settings):
@@ -109,12 +109,12 @@ def test_a_question_from_topics_to_sentences_and_passages():
         "Answer: Kelm", sentences=2, chunks=1,
     )  # fmt: skip
     assert (trace.answer, trace.stop_reason, trace.calls, chat.extractions) == ("Kelm", "single_pass", 4, 3)
-    assert [role for role, _ in chat.asked] == ["thrag.topics", "thrag.subtopics", "thrag.subtopics", "thrag.answer"]
-    assert chat.asked[0][1] == (
+    assert [role for role, _ in chat.others] == ["thrag.topics", "thrag.subtopics", "thrag.subtopics", "thrag.answer"]
+    assert chat.others[0][1] == (
         "Topics:\n- Literature\n- Geography\n- Animals\n\nSelect 3 to 3.\n\nQuestion: Ada: she lived where ?"
     )
-    assert chat.asked[2][1].startswith("Topic: Geography\n\nSubtopics:\n- Town\n- river\n\nSelect 2 to 2.")
-    assert chat.asked[3][1] == (
+    assert chat.others[2][1].startswith("Topic: Geography\n\nSubtopics:\n- Town\n- river\n\nSelect 2 to 2.")
+    assert chat.others[3][1] == (
         "Sentences:\n[Ada] She lived in Kelm.\n[Ada] Ada wrote Low Tide.\n\n"
         "Passages:\nAda\nAda wrote Low Tide. She lived in Kelm.\n\nQuestion: Ada: she lived where ?"
     )
@@ -126,10 +126,10 @@ def test_a_question_from_topics_to_sentences_and_passages():
 def test_the_ablations_and_long_answers():
     trace, chat = run("# Kelm\n\nAda lived there.", traversal=False, chunks=0, answer="long")
     assert trace.answer == "# Kelm\n\nAda lived there."
-    assert "Passages:" not in chat.asked[0][1]
-    assert "[Bo] Bo keeps bees." in chat.asked[0][1]
+    assert "Passages:" not in chat.others[0][1]
+    assert "[Bo] Bo keeps bees." in chat.others[0][1]
     _, chat = run("x", traversal=False, sentences=0, chunks=3)
-    assert chat.asked[0][1].startswith("Passages:\nAda\n")
+    assert chat.others[0][1].startswith("Passages:\nAda\n")
     with pytest.raises(ValueError, match="nothing would be read; min_topics is greater than max_topics"):
         ThragOptions(sentences=0, chunks=0, max_topics=2)
 
@@ -142,32 +142,21 @@ def test_without_a_selection_all_sentences_are_compared():
 
 def test_a_long_list_is_shortened_to_what_is_closest():
     trace, chat = run('{"topics": []}', "x", question="Which Animals ?", most_labels=1)
-    assert chat.asked[0][1].startswith("Topics:\n- Animals\n\nSelect 1 to 1.")
+    assert chat.others[0][1].startswith("Topics:\n- Animals\n\nSelect 1 to 1.")
     assert trace.tallies["shortlisted_topics"] == 1
 
 
 def test_the_graph_is_built_once():
-    class Failing(Chat):
-        failures = (SetupError("no key"),)
-
-        async def chat(self, messages, *, role, sampling=None, question_id=""):
-            if role == "thrag.extract" and self.failures:
-                error, *self.failures = self.failures
-                raise error
-            return await super().chat(messages, role=role, sampling=sampling, question_id=question_id)
-
-    chat = Failing()
+    chat = Chat(SetupError("no key"))
     for _ in range(2):
         with pytest.raises(SetupError):
             run(chat=chat)
-    assert chat.extractions == 2, "all calls are made, none again"
+    assert chat.extractions == 3, "all calls are made, none again"
     chat = Chat()
     run("x", chat=chat, traversal=False)
     run("x", chat=chat, traversal=False)
     assert chat.extractions == 3
-    refused = Failing()
-    refused.failures = (CallError("refused"),)
-    trace, _ = run("x", chat=refused, traversal=False)
+    trace, _ = run("x", chat=Chat(CallError("refused")), traversal=False)
     assert {row[0] for row in trace.steps[0].triples} == {"kelm", "Bo"}, "a passage whose call is refused has no triple"
 
 
