@@ -225,7 +225,7 @@ def _way(name: str, trainer: Any) -> Way:
 
 def _measured(tasks: Mapping[str, Any], repeats: int, full_logits: str = "") -> list[dict[str, Any]]:
     """Rows of the table: tokens that are computed, and padding, of one pass; one task computes logits everywhere."""
-    from tripletune.models.training import PADDING
+    from tripletune.models.losses import PADDING
 
     trainers = {name: task.trainer() for name, task in tasks.items()}
     if full_logits:

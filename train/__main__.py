@@ -9,5 +9,5 @@ if __name__ == "__main__":
     if not words or words[0] in ("-h", "--help"):
         sys.stdout.write(usage())
         sys.exit(0 if words else 2)
-    sys.argv = [f"{sys.argv[0]} {words[0]}", *words[1:]]
+    sys.argv = [f"tripletune train {words[0]}", *words[1:]]
     sys.exit(main(words[0]))

@@ -25,7 +25,7 @@ from tripletune.models.files import new_file, read_json
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
 from tripletune.models.graph_llm.graphs import GraphRows, batch_graphs
 from tripletune.models.graph_llm.processor import pad_batch
-from tripletune.models.training import PADDING
+from tripletune.models.losses import PADDING
 
 logger = logging.getLogger(__name__)
 ROWS, META = "rows.arrow", "meta.json"
@@ -175,8 +175,8 @@ class SharedSequence:
     Attributes:
         tokens: The longest record as a whole, then what the others have of their own.
         positions: Position of each token within its record.
-        record_of: As in `models.training.prefix_mask`.
-        shared: As in `models.training.prefix_mask`.
+        record_of: As in `models.losses.prefix_mask`.
+        shared: As in `models.losses.prefix_mask`.
         records: Numbers of the records, in their order in `tokens`.
         labels: Where each of them has its first label token.
     """

@@ -50,7 +50,7 @@ class TextTask(TrainingTask):
         """
         from transformers import set_seed
 
-        from tripletune.models.training import learn_labels_only
+        from tripletune.models.losses import learn_labels_only
 
         set_seed(self.config.seed)
         section = self.config.model
@@ -146,7 +146,7 @@ def target_loss(
         num_items_in_batch: Label tokens of the whole optimiser step.
     """
     from tripletune.models.data.records import IGNORED
-    from tripletune.models.training import label_loss
+    from tripletune.models.losses import label_loss
 
     keep = labels != IGNORED
     return label_loss(outputs.logits[keep], labels[keep], None, num_items_in_batch)

@@ -22,9 +22,9 @@ PROGRAMS = {
 }
 
 
-def usage() -> str:
-    """The list of programs."""
-    rows = "\n".join(f"  {name:22} {about}" for name, (_, about) in PROGRAMS.items())
+def usage(group: str = "") -> str:
+    """The list of programs whose names begin with `group`."""
+    rows = "\n".join(f"  {name:22} {about}" for name, (_, about) in PROGRAMS.items() if name.startswith(group))
     return f"usage: tripletune PROGRAM [OPTIONS]\n\n{rows}\n\n`tripletune PROGRAM --help` shows its options.\n"
 
 
@@ -40,8 +40,8 @@ def main() -> None:
             sys.argv = [f"tripletune {name}", *first, *words[length:]]
             runpy.run_module(f"tripletune.{module}", run_name="__main__", alter_sys=True)
             return
-    if not words or words[0] in ("-h", "--help"):
-        sys.stdout.write(usage())
+    if not [word for word in words if word not in ("-h", "--help", "build")]:
+        sys.stdout.write(usage("build" if "build" in words else ""))
         return
     near = difflib.get_close_matches(" ".join(words[:2]), PROGRAMS, 1) or difflib.get_close_matches(
         words[0], PROGRAMS, 1

@@ -24,7 +24,7 @@ def read_questions(
     issues = Counter() if issues is None else issues
     for where, row in source_rows(location):
         claim = required_text(row, ("claim", "question"), where)
-        identity = str(row.get("claim_id") or row.get("id") or "")
+        identity = str(next((row[key] for key in ("claim_id", "id") if row.get(key) not in (None, "")), ""))
         if not identity:
             raise ValueError(f"{where}: the row has no 'claim_id'; it has {', '.join(row)}")
         label = row.get("label")

@@ -21,7 +21,7 @@ from transformers.utils import ModelOutput
 
 from tripletune.models.data.records import IGNORED
 from tripletune.models.graph_llm.graphs import GraphEncoder
-from tripletune.models.training import label_loss, prefix_mask, scaled_logits
+from tripletune.models.losses import label_loss, prefix_mask, scaled_logits
 
 
 class GraphLLMConfig(PretrainedConfig):

@@ -314,7 +314,7 @@ def test_news_questions_bring_the_facts_of_their_evidence(tmp_path):
 
 def test_only_true_and_false_claims(tmp_path):
     labels = ["true", "False", "mixture", "unproven", 0, 2, 1]
-    rows = [{"claim_id": n, "claim": "c", "label": label} for n, label in enumerate(labels, 1)]
+    rows = [{"claim_id": n, "claim": "c", "label": label} for n, label in enumerate(labels)]
     issues: Counter[str] = Counter()
     questions = read(tmp_path, "claims", *rows, issues=issues)
     assert [question.answers[0] for question in questions] == ["true", "false", "false", "true"]

