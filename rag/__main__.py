@@ -35,7 +35,7 @@ from tripletune.rag import Trace
 from tripletune.rag.extract import PIECE_LIMIT, CorpusExtraction, ExtractionCounts, export_triples, read_passages
 from tripletune.rag.extractor import LocalOptions, open_extractor
 from tripletune.rag.search import SearchOptions, build_indexes, open_search, search_problems
-from tripletune.rag.systems import LoopOptions, System, Tools, load_system, make_options, system_names
+from tripletune.rag.systems import LoopOptions, load_system, make_options, system_names
 from tripletune.rag.triple_store import TripleStore
 
 logger = logging.getLogger(__name__)
@@ -96,15 +96,15 @@ def _ask(args: argparse.Namespace) -> None:
             if not options.graph:
                 generator.processor = generator.processor.without_graph()
             tools = replace(tools, planner=None if args.teacher else generator, answerer=generator)
-        show(asyncio.run(_run(system, args.question, tools, options)))
 
+        async def run() -> Trace:
+            try:
+                return await system.run(args.question, args.question, tools, options)
+            finally:
+                if tools.llm is not None:
+                    await tools.llm.close()
 
-async def _run(system: System, question: str, tools: Tools, options: Any) -> Trace:
-    try:
-        return await system.run(question, question, tools, options)
-    finally:
-        if tools.llm is not None:
-            await tools.llm.close()
+        show(asyncio.run(run()))
 
 
 def show(trace: Trace) -> None:

@@ -198,6 +198,11 @@ class QuestionSuite(Suite):
             wanted = {name for links in self.gold.values() for name in links}
             self._passages = {one.id: one for one in read_corpus(options.corpus) if one.id in wanted}
         tools = open_search(options, system, loop, corpus, Path(options.index or Path(options.output) / "index"))
+        if self.teacher is not None:
+            llm, integrator, sampling = self.llms or open_llms(self.teacher, options.integrator, options.oracle)
+            if options.integrator and (warning := other_prompt(options.integrator, loop.prompts)):
+                logger.warning("%s", warning)
+            tools = replace(tools, llm=llm, integrator=integrator, sampling=sampling)
         planner, answerer = (
             open_generator(model_spec(spec, options.untrained), options) if spec else None
             for spec in (options.planner_model, options.model)
@@ -207,11 +212,6 @@ class QuestionSuite(Suite):
                 generator.processor = generator.processor.without_graph()
         if self.teacher is None:
             planner = planner or answerer
-        else:
-            llm, integrator, sampling = self.llms or open_llms(self.teacher, options.integrator, options.oracle)
-            if options.integrator and (warning := other_prompt(options.integrator, loop.prompts)):
-                logger.warning("%s", warning)
-            tools = replace(tools, llm=llm, integrator=integrator, sampling=sampling)
         self.tools = replace(tools, planner=planner, answerer=answerer)
         self.clients = (self.tools.llm, self.tools.integrator, planner, answerer)
 

@@ -183,7 +183,7 @@ _NEEDS = {
     "triples": "searches the triples of a corpus, and there is no index of them: name a corpus and its triples",
     "store": "reads triples extracted before, and none were given: name a file of triples or a store",
     "llm": "needs a language model, and none was given: name a teacher, or a Graph-LLM where the system takes one",
-    "reranker": "reranks triples, and no reranker was given: name a sentence encoder",
+    "reranker": "compares texts with an embedder, and none was given: name a sentence encoder",
 }
 
 
