@@ -237,7 +237,11 @@ class LocalGenerator:
         await (self._service if self._client is None else self._client).close()
 
     def generate_many(
-        self, samples: Sequence[ModelInput], max_new_tokens: int, evidence: str | None = None
+        self,
+        samples: Sequence[ModelInput],
+        max_new_tokens: int,
+        evidence: str | None = None,
+        graphs_of: Sequence[Sequence[Step]] | None = None,
     ) -> list[Completion]:
         """Reply to many inputs, in the order given; the model's training mode is as before afterwards.
 
@@ -245,8 +249,11 @@ class LocalGenerator:
             samples: The inputs.
             max_new_tokens: Longest reply, in tokens.
             evidence: "triples" or "text"; None keeps the processor's setting.
+            graphs_of: For each input, steps whose graphs are read in place of its own.
         """
         requests = [self._request(sample, max_new_tokens, evidence) for sample in samples]
+        for request, steps in zip(requests, graphs_of or ()):
+            request.data = replace(request.data, graphs=self.processor.graphs(steps))
         was_training = self.model.training
         self.model.eval()
         try:
