@@ -16,7 +16,7 @@ from tripletune.models.llm import LLMClient, Sampling
 from tripletune.models.llm.backends import LLMOptions, open_client
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
-from tripletune.models.loading import resolve
+from tripletune.models.loading import resolve, usual_dtype
 from tripletune.models.run_folders import PROMPT_FILE, check_model_folder, read_json, trained_folder
 from tripletune.rag.systems import LoopOptions, System, load_prompts
 from tripletune.rag.systems.cirag import PROMPT_NAMES
@@ -69,7 +69,7 @@ def model_settings(options: Any, teacher: LLMOptions | None) -> dict[str, Any]:
     """What the results depend on of the models; where calls run and how many at once is not among it."""
     settings: dict[str, Any]
     if teacher is None:
-        settings = {"dtype": options.dtype}
+        settings = {"dtype": usual_dtype(options.dtype)}
         for role, spec in (("model", options.model), ("planner", options.planner_model or options.model)):
             resolved = model_spec(str(spec), options.untrained)
             settings[role] = {"spec": resolved, "weights": weights_fingerprint(resolved)}
@@ -168,7 +168,7 @@ def open_generator(spec: str, options: Any) -> LocalGenerator:
     from tripletune.models.graph_llm import load_generator
 
     ledger = getattr(options, "ledger", None)
-    return load_generator(spec, batch_size=options.batch_size, dtype=options.dtype, ledger=ledger)
+    return load_generator(spec, batch_size=options.batch_size, dtype=usual_dtype(options.dtype), ledger=ledger)
 
 
 def triples_settings(source: str, extractor: str | None = None) -> Any:

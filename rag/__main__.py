@@ -25,6 +25,7 @@ from typing import Any, get_args
 
 from tripletune.models.llm import SetupError
 from tripletune.models.llm.backends import LLMOptions, backend_names
+from tripletune.models.loading import DTYPE_HELP, usual_dtype
 from tripletune.models.options import add_arguments, from_arguments, setting
 from tripletune.models.program import printable, run_program
 from tripletune.models.run_folders import check_model_folder, trained_folder
@@ -51,7 +52,7 @@ class _Reading:
     retriever: str = setting("bm25", "kind of index", choices=get_args(RetrieverKind))
     encoder: str | None = setting(None, "sentence encoder of a dense retriever")
     index: str | None = setting(None, "folder of the indexes (default: a temporary one)")
-    dtype: str = setting("float32", "weights: float32, bfloat16, float16 or auto")
+    dtype: str | None = setting(None, DTYPE_HELP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def _ask(args: argparse.Namespace) -> None:
         if reading.corpus:
             kind: Any = reading.retriever
             retriever = open_retriever(kind, reading.corpus, index, reading.encoder)
-        generator = load_generator(model, batch_size=1, dtype=reading.dtype)
+        generator = load_generator(model, batch_size=1, dtype=usual_dtype(reading.dtype))
         if not options.graph:
             generator.processor = generator.processor.without_graph()
         tools = Tools(generator, generator, retriever, store)

@@ -31,6 +31,7 @@ from tripletune.eval.systems import (
 )
 from tripletune.models.files import file_digest
 from tripletune.models.llm.backends import LLMOptions
+from tripletune.models.loading import DTYPE_HELP
 from tripletune.models.options import add_arguments, from_arguments, setting
 from tripletune.rag import Trace
 from tripletune.rag.retrievers import RetrieverKind, open_reranker, open_retriever
@@ -78,7 +79,7 @@ class QuestionOptions(SuiteOptions):
     untrained: bool = setting(False, "allow a base model that was not trained, as a reference")
     planner_model: str | None = setting(None, "plan with this model and answer with --model")
     batch_size: int = setting(16, "inputs per forward pass", at_least=1)
-    dtype: str = setting("float32", "float32, bfloat16, float16 or auto")
+    dtype: str | None = setting(None, DTYPE_HELP)
     ledger: str | None = setting(
         None, "SQLite file that stores all calls (default: OUTPUT/ledger.sqlite for a teacher, none for --model)"
     )

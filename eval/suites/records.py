@@ -31,6 +31,7 @@ from tripletune.models.data.records import Action, Passage, Record, Step, read_r
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import file_digest, weights_fingerprint
 from tripletune.models.llm import Completion
+from tripletune.models.loading import DTYPE_HELP, usual_dtype
 from tripletune.models.options import setting
 from tripletune.models.rendering import parse_plan
 from tripletune.rag.systems import Evidence, LoopOptions
@@ -64,7 +65,7 @@ class RecordOptions(SuiteOptions):
     extractor: str | None = setting(None, "which extractor's triples to take, where --triples holds several")
     untrained: bool = setting(False, "allow a base model that was not trained, as a reference")
     batch_size: int = setting(16, "inputs per forward pass", at_least=1)
-    dtype: str = setting("float32", "float32, bfloat16, float16 or auto")
+    dtype: str | None = setting(None, DTYPE_HELP)
     max_plan_tokens: int = setting(LoopOptions().max_plan_tokens, "longest plan", at_least=1)
     max_answer_tokens: int = setting(LoopOptions().max_answer_tokens, "longest answer", at_least=1)
     controls: bool = setting(
@@ -105,7 +106,9 @@ class RecordSuite(Suite):
             "weights": weights_fingerprint(self.model),
             "triples": triples_settings(options.triples, options.extractor) if options.triples else None,
             "controls": [options.seed, *map(file_digest, self.training)] if options.controls else None,
-            **{name: getattr(options, name) for name in ("evidence", "limit", "dtype")},
+            "evidence": options.evidence,
+            "limit": options.limit,
+            "dtype": usual_dtype(options.dtype),
             **{name: getattr(options, name) for name in ("max_plan_tokens", "max_answer_tokens")},
         }
 

@@ -126,7 +126,7 @@ def load_teacher(config: Any, student: Any, tokenizer: Any) -> Any:
             f"{len(ours)} tokens, {different} of the teacher's stand elsewhere): the loss compares probabilities "
             "token by token; take a teacher of the student's family, or train cirag_distill on its trajectories"
         )
-    teacher = load_weights(spec, revision=revision)
+    teacher = load_weights(spec, revision=revision, merge=False)
     # Output layers can be wider than the vocabulary.
     width, other = (one.config.get_text_config().vocab_size for one in (student, teacher))
     if width != other:
