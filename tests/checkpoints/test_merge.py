@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, inject_adapter_in_model
 from safetensors import safe_open
 
-from tripletune.checkpoints import merge_adapter
+from tripletune.checkpoints import _rounded_away, merge_adapter
 from tripletune.checkpoints.verify import Loaded, model_input, verify
 from tripletune.models.graph_llm import load_generator, load_graph_llm
 from tripletune.models.graph_llm.model import GraphLLM
@@ -91,6 +91,20 @@ def test_bfloat16_rounds_the_language_model_alone(
     graph = {("graph_encoder", torch.float32), ("projector", torch.float32)}
     assert types == {("language_model", torch.bfloat16)} | graph
     assert report.logit_difference > 1e-3
+
+
+def test_a_third_of_a_small_update_is_rounded_away() -> None:
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256))
+    torch.nn.init.normal_(model[0].weight, std=0.02)
+    # As a base model is published.
+    inject_adapter_in_model(LoraConfig(target_modules=["0"]), model.to(torch.bfloat16).float())
+    assert _rounded_away(model, torch.bfloat16) == 0
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=(1e-4 / 8**0.5) ** 0.5)
+    assert 0.25 < _rounded_away(model, torch.bfloat16) < 0.4
+    assert _rounded_away(model, torch.float32) < 1e-3
 
 
 def test_language_model_alone_with_graph(tiny_export: Path, tmp_path: Path, cli: Cli) -> None:
