@@ -192,6 +192,13 @@ def _write_merged(loaded: Loaded, dtype: str, alone: bool, scratch: Path) -> dic
         reference = observe(plain, [{"name": name, "prompt_ids": ids} for name, ids in kept.items()])
     else:
         reference = observe(loaded)
+    if dtype != "float32" and (lost := _rounded_away(loaded.model, getattr(torch, dtype))):
+        logger.warning(
+            "weights in %s round away %.0f %% of what the adapter adds to them; merged in float32, or left beside the "
+            "base model, it loses nothing",
+            dtype,
+            100 * lost,
+        )
     # The trained graph modules take their places too.
     merged = loaded.model.merge_and_unload(safe_merge=True)
     language_model = merged if processor is None else merged.language_model
@@ -202,6 +209,20 @@ def _write_merged(loaded: Loaded, dtype: str, alone: bool, scratch: Path) -> dic
         plain_tokenizer = load_tokenizer(merged.config.base_model, merged.config.base_revision)
         (plain_tokenizer if processor.settings.use_graph else loaded.tokenizer).save_pretrained(scratch)
     return reference
+
+
+def _rounded_away(model: Any, dtype: Any) -> float:
+    """How much of a LoRA update merged weights of a type lose: the size of the error over that of the update."""
+    from peft.tuners.lora import LoraLayer
+
+    error = update = 0.0
+    for layer in model.modules():
+        for adapter in layer.active_adapters if isinstance(layer, LoraLayer) else []:
+            weight, delta = layer.get_base_layer().weight, layer.get_delta_weight(adapter)
+            kept = (weight + delta).to(dtype).float() - weight.to(dtype).float()
+            error += float((kept - delta).square().sum())
+            update += float(delta.square().sum())
+    return (error / update) ** 0.5 if update else 0.0
 
 
 def _copy_files(source: Path, target: Path, provenance: Provenance, weights: Sequence[str] = ()) -> None:

@@ -17,7 +17,7 @@ from tripletune.models.llm import LLMClient, Sampling
 from tripletune.models.llm.backends import LLMOptions, open_client
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
-from tripletune.models.loading import resolve
+from tripletune.models.loading import resolve, usual_dtype
 from tripletune.models.run_folders import PROMPT_FILE, check_model_folder, read_json, trained_folder
 from tripletune.rag.search import search_problems
 from tripletune.rag.systems import System, load_prompts
@@ -60,7 +60,7 @@ def model_settings(options: Any, teacher: LLMOptions | None) -> dict[str, Any]:
     """What the results depend on of the models; where calls run and how many at once is not among it."""
     # A teacher takes the places that no Graph-LLM is named for.
     planner = options.planner_model or (None if teacher else options.model)
-    settings: dict[str, Any] = {"dtype": options.dtype} if options.model or planner else {}
+    settings: dict[str, Any] = {"dtype": usual_dtype(options.dtype)} if options.model or planner else {}
     for role, spec in (("model", options.model), ("planner", planner)):
         if spec:
             resolved = model_spec(spec, options.untrained)
@@ -161,7 +161,7 @@ def open_generator(spec: str, options: Any) -> LocalGenerator:
     from tripletune.models.graph_llm import load_generator
 
     ledger = getattr(options, "ledger", None)
-    return load_generator(spec, batch_size=options.batch_size, dtype=options.dtype, ledger=ledger)
+    return load_generator(spec, batch_size=options.batch_size, dtype=usual_dtype(options.dtype), ledger=ledger)
 
 
 def triples_settings(source: str, extractor: str | None = None) -> Any:

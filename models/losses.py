@@ -73,8 +73,7 @@ def learn_labels_only(model: Any) -> bool:
     if hasattr(text_config, "output_router_logits"):
         logger.info("%s balances its experts in its own loss: logits are computed everywhere", type(model).__name__)
         return False
-    if not is_deepspeed_zero3_enabled() and not _scales_alike(model, text_config):
-        logger.warning("%s scales its logits in a way of its own: they are computed everywhere", type(model).__name__)
+    if not scales_alike(model):
         return False
     original = model.forward
 
@@ -106,7 +105,12 @@ def learn_labels_only(model: Any) -> bool:
 
 
 @torch.no_grad()
-def _scales_alike(model: Any, text_config: PretrainedConfig) -> bool:
+def scales_alike(model: Any) -> bool:
+    """Whether a causal language model does to its logits what `scaled_logits` does, which a tiny input shows."""
+    if is_deepspeed_zero3_enabled():
+        # Weights that lie on several devices can't be tried here.
+        return True
+    text_config = model.config.get_text_config()
     ids = torch.arange(1, 5, device=model.device)[None] % text_config.vocab_size
     was_training = model.training
     model.eval()
@@ -114,11 +118,14 @@ def _scales_alike(model: Any, text_config: PretrainedConfig) -> bool:
         expected = model(input_ids=ids, use_cache=False).logits.float()
         hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
         found = scaled_logits(model.get_output_embeddings()(hidden), text_config).float()
+        alike = expected.shape == found.shape and torch.allclose(found, expected, rtol=1e-2, atol=1e-3)
     except (AttributeError, TypeError):
-        return False
+        alike = False
     finally:
         model.train(was_training)
-    return expected.shape == found.shape and torch.allclose(found, expected, rtol=1e-2, atol=1e-3)
+    if not alike:
+        logger.warning("%s scales its logits in a way of its own: they are computed everywhere", type(model).__name__)
+    return alike
 
 
 def prefix_mask(record_of: torch.Tensor, shared: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

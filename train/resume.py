@@ -37,11 +37,11 @@ _FREE = {
     "output_dir", "run_name", "report_to", "resume",
     "data.train", "data.validation", "data.validation_split", "data.max_validation_records",
     "train.gradient_checkpointing", "train.torch_compile", "train.logging_steps", "train.workers", "train.deepspeed",
-    "model.attention",
+    "train.ddp_timeout", "model.attention",
+    # Of these only the records of a step count, which are compared for themselves.
+    "train.gradient_accumulation", "train.records_per_step",
 }  # fmt: skip
 _FREE_BEGINNINGS = ("train.eval_", "train.save_")
-# Less memory for the same step: only their product counts.
-_PER_STEP = ("train.batch_size", "train.gradient_accumulation")
 
 
 def save_run_settings(config: Any, train_digest: str) -> None:
@@ -84,12 +84,19 @@ def check_same_run(config: Any, train_digest: str) -> None:
     about = read_json(folder / ENVIRONMENT)
     shared = now.get("train.shared_prefixes", False)
     changed = [
-        f"{name} was {before.get(name)!r} and is {now[name]!r}"
+        f"{name} was {before[name]!r} and is {now[name]!r}"
         for name in now
-        if before.get(name) != now[name] and not _is_free(name, shared)
+        # A setting that the run's version did not have is at its default.
+        if name in before and before[name] != now[name] and not _is_free(name, shared)
     ]
     counts = about[PROCESSES], process_count()
-    per_step = [settings[_PER_STEP[0]] * settings[_PER_STEP[1]] * n for settings, n in zip((before, now), counts)]
+    per_step = [
+        settings.get("train.records_per_step")
+        or settings["train.batch_size"]
+        * (settings["train.gradient_accumulation"] or config.train.default_accumulation)
+        * processes
+        for settings, processes in zip((before, now), counts)
+    ]
     if per_step[0] != per_step[1]:
         changed.append(
             f"records per step were {per_step[0]} on {counts[0]} process(es) and are {per_step[1]} on {counts[1]}"
@@ -181,7 +188,7 @@ def process_count() -> int:
 
 def _is_free(name: str, shared_prefixes: bool) -> bool:
     # Records that share a prefix are in one micro-batch, whose size then makes their order.
-    return name in _FREE or (name in _PER_STEP and not shared_prefixes) or name.startswith(_FREE_BEGINNINGS)
+    return name in _FREE or (name == "train.batch_size" and not shared_prefixes) or name.startswith(_FREE_BEGINNINGS)
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

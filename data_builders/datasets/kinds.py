@@ -15,7 +15,7 @@ from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.rendering import Instructions, render
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from tripletune.models.data.triples import Triple
 
@@ -102,7 +102,7 @@ class Records(RowKind[Record]):
             statistics.count("sources", row.source, "answering with triples")
             if row.answers[0].strip().lower() in YES_NO:
                 statistics.count("sources", row.source, "yes/no answer")
-            elif _named({triple for step in row.steps for triple in step.triples}, row.answers):
+            elif facts_name((triple for step in row.steps for triple in step.triples), row.answers):
                 statistics.count("sources", row.source, "answer in triples")
 
     def _sizes(self, row: Record, statistics: Statistics[Record]) -> list[tuple[str, int]]:
@@ -165,10 +165,10 @@ def _names(triples: Any) -> set[str]:
     return {name for triple in triples for name in (triple.subject, triple.object)}
 
 
-def _named(facts: set[Triple], answers: tuple[str, ...]) -> bool:
-    """Whether a fact names an answer in whole words, both normalised as answers are."""
+def facts_name(facts: Iterable[Triple], names: Iterable[str]) -> bool:
+    """Whether a fact holds one of the names in whole words, both normalised as answers are."""
     text = _BETWEEN_FACTS.join(" ".join(fact.as_list()) for fact in facts)
-    return any(mentions(text, answer) for answer in answers)
+    return any(mentions(text, name) for name in names)
 
 
 # RAS, section D.1.

@@ -46,6 +46,8 @@ class DropReason(StrEnum):
     NOT_ANSWERABLE = "the teacher says that the documents don't hold the answer"
     NOT_ONE_QUESTION = "a sub-query is not exactly one question"
     COPIED_QUESTION = "a sub-query repeats the main question or an earlier sub-query"
+    ANSWER_NOT_IN_FACTS = "the facts do not hold the answer"
+    NAME_NOT_IN_FACTS = "a sub-query names what neither question nor facts hold"
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ _PRICE = re.compile(r"\d+(\.\d+)?,\d+(\.\d+)?")
 # No model: recorded replies and gold annotations, as they are.
 ANNOTATIONS = "annotations"
 _GROUPS = {
-    "labels": ("first_subquery", "distractors", "triple_file"),
+    "labels": ("first_subquery", "distractors", "triple_file", "check_facts"),
     "what the teacher is asked": (
         "prompts", "show_documents", "triples_from", "json_schema", "on_call_error", "concurrency",
         "shard"),

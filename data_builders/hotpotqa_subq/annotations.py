@@ -273,7 +273,7 @@ _WORD = re.compile(r"\w+")
 # Questions have two or four supporting passages; beyond this, trying every order would take long.
 _MOST_PLACED_TOGETHER = 6
 # "the owned by of X" is no English; such relations are quoted instead.
-_PREPOSITIONS = ("at", "by", "for", "from", "in", "of", "on", "to", "with")
+PREPOSITIONS = ("at", "by", "for", "from", "in", "of", "on", "to", "with")
 
 
 def place_evidences(question: Question) -> list[int]:
@@ -365,7 +365,7 @@ def relation_question(subject: str, relation: str) -> str:
     """
     key = " ".join(relation.replace("_", " ").casefold().split())
     template = _questions().get(key)
-    if template is None and key.rsplit(" ", 1)[-1] in _PREPOSITIONS:
+    if template is None and key.rsplit(" ", 1)[-1] in PREPOSITIONS:
         return f"What is “{key}” for {subject}?"
     # Not str.format on the subject: names may hold braces.
     return template.replace("{}", subject) if template else f"What is the {key} of {subject}?"

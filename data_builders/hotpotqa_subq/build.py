@@ -41,6 +41,7 @@ from tripletune.data_builders.hotpotqa_subq.annotations import (
     TripleFile,
     open_teacher,
 )
+from tripletune.data_builders.hotpotqa_subq.checks import missing_facts
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source, usable_questions
 from tripletune.data_builders.hotpotqa_subq.teacher import (
     TRIPLES_ROLE,
@@ -251,7 +252,12 @@ class _Build:
         try:
             if isinstance(one.teacher, PartTeacher):
                 return one.teacher.records(question)
-            return await self._records(question, one.teacher, await self._is_direct(question, one))
+            records = await self._records(question, one.teacher, await self._is_direct(question, one))
+            for reason, name in missing_facts(question, records) if self._options.check_facts != "off" else ():
+                if self._options.check_facts == "drop":
+                    raise UnlabelledQuestion(reason, name)
+                one.issues[reason.value] += 1
+            return records
         except UnlabelledQuestion as error:
             logger.debug("%s %s left out: %s", question.source, question.id, error)
             # Without the frames it came through, which would be held until its turn.

@@ -1,6 +1,7 @@
-"""Checks on the replies of a teacher LLM: read them, and say in a sentence what is wrong.
+"""Checks on the replies of a teacher LLM: read them, and say in a sentence what is wrong; and on finished labels.
 
-Every function raises `UnusableReply` with an explanation for the teacher, which gets one chance to repair its reply.
+`missing_facts` looks whether labels can be known from what stands before them. All other functions raise
+`UnusableReply` with an explanation for the teacher, which gets one chance to repair its reply.
 Its reason is a `DropReason`, or what `models.llm.replies` calls a text that can't be read at all.
 JSON is what our prompts ask for; the plain forms of the paper (RAS, figures 7, 8 and 19: "1, 3", the question alone,
 "(S> s| P> p| O> o)") are read too, so that its prompts can replace ours. Small models forget the JSON, use other keys
@@ -16,8 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tripletune.data_builders.datasets.kinds import facts_name
 from tripletune.data_builders.hotpotqa_subq import DropReason, Question, gives_away_answer
-from tripletune.models.data.records import YES_NO, mentions, normalize_answer
+from tripletune.data_builders.hotpotqa_subq.annotations import PREPOSITIONS
+from tripletune.models.data.records import YES_NO, Action, Record, mentions, normalize_answer
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.replies import UnusableReply, find_json, find_triples, without_thoughts
 
@@ -55,6 +58,8 @@ _LABEL = re.compile(
     r"(?:sub-? ?quer(?:y|ies)|sub-? ?questions?|question|reply|q)(?: \d{1,2})?\**\s*:\**\s*)?",
     re.IGNORECASE,
 )
+# Of a passage's title: "Waterloo (1970 film)".
+_BRACKETED = re.compile(r"\s*\([^()]*\)")
 _QUOTES = ('""', "''", "“”", "**", "``")
 
 
@@ -294,3 +299,40 @@ def read_triples(text: str) -> tuple[tuple[Triple, ...], int]:
             '["subject", "predicate", "object"], three non-empty strings.',
         )
     return found.triples, found.malformed
+
+
+def missing_facts(question: Question, records: Sequence[Record]) -> list[tuple[DropReason, str]]:
+    """What labels of a question take for known though nothing before them says it: such labels teach to invent.
+
+    - A gold answer must stand in the facts before `[SUFFICIENT]`, unless it is yes or no, the question compares, or
+      the question itself names it.
+    - A sub-query may name the answer of a hop, a supporting passage or a name of the gold evidence only where the
+      question and the facts before it hold all its words; "Abdullah II of Jordan" can be made of them.
+
+    Args:
+        question: The question.
+        records: Its records, from `label_question`.
+
+    Returns:
+        Each reason at most once, with the first name that is missing.
+    """
+    names = [
+        *(hop.answer for hop in question.hops),
+        *(_BRACKETED.sub("", question.passages[number].title) for number in question.supporting),
+        *(name for evidence in question.evidences for name in (evidence.subject, evidence.object)),
+    ]
+    free = "comparison" in question.type or normalize_answer(question.answers[0]) in YES_NO
+    answers = (
+        () if free or any(mentions(question.question, answer) for answer in question.answers) else question.answers
+    )
+    found: dict[DropReason, str] = {}
+    for record in records:
+        facts = [triple for step in record.steps for triple in step.triples]
+        if answers and record.action is Action.SUFFICIENT and not facts_name(facts, answers):
+            found.setdefault(DropReason.ANSWER_NOT_IN_FACTS, answers[0])
+        read = [question.question, *(part for triple in facts for part in triple.as_list())]
+        words = {*normalize_answer(" ".join(read)).split(), *PREPOSITIONS}
+        for name in names:
+            if mentions(record.subquery, name) and not words.issuperset(normalize_answer(name).split()):
+                found.setdefault(DropReason.NAME_NOT_IN_FACTS, name)
+    return list(found.items())

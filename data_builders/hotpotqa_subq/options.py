@@ -70,6 +70,10 @@ class BuildOptions(FolderOptions):
     distractors: int = setting(
         0, "non-supporting passages of the question whose triples join each step (the paper: none)", at_least=0
     )
+    check_facts: Literal["drop", "count", "off"] = setting(
+        "off", "what to do with a question whose facts do not hold the answer, or a name that a sub-query needs: "
+        "leave it out, count it in the card, or do not look (the paper)",
+    )  # fmt: skip
     triple_file: str | None = setting(None, "triples of the distractors: JSON lines of title, text, triples")
     triples_from: str = setting(
         "teacher", "where triples of kept documents come from: teacher, or a file like --triple-file"

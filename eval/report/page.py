@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tripletune.eval import find_metrics
+from tripletune.eval.controls import control_table
 from tripletune.eval.report.runs import COSTS
 from tripletune.eval.statistics import flatten
 from tripletune.models.program import code_span, markdown_table, on_one_line, plain
@@ -267,8 +268,11 @@ def _other(other: Mapping[str, Any]) -> list[str]:
     parts = [f"### {plain(other['name'])}"]
     if other["metrics"] is None:
         return [*parts, "Not finished."]
+    if controls := other["metrics"].get("controls"):
+        parts.append(_table(*control_table(controls)))
     intervals, numbers = [], []
-    for name, value in flatten(other["metrics"], "/").items():
+    figures = {name: value for name, value in other["metrics"].items() if name != "controls"}
+    for name, value in flatten(figures, "/").items():
         if isinstance(value, Mapping):
             intervals.append([name, interval(value), value.get("n", "-")])
         elif isinstance(value, str) or (isinstance(value, (int, float)) and not isinstance(value, bool)):

@@ -32,6 +32,7 @@ from tripletune.eval.systems import (
 from tripletune.models.data.records import Passage, read_corpus
 from tripletune.models.files import file_digest
 from tripletune.models.llm.backends import LLMOptions
+from tripletune.models.loading import DTYPE_HELP
 from tripletune.models.options import add_arguments, from_arguments, setting
 from tripletune.rag import Trace
 from tripletune.rag.search import SearchOptions, open_search
@@ -72,7 +73,7 @@ class QuestionOptions(SearchOptions, SuiteOptions):
     untrained: bool = setting(False, "allow a base model that was not trained, as a reference")
     planner_model: str | None = setting(None, "plan with this Graph-LLM; --model or the teacher answers")
     batch_size: int = setting(16, "inputs per forward pass", at_least=1)
-    dtype: str = setting("float32", "float32, bfloat16, float16 or auto")
+    dtype: str | None = setting(None, DTYPE_HELP)
     ledger: str | None = setting(
         None, "SQLite file that stores all calls (default: OUTPUT/ledger.sqlite for a teacher, none for --model)"
     )

@@ -4,7 +4,8 @@ No retrieval runs, so this is fast and is what training watches. A planning reco
 paper's q_0 = Q the records without history all have the label `[SUBQ] Q`, which is why every planning score is also
 given for the records that have at least one step. Intervals draw whole questions, because the records of one
 question share most of their text. With `--triples` each step has the triples that an extractor found in its passages
-instead of the gold ones (RAS, section 3.2), which says what the extractor's mistakes cost.
+instead of the gold ones (RAS, section 3.2), which says what the extractor's mistakes cost. With `--controls` each
+record is also scored without what the model should read (`eval/controls.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, get_args
 from rich.console import Console
 
 from tripletune.eval import find_metrics, score_answer
+from tripletune.eval.controls import MODEL, RULE, Controls, OtherFacts, Rule, compare_controls, control_table
 from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import bootstrap_pairs
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
@@ -28,6 +30,7 @@ from tripletune.models.data.records import Action, Passage, Record, Step, read_r
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import file_digest, weights_fingerprint
 from tripletune.models.llm import Completion
+from tripletune.models.loading import DTYPE_HELP, usual_dtype
 from tripletune.models.options import other_default, setting
 from tripletune.models.rendering import parse_plan
 from tripletune.rag.search import SearchOptions
@@ -62,9 +65,16 @@ class RecordOptions(SuiteOptions):
     extractor: str | None = setting(None, "which extractor's triples to take, where --triples holds several")
     untrained: bool = setting(False, "allow a base model that was not trained, as a reference")
     batch_size: int = setting(16, "inputs per forward pass", at_least=1)
-    dtype: str = setting("float32", "float32, bfloat16, float16 or auto")
+    dtype: str | None = setting(None, DTYPE_HELP)
     max_plan_tokens: int = setting(LoopOptions().max_plan_tokens, "longest plan", at_least=1)
     max_answer_tokens: int = setting(LoopOptions().max_answer_tokens, "longest answer", at_least=1)
+    controls: bool = setting(
+        False, "also score a rule that reads nothing, and the model without facts or graph and with another question's"
+    )
+    training_data: str | None = setting(
+        None, "with --controls: records that the rule is fitted on, split train (default: of --data)"
+    )
+    seed: int = setting(0, "with --controls: seed of the choice of another question")
 
 
 class RecordSuite(Suite):
@@ -78,6 +88,9 @@ class RecordSuite(Suite):
         self.generator: Any = None
         self.store: TripleSource | None = None
         self.looked_up: Counter[str] = Counter()
+        self.training = training_files(options) if options.controls else []
+        self.rule = Rule(record for file in self.training for record in read_records(file))
+        self.controls: Controls | None = None
         super().__init__(options)
 
     def items(self) -> Iterator[Record]:
@@ -92,16 +105,23 @@ class RecordSuite(Suite):
             "model": self.model,
             "weights": weights_fingerprint(self.model),
             "triples": triples_settings(options.triples, options.extractor) if options.triples else None,
-            **{name: getattr(options, name) for name in ("evidence", "limit", "dtype")},
+            "controls": [options.seed, *map(file_digest, self.training)] if options.controls else None,
+            "evidence": options.evidence,
+            "limit": options.limit,
+            "dtype": usual_dtype(options.dtype),
             **{name: getattr(options, name) for name in ("max_plan_tokens", "max_answer_tokens")},
         }
 
     def open(self) -> None:
         """Load the model, and open the triples."""
-        self.generator = open_generator(self.model, self.options)
-        if self.options.triples:
-            database = Path(self.options.output) / "index" / "triples.sqlite"
-            self.store = open_triples(self.options.triples, database, self.options.extractor)
+        options = self.options
+        self.generator = open_generator(self.model, options)
+        if options.triples:
+            database = Path(options.output) / "index" / "triples.sqlite"
+            self.store = open_triples(options.triples, database, options.extractor)
+        if options.controls:
+            shown = with_triples(self.items(), self.store, Counter()) if self.store else self.items()
+            self.controls = Controls(self.generator, OtherFacts(shown, options.seed))
 
     def batches(self, items: Iterable[Record]) -> Iterator[list[Record]]:
         """Records of one task; many, so that the model can group them by length."""
@@ -110,17 +130,26 @@ class RecordSuite(Suite):
             block.sort(key=lambda record: record.task != "planning")
             yield from (list(group) for _, group in groupby(block, key=lambda record: record.task))
 
-    async def ask(self, batch: list[Record]) -> list[Completion]:
-        """The model's replies."""
+    async def ask(self, batch: list[Record]) -> list[dict[str, Completion]]:
+        """The model's replies, and those of the controls."""
         options = self.options
         limit = options.max_plan_tokens if batch[0].task == "planning" else options.max_answer_tokens
-        found: list[Completion] = self.generator.generate_many([one.input for one in batch], limit, options.evidence)
-        return found
+        if self.controls is not None:
+            return self.controls.ask(batch, limit, options.evidence)
+        found = self.generator.generate_many([one.input for one in batch], limit, options.evidence)
+        return [{MODEL: reply} for reply in found]
 
-    def score(self, item: Record, reply: Completion | Failure) -> dict[str, Any]:
-        """The row of a record, with the cost of the call."""
-        completion = Completion("") if isinstance(reply, Failure) else reply
-        return score_record(item, completion.text) | {
+    def score(self, item: Record, reply: dict[str, Completion] | Failure) -> dict[str, Any]:
+        """The row of a record, with the cost of the model's call."""
+        names = self.controls.names if self.controls is not None else [MODEL]
+        replies = dict.fromkeys(names, Completion("")) if isinstance(reply, Failure) else reply
+        completion = replies[MODEL]
+        row = score_record(item, completion.text)
+        if self.controls is not None:
+            texts = {RULE: self.rule.reply(item)} | {name: replies[name].text for name in names[1:]}
+            scored = {name: score_record(item, text) for name, text in texts.items()}
+            row["controls"] = {name: {key: one[key] for key in ("reply", "scores")} for name, one in scored.items()}
+        return row | {
             "error": reply.error if isinstance(reply, Failure) else "",
             "prompt_tokens": completion.prompt_tokens,
             "completion_tokens": completion.completion_tokens,
@@ -132,7 +161,8 @@ class RecordSuite(Suite):
     def summarise(self, log: ResultLog) -> dict[str, Any]:
         """The metrics of all rows."""
         about = {"model": self.model, "data": self.options.data, "split": self.options.split}
-        return about | summarise_records(log.rows())
+        found = about | summarise_records(log.rows())
+        return found | ({"controls": compare_controls(log.rows())} if self.options.controls else {})
 
     def show(self, metrics: Mapping[str, Any], console: Console) -> None:
         """Print the scores."""
@@ -147,12 +177,31 @@ class RecordSuite(Suite):
                 rows.append(("planning", "action_accuracy", *interval_cells(value), str(value["n"]), f"{what}: {key}"))
         heads = ("task", "metric", "score", "95 % interval", "records", "what it says")
         show_table(console, "scores on records with gold history", heads, rows, "questions")
+        if "controls" in metrics:
+            show_table(console, "the same records without reading", *control_table(metrics["controls"]))
         if self.looked_up:
             passages, misses = self.looked_up["passages"], self.looked_up["passages_without_triples"]
             console.print(f"{passages} passages looked up, {misses} of them not in {self.options.triples}")
 
 
 SUITE = RecordSuite
+
+
+def training_files(options: RecordOptions) -> list[Path]:
+    """The files that hold the records which the rule is fitted on.
+
+    Raises:
+        ValueError: there are none.
+    """
+    try:
+        if options.training_data is None and Path(options.data).is_file():
+            raise FileNotFoundError(f"{options.data} is one shard")
+        return record_files(options.training_data or options.data, "train")
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"--controls fits a rule on training records, and {error}; name the data set that the model was trained "
+            "on with --training-data"
+        ) from None
 
 
 def score_predictions(records: Iterable[Record], replies: Iterable[str]) -> dict[str, Any]:

@@ -30,14 +30,16 @@ from tripletune.models.llm.ledger_client import LedgerClient, Retry
 from tripletune.models.loading import (
     LANGUAGE_MODEL_LAYERS,
     chosen_layers,
+    for_inference,
     load_adapter,
     load_causal_lm,
     parse_dtype,
     resolve,
     telling,
 )
-from tripletune.models.local import Decoder, Request, decode
+from tripletune.models.local import CELLS, Decoder, Request, decode
 from tripletune.models.local.continuous_batch import make_decoder
+from tripletune.models.losses import scales_alike
 from tripletune.models.run_folders import CONFIG, is_adapter
 
 __all__ = [
@@ -126,6 +128,7 @@ def add_adapter(
     if not lora and not use_graph:
         raise ValueError("lora is off and use_graph is off: nothing is left to train")
     chosen = chosen_layers(model.language_model, targets, model.config.base_model) if lora else set()
+    model.labels_only = scales_alike(model.language_model)
     # A pattern, because the graph encoder's own linear layers must not be adapted on top of being trained.
     pattern = f"{LANGUAGE_MODEL_LAYERS}({'|'.join(sorted(chosen))})"
     config = LoraConfig(
@@ -175,7 +178,9 @@ def load_graph_llm(
         if is_adapter(path):
             language_model, _ = load_causal_lm(config.base_model, dtype, config.base_revision)
             # The base is frozen and known by name; what the folder holds is the adapter.
-            model = load_adapter(GraphLLM(config, language_model), path, trainable)
+            base = GraphLLM(config, language_model)
+            base.labels_only = not trainable or scales_alike(language_model)
+            model = load_adapter(base, path, trainable)
         else:
             options = {"dtype": dtype} if dtype else {}
             model = GraphLLM.from_pretrained(path, use_safetensors=True, **options)
@@ -203,7 +208,7 @@ class LocalGenerator:
         self.processor = processor
         config = model.config if not hasattr(model, "get_base_model") else model.get_base_model().config
         self.embeddings = embeddings or LiveEmbeddings(config.encoder, config.text_embedding_width)
-        self.batch_size = batch_size
+        self.batch_size, self._cells = batch_size, CELLS
         self._service = DecodingService(self._decoder, "the Graph-LLM")
         self._client: LedgerClient | None = None
 
@@ -237,7 +242,11 @@ class LocalGenerator:
         await (self._service if self._client is None else self._client).close()
 
     def generate_many(
-        self, samples: Sequence[ModelInput], max_new_tokens: int, evidence: str | None = None
+        self,
+        samples: Sequence[ModelInput],
+        max_new_tokens: int,
+        evidence: str | None = None,
+        graphs_of: Sequence[Sequence[Step]] | None = None,
     ) -> list[Completion]:
         """Reply to many inputs, in the order given; the model's training mode is as before afterwards.
 
@@ -245,20 +254,26 @@ class LocalGenerator:
             samples: The inputs.
             max_new_tokens: Longest reply, in tokens.
             evidence: "triples" or "text"; None keeps the processor's setting.
+            graphs_of: For each input, steps whose graphs are read in place of its own.
         """
         requests = [self._request(sample, max_new_tokens, evidence) for sample in samples]
+        for request, steps in zip(requests, graphs_of or ()):
+            request.data = replace(request.data, graphs=self.processor.graphs(steps))
         was_training = self.model.training
         self.model.eval()
         try:
-            decode(self._decoder(), sorted(requests, key=lambda request: len(request.prompt)))
+            decoder = self._decoder()
+            decode(decoder, sorted(requests, key=lambda request: len(request.prompt)))
         finally:
             self.model.train(was_training)
+        # After it ran out of memory they are smaller, and stay so.
+        self.batch_size, self._cells = decoder.rows, decoder.cells
         return [self._completion(request) for request in requests]
 
     def _decoder(self) -> Decoder:
         tokenizer = self.processor.tokenizer
         eos_ids, pad = [tokenizer.eos_token_id], int(tokenizer.pad_token_id)
-        return make_decoder(self.model, eos_ids, pad, self.batch_size, inputs=self._graphs)
+        return make_decoder(self.model, eos_ids, pad, self.batch_size, cells=self._cells, inputs=self._graphs)
 
     def _request(self, sample: ModelInput, limit: int, evidence: str | None) -> Request:
         encoded = self.processor.encode_input(sample, evidence)
@@ -311,8 +326,7 @@ def load_generator(
     """
     model, processor = load_graph_llm(folder, parse_dtype(dtype))
     if isinstance(model, PeftModel):
-        # Adapter layers run beside every linear layer, in float32; merged, they cost nothing.
-        model = model.merge_and_unload().eval()
+        model = for_inference(model)
     if torch.cuda.is_available():
         model = model.to("cuda")
     generator = LocalGenerator(model, processor, batch_size)

@@ -119,6 +119,8 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = True
+    # Whether logits can be computed at label positions alone; see `models.losses.scales_alike`.
+    labels_only = True
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -305,9 +307,10 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             output = self.language_model(**inputs, use_cache=use_cache, logits_to_keep=logits_to_keep)
             return GraphLLMOutput(None, output.logits, output.past_key_values)
         keep = labels[:, 1:] != IGNORED
-        if full_logits:
-            logits = self.language_model(**inputs, use_cache=False).logits
-            learned = logits[:, :-1][keep]
+        if full_logits or not self.labels_only:
+            whole = self.language_model(**inputs, use_cache=False).logits
+            learned = whole[:, :-1][keep]
+            logits = whole if full_logits else learned
         else:
             # Prompts are some 300 tokens and labels about 13: pay for logits where something is learned alone.
             hidden = self.language_model.get_decoder()(**inputs, use_cache=False).last_hidden_state

@@ -151,23 +151,31 @@ class GraphLLMProcessor:
             return [build_graph(step.triples) for step in steps]
         return [build_graph(triple for step in steps for triple in step.triples)]
 
-    def encode_label(self, record: Record) -> tuple[list[int], int]:
+    def encode_label(self, record: Record, long_labels: str = "error") -> tuple[list[int], int]:
         """Label tokens with the end-of-sequence token, and how many of them spell the action marker.
 
         The marker stands first in the label of a planning record; an answering record has none.
 
+        Args:
+            record: The record.
+            long_labels: What to do with a label of more than `max_label_tokens`, the end-of-sequence token included:
+                "error", or "truncate", which keeps as many tokens as are allowed. The end-of-sequence token goes with
+                the rest: after a beginning it would teach to stop in the middle of a sentence. The authors' code puts
+                it there (framework/models/graphllm.py).
+
         Raises:
-            ValueError: the label is longer than `max_label_tokens`.
+            ValueError: the label is too long, and that is an error.
         """
-        ids = self._plain_ids(record.label)
-        if len(ids) + 1 > self.settings.max_label_tokens:
+        ids, limit = [*self._plain_ids(record.label), int(self.tokenizer.eos_token_id)], self.settings.max_label_tokens
+        if len(ids) > limit and long_labels == "error":
             raise ValueError(
-                f"record {record.id!r}: its label has {len(ids) + 1} tokens and max_label_tokens is "
-                f"{self.settings.max_label_tokens}: raise the limit or leave the record out"
+                f"record {record.id!r}: its label has {len(ids)} tokens and max_label_tokens is {limit}: raise the "
+                "limit, or set data.long_labels to truncate or skip"
             )
+        ids = ids[:limit]
         marker = self._plain_ids(record.action.value) if record.task == "planning" else []
         common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(marker, ids)))
-        return [*ids, int(self.tokenizer.eos_token_id)], common
+        return ids, common
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of generated tokens, up to the first end-of-sequence token."""

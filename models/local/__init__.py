@@ -106,6 +106,15 @@ class Request:
         if not self.done and self.criterion is not None and self.criterion(self):
             self.stopped = self.done = True
 
+    @property
+    def sequence(self) -> list[int]:
+        """All tokens so far, of the prompt and the reply."""
+        return self.prompt + self.tokens
+
+    def resume(self) -> Request:
+        """Keep what was written, to be read again with the prompt; a sample, drawn number by number, starts anew."""
+        return self if self.draw is None and not self.done else self.again()
+
     def again(self) -> Request:
         """Forget what was written."""
         self.tokens.clear()
@@ -181,8 +190,8 @@ class Decoder:
         self._waiting = deque(one for one in (*self._waiting, *arrived) if not one.abandoned)
 
     def _halve(self, requests: Sequence[Request], rows: int) -> None:
-        """After the device ran out of memory with that many rows: begin again with half of them."""
-        self._waiting.extendleft(reversed([request.again() for request in requests]))
+        """After the device ran out of memory with that many rows: let these wait again, and go on with half of them."""
+        self._waiting.extendleft(reversed(requests))
         if rows == 1:
             raise torch.OutOfMemoryError("one prompt and its reply don't fit the device's memory")
         self.rows, self.cells = rows // 2, max(1, self.cells // 2)
@@ -241,7 +250,9 @@ class GenerateBatch(Decoder):
                 self._reply(batch)
                 return batch
             except torch.OutOfMemoryError:
-                self._halve(batch, len(batch))
+                self._halve([request.again() for request in batch if not request.done], len(batch))
+                if done := [request for request in batch if request.done]:
+                    return done
         return []
 
     def _next(self) -> list[Request]:

@@ -64,7 +64,7 @@ class ContinuousBatch(Decoder):
                 done = self._admit() if self._has_room() else []
                 done += self._step()
             except torch.OutOfMemoryError:
-                going = self._going()
+                going = [request.resume() for request in self._going()]
                 self._batch = None
                 self._halve(going, self.rows)
         return done
@@ -88,11 +88,11 @@ class ContinuousBatch(Decoder):
 
     def _fitting(self, going: Sequence[Request]) -> int:
         """How many of the waiting requests may join: at least one when none is under way."""
-        longest = max((len(one.prompt) + len(one.tokens) for one in going), default=0)
+        longest = max((len(one.sequence) for one in going), default=0)
         count = read = 0
         for request in islice(self._waiting, self.rows - len(going)):
-            longest = max(longest, len(request.prompt))
-            read += len(request.prompt) - len(self._prefix(request))
+            longest = max(longest, len(request.sequence))
+            read += len(request.sequence) - len(self._prefix(request))
             if (going or count) and ((len(going) + count + 1) * (longest + _ROOM) > self.cells or read > _READ_AT_ONCE):
                 break
             count += 1
@@ -112,23 +112,23 @@ class ContinuousBatch(Decoder):
             joining = [self._read(prefix, group) for prefix, group in groups.items()]
             self._batch = _joined([*([] if self._batch is None else [self._batch]), *joining])
         except torch.OutOfMemoryError:
-            self._waiting.extendleft(reversed([request.again() for request in new]))
+            self._waiting.extendleft(reversed([request.resume() for request in new]))
             raise
         for request in new:
             request.seconds += (time.perf_counter() - start) / len(new)
         return [request for request in new if request.done]
 
     def _read(self, prefix: tuple[int, ...], new: list[Request]) -> _Batch:
-        """The batch of requests whose prompts go on after `prefix`, with the first token of each reply."""
+        """The batch of requests whose prompts go on after `prefix`, with the next token of each reply."""
         read_before = self._layers(prefix)
         skipped = len(prefix)
-        width = max(len(request.prompt) for request in new) - skipped
+        width = max(len(request.sequence) for request in new) - skipped
         device = self._model.device
         ids = torch.full((len(new), width), self._pad)
         mask = torch.zeros((len(new), skipped + width), dtype=torch.bool)
         mask[:, :skipped] = True
         for row, request in enumerate(new):
-            rest = request.prompt[skipped:]
+            rest = request.sequence[skipped:]
             ids[row, width - len(rest) :] = torch.tensor(rest)
             mask[row, skipped + width - len(rest) :] = True
         positions = (mask.cumsum(1) - 1).clamp_min(0)[:, skipped:]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, inject_adapter_in_model
 from safetensors import safe_open
 
-from tripletune.checkpoints import merge_adapter
+from tripletune.checkpoints import _rounded_away, merge_adapter
 from tripletune.checkpoints.verify import Loaded, model_input, verify
 from tripletune.models.graph_llm import load_generator, load_graph_llm
 from tripletune.models.graph_llm.model import GraphLLM
@@ -80,13 +80,31 @@ def test_untied_weights_with_and_without_lora(
     assert _texts(tmp_path / "out") == _texts(tmp_path / "run")
 
 
-def test_bfloat16_rounds_the_language_model_alone(tiny_export: Path, tmp_path: Path) -> None:
+def test_bfloat16_rounds_the_language_model_alone(
+    tiny_export: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     report = merge_adapter(tiny_export, tmp_path / "out", dtype="bfloat16")
+    # The tiny adapter's updates are as large as the weights.
+    assert "weights in bfloat16 round away 0 % of what the adapter adds" in caplog.text
     with safe_open(tmp_path / "out" / "model.safetensors", framework="pt") as tensors:
         types = {(name.split(".")[0], tensors.get_tensor(name).dtype) for name in tensors.keys()}  # noqa: SIM118
     graph = {("graph_encoder", torch.float32), ("projector", torch.float32)}
     assert types == {("language_model", torch.bfloat16)} | graph
     assert report.logit_difference > 1e-3
+
+
+def test_a_third_of_a_small_update_is_rounded_away() -> None:
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256))
+    torch.nn.init.normal_(model[0].weight, std=0.02)
+    # As a base model is published.
+    inject_adapter_in_model(LoraConfig(target_modules=["0"]), model.to(torch.bfloat16).float())
+    assert _rounded_away(model, torch.bfloat16) == 0
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=(1e-4 / 8**0.5) ** 0.5)
+    assert 0.25 < _rounded_away(model, torch.bfloat16) < 0.4
+    assert _rounded_away(model, torch.float32) < 1e-3
 
 
 def test_language_model_alone_with_graph(tiny_export: Path, tmp_path: Path, cli: Cli) -> None:

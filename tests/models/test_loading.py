@@ -6,9 +6,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from tripletune.models import loading as sources
-from tripletune.models.loading import adapter_base, cache_dir, load_causal_lm, load_tokenizer, parse_dtype, resolve
+from tripletune.models.loading import (
+    adapter_base,
+    cache_dir,
+    load_causal_lm,
+    load_tokenizer,
+    load_weights,
+    parse_dtype,
+    resolve,
+    usual_dtype,
+)
 from tripletune.models.run_folders import weight_files
 
 
@@ -78,6 +88,13 @@ def test_dtypes() -> None:
         parse_dtype("fp8")
 
 
+def test_models_are_evaluated_in_bfloat16_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    for gpu, usual in ((False, "float32"), (True, "bfloat16")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
+        assert (usual_dtype(), usual_dtype("auto"), usual_dtype("float32")) == (usual, "auto", "float32")
+
+
 def test_a_tokenizer_can_always_pad(tokenizer_folder: Path, tokenizer, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     assert load_tokenizer(tokenizer_folder).pad_token == "<|pad|>"
     tokenizer.pad_token = None
@@ -128,6 +145,50 @@ def test_an_adapter_folder_means_base_and_adapter(adapter: Path, tiny_llama: Pat
         found = model(input_ids=ids).logits
     assert (wanted - plain).abs().max() > 0.1
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.fixture
+def small_update(tmp_path: Path) -> Path:
+    """A LoRA adapter that adds 1e-4 (standard deviation) to bfloat16 weights of 0.02, as a 7B model has them."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(5)
+    config = LlamaConfig(
+        vocab_size=384, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4
+    )
+    base = LlamaForCausalLM(config)
+    base.to(torch.bfloat16).save_pretrained(tmp_path / "base")
+    adapted = get_peft_model(load_weights(tmp_path / "base", torch.float32), LoraConfig(target_modules="all-linear"))
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=(1e-4 / 8**0.5) ** 0.5)
+    assert adapted.base_model.model.model.layers[0].mlp.up_proj.get_delta_weight("default").std() < 1.2e-4
+    adapted.save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+def test_weights_of_16_bits_do_not_round_an_adapter_away(small_update: Path) -> None:
+    ids = torch.randint(0, 384, (8, 64), generator=torch.Generator().manual_seed(1))
+
+    def logits(model: PreTrainedModel) -> torch.Tensor:
+        # Sums in float32: those in bfloat16 have as much noise again, whatever the weights are.
+        assert model.dtype is torch.bfloat16
+        with torch.inference_mode():
+            return model.float()(input_ids=ids).logits
+
+    with torch.inference_mode():
+        wanted = load_weights(small_update, torch.float32)(input_ids=ids).logits
+    unmerged = load_weights(small_update, torch.bfloat16, merge=False)
+    # No wrapper of PEFT that would have settings of its own.
+    assert type(unmerged).__name__ == "LlamaForCausalLM"
+    assert not any(parameter.requires_grad for name, parameter in unmerged.named_parameters() if "lora_" in name)
+    errors = [(logits(model) - wanted).norm() for model in (unmerged, load_weights(small_update, torch.bfloat16))]
+    assert 10 * errors[0] < errors[1]
+    assert errors[1] > 0.2 * (wanted - logits(load_weights(small_update.parent / "base", torch.bfloat16))).norm()
+    # In float32 it is merged, and costs nothing.
+    merged = load_weights(small_update, torch.float32, merge=False)
+    assert not any("lora_" in name for name, _ in merged.named_parameters())
 
 
 def test_a_run_folder_means_its_result(adapter: Path, tmp_path: Path) -> None:

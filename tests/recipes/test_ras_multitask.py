@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
-from tests.recipes.command_lines import command_line, lines, run
-from tripletune.models.data.records import Record
+from tests.data_builders.rows import shared
+from tests.recipes.command_lines import ROOT, command_line, lines, run
+from tripletune.data_builders.readers import get_reader
+from tripletune.models.data.records import Action, Record
 
 RECIPE = "ras_multitask"
 Config = Callable[..., Any]
@@ -121,12 +124,15 @@ def test_two_processes_are_as_one(
     }
     one = make_config({**quiet, "output_dir": str(tmp_path / "one")})
     assert run_recipe(command_line(RECIPE, one)) == ""
-    two = make_config({**quiet, "output_dir": str(tmp_path / "two"), "train.batch_size": 1})
+    half = {"train.batch_size": 1, "train.records_per_step": 4}
+    two = make_config({**quiet, "output_dir": str(tmp_path / "two"), **half})
     arguments = command_line(RECIPE, two)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     done = run([*launch, *arguments])
     assert done.returncode == 0, done.stderr
-    assert "2 process(es)" in done.stderr
+    step = "4 records per optimiser step (batch_size 1 x 2 micro-batch(es) x 2 process(es))"
+    assert step in done.stderr
+    assert "the module in training is a DistributedDataParallel" in done.stderr
 
     def log(name: str, file: str = "losses.jsonl") -> list[float]:
         lines = (tmp_path / name / file).read_text().splitlines()
@@ -134,14 +140,67 @@ def test_two_processes_are_as_one(
 
     assert log("two") == pytest.approx(log("one"), rel=1e-4)
     assert log("two", "evaluations.jsonl") == pytest.approx(log("one", "evaluations.jsonl"), rel=1e-3)
-    # And from the middle of the second epoch on.
-    for path in (tmp_path / "two").glob("checkpoint-*"):
-        if path.name != "checkpoint-4":
-            shutil.rmtree(path)
-    done = run([*launch, *arguments])
+    # And from the middle of the second epoch on, with as many processes and with one.
+    for words, micro_batches in (([*launch, *arguments], 2), (arguments, 4)):
+        for path in (tmp_path / "two").glob("checkpoint-*"):
+            if path.name != "checkpoint-4":
+                shutil.rmtree(path)
+        done = run(words)
+        assert done.returncode == 0, done.stderr
+        assert "continuing from" in done.stderr
+        assert f"4 records per optimiser step (batch_size 1 x {micro_batches} micro-batch(es)" in done.stderr
+        assert log("two") == pytest.approx(log("one"), rel=1e-4)
+
+
+GROUP = """
+import runpy, sys, torch
+def init_process_group(**options):
+    print("begun with", options["timeout"])
+    sys.exit()
+torch.distributed.init_process_group = init_process_group
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_the_group_of_processes_waits_as_long_as_it_is_told(make_config: Config) -> None:
+    arguments = command_line(RECIPE, make_config({"train.ddp_timeout": 12345}))
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+    assert "begun with 3:25:45" in run(["-c", GROUP, *arguments], **ranks).stdout
+
+
+PAPER = ROOT / "recipes" / "configs" / "llama2_7b_ras_paper.yaml"
+
+
+@pytest.mark.slow
+def test_the_papers_settings_at_toy_width_train_on_long_answers(
+    tiny_llama: Path, tiny_encoder: Path, tmp_path: Path, records: list[Record], write_records: Any
+) -> None:
+    long = list(get_reader("asqa")(str(shared("asqa_dev.jsonl"))))[:60]
+    mixed = [
+        Record(one.id, one.id, "answering", one.question, Action.NO_RETRIEVAL, answers=one.answers, source="asqa")
+        for one in long
+    ]
+    data = write_records([*records, *mixed[:50]])
+    write_records(mixed[50:], "validation")
+    # Model and data alone are other ones, and W&B is not told.
+    others = {"model.base": str(tiny_llama), "model.encoder": str(tiny_encoder), "data.train": str(data)}
+    others |= {"output_dir": str(tmp_path / "run"), "report_to": "none"}
+    words = [str(ROOT / "recipes" / f"{RECIPE}.py"), "--config", str(PAPER)]
+    words += [word for name, value in others.items() for word in (f"--{name}", value)]
+    done = run(words)
     assert done.returncode == 0, done.stderr
-    assert "continuing from" in done.stderr
-    assert log("two") == pytest.approx(log("one"), rel=1e-4)
+    result = json.loads((tmp_path / "run" / "final" / "training.json").read_text())
+    tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
+    lengths = [len(tokenizer(record.label)["input_ids"]) + 1 for record in [*records, *mixed]]
+    assert sum(length >= 346 for length in lengths) >= 10
+    cut = sum(length > 300 for length in lengths)
+    assert sum(result["tokenised"][name]["truncated_labels"] for name in ("train", "validation")) == cut
+    assert "training label(s) of more than 300 tokens were cut" in done.stderr
+    assert result["steps"] == 2 * -(-62 // 16)
+    assert (
+        "16 records per optimiser step (batch_size 2 x 8 micro-batch(es) x 1 process(es)); the paper: 16" in done.stderr
+    )
 
 
 def test_a_run_goes_on_with_its_own_settings_or_starts_anew(
@@ -178,7 +237,7 @@ def break_data(config: Any) -> None:
         (break_data, "train-00000.jsonl:13: not valid JSON"),
         ({"model.base": "/nowhere/model"}, "'/nowhere/model': there is no such folder"),
         ({"model.base": "nobody/no-such-model"}, "nobody/no-such-model"),
-        ({"data.max_label_tokens": 3}, "max_label_tokens is 3"),
+        ({"data.max_label_tokens": 3, "data.long_labels": "error"}, "max_label_tokens is 3"),
         ({"model.lora_targets": ["query_key_value"]}, "['query_key_value'] do not exist"),
     ],
 )

@@ -80,9 +80,24 @@ def test_nothing_left_to_train() -> None:
 def test_defaults_are_the_papers() -> None:
     train, model = GraphConfig().train, GraphConfig().model
     assert (train.learning_rate, train.epochs, train.adam_beta2, train.warmup_ratio) == (1e-5, 2.0, 0.95, 0.15)
-    assert (train.batch_size, train.gradient_accumulation, train.max_grad_norm) == (2, 2, 0.5)
+    assert (train.batch_size, train.micro_batches(1), train.max_grad_norm) == (2, 2, 0.5)
+    assert GraphConfig().data.long_labels == "truncate"
     assert (model.lora_rank, model.lora_alpha, model.graph_layers, model.graph_heads) == (8, 16, 3, 8)
     assert problems(GraphConfig()) == []
+
+
+def test_accumulation_follows_from_the_records_of_a_step() -> None:
+    train = load_config(GraphConfig, FOLDER / "llama2_7b_ras_paper.yaml").train
+    assert [train.micro_batches(processes) for processes in (1, 2, 4, 8)] == [8, 4, 2, 1]
+    with pytest.raises(ValueError, match=r"records_per_step 16 is not a multiple of train.batch_size 2 x 3 process"):
+        train.micro_batches(3)
+    with pytest.raises(ValueError, match="x 16 process"):
+        train.micro_batches(16)
+    both = {"train.records_per_step": 16, "train.gradient_accumulation": 8}
+    with pytest.raises(ConfigError, match=r"records_per_step 16 and train\.gradient_accumulation 8 are both set"):
+        load_config(GraphConfig, None, both)
+    without = {**both, "train.records_per_step": "none"}
+    assert load_config(GraphConfig, None, without).train.micro_batches(3) == 8
 
 
 def test_help_lists_every_field_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:

@@ -161,4 +161,4 @@ def test_a_dry_run_says_what_the_run_does(
     again = made(make_task, case, {"train.epochs": 1.5})
     train(again)
     steps = json.loads((tmp_path / "run" / "final" / "training.json").read_text())["steps"]
-    assert f"  {steps} optimiser steps of " in shown
+    assert f"  {steps} optimiser steps, " in shown

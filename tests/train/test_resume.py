@@ -52,6 +52,8 @@ def test_the_same_run_goes_on(tmp_path: Path) -> None:
         {"train.gradient_checkpointing": True},
         {"data.train": "elsewhere/the/same"},
         {"train.batch_size": 1, "train.gradient_accumulation": 4},
+        {"train.batch_size": 1, "train.records_per_step": 4},
+        {"train.ddp_timeout": 60},
     ],
 )
 def test_how_it_is_watched_kept_and_computed_may_change(change: dict[str, Any], tmp_path: Path) -> None:
@@ -92,6 +94,7 @@ def test_with_shared_prefixes_the_micro_batch_makes_the_order(tmp_path: Path) ->
     shared = {"data.prompt_order": "history_first", "train.shared_prefixes": True}
     save_run_settings(begun(tmp_path, **shared), "aa")
     assert goes_on(begun(tmp_path, **shared))
+    assert goes_on(begun(tmp_path, **shared, **{"train.records_per_step": 4}))
     change = {**shared, "train.batch_size": 4, "train.gradient_accumulation": 1}
     with pytest.raises(ValueError, match=r"train\.batch_size was 2 and is 4"):
         check_same_run(begun(tmp_path, **change), "aa")
@@ -132,6 +135,23 @@ def test_the_result_of_an_earlier_run_is_set_aside(tmp_path: Path) -> None:
         set_result_aside(tmp_path)
         assert not (tmp_path / "final").exists()
         assert (tmp_path / "final.previous" / "weights").read_text() == text
+
+
+def test_other_numbers_of_processes_keep_the_records_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_run_settings(begun(tmp_path, **{"train.records_per_step": 8}), "aa")
+    for processes in (1, 2, 4):
+        monkeypatch.setattr("tripletune.train.resume.process_count", lambda count=processes: count)
+        assert goes_on(begun(tmp_path, **{"train.records_per_step": 8}))
+        assert not goes_on(begun(tmp_path, **{"train.records_per_step": 16}))
+
+
+def test_settings_that_an_earlier_version_did_not_have_are_no_difference(tmp_path: Path) -> None:
+    save_run_settings(begun(tmp_path), "aa")
+    saved = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    del saved["data"]["long_labels"], saved["train"]["records_per_step"]
+    saved["train"]["gradient_accumulation"] = 2
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(saved))
+    assert goes_on(begun(tmp_path))
 
 
 @pytest.mark.parametrize(("processes", "batch", "fits"), [(2, 2, True), (2, 4, False), (1, 2, False), (1, 4, True)])

@@ -22,7 +22,8 @@ def test_the_report(begin_task: Begin) -> None:
         assert kind in text
     assert "validation: rows 4, " in text
     # Three steps an epoch; 4.5 are rounded up, as the Trainer does.
-    assert "5 optimiser steps of 4 records per device, 1 of them warm-up" in text
+    assert "5 optimiser steps, 1 of them warm-up" in text
+    assert "4 records per optimiser step (batch_size 2 x 2 micro-batch(es) x 1 process(es)); the paper: 16 (2 x" in text
     trained = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
     assert f"({trained:,} parameters)" in text
     assert "shared prefixes:" not in text
@@ -32,7 +33,14 @@ def test_the_report(begin_task: Begin) -> None:
 def test_steps_count_the_records_of_every_process(begin_task: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tripletune.train.resume.process_count", lambda: 2)
     text = dry_run_report(begin_task("ras", {"train.epochs": 2}))
-    assert "4 optimiser steps of 4 records on each of 2 devices, 1 of them warm-up" in text
+    assert "4 optimiser steps, 1 of them warm-up" in text
+    assert "8 records per optimiser step (batch_size 2 x 2 micro-batch(es) x 2 process(es))" in text
+
+
+def test_one_process_on_several_gpus_is_refused(make_task: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    with pytest.raises(ValueError, match="one process sees 8 GPUs: start one per GPU"):
+        train(make_task("ras"))
 
 
 def test_the_mask_is_shown_in_any_script(begin_task: Begin, write_records: Any, records: list[Record]) -> None:

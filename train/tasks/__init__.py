@@ -69,7 +69,12 @@ class TrainSection:
     epochs: float = setting(3.0, "passes over the data", above=0)
     max_steps: int | None = setting(None, "optimiser steps; overrides epochs", above=0)
     batch_size: int = setting(8, "rows per device and micro-batch; with packing, packs", above=0)
-    gradient_accumulation: int = setting(1, "micro-batches per optimiser step", above=0)
+    gradient_accumulation: int | None = setting(
+        None, "micro-batches per optimiser step; 1, and 2 for RAS, where records_per_step is not set either", above=0
+    )
+    records_per_step: int | None = setting(
+        None, "rows per optimiser step on all devices together; gradient_accumulation follows from it", above=0
+    )
     learning_rate: float = setting(2e-5, "peak learning rate", above=0)
     warmup_ratio: float = setting(0.05, "share of optimiser steps with rising learning rate", at_least=0, at_most=1)
     scheduler: str = setting("linear", "learning-rate schedule of transformers", choices=SCHEDULERS)
@@ -91,10 +96,37 @@ class TrainSection:
     save_total_limit: int | None = setting(2, "checkpoints kept")
     workers: int = setting(0, "data-loading processes", at_least=0)
     deepspeed: str | None = setting(None, "DeepSpeed JSON file")
+    ddp_timeout: int = setting(
+        14400, "seconds that processes wait for each other, at the start for the first one to tokenise", above=0
+    )
+    # Of runs that set neither gradient_accumulation nor records_per_step.
+    default_accumulation: ClassVar[int] = 1
 
     def check(self) -> list[str]:
         """Problems that can be seen without loading anything."""
-        return missing_files({"train.deepspeed": self.deepspeed})
+        found = missing_files({"train.deepspeed": self.deepspeed})
+        if self.records_per_step is not None and self.gradient_accumulation is not None:
+            found.append(
+                f"train.records_per_step {self.records_per_step} and train.gradient_accumulation "
+                f"{self.gradient_accumulation} are both set: the second follows from the first; set one of them to none"
+            )
+        return found
+
+    def micro_batches(self, processes: int) -> int:
+        """Micro-batches of an optimiser step.
+
+        Raises:
+            ValueError: `records_per_step` can't be divided into micro-batches of all processes.
+        """
+        if self.records_per_step is None:
+            return self.gradient_accumulation or self.default_accumulation
+        count, left = divmod(self.records_per_step, self.batch_size * processes)
+        if left:
+            raise ValueError(
+                f"train.records_per_step {self.records_per_step} is not a multiple of train.batch_size "
+                f"{self.batch_size} x {processes} process(es): change one of the three"
+            )
+        return count
 
 
 @dataclass
@@ -181,6 +213,7 @@ class TrainingTask:
     Attributes:
         Config: Settings of a run.
         unit: What a row is called in logs and results.
+        published: Rows of an optimiser step in the paper, shown beside the run's own.
         config: The run.
         model: From `load`, once the run has begun.
         processor: Likewise.
@@ -190,6 +223,7 @@ class TrainingTask:
 
     Config: ClassVar[type[RunConfig]] = RunConfig
     unit: ClassVar[str] = "rows"
+    published: ClassVar[str] = ""
     model: Any
     processor: Any
     train: Any
@@ -267,6 +301,14 @@ class TrainingTask:
         return []
 
     # What a dry run shows
+
+    def step_size(self, processes: int) -> str:
+        """How many rows an optimiser step takes, what makes the number, and the paper's."""
+        size, count = self.config.train.batch_size, self.config.train.micro_batches(processes)
+        what = "packs" if "seq_lengths" in self.train.column_names else self.unit
+        parts = f"batch_size {size} x {count} micro-batch(es) x {processes} process(es)"
+        published = f"; {self.published}" if self.published else ""
+        return f"{size * count * processes} {what} per optimiser step ({parts}){published}"
 
     def steps_per_epoch(self, per_step: int) -> int:
         """Optimiser steps of an epoch, given the rows of a step on all devices."""

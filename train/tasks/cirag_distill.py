@@ -121,6 +121,7 @@ class StudentTask(TextTask):
     """Trains a student on its teachers' decisions."""
 
     Config: ClassVar[type[RunConfig]] = StudentConfig
+    published: ClassVar[str] = "the paper: a batch of 2 on 4 GPUs, per device or in all it does not say"
     method: ClassVar[str] = "sft"
 
     @cached_property

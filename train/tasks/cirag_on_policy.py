@@ -79,15 +79,16 @@ class OnPolicyTask(StudentTask):
         Raises:
             ValueError: there are fewer prompts than an optimiser step takes.
         """
+        from tripletune.train.resume import process_count
         from tripletune.train.sampling import RepeatedSteps
 
         if len(rows) < per_step:
             raise ValueError(
                 f"there are {len(rows)} prompts, and an optimiser step takes {per_step}: lower train.batch_size "
-                "or train.gradient_accumulation"
+                "or train.gradient_accumulation (or train.records_per_step)"
             )
         order = super().sampler(rows, micro_batch, per_step)
-        return RepeatedSteps(order, per_step, self.config.train.gradient_accumulation)
+        return RepeatedSteps(order, per_step, self.config.train.micro_batches(process_count()))
 
     def steps_per_epoch(self, per_step: int) -> int:
         """Whole steps alone."""
@@ -125,7 +126,7 @@ def load_teacher(config: Any, student: Any, tokenizer: Any) -> Any:
             f"{len(ours)} tokens, {different} of the teacher's stand elsewhere): the loss compares probabilities "
             "token by token; take a teacher of the student's family, or train cirag_distill on its trajectories"
         )
-    teacher = load_weights(spec, revision=revision)
+    teacher = load_weights(spec, revision=revision, merge=False)
     # Output layers can be wider than the vocabulary.
     width, other = (one.config.get_text_config().vocab_size for one in (student, teacher))
     if width != other:

@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -99,7 +99,11 @@ class RecordSection(DataSection):
     planning_prompt: str | None = setting(None, "file that replaces the planning instruction")
     answering_prompt: str | None = setting(None, "file that replaces the answering instruction")
     max_input_tokens: int = setting(2500, "longest prompt; triples of the oldest step are left out first", at_least=16)
-    max_label_tokens: int = setting(300, "longest label; a longer one is an error", at_least=2)
+    max_label_tokens: int = setting(300, "longest label, with its end-of-sequence token", at_least=2)
+    # The authors' code cuts them.
+    long_labels: str = setting(
+        "truncate", "longer labels: cut, leave the record out, or stop", choices=("truncate", "skip", "error")
+    )
     learn_copies: bool = setting(True, "learn the words of a first sub-query that repeats the main question")
 
     def check(self) -> list[str]:
@@ -116,7 +120,7 @@ class GraphTrainSection(TrainSection):
 
     epochs: float = other_default(TrainSection, "epochs", 2.0)
     batch_size: int = other_default(TrainSection, "batch_size", 2)
-    gradient_accumulation: int = other_default(TrainSection, "gradient_accumulation", 2)
+    default_accumulation: ClassVar[int] = 2
     # The paper's text; its table 8 marks 5e-5.
     learning_rate: float = other_default(TrainSection, "learning_rate", 1e-5)
     warmup_ratio: float = other_default(TrainSection, "warmup_ratio", 0.15)
@@ -171,6 +175,7 @@ class GraphTask(TrainingTask):
 
     Config: ClassVar[type[RunConfig]] = GraphConfig
     unit: ClassVar[str] = "records"
+    published: ClassVar[str] = "the paper: 16 (2 x 2 on 4 GPUs); the authors' code: 4"
 
     @cached_property
     def sources(self) -> tuple[Examples, Examples | None]:
@@ -184,11 +189,16 @@ class GraphTask(TrainingTask):
         )
 
     def load(self) -> tuple[Any, GraphLLMProcessor]:
-        """The base model with fresh graph modules and adapter, and its processor."""
+        """The base model with fresh graph modules and adapter, and its processor.
+
+        Raises:
+            ValueError: a label is too long where that is an error; it is found before the model is loaded.
+        """
         from transformers import set_seed
 
         from tripletune.models.graph_llm import add_adapter, build_graph_llm
-        from tripletune.models.loading import parse_dtype
+        from tripletune.models.graph_llm.processor import GraphLLMProcessor
+        from tripletune.models.loading import load_tokenizer, parse_dtype
         from tripletune.models.losses import check_shared_prefixes
         from tripletune.models.rendering import Instructions
 
@@ -198,17 +208,23 @@ class GraphTask(TrainingTask):
         same = ("prompt_format", "prompt_order", "evidence", "max_input_tokens", "max_label_tokens")
         parts = ("use_graph", "graph_architecture", "graph_hidden_width", "graph_layers", "graph_heads",
                  "graph_dropout", "graph_pooling", "projector_width")  # fmt: skip
+        settings = {
+            "planning_instruction": instructions.planning,
+            "answering_instruction": instructions.answering,
+            **{name: getattr(data, name) for name in same},
+        }
+        if data.long_labels == "error":
+            labels = GraphLLMProcessor.create(load_tokenizer(model.base, model.revision), **settings)
+            for source in self.sources:
+                for record in source or ():
+                    labels.encode_label(record)
         base, processor = build_graph_llm(
             model.base,
             encoder=model.encoder,
             dtype=parse_dtype(model.dtype),
             revision=model.revision,
             attention=None if model.attention == "auto" else model.attention,
-            processor_settings={
-                "planning_instruction": instructions.planning,
-                "answering_instruction": instructions.answering,
-                **{name: getattr(data, name) for name in same},
-            },
+            processor_settings=settings,
             **{name: getattr(model, name) for name in parts},
         )
         if self.config.train.shared_prefixes:
@@ -249,11 +265,12 @@ class GraphTask(TrainingTask):
         that records of one question have in common) and, with graphs, those of `models.graph_llm.graphs.GraphRows`.
 
         Raises:
-            ValueError: there is no record, or a label is longer than the limit.
+            ValueError: there is no record, or a label is too long where that is an error.
         """
         from tripletune.train.batches import cached_rows
 
-        processor, table, learn_copies = self.processor, self.table, self.config.data.learn_copies
+        processor, table = self.processor, self.table
+        learn_copies, long_labels = self.config.data.learn_copies, self.config.data.long_labels
         columns = {"input_ids": "[int32]", "label_ids": "[int32]", "marker": "int32", "length": "int32"}
         columns["question"] = "int64"
         if table is not None:
@@ -264,13 +281,29 @@ class GraphTask(TrainingTask):
         settings = dataclasses.asdict(processor.settings)
         tokenizer = [processor.tokenizer.name_or_path, len(processor.tokenizer)]
         strings = table.digest if table is not None else None
-        key = ["records", source.digest, settings, tokenizer, empty, learn_copies, strings]
-        return cached_rows(
-            key,
-            cache,
-            lambda counts: (encode_row(record, processor, table, learn_copies, counts) for record in source),
-            columns,
-        )
+        key = ["records", source.digest, settings, tokenizer, empty, learn_copies, long_labels, strings]
+
+        def rows(counts: Counter[str]) -> Iterator[dict[str, Any]]:
+            for record in source:
+                row = encode_row(record, processor, table, learn_copies, counts, long_labels)
+                if row is not None:
+                    yield row
+
+        return cached_rows(key, cache, rows, columns)
+
+    def warnings(self) -> list[str]:
+        """Labels that are too long."""
+        from tripletune.train.batches import rows_meta
+
+        limit, found = self.config.data.max_label_tokens, []
+        for name, rows in (("training", self.train), ("validation", self.validation)):
+            counts = rows_meta(rows) if rows is not None else {}
+            for what, happened in (("truncated_labels", "were cut"), ("skipped_labels", "are left out")):
+                if number := counts.get(what):
+                    found.append(
+                        f"{number:,} {name} label(s) of more than {limit} tokens {happened} (data.long_labels)"
+                    )
+        return found
 
     def collator(self) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
         """Pads records and batches their graphs."""
@@ -362,8 +395,9 @@ def encode_row(
     table: EmbeddingTable | None,
     learn_copies: bool = True,
     counts: Counter[str] | None = None,
-) -> dict[str, Any]:
-    """One record as integers.
+    long_labels: str = "error",
+) -> dict[str, Any] | None:
+    """One record as integers; None if its label is too long and such records are skipped.
 
     Args:
         record: The record.
@@ -371,12 +405,18 @@ def encode_row(
         table: Rows of node and edge strings; None for models without graph.
         learn_copies: Whether a first sub-query that repeats the main question is part of its label. A loop whose q_0 is
             the main question (RAS, section 3.1) fills it in itself and reads the action alone.
-        counts: Counts records of each kind, and truncated records, triples and words.
+        counts: Counts records of each kind, and truncated records, triples, words and labels.
+        long_labels: "truncate", "skip" or "error"; see `GraphLLMProcessor.encode_label`.
     """
     from tripletune.models.graph_llm.graphs import graph_rows
 
+    label, marker = processor.encode_label(record, "error" if long_labels == "error" else "truncate")
+    too_long = label[-1] != processor.tokenizer.eos_token_id
+    if counts is not None and long_labels != "error":
+        counts["skipped_labels" if long_labels == "skip" else "truncated_labels"] += too_long
+    if too_long and long_labels == "skip":
+        return None
     encoded = processor.encode_input(record.input)
-    label, marker = processor.encode_label(record)
     if not learn_copies and not record.steps and record.subquery == record.question:
         label = label[:marker]
     row: dict[str, Any] = {"input_ids": encoded.input_ids, "label_ids": label}

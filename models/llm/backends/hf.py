@@ -172,7 +172,7 @@ class HFBackend:
     whose calls were answered before needs no model.
 
     Args:
-        model: Hub id, folder or `pypi:package`; a PEFT adapter is merged into its base model.
+        model: Hub id, folder or `pypi:package`; see `models.loading.for_inference` for adapters.
         batch_size: Most calls in one batch; long ones are fewer. On a GPU that runs out of memory batches are halved
             until they fit.
         dtype: "auto" (bfloat16 where the hardware multiplies it natively), "float32", "bfloat16" or "float16".
@@ -261,7 +261,7 @@ class HFBackend:
 
     def _decoder(self) -> Decoder:
         if self._lm is None:
-            lm: Any = load_weights(self._spec, self._dtype)
+            lm: Any = load_weights(self._spec, self._dtype, merge=False)
             self._ends = eos_token_ids(self._tokenizer, lm.generation_config)
             text = None if lm.config.is_encoder_decoder else lm.config.get_text_config()
             self._context = getattr(text, "max_position_embeddings", None)

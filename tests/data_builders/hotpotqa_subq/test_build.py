@@ -5,6 +5,7 @@ import pytest
 
 from tests.data_builders.rows import build_facts, hotpot_row, shards, shared, write_lines
 from tests.data_builders.subq_replies import recorded_client
+from tripletune.data_builders.hotpotqa_subq import DropReason
 from tripletune.data_builders.hotpotqa_subq.build import build, in_order
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
 from tripletune.data_builders.world.build import WorldOptions, generate_world
@@ -54,6 +55,22 @@ def test_build_does_not_depend_on_concurrency_and_moves_with_the_seed(tmp_path, 
     first = contents("a", concurrency=1)
     assert contents("b", concurrency=50) == first
     assert contents("c", seed=5) != first
+
+
+def test_labels_without_facts_are_counted_or_dropped(tmp_path):
+    questions = write_lines(tmp_path / "q.jsonl", [hotpot_row(n) for n in range(6)])
+    rows = [teacher_row(n) if n % 3 else teacher_row(n, triples={"A": [["A", "is", "here"]]}) for n in range(6)]
+    source = Source("hotpotqa", "hotpotqa", questions, write_lines(tmp_path / "t.jsonl", rows))
+    found, reason = {}, DropReason.ANSWER_NOT_IN_FACTS.value
+    for mode in ("off", "count", "drop"):
+        build([source], BuildOptions(str(tmp_path / mode), split_name="train", check_facts=mode))
+        found[mode] = build_facts(tmp_path / mode)
+    assert [one["questions"]["hotpotqa"] for one in found.values()] == [6, 6, 4]
+    assert found["drop"]["drops"] == {"hotpotqa": {reason: 2}}
+    assert found["count"]["issues"] == {f"hotpotqa: {reason}": 2}
+    assert found["off"]["issues"] == {}
+    assert shards(tmp_path / "off") == shards(tmp_path / "count")
+    assert f"{reason} | 2 |" in (tmp_path / "count" / "README.md").read_text(encoding="utf-8")
 
 
 def test_stored_direct_answers_decide_by_normalised_match(tmp_path, source):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from tests.data_builders.rows import write_lines
 from tripletune.data_builders.hotpotqa_subq import (
     Annotation,
     DropReason,
+    Hop,
     Question,
     UnlabelledQuestion,
     gives_away_answer,
@@ -17,6 +19,7 @@ from tripletune.data_builders.hotpotqa_subq import (
 )
 from tripletune.data_builders.hotpotqa_subq.annotations import PartTeacher, TripleFile
 from tripletune.data_builders.hotpotqa_subq.build import OpenSource, build
+from tripletune.data_builders.hotpotqa_subq.checks import missing_facts
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
 from tripletune.data_builders.readers import get_reader
 from tripletune.data_builders.readers._rows import NO_ANSWER
@@ -268,3 +271,66 @@ def test_parts_join_a_build_as_sources(tmp_path):
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "asqa (asqa) gave 1 of the 3,897" in card
     assert "arc_easy (arc_easy) gave" not in card
+
+
+WROTE, BORN = Triple("Dune", "by", "Frank Herbert"), Triple("he", "is", "born in Tacoma, Washington")
+
+
+class Knows(FakeTeacher):
+    """A teacher with these triples of its two documents."""
+
+    def __init__(self, first, second, subqueries=ASKED):
+        super().__init__(subqueries=subqueries)
+        self.facts = (first, second)
+
+    async def annotate(self, question):
+        found = zip(self.documents, self.asked, self.facts)
+        return [Annotation(number, asked, [fact]) for number, asked, fact in found]
+
+
+NAMED = ("Who wrote Dune?", "Where was Frank Herbert born?")
+EMPTY = Triple("x", "is", "y")
+ANSWER, NAME = (DropReason.ANSWER_NOT_IN_FACTS, "Tacoma"), (DropReason.NAME_NOT_IN_FACTS, "Frank Herbert")
+
+
+@pytest.mark.parametrize(
+    ("teacher", "change", "expected"),
+    [
+        (Knows(WROTE, BORN, NAMED), {}, []),
+        (Knows(WROTE, EMPTY, NAMED), {}, [ANSWER]),
+        (Knows(EMPTY, BORN, NAMED), {}, [NAME]),
+        (Knows(EMPTY, EMPTY, NAMED), {}, [NAME, ANSWER]),
+        # The name stands only in the facts that the sub-query is to find.
+        (Knows(EMPTY, Triple("Frank Herbert", "born in", "Tacoma"), NAMED), {}, [NAME]),
+        (Knows(EMPTY, BORN), {}, []),
+        (Knows(EMPTY, BORN, NAMED), {"question": "Where was Frank Herbert born?"}, []),
+        # A name may be made of words that stand apart.
+        (Knows(Triple("Dune", "by", "Herbert, Frank"), BORN, NAMED), {}, []),
+        # A hop's answer, where no passage is called so; an evidence triple's subject.
+        (Knows(EMPTY, BORN, ("Who?", "Where is Arrakis?")), {}, []),
+        (Knows(EMPTY, BORN, ("Who?", "Where is Arrakis?")), {"hops": (Hop("?", "Arrakis", 0),)},
+         [(DropReason.NAME_NOT_IN_FACTS, "Arrakis")]),
+        (Knows(EMPTY, BORN, ("Who?", "Where is Arrakis?")), {"evidences": (Triple("Arrakis", "in", "Dune"),)},
+         [(DropReason.NAME_NOT_IN_FACTS, "Arrakis")]),
+        (Knows(WROTE, EMPTY, NAMED), {"answers": ("yes",)}, []),
+        (Knows(WROTE, EMPTY, NAMED), {"type": "bridge_comparison"}, []),
+        (Knows(WROTE, EMPTY, NAMED), {"question": "Was it Tacoma or Oslo?"}, []),
+        # A part of a word is no answer; an alias is.
+        (Knows(WROTE, Triple("he", "likes", "Tacomas"), NAMED), {}, [ANSWER]),
+        (Knows(WROTE, Triple("he", "from", "T-Town"), NAMED), {"answers": ("Tacoma", "T-Town")}, []),
+    ],
+)  # fmt: skip
+def test_labels_that_nothing_before_them_supports(teacher, change, expected):
+    question = replace(QUESTION, **change)
+    records = asyncio.run(label_question(question, teacher))
+    assert missing_facts(question, records) == expected
+
+
+def test_direct_answers_need_no_facts():
+    assert missing_facts(QUESTION, label(direct_answer=True)) == []
+
+
+def test_a_generated_first_subquery_must_not_name_what_is_to_be_found():
+    teacher = Knows(WROTE, BORN, ("Which book did Frank Herbert write?", "Where was he born?"))
+    records = asyncio.run(label_question(QUESTION, teacher, first_subquery="generated"))
+    assert missing_facts(QUESTION, records) == [NAME]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tripletune.models.data.records import ModelInput, Record
-from tripletune.models.graph_llm import LocalGenerator, add_adapter, load_generator
+from tripletune.models.graph_llm import GraphLLM, LocalGenerator, add_adapter, load_generator
 from tripletune.models.llm import Completion
 from tripletune.models.local import Request
 
@@ -185,6 +185,41 @@ def test_a_loaded_adapter_replies_as_it_did_in_training(
     processor.save_pretrained(tmp_path)
     found = load_generator(tmp_path).generate_many(inputs, 8)
     assert [essence(reply) for reply in found] == [essence(reply) for reply in expected]
+
+
+def test_an_adapter_is_left_beside_16_bit_weights(
+    make_graph_llm: Make, embeddings: Any, records: list[Record], tmp_path: Path
+) -> None:
+    base, processor = make_graph_llm(dtype=torch.bfloat16)
+    model = add_adapter(base)
+    model.save_pretrained(tmp_path)
+    base.config.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    for dtype, merged in (("bfloat16", False), ("float32", True)):
+        found = load_generator(tmp_path, dtype=dtype)
+        assert type(found.model) is GraphLLM
+        assert merged == (not any("lora_" in name for name, _ in found.model.named_parameters()))
+        assert all(reply.text for reply in found.generate_many([record.input for record in records[:4]], 6))
+
+
+def test_a_batch_that_did_not_fit_stays_smaller(
+    generator: LocalGenerator, records: list[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs, forward = [record.input for record in records], generator.model.forward
+    expected = generator.generate_many(inputs, 4)
+    failures = []
+
+    @functools.wraps(forward)
+    def small(*arguments: Any, **options: Any) -> Any:
+        if len(options["input_ids"]) > 1:
+            failures.append(len(options["input_ids"]))
+            raise torch.OutOfMemoryError("full")
+        return forward(*arguments, **options)
+
+    monkeypatch.setattr(generator.model, "forward", small)
+    for times in (1, 1):
+        assert [essence(reply) for reply in generator.generate_many(inputs, 4)] == [essence(one) for one in expected]
+        assert (generator.batch_size, len(failures)) == (1, times)
 
 
 def test_calls_are_kept_in_a_ledger(

@@ -203,15 +203,21 @@ def test_a_question_that_does_not_fit_is_an_error(tokenizer: Any) -> None:
         made.encode_input(ModelInput("planning", "word " * 100, LONG.steps))
 
 
-def test_a_label_that_does_not_fit_is_an_error(tokenizer: Any) -> None:
+def test_a_label_that_does_not_fit_is_an_error_or_cut(tokenizer: Any) -> None:
     made = processor(tokenizer, max_label_tokens=4)
 
-    def length(answer: str) -> int:
-        return len(made.encode_label(Record("r7", "q", "answering", "Q", Action.NO_RETRIEVAL, answers=(answer,)))[0])
+    def encode(answer: str, *long_labels: str) -> list[int]:
+        record = Record("r7", "q", "answering", "Q", Action.NO_RETRIEVAL, answers=(answer,))
+        return made.encode_label(record, *long_labels)[0]
 
-    assert length("xyz") == 4
+    whole = encode("xyz")
+    assert len(whole) == 4
+    assert whole[-1] == tokenizer.eos_token_id
     with pytest.raises(ValueError, match=r"'r7'.*5 tokens and max_label_tokens is 4"):
-        length("wxyz")
+        encode("xyzw")
+    assert encode("xyz", "truncate") == whole
+    # What is cut off goes on: nothing teaches to stop there.
+    assert tokenizer.decode(encode("xyzwv", "truncate")) == "xyzw"
 
 
 def test_graphs_by_step_or_united(tokenizer: Any) -> None:

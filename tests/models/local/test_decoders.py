@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from tripletune.models.local import GenerateBatch, Request, decode
+from tripletune.models.local import Draw, GenerateBatch, Request, decode
 from tripletune.models.local.continuous_batch import ContinuousBatch, fits
 
 END, PAD = 2, 3
@@ -130,6 +130,57 @@ def test_out_of_memory_begins_again_with_half_the_rows(llama, kind, monkeypatch)
     monkeypatch.setattr(llama, "forward", functools.wraps(forward)(lambda **_: small(input_ids=torch.zeros(9, 1))))
     with pytest.raises(torch.OutOfMemoryError, match="one prompt and its reply"):
         together(llama, [[4]], 1, {END}, kind=kind, rows=4)
+
+
+@both
+def test_after_out_of_memory_no_reply_is_written_twice_and_batches_stay_small(llama, kind, monkeypatch):
+    given, forward, again = prompts(8, seed=6), llama.forward, Request.again
+    ends = several_ends(llama, given, 40)
+    wanted = one_at_a_time(llama, given, 40, ends)
+    rows, failures, restarted = [], [], []
+
+    @functools.wraps(forward)
+    def small(*args, **kwargs):
+        rows.append(kwargs["input_ids"].shape[0])
+        mask = kwargs.get("attention_mask")
+        # Keys and values fill the memory in the middle of the replies.
+        if mask is not None and mask.numel() > 200:
+            failures.append(mask.numel())
+            raise torch.OutOfMemoryError("too much")
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(llama, "forward", small)
+    monkeypatch.setattr(Request, "again", lambda self: restarted.append(self.done) or again(self))
+    batch = kind(llama, ends, PAD, rows=8)
+    requests = [Request(list(prompt), 40) for prompt in given]
+    decode(batch, requests)
+    assert [one.tokens for one in requests] == wanted
+    assert failures
+    # `generate` can't go on in the middle of a reply.
+    assert not (restarted if kind is ContinuousBatch else any(restarted))
+    rows.clear()
+    decode(batch, [Request([5, 6, 7], 4) for _ in range(8)])
+    assert max(rows) == batch.rows < 8
+
+
+def test_a_sample_that_ran_out_of_memory_is_drawn_again_from_its_start(llama, monkeypatch):
+    given, forward = prompts(4, seed=6), llama.forward
+
+    def drawn():
+        requests = [Request(list(prompt), 20, draw=Draw(1.0, seed=number)) for number, prompt in enumerate(given)]
+        decode(ContinuousBatch(llama, {END}, PAD, rows=4), requests)
+        return [one.tokens for one in requests]
+
+    wanted = drawn()
+
+    @functools.wraps(forward)
+    def small(*args, **kwargs):
+        if kwargs["attention_mask"].numel() > 120:
+            raise torch.OutOfMemoryError("too much")
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(llama, "forward", small)
+    assert drawn() == wanted
 
 
 @both

@@ -15,7 +15,7 @@ from tripletune.models.graph_llm import LocalGenerator
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.models.llm import Completion
-from tripletune.train import train
+from tripletune.train import dry_run_report, train
 from tripletune.train.tasks import Examples, ras
 from tripletune.train.tasks.ras import GraphTask, encode_row
 
@@ -124,6 +124,33 @@ def test_truncation_is_counted(
     over = sum(length == max(lengths) for length in lengths)
     assert (meta["rows"], meta["truncated_records"], meta["truncated_triples"]) == (len(records), over, over)
     assert meta["label_tokens"] == sum(len(processor.encode_label(record)[0]) for record in records)
+
+
+@pytest.mark.parametrize(("long_labels", "rows", "what"), [("truncate", 12, "truncated"), ("skip", 9, "skipped")])
+def test_long_labels_are_counted(
+    long_labels: str, rows: int, what: str, begin_task: Any, records: list[Record], caplog: Any
+) -> None:
+    labels = [begin_task("ras").processor.encode_label(record)[0] for record in records]
+    limit = sorted(map(len, labels))[-4]
+    over = sum(len(label) > limit for label in labels)
+    task = begin_task("ras", {"data.max_label_tokens": limit, "data.long_labels": long_labels})
+    kept = [label[:limit] for label in labels if len(label) <= limit or long_labels == "truncate"]
+    assert task.train["label_ids"][:] == kept
+    assert len(kept) == rows
+    assert over == 3
+    assert f"{what} labels {over}" in dry_run_report(task)
+    assert task.warnings()[0] == (
+        f"{over} training label(s) of more than {limit} tokens "
+        f"{'were cut' if long_labels == 'truncate' else 'are left out'} (data.long_labels)"
+    )
+
+
+def test_a_long_label_that_is_an_error_is_found_before_the_model_is_loaded(
+    make_task: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tripletune.models.graph_llm.build_graph_llm", lambda *args, **kwargs: pytest.fail("loaded"))
+    with pytest.raises(ValueError, match=r"its label has \d+ tokens and max_label_tokens is 3"):
+        make_task("ras", {"data.max_label_tokens": 3, "data.long_labels": "error"}).load()
 
 
 def test_a_table_holds_the_strings_of_training_and_validation(

@@ -1,0 +1,247 @@
+"""Controls of scores on records: each takes away what it says, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import types
+from dataclasses import replace
+
+import pytest
+
+from tripletune.eval.__main__ import main
+from tripletune.eval.controls import Controls, OtherFacts, Rule, compare_controls, control_table
+from tripletune.models.data.records import Action, Record, Step
+from tripletune.models.data.triples import Triple
+from tripletune.models.llm import Completion
+from tripletune.models.rendering import render
+
+
+def of(number: int, steps: int = 2) -> list[Record]:
+    """A question's records: it stops after its steps, and the last object is its answer."""
+    question, name = f"Where is {number}?", f"q{number}"
+    history = tuple(Step(f"{name} ask {n}?", (Triple(name, "is in", f"town {number}.{n}"),)) for n in range(steps))
+    plans = [
+        Record(f"{name}:{n}", name, "planning", question, Action.SUBQ, history[:n], step.query if n else question)
+        for n, step in enumerate(history)
+    ]
+    answers = (f"town {number}.{steps - 1}",)
+    return [
+        *plans,
+        Record(f"{name}:{steps}", name, "planning", question, Action.SUFFICIENT, history),
+        Record(f"{name}:a", name, "answering", question, Action.SUFFICIENT, history, answers=answers),
+    ]
+
+
+RECORDS = [record for number in range(6) for record in of(number)]
+
+
+class Reader:
+    """Stops after two steps, answers the last object it reads; says "blind" without a graph token."""
+
+    def __init__(self, use_graph=True):
+        self.use_graph, self.calls = use_graph, 0
+        self.processor = types.SimpleNamespace(
+            settings=types.SimpleNamespace(use_graph=use_graph),
+            without_graph=lambda: types.SimpleNamespace(settings=types.SimpleNamespace(use_graph=False)),
+        )
+
+    def generate_many(self, samples, max_new_tokens, evidence=None, graphs_of=None):
+        self.calls += 1
+        graphs_of = graphs_of or [sample.steps for sample in samples]
+        return [Completion(self.reply(*one)) for one in zip(samples, graphs_of)]
+
+    def reply(self, sample, graph):
+        if not self.processor.settings.use_graph and self.use_graph:
+            return "blind"
+        if sample.task == "planning":
+            return "[SUFFICIENT]" if len(sample.steps) == 2 else f"[SUBQ] {sample.question}"
+        return next((triple.object for step in sample.steps[::-1] for triple in step.triples[::-1]), "nothing")
+
+
+def test_the_rule_counts_steps_and_repeats_the_question():
+    yes = [replace(of(number)[-1], answers=("yes",)) for number in (3, 4)]
+    plans = [*of(0), *of(1), *of(2, steps=3), *yes]
+    rule = Rule(iter(plans))
+    assert [rule.reply(record) for record in of(9, steps=3)] == [
+        "[SUBQ] Where is 9?", "[SUBQ] Where is 9?", "[SUFFICIENT]", "[SUFFICIENT]", "yes",
+    ]  # fmt: skip
+    assert rule.reply(of(9, steps=6)[-2]) == "[SUFFICIENT]", "six steps count as three, the nearest known number"
+    assert [Rule([]).reply(record) for record in of(1, steps=1)] == ["", "", ""]
+
+
+def test_facts_of_another_question_are_the_same_in_every_run():
+    longest = of(0)[-1]
+    pool = OtherFacts(iter(RECORDS), seed=0)
+    found = pool.of(longest)
+    assert [step.query for step in found] == ["q0 ask 0?", "q0 ask 1?"]
+    (donor,) = {triple.subject for step in found for triple in step.triples}
+    assert donor != "q0"
+    assert OtherFacts(RECORDS, seed=0).of(longest) == found
+    chosen = {OtherFacts(RECORDS, seed).of(longest)[0].triples for seed in range(30)}
+    assert len(chosen) == 5, "every other question is chosen by some seed"
+
+
+def test_a_question_with_as_many_steps_is_preferred_and_a_shorter_one_repeated():
+    long = of(7, steps=3)[-1]
+    pool = OtherFacts([*RECORDS, *of(7, steps=3), *of(8, steps=3)], seed=0)
+    assert {triple.subject for step in pool.of(long) for triple in step.triples} == {"q8"}
+    repeated = OtherFacts([*RECORDS, long], seed=0).of(long)
+    assert repeated[0].triples == repeated[2].triples != repeated[1].triples
+    with pytest.raises(ValueError, match="only one question has a history"):
+        OtherFacts(of(0), seed=0)
+
+
+def test_each_control_takes_away_what_it_says():
+    model = Reader()
+    asked = []
+    model.reply = lambda sample, graph: asked.append((sample, graph)) or "x"
+    record = of(0)[-1]
+    pool = OtherFacts(RECORDS, seed=0)
+    others = pool.of(record)
+    (replies,) = Controls(model, pool).ask([record], 5, None)
+    assert list(replies) == ["model", "no_facts", "other_facts", "no_graph", "other_graph"]
+    (full, own), (bare, none), (changed, theirs), (text, graph), (blind, _) = asked
+    assert full == text == blind == record.input, "the text is the record's own"
+    assert (own, none, theirs, graph) == (record.steps, bare.steps, others, others)
+    assert [line for line in render(bare).splitlines() if "town" in line] == []
+    assert changed.steps == others
+    assert [step.query for step in bare.steps] == [step.query for step in record.steps]
+    first = of(0)[0]
+    (replies,) = Controls(model, pool).ask([first], 5, None)
+    assert len(asked) == 5 + 2, "without history only the graph token can be taken away"
+    assert replies["other_facts"] is replies["model"]
+
+
+def test_differences_are_control_minus_model_and_paired():
+    def row(question, history, full, control):
+        scores = {"action_accuracy": full, "malformed": 0.0}
+        other = {"no_facts": {"scores": {"action_accuracy": control, "malformed": 1.0}}}
+        return {"question_id": question, "task": "planning", "history": history, "scores": scores, "controls": other}
+
+    rows = [row("a", 0, 1.0, 1.0), row("a", 1, 1.0, 0.0), row("b", 0, 1.0, 1.0), row("b", 1, 0.0, 0.0)]
+    found = compare_controls(rows)
+    assert list(found) == ["model", "no_facts"]
+    assert list(found["no_facts"]) == ["action_accuracy", "action_accuracy_with_history"]
+    gap = found["no_facts"]["action_accuracy"]["difference"]
+    assert (gap["mean"], gap["low"], gap["high"], gap["n"]) == (-0.25, -0.5, 0.0, 4)
+    assert found["no_facts"]["action_accuracy_with_history"]["score"]["mean"] == 0.0
+    assert found["model"]["action_accuracy"]["score"]["mean"] == 0.75
+    heads, table = control_table(found)
+    assert heads == ["what is read", "action_accuracy", "minus model"]
+    assert table == [["the model, reading everything", "75.0", ""], ["no facts", "50.0", "-25.0 (-50.0 to +0.0)"]]
+
+
+@pytest.fixture
+def data(tmp_path, write):
+    """A data set whose training questions have two steps, and one of its validation questions three."""
+    train = [record for number in range(10, 14) for record in of(number)]
+    for split, rows in (("train", train), ("validation", [*RECORDS, *of(6, steps=3)])):
+        write(tmp_path / "subq" / f"{split}-00000.jsonl", [one.to_json() for one in rows])
+    return tmp_path / "subq"
+
+
+@pytest.fixture
+def call(data, tmp_path):
+    """Runs the command and gives its exit code."""
+    model, output = tmp_path / "model", tmp_path / "out"
+    given = ["records", "--data", str(data), "--model", str(model), "--output", str(output), "--controls"]
+    return lambda *more: main([*given, *more])
+
+
+def test_the_command_scores_controls_beside_the_model(serve, call, tmp_path, capsys):
+    serve(Reader())
+    assert call() == 0
+    printed = capsys.readouterr().out
+    assert "the same records without reading" in printed
+    found = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    controls = found["controls"]
+    assert list(controls) == ["model", "rule", "no_facts", "other_facts", "no_graph", "other_graph"]
+    means = {name: one["exact_match"]["score"]["mean"] for name, one in controls.items()}
+    assert [name for name, mean in means.items() if mean] == ["model", "other_graph"]
+    gaps = {name: one["action_accuracy"]["difference"]["mean"] for name, one in controls.items()}
+    assert (gaps["no_facts"], gaps["other_facts"], gaps["other_graph"]) == (0.0, 0.0, 0.0), "this model only counts"
+    assert gaps["rule"] == pytest.approx(1 / 22), "the rule stops after three steps too"
+    assert controls["model"]["action_accuracy"]["score"] == found["planning"]["action_accuracy"]
+    assert main(["report", str(tmp_path / "out"), "--output", str(tmp_path / "report"), "--no-plots"]) == 0
+    page = (tmp_path / "report" / "report.md").read_text()
+    assert "| no facts | " in page
+    assert "-100.0 (-100.0 to -100.0)" in page
+    assert "controls/" not in page
+
+
+def test_an_interrupted_run_continues_with_its_controls(serve, call, tmp_path):
+    model = serve(Reader())
+    assert call() == 0
+    rows, metrics = tmp_path / "out" / "results.jsonl", tmp_path / "out" / "metrics.json"
+    whole, figures = rows.read_text(), json.loads(metrics.read_text())
+    rows.write_text("".join(whole.splitlines(keepends=True)[:5]) + '{"id": "q1')
+    metrics.unlink()
+    model.calls = 0
+    assert call() == 0
+    again = json.loads(metrics.read_text())
+    assert model.calls > 0
+    assert again["controls"] == figures["controls"]
+    assert [json.loads(line)["controls"] for line in rows.read_text().splitlines()] == [
+        json.loads(line)["controls"] for line in whole.splitlines()
+    ]
+
+
+def test_a_model_without_graph_has_no_controls_of_it(serve, call, tmp_path):
+    serve(Reader(use_graph=False))
+    assert call() == 0
+    found = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert list(found["controls"]) == ["model", "rule", "no_facts", "other_facts"]
+
+
+def test_the_rule_needs_training_records(serve, call, data, tmp_path, error_of):
+    serve(Reader())
+    (data / "train-00000.jsonl").rename(tmp_path / "elsewhere.jsonl")
+    assert call() == 2
+    assert "name the data set that the model was trained on with --training-data" in error_of()
+    assert call("--data", str(data / "validation-00000.jsonl")) == 2
+    assert "is one shard" in error_of()
+    assert call("--training-data", str(tmp_path / "elsewhere.jsonl")) == 0
+    assert call("--training-data", str(tmp_path / "elsewhere.jsonl"), "--seed", "1") == 2
+    assert "results of another run: controls was" in error_of()
+
+
+def test_a_failed_record_scores_0_in_every_row(serve, call, tmp_path):
+    model = serve(Reader())
+    reply = model.reply
+
+    def fail(sample, graph):
+        if sample.question == "Where is 3?":
+            raise RuntimeError("no")
+        return reply(sample, graph)
+
+    model.reply = fail
+    assert call() == 0
+    found = json.loads((tmp_path / "out" / "metrics.json").read_text())["controls"]
+    assert found["model"]["exact_match"]["score"]["mean"] == pytest.approx(6 / 7)
+    assert found["other_graph"]["exact_match"]["difference"]["mean"] == 0.0
+    assert found["rule"]["action_accuracy"]["difference"]["mean"] > 0
+
+
+def test_a_real_model_reads_the_graph_it_is_given(make_graph_llm, monkeypatch):
+    from tripletune.models.graph_llm import LocalGenerator
+
+    generator, read = LocalGenerator(*make_graph_llm()), []
+    graphs_of = generator._graphs
+
+    def spied(requests):
+        read.extend((request.prompt, [graph.nodes for graph in request.data.graphs]) for request in requests)
+        return graphs_of(requests)
+
+    monkeypatch.setattr(generator, "_graphs", spied)
+    record, other = of(0)[-1], of(1)[-1]
+    own = generator.generate_many([record.input], 4)
+    assert [one.text for one in generator.generate_many([record.input], 4, None, [record.steps])] == [own[0].text]
+    generator.generate_many([record.input], 4, None, [other.steps])
+    (prompt, nodes), same, (last_prompt, theirs) = read[0], read[len(read) // 2], read[-1]
+    assert same == (prompt, nodes)
+    assert last_prompt == prompt
+    assert theirs == [("q1", "town 1.0"), ("q1", "town 1.1")]
+    monkeypatch.undo()
+    (replies,) = Controls(generator, OtherFacts(RECORDS, 0)).ask([record], 4, None)
+    assert replies["model"].text == own[0].text
+    assert replies["no_graph"].prompt_tokens == own[0].prompt_tokens - 1
