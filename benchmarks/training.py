@@ -177,8 +177,8 @@ def one_pass(scratch: str, seed: int, batch_size: int) -> dict[str, Any]:
     """Settings of one epoch of whole steps, without evaluations and checkpoints."""
     return {
         "output_dir": f"{scratch}/run", "seed": seed, "train.epochs": 1, "train.batch_size": batch_size,
-        "train.gradient_accumulation": 1, "train.eval_steps": None, "train.save_steps": 10**9,
-        "train.logging_steps": 1000, "model.lora_dropout": 0.0,
+        "train.gradient_accumulation": 1, "train.records_per_step": None, "train.eval_steps": None,
+        "train.save_steps": 10**9, "train.logging_steps": 1000, "model.lora_dropout": 0.0,
     }  # fmt: skip
 
 

@@ -126,7 +126,9 @@ class RecordSuite(Suite):
     def batches(self, items: Iterable[Record]) -> Iterator[list[Record]]:
         """Records of one task; many, so that the model can group them by length."""
         stream = with_triples(items, self.store, self.looked_up) if self.store else iter(items)
-        while block := list(islice(stream, 8 * self.options.batch_size)):
+        # With controls each record is asked five times; a kill costs the blocks under way.
+        size = (2 if self.options.controls else 8) * self.options.batch_size
+        while block := list(islice(stream, size)):
             block.sort(key=lambda record: record.task != "planning")
             yield from (list(group) for _, group in groupby(block, key=lambda record: record.task))
 
