@@ -77,7 +77,11 @@ def test_no_folder_is_a_heap() -> None:
     for path in map(Path, TREES):
         for folder, entry in zip([*path.parents][::-1], path.parts):
             inside[str(folder)].add(entry)
-    heaps = {folder: len(entries) for folder, entries in inside.items() if len(entries) > ENTRIES and folder != "."}
+    # What is found by its place may become as many as there are benchmarks or systems.
+    free = {".", *PLUGINS}
+    heaps = {
+        folder: len(entries) for folder, entries in inside.items() if len(entries) > ENTRIES and folder not in free
+    }
     assert not heaps
 
 
