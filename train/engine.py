@@ -1,8 +1,8 @@
 """The training engine: transformers' `Trainer` with exact resume, one loss everywhere, and logs of its own.
 
 The loss of a batch is `models.losses.label_loss`; here it is divided by the label tokens of the whole optimiser step,
-across devices and micro-batches; `eval_loss` is the same mean over a whole evaluation. Data order depends on seed and epoch alone. A task
-says the rest (`train.tasks.TrainingTask`).
+across devices and micro-batches. `eval_loss` is the same mean over a whole evaluation. Data order depends on seed and
+epoch alone. A task says the rest (`train.tasks.TrainingTask`).
 """
 
 from __future__ import annotations
