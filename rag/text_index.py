@@ -35,10 +35,13 @@ _VECTORS, _GRAPH = "vectors.f16", "graph.faiss"
 _LINKS, _IN_VIEW = 32, 128
 # Rows that are embedded between two writes to disk; that are ranked at once; that the processor's cache holds.
 _CHUNK, _COMPARED, _CACHED = 4096, 65536, 1024
+# Rows that BM25 searches in less time than a thread takes. A thread would also leave it to chance which calls of a
+# model meet in one batch and, in 16 bits, what it replies.
+_FEW = 10_000
 
 
 class TextIndex(Protocol):
-    """Rows of text that are searched; nothing of it runs on the event loop."""
+    """Rows of text that are searched; nothing that takes a millisecond runs on the event loop."""
 
     async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """The at most `k` best rows for each query."""
@@ -105,7 +108,8 @@ class Bm25Index:
 
     async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """See `TextIndex`; rows that share no word with the query are left out."""
-        return await self._together([(query, k) for query in queries])
+        keys = [(query, k) for query in queries]
+        return self._search(keys) if self._index.scores["num_docs"] <= _FEW else await self._together(keys)
 
     def _search(self, keys: list[tuple[str, int]]) -> list[Ranking]:
         read = [(self._index.get_tokens_ids(_tokens(query)), k) for query, k in keys]
