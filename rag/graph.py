@@ -17,7 +17,7 @@ from tripletune.rag.retrievers import verbalise
 
 Scoring = Literal["concat", "mean"]
 # The similarity of each text to the query; see `Reranker`.
-Similarity = Callable[[str, Sequence[str]], Awaitable[Sequence[float]]]
+Compare = Callable[[str, Sequence[str]], Awaitable[Sequence[float]]]
 _WORD = re.compile(r"\w+")
 
 
@@ -50,7 +50,7 @@ async def diverse_beam_search(
     query: str,
     seeds: Sequence[int],
     graph: TripleGraph,
-    similarity: Similarity,
+    similarity: Compare,
     *,
     width: int = 10,
     length: int = 2,
@@ -124,7 +124,7 @@ def _words(text: str) -> set[str]:
 
 
 async def _similarities(
-    query: str, graph: TripleGraph, similarity: Similarity, scoring: Scoring, beams: Sequence[tuple[int, ...]]
+    query: str, graph: TripleGraph, similarity: Compare, scoring: Scoring, beams: Sequence[tuple[int, ...]]
 ) -> list[float]:
     if not beams:
         return []

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from zlib import crc32
 
 import numpy as np
@@ -42,6 +43,19 @@ def test_reciprocal_rank_fusion_by_hand():
     assert [row for row, _ in fused] == [3, 7, 1]
     assert fused[0][1] == pytest.approx(1 / 62 + 1 / 61)
     assert [row for row, _ in reciprocal_rank_fusion([[(5, 1.0)], [(2, 1.0)]])] == [2, 5]
+
+
+@pytest.mark.parametrize("few", [0, 10_000])
+def test_bm25_ranks_alike_in_place_and_in_a_thread(tmp_path, monkeypatch, few):
+    threads = []
+    monkeypatch.setattr("tripletune.rag.text_index._FEW", few)
+    index = opened("bm25", tmp_path)
+    search = index._index.get_scores_from_ids
+    monkeypatch.setattr(
+        index._index, "get_scores_from_ids", lambda ids: (threads.append(threading.current_thread()), search(ids))[1]
+    )
+    assert rows(index, "a face") == [2, 3]
+    assert [thread is threading.main_thread() for thread in threads] == [few > 0]
 
 
 def test_vectors_rank_by_cosine_and_ties_keep_their_order(tmp_path, embedder):

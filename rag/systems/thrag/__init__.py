@@ -19,7 +19,7 @@ from tripletune.models.llm.replies import UnusableReply, ask, find_json
 from tripletune.models.options import require, setting
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import bare_answer, prompt_files, prompts_of, show_passages
-from tripletune.rag.graph import Similarity
+from tripletune.rag.graph import Compare
 from tripletune.rag.retrievers import Retrieved, top
 from tripletune.rag.systems import QuestionClient, System, Tools, need
 from tripletune.rag.systems.thrag.graph import EXTRACTION, Statement, TopicGraph, graph_of
@@ -105,7 +105,7 @@ class _Selection:
     """Topic-based graph traversal (section 3.2): a call for the topics, then one for each topic's subtopics."""
 
     def __init__(
-        self, question: str, llm: QuestionClient, similarity: Similarity, options: ThragOptions, trace: Trace
+        self, question: str, llm: QuestionClient, similarity: Compare, options: ThragOptions, trace: Trace
     ) -> None:
         self.question, self.llm, self.similarity = question, llm, similarity
         self.options, self.trace = options, trace
