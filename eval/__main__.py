@@ -56,9 +56,10 @@ def _run(args: argparse.Namespace, words: list[str]) -> int:
         return 0
     from tripletune.eval.suites import run_suites
 
-    suite = load_from(SUITES, _MODULES.get(args.command, args.command), "evaluation").SUITE.from_arguments(args)
-    suite.command = ["tripletune", "eval", *words]
-    return run_suites([suite], console)
+    suites = load_from(SUITES, _MODULES.get(args.command, args.command), "evaluation").SUITE.all_of(args)
+    for suite in suites:
+        suite.command = ["tripletune", "eval", *words]
+    return run_suites(suites, console)
 
 
 def _add_reports(commands: Any) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tripletune.models.files import file_digest, weights_fingerprint
-from tripletune.models.llm import LLMClient, Sampling
 from tripletune.models.llm.backends import LLMOptions, open_client
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
@@ -27,9 +26,6 @@ from tripletune.rag.triple_store import TripleStore, is_store
 
 if TYPE_CHECKING:
     from tripletune.models.graph_llm import LocalGenerator
-
-# Teacher, the model in its place in the integration phase if there is one, and how replies are drawn.
-LLMs = tuple[LLMClient, LLMClient | None, Sampling]
 
 
 def run_problems(options: Any, system: System, loop: Any, teacher: LLMOptions | None) -> list[str]:
@@ -80,32 +76,31 @@ def model_settings(options: Any, teacher: LLMOptions | None) -> dict[str, Any]:
     return settings
 
 
-def open_llms(teacher: LLMOptions, integrator: str | None = None, oracle: str | None = None) -> LLMs:
-    """Teacher, integrator and sampling; all calls go into one ledger.
+def open_student(teacher: LLMOptions, spec: str) -> LedgerClient:
+    """A local model that takes the teacher's place in a phase; ledger, batch size and number type are the teacher's.
+
+    Raises:
+        ValueError: the model or the ledger can't be opened.
+    """
+    shared = {name: getattr(teacher, name) for name in ("ledger", "batch_size", "dtype")}
+    return open_teacher(LLMOptions(backend="hf", model=spec, **shared))
+
+
+def open_teacher(options: LLMOptions, oracle: str | None = None) -> LedgerClient:
+    """The client of a chat model.
 
     Args:
-        teacher: The teacher; its ledger, batch size and number type are the integrator's too.
-        integrator: A local model for CIRAG's integration phase.
+        options: The model.
         oracle: DIR/SPLIT of a world whose facts the teacher knows, instead of a model.
 
     Raises:
-        ValueError: a model, a key or the ledger can't be opened.
+        ValueError: the model, a key or the ledger can't be opened.
     """
     if oracle:
         from tripletune.data_builders.world.oracle import WorldOracle
 
         folder, _, split = oracle.rstrip("/").rpartition("/")
-        llm = LedgerClient(WorldOracle.open(folder or ".", split), Ledger(str(teacher.ledger)))
-    else:
-        llm = _open(teacher)
-    student = None
-    if integrator:
-        shared = {name: getattr(teacher, name) for name in ("ledger", "batch_size", "dtype")}
-        student = _open(LLMOptions(backend="hf", model=integrator, **shared))
-    return llm, student, teacher.sampling(1)
-
-
-def _open(options: LLMOptions) -> LedgerClient:
+        return LedgerClient(WorldOracle.open(folder or ".", split), Ledger(str(options.ledger)))
     client = open_client(options)
     if options.is_local and (weights := weights_fingerprint(resolve(options.model))):
         # A folder may be trained again under its name; the ledger must not answer with the older model's replies.

@@ -45,6 +45,7 @@ def setting(
     at_most: float | None = None,
     below: float | None = None,
     is_prefix: bool = False,
+    also: str = "",
 ) -> Any:
     """A dataclass field with a default, its help text, and what its value may be.
 
@@ -57,9 +58,10 @@ def setting(
         at_most: Largest value.
         below: The value must be less than this.
         is_prefix: With a prefix of flags, such as "teacher", the field's flag is the prefix alone: `--teacher`.
+        also: A second flag of the same field.
     """
     bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
-    metadata: dict[str, Any] = {"help": help, "choices": choices, "is_prefix": is_prefix}
+    metadata: dict[str, Any] = {"help": help, "choices": choices, "is_prefix": is_prefix, "also": also}
     metadata |= {k: v for k, v in bounds.items() if v is not None}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
@@ -355,9 +357,8 @@ def add_arguments(parser: Any, kind: type, prefix: str = "", only: Sequence[str]
         elif hint is not bool:
             number = {int, float} & {hint, *typing.get_args(hint)}
             more["metavar"] = "N" if number else item.name.rpartition("_")[2].upper()
-        parser.add_argument(
-            f"--{_flag(item, prefix)}", default=default, help=_help(item, default), required=missing, **more
-        )
+        flags = [f"--{flag}" for flag in (_flag(item, prefix), item.metadata.get("also")) if flag]
+        parser.add_argument(*flags, default=default, help=_help(item, default), required=missing, **more)
 
 
 class _Repeatable(argparse.Action):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from tripletune.models.options import setting
 from tripletune.rag.embedding import Embedder, Similarity, open_embedder
@@ -14,6 +15,8 @@ from tripletune.rag.systems import LoopOptions, System, Tools
 from tripletune.rag.text_index import RetrieverKind, VectorSearch
 from tripletune.rag.triple_index import TripleIndex
 from tripletune.rag.triple_store import open_triples
+
+T = TypeVar("T")
 
 
 @dataclass(kw_only=True)
@@ -44,6 +47,20 @@ class SearchOptions:
     )  # fmt: skip
     trust_remote_code: bool = setting(False, "run Python code that comes with the encoder")
     index: str | None = setting(None, "folder of the indexes (default: OUTPUT/index of a run, a temporary one of ask)")
+
+
+class Opened:
+    """What several runs share: indexes, stores, models, each opened when the first of them needs it."""
+
+    def __init__(self) -> None:
+        self._things: dict[Hashable, Any] = {}
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What was made under that key, now or before."""
+        if key not in self._things:
+            self._things[key] = make()
+        found: T = self._things[key]
+        return found
 
 
 def search_problems(options: SearchOptions, system: System, loop: Any) -> list[str]:
@@ -85,7 +102,14 @@ def _embedder(options: SearchOptions) -> Embedder:
     return open_embedder(str(options.encoder), *prompts, options.trust_remote_code, options.similarity)
 
 
-def open_search(options: SearchOptions, system: System, loop: Any, corpus: str | Path | None, index: Path) -> Tools:
+def open_search(
+    options: SearchOptions,
+    system: System,
+    loop: Any,
+    corpus: str | Path | None,
+    index: Path,
+    opened: Opened | None = None,
+) -> Tools:
     """Open what a system searches under its options, building indexes that are missing.
 
     Args:
@@ -94,16 +118,21 @@ def open_search(options: SearchOptions, system: System, loop: Any, corpus: str |
         loop: Its options.
         corpus: The passages; None for a system that retrieves nothing.
         index: Holds all indexes of the corpus.
+        opened: What other runs have opened, and share.
     """
+    once = (opened or Opened()).once
+    where = (str(corpus), str(index), *(getattr(options, item.name) for item in fields(SearchOptions)))
     retriever = store = embedder = triples = None
     if options.encoder and corpus and (options.retriever != "bm25" or system.needs_reranker(loop)):
         embedder = _embedder(options)
     if system.needs_triples(loop):
-        store = open_triples(str(options.triples), index / "triples.sqlite", options.extractor)
+        kept = index / "triples.sqlite"
+        store = once(("store", where), lambda: open_triples(str(options.triples), kept, options.extractor))
+    how = (embedder, options.vectors)
     if corpus and store and system.searches_triples(loop):
-        passages = PassageStore(corpus, index)
-        triples = TripleIndex(options.retriever, passages, store, index, embedder, options.vectors)
+        passages, stored = PassageStore(corpus, index), store
+        triples = once(("rows", where), lambda: TripleIndex(options.retriever, passages, stored, index, *how))
     if corpus and (triples is None or system.searches_both):
-        retriever = open_retriever(options.retriever, corpus, index, embedder, options.vectors)
+        retriever = once(("passages", where), lambda: open_retriever(options.retriever, corpus, index, *how))
     reranker = embedder if system.needs_reranker(loop) else None
     return Tools(retriever=retriever, store=store, triples=triples, reranker=reranker)

@@ -189,7 +189,7 @@ def main(config: CollectConfig, dry_run: bool = False) -> None:
     from tripletune.data_builders.trajectories import build_trajectories
     from tripletune.eval.suites import run_suites
     from tripletune.eval.suites.questions import QuestionSuite
-    from tripletune.eval.systems import open_llms
+    from tripletune.rag.search import Opened
 
     folder = Path(config.output_dir)
     sources = config.sources()
@@ -199,8 +199,8 @@ def main(config: CollectConfig, dry_run: bool = False) -> None:
 
     # One client for all, so that a model is loaded once and a round's calls are in one request file.
     teacher = config.llm()
-    llms = open_llms(teacher)
-    suites = [QuestionSuite(config.evaluation(source), teacher, llms) for source in sources]
+    opened = Opened()
+    suites = [QuestionSuite(config.evaluation(source), teacher, opened) for source in sources]
     for suite, source in zip(suites, sources):
         suite.command = config.command(source)
     run_suites(suites)

@@ -100,6 +100,11 @@ class Suite(ABC):
         """The suite of a command line."""
         return cls(from_arguments(cls.options_class, args))
 
+    @classmethod
+    def all_of(cls, args: argparse.Namespace) -> Sequence[Suite]:
+        """The suites of a command line."""
+        return [cls.from_arguments(args)]
+
     @abstractmethod
     def items(self) -> Iterator[Any]:
         """Stream the items, each with an `id`."""
@@ -137,11 +142,17 @@ class Suite(ABC):
         """Print the metrics."""
 
 
+class RunsFailed(RuntimeError):
+    """Some of several evaluations failed; the others are complete."""
+
+    exit_code = 1
+
+
 def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
     """Run suites one after the other and write `metrics.json` of each that is complete.
 
     Args:
-        suites: At least one.
+        suites: At least one; one of several that fails does not stop the others.
         console: Where the metrics are shown; None shows nothing.
 
     Returns:
@@ -151,6 +162,7 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
         ValueError: an output folder holds results of another run, or can't be used.
         RepliesPending: items wait for a batch; run again when it is answered. The other items have their rows.
         CallError: the model's server does not answer, or a key, an address or a model's name is at fault.
+        RunsFailed: that, or anything else, happened to some of several suites.
     """
     logs: list[ResultLog] = []
     try:
@@ -172,22 +184,31 @@ async def _run_all(
     suites: Sequence[Suite], logs: Sequence[ResultLog], console: Console | None
 ) -> tuple[list[int], str]:
     """Answer what has no row; gives the exit codes of complete suites, and what to do about items that wait."""
-    codes, waiting, told = [], 0, []
+    codes, waiting, told, failed = [], 0, [], []
     try:
         for suite, log in zip(suites, logs):
             before, started, waits = len(log.done), time.perf_counter(), 0
-            if any(name not in log.done for name in suite.ids):
-                suite.open()
-                waits = await _answer(suite, log)
+            try:
+                if any(name not in log.done for name in suite.ids):
+                    suite.open()
+                    waits = await _answer(suite, log)
+                if not waits:
+                    codes.append(_finish(suite, log, len(log.done) - before, time.perf_counter() - started, console))
+            except Exception as error:
+                if len(suites) == 1:
+                    raise
+                logger.error("%s: %s: %s", log.folder, type(error).__name__, error)
+                logger.debug("traceback of %s", log.folder, exc_info=True)
+                failed.append(f"{log.folder}: {error}")
             waiting += waits
-            if not waits:
-                codes.append(_finish(suite, log, len(log.done) - before, time.perf_counter() - started, console))
         clients = [one for suite in suites for one in suite.clients if hasattr(one, "pending_message")]
         # At the end, so that suites that share a client share its request file.
         told = [one.pending_message() for one in clients if waiting]
     finally:
         for one in {id(one): one for suite in suites for one in suite.clients if hasattr(one, "close")}.values():
             await one.close()
+    if failed:
+        raise RunsFailed(f"{len(failed)} of {len(suites)} evaluations failed: {'; '.join(failed)}")
     messages = [f"{waiting:,} {suites[0].unit}s wait.", *(text for text in dict.fromkeys(told) if text)]
     return codes, " ".join(messages) if waiting else ""
 

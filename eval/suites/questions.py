@@ -8,9 +8,10 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from functools import partial
+from itertools import islice, product
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from rich.console import Console
 
@@ -20,11 +21,11 @@ from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import bootstrap_mean
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.eval.systems import (
-    LLMs,
     model_settings,
     model_spec,
     open_generator,
-    open_llms,
+    open_student,
+    open_teacher,
     other_prompt,
     run_problems,
     triples_settings,
@@ -33,25 +34,33 @@ from tripletune.models.data.records import Passage, read_corpus
 from tripletune.models.files import file_digest
 from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.loading import DTYPE_HELP
-from tripletune.models.options import add_arguments, from_arguments, setting
+from tripletune.models.options import add_arguments, convert, from_arguments, setting
 from tripletune.rag import Trace
-from tripletune.rag.search import SearchOptions, open_search
+from tripletune.rag.search import Opened, SearchOptions, open_search
 from tripletune.rag.systems import Evidence, FirstQuery, LoopOptions, Tools, load_system, make_options, system_names
 from tripletune.rag.triple_store import read_gold
+
+if TYPE_CHECKING:
+    from tripletune.models.graph_llm import LocalGenerator
 
 logger = logging.getLogger(__name__)
 _COSTS = ("calls", "prompt_tokens", "completion_tokens", "truncated_triples", "truncated_words")
 _LOOP = ("max_rounds", "top_k", "evidence", "first_query", "triples_per_step", "max_plan_tokens", "max_answer_tokens")
-SET_HELP = "an option of the system's own, for example candidates=50 or granularities=triples,passages; repeatable"
+SET_HELP = (
+    "an option of the system's own, for example candidates=50 or granularities=triples,passages; with several systems "
+    "cirag.candidates=50 is of one; repeatable"
+)
 
 
 @dataclass(kw_only=True)
 class QuestionOptions(SearchOptions, SuiteOptions):
     """Options of `tripletune eval run`."""
 
-    system: str = setting(dataclasses.MISSING, "what answers the questions", choices=system_names)
-    task: str = setting(dataclasses.MISSING, f"benchmark: {', '.join(task_names())}, or your own YAML file")
-    data: str = setting(dataclasses.MISSING, "the task's question file (or hub id)")
+    system: str = setting(dataclasses.MISSING, f"what answers: {', '.join(system_names())}; or several", also="systems")
+    task: str = setting(
+        dataclasses.MISSING, f"benchmark: {', '.join(task_names())}, or your own YAML file; or several", also="tasks"
+    )
+    data: str = setting(dataclasses.MISSING, "the task's question file (or hub id); {task} in it is the task's name")
     model: str | None = setting(
         None, "folder of a Graph-LLM: run, checkpoint or export; a chat model is a --teacher-model"
     )
@@ -97,7 +106,8 @@ class QuestionSuite(Suite):
     Args:
         options: The options.
         teacher: The language model of a system that prompts one.
-        llms: Models that several runs share; None opens those of `teacher`.
+        opened: Models and indexes that several runs share.
+        home: Folder of the indexes, and of the corpus that is made of the questions' contexts; None: the output folder.
 
     Raises:
         FileNotFoundError: a file or a model is not there.
@@ -107,9 +117,16 @@ class QuestionSuite(Suite):
     unit = "question"
     options_class = QuestionOptions
 
-    def __init__(self, options: QuestionOptions, teacher: LLMOptions | None = None, llms: LLMs | None = None) -> None:
+    def __init__(
+        self,
+        options: QuestionOptions,
+        teacher: LLMOptions | None = None,
+        opened: Opened | None = None,
+        home: Path | None = None,
+    ) -> None:
         self.system, self.task = load_system(options.system), load_task(options.task)
-        self.teacher, self.llms, self.tools, self.clients = teacher, llms, Tools(), (llms or ())[:2]
+        self.teacher, self.tools = teacher, Tools()
+        self.opened, self.home = opened or Opened(), home or Path(options.output)
         self.metrics = {name: metric for name, metric in find_metrics().items() if name in self.task.metrics}
         self.options = options
         flags = {name: getattr(options, name) for name in _LOOP}
@@ -144,16 +161,56 @@ class QuestionSuite(Suite):
         add_arguments(parser.add_argument_group("teacher model"), LLMOptions, "teacher")
 
     @classmethod
-    def from_arguments(cls, args: argparse.Namespace) -> QuestionSuite:
-        """The suite of a command line."""
+    def all_of(cls, args: argparse.Namespace) -> list[QuestionSuite]:
+        """The suites of a command line: every system on every task, in OUTPUT/TASK/SYSTEM where there are several.
+
+        Raises:
+            ValueError: some can't run; what all of them lack is in one message.
+        """
+        systems, tasks = (convert(text, list[str]) for text in (args.system, args.task))
+        if len(systems) * len(tasks) == 1:
+            return [cls.from_arguments(args)]
+        found, problems = [], [
+            f"--set {word}: {word.split('.')[0]} is none of the systems {', '.join(systems)}"
+            for word in args.set
+            if "." in word.split("=")[0] and word.split(".")[0] not in systems
+        ]  # fmt: skip
+        opened, home = Opened(), Path(args.output)
+        args.teacher_ledger = args.teacher_ledger or args.ledger or str(home / "ledger.sqlite")
+        for task, system in product(tasks, systems):
+            own = argparse.Namespace(**vars(args))
+            own.system, own.task, folder = system, task, home / Path(task).stem
+            own.output = str(folder / system)
+            for name in ("data", "corpus", "triples", "gold", "index"):
+                setattr(own, name, getattr(args, name) and getattr(args, name).replace("{task}", Path(task).stem))
+            mine = [word.removeprefix(f"{system}.") for word in args.set]
+            own.set = [word for word in mine if "." not in word.split("=")[0]]
+            own.integrator = args.integrator if system == "cirag" else None
+            try:
+                if load_system(system).model == "llm":  # a Graph-LLM is for the systems that take one
+                    own.model, own.planner_model, own.untrained = None, None, False
+                elif args.model:
+                    own.teacher_model = own.oracle = None
+                found.append(cls.from_arguments(own, opened, folder))
+            except (ValueError, OSError) as error:
+                problems.append(str(error))
+        if problems:
+            raise ValueError("; ".join(dict.fromkeys(problems)))
+        return found
+
+    @classmethod
+    def from_arguments(
+        cls, args: argparse.Namespace, opened: Opened | None = None, home: Path | None = None
+    ) -> QuestionSuite:
+        """The suite of a command line with one system and one task; for the others see the class."""
         options = from_arguments(QuestionOptions, args)
         if args.teacher_model and options.oracle:
             raise ValueError(f"--system {options.system} needs one teacher: --teacher-model or --oracle, not both")
         if not args.teacher_model and not options.oracle:
-            return cls(options)
+            return cls(options, None, opened, home)
         args.teacher_model = args.teacher_model or f"oracle {options.oracle}"
         args.teacher_ledger = args.teacher_ledger or options.ledger or str(Path(options.output) / "ledger.sqlite")
-        return cls(options, from_arguments(LLMOptions, args, "teacher"))
+        return cls(options, from_arguments(LLMOptions, args, "teacher"), opened, home)
 
     def items(self) -> Iterator[Question]:
         """Stream the questions."""
@@ -191,26 +248,26 @@ class QuestionSuite(Suite):
         """Open corpus, triples and models."""
         options, system, loop, corpus = self.options, self.system, self.loop, None
         if system.needs_corpus(loop):
-            corpus = Path(options.corpus or Path(options.output) / "corpus.jsonl")
+            corpus = Path(options.corpus or self.home / "corpus.jsonl")
         if corpus and self.own_contexts:
-            count = write_context_corpus(self.task, options.data, corpus)
+            count = self.opened.once(corpus, partial(write_context_corpus, self.task, options.data, corpus))
             logger.info("corpus of all contexts in %s: %d passages", options.data, count)
         if system.needs_gold and self.gold and options.corpus:
             wanted = {name for links in self.gold.values() for name in links}
             self._passages = {one.id: one for one in read_corpus(options.corpus) if one.id in wanted}
-        tools = open_search(options, system, loop, corpus, Path(options.index or Path(options.output) / "index"))
+        tools = open_search(options, system, loop, corpus, Path(options.index or self.home / "index"), self.opened)
         if self.teacher is not None:
-            llm, integrator, sampling = self.llms or open_llms(self.teacher, options.integrator, options.oracle)
-            if options.integrator and (warning := other_prompt(options.integrator, loop.prompts)):
-                logger.warning("%s", warning)
-            tools = replace(tools, llm=llm, integrator=integrator, sampling=sampling)
+            chosen = (self.teacher, options.oracle)
+            llm = self.opened.once(chosen, partial(open_teacher, *chosen))
+            tools = replace(tools, llm=llm, sampling=self.teacher.sampling(1))
+            if options.integrator:
+                if warning := other_prompt(options.integrator, loop.prompts):
+                    logger.warning("%s", warning)
+                tools = replace(tools, integrator=open_student(self.teacher, options.integrator))
         planner, answerer = (
-            open_generator(model_spec(spec, options.untrained), options) if spec else None
+            self.opened.once((spec, loop.graph), partial(self._generator, spec)) if spec else None
             for spec in (options.planner_model, options.model)
         )
-        for generator in (planner, answerer):
-            if generator is not None and not loop.graph:
-                generator.processor = generator.processor.without_graph()
         if self.teacher is None:
             planner = planner or answerer
         self.tools = replace(tools, planner=planner, answerer=answerer)
@@ -278,6 +335,12 @@ class QuestionSuite(Suite):
             logger.warning(
                 "most retrieved passages have no triples in %s: does it cover this corpus?", self.options.triples
             )
+
+    def _generator(self, spec: str) -> LocalGenerator:
+        generator = open_generator(model_spec(spec, self.options.untrained), self.options)
+        if not self.loop.graph:
+            generator.processor = generator.processor.without_graph()
+        return generator
 
     def _gold_passages(self, question: Question) -> tuple[Passage, ...]:
         if not self.system.needs_gold:

@@ -8,6 +8,7 @@ import pytest
 from tripletune.eval import load_task, task_names
 from tripletune.eval.__main__ import main
 from tripletune.models.llm import Completion
+from tripletune.rag.retrievers import open_retriever
 
 FACTS = [f"Town{n} lies on the River{n}." for n in range(6)]
 HOTPOT = [
@@ -188,3 +189,36 @@ def test_every_task_loads_and_a_wrong_one_names_all_its_problems(tmp_path):
     wrong.write_text("metrics: [f2]\nmax_answer_tokens: 0\ntemplate: x\n")
     with pytest.raises(ValueError, match=r"(?s)tokens: 0 must.*reader is missing.*'f2' is not.*no \{question"):
         load_task(str(wrong))
+
+
+def test_several_systems_and_tasks(files, oracle, error_of, monkeypatch):
+    tasks = ["hotpotqa", str(files / "towns.yaml")]
+    (files / "towns.yaml").write_text("reader: hotpotqa\nmetrics: [exact_match]\nmax_answer_tokens: 9\n")
+    for name in ("hotpotqa", "towns"):
+        (files / f"{name}.jsonl").write_text((files / "hotpot.jsonl").read_text())
+        (files / f"{name}.corpus").write_text('{"title": "Town1", "text": "Town1 lies on the River1."}\n')
+    words = command(files, data=files / "{task}.jsonl", corpus=files / "{task}.corpus")
+    words[1:5] = ["--systems", "ras,standard,no_retrieval", "--tasks", ",".join(tasks)]
+    assert main([*words, "--set", "ras.graf=no", "--set", "gear.top_k=3", "--set", "planning=no"]) == 2
+    error = error_of()
+    for part in (
+        "gear is none of the systems ras, standard",
+        "system 'ras' has no option 'graf' (did you mean graph?)",
+    ):
+        assert error.count(part) == 1, error
+    assert not (files / "out").exists()
+
+    (files / "towns.corpus").write_text("no JSON\n")
+    assert main(words) == 1
+    assert "2 of 6 evaluations failed: " in error_of()
+    assert not (files / "out" / "towns" / "ras" / "metrics.json").exists()
+    for name in ("towns/no_retrieval", "hotpotqa/standard"):
+        assert metrics(files, f"out/{name}")["questions"] == 6
+    (files / "towns.corpus").write_text((files / "hotpotqa.corpus").read_text())
+    opened = []
+    monkeypatch.setattr("tripletune.rag.search.open_retriever", lambda *how: opened.append(how) or open_retriever(*how))
+    calls = oracle.calls
+    assert main([*words, "--overwrite"]) == 0
+    assert len(opened) == 2, "an index a task"
+    assert main(words) == 0
+    assert oracle.calls == calls + 2 * 6 * (3 + 1 + 1), "what is complete is not run again"

@@ -72,7 +72,7 @@ class Toy(QuestionSuite):
         self.system, self.task, self.loop = load_system("ras"), TASK, LoopOptions()
         self.metrics = {name: find_metrics()[name] for name in TASK.metrics}
         self.questions, self.ids = questions, [question.id for question in questions]
-        self.tools, self.llms, self.gold, self.own_contexts = Tools(model, model, Shelf(), Facts()), None, None, True
+        self.tools, self.gold, self.own_contexts = Tools(model, model, Shelf(), Facts()), None, True
         self.concurrency, self.retry_errors = concurrency, retry_errors
 
     def items(self):
