@@ -83,10 +83,10 @@ def open_student(teacher: LLMOptions, spec: str) -> LedgerClient:
         ValueError: the model or the ledger can't be opened.
     """
     shared = {name: getattr(teacher, name) for name in ("ledger", "batch_size", "dtype")}
-    return open_teacher(LLMOptions(backend="hf", model=spec, **shared))
+    return open_chat_model(LLMOptions(backend="hf", model=spec, **shared))
 
 
-def open_teacher(options: LLMOptions, oracle: str | None = None) -> LedgerClient:
+def open_chat_model(options: LLMOptions, oracle: str | None = None) -> LedgerClient:
     """The client of a chat model.
 
     Args:

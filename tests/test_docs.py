@@ -264,7 +264,7 @@ def test_commands_are_found_in_bash_blocks_alone():
     ("text", "trouble"),
     [
         ("tripletune eval run --sistem ras", "has no --sistem"),
-        ("tripletune eval run --system raz", "--system raz is not one of"),
+        ("tripletune eval run --retriever bm2", "--retriever bm2 is not one of"),
         ("tripletune build world --train=4 --sizes 5", "has no --sizes"),
         ("accelerate launch recipes/ras_multitask.py --config recipes/configs/none.yaml", "there is no file"),
         ("accelerate launch recipes/ras_multitask.py --train.learning_rat 1", "has no --train.learning_rat"),

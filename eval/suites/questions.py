@@ -25,7 +25,7 @@ from tripletune.eval.systems import (
     model_spec,
     open_generator,
     open_student,
-    open_teacher,
+    open_chat_model,
     other_prompt,
     run_problems,
     triples_settings,
@@ -258,7 +258,7 @@ class QuestionSuite(Suite):
         tools = open_search(options, system, loop, corpus, Path(options.index or self.home / "index"), self.opened)
         if self.teacher is not None:
             chosen = (self.teacher, options.oracle)
-            llm = self.opened.once(chosen, partial(open_teacher, *chosen))
+            llm = self.opened.once(chosen, partial(open_chat_model, *chosen))
             tools = replace(tools, llm=llm, sampling=self.teacher.sampling(1))
             if options.integrator:
                 if warning := other_prompt(options.integrator, loop.prompts):
