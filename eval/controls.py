@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tripletune.eval.statistics import bootstrap_pairs
+from tripletune.eval.statistics import GAP, bootstrap_pairs
 from tripletune.models.data.records import Action, ModelInput, Record, Step
 from tripletune.models.llm import Completion
 
@@ -172,7 +172,7 @@ def compare_controls(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                     gaps[control][name].append((row["question_id"], score - row["scores"][metric]))
     return {
         control: {
-            name: {"score": bootstrap_pairs(pairs), "difference": bootstrap_pairs(gaps[control][name])}
+            name: {"score": bootstrap_pairs(pairs), "difference": bootstrap_pairs(gaps[control][name], GAP)}
             for name, pairs in found.items()
         }
         for control, found in scores.items()

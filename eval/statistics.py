@@ -1,38 +1,58 @@
-"""Bootstrap intervals (Efron's percentile method) for means, ratios and paired differences, seeded and vectorised.
+"""Intervals and tests, seeded and vectorised: of means, ratios of sums, and paired differences between systems.
 
-An interval is `{"mean", "low", "high", "n"}`: a mean with its 95 % interval, over `n` values; else None.
-A difference has its two-sided bootstrap p-value too, as `p_value`.
+An interval is `{"mean", "low", "high", "n"}`: a mean with its 95 % bootstrap interval (Efron's percentile method), over
+`n` values; else None. Where all values are the same, every bootstrap sample is; then the interval says how far the
+mean can be off if the share of other values, which `n` draws may have missed, is as large as Clopper and Pearson (1934)
+allow. At 0 % and 100 % that is their interval.
 
-What is drawn with replacement is the question.
+A difference has two more keys: `p_value`, two-sided, and `test`, its name. Where every score is 0 or 1 that is
+McNemar's exact test, else a permutation test: the two systems change places on a random half of the questions. Where
+many differences stand in one table, `correct_table` adds `p_holm` (Holm, 1979).
+
+What is drawn with replacement, or changes places, is the question, or the text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
-RESAMPLES = 2000
-_CELLS_AT_ONCE = 1 << 22
+RESAMPLES, PERMUTATIONS = 2000, 10_000
+SIGNIFICANT = 0.05
+NO_DIFFERENCE = "no difference shown"
+P_NOTE = (
+    "p is two-sided, of McNemar's exact test where all scores are 0 or 1 and else of a permutation test, corrected for "
+    "the number of differences in the table (Holm)"
+)
+# Sums that differ in their last digits alone are no difference.
+_EQUAL = 1e-12
+# Draws that are in memory at once.
+_CELLS_AT_ONCE = 1 << 20
+# The smallest and the largest value: of scores, and of differences between them.
+SCORE, GAP = (0.0, 1.0), (-1.0, 1.0)
+Bounds = tuple[float, float]
 Interval = dict[str, Any]
 
 
-def bootstrap_mean(values: Sequence[float]) -> Interval:
-    """Mean and 95 % percentile interval.
+def bootstrap_mean(values: Sequence[float], bounds: Bounds | None = SCORE) -> Interval:
+    """Mean and 95 % interval.
 
     Args:
         values: One value per question.
+        bounds: The smallest and the largest value there can be; None where there is none, as of costs.
 
     Raises:
         ValueError: a value is not a finite number.
     """
     numbers = _finite(values)
-    return _interval(numbers, np.ones_like(numbers), len(values))
+    return _interval(numbers, np.ones_like(numbers), len(values), bounds)
 
 
-def bootstrap_pairs(pairs: Sequence[tuple[Hashable, float]]) -> Interval:
-    """Mean and 95 % percentile interval of `(question, score)` pairs.
+def bootstrap_pairs(pairs: Sequence[tuple[Hashable, float]], bounds: Bounds = SCORE) -> Interval:
+    """Mean and 95 % interval of `(question, score)` pairs.
 
     Several rows of one question, such as its planning steps, rise and fall together, so they are drawn together.
 
@@ -42,11 +62,11 @@ def bootstrap_pairs(pairs: Sequence[tuple[Hashable, float]]) -> Interval:
     places: dict[Hashable, int] = {}
     index = np.array([places.setdefault(question, len(places)) for question, _ in pairs], dtype=np.int64)
     sums, counts = np.bincount(index, weights=_finite([score for _, score in pairs])), np.bincount(index)
-    return _interval(sums, counts.astype(np.float64), len(pairs))
+    return _interval(sums, counts.astype(np.float64), len(pairs), bounds)
 
 
 def bootstrap_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
-    """A ratio of sums, such as a micro-averaged precision, and its 95 % percentile interval.
+    """A ratio of sums, such as a micro-averaged precision, and its 95 % interval.
 
     What is drawn is the text with both its counts, so that numerator and denominator move together. A sample whose
     denominators add up to 0 counts as 0.
@@ -61,17 +81,41 @@ def bootstrap_ratio(numerators: Sequence[float], denominators: Sequence[float]) 
     return _interval(_finite(numerators), _finite(denominators), len(numerators))
 
 
-def paired_difference(first: Sequence[float], second: Sequence[float]) -> Interval:
+def paired_difference(first: Sequence[float], second: Sequence[float], bounds: Bounds | None = GAP) -> Interval:
     """Compare the scores of two systems on the same questions, in the same order.
 
+    Args:
+        first: The one to compare with.
+        second: The other.
+        bounds: The smallest and the largest difference there can be; None where there is none, as of costs.
+
     Returns:
-        The mean of `second - first` with its interval and `p_value`.
+        The mean of `second - first` with its interval, `p_value` and `test`.
 
     Raises:
         ValueError: the lengths differ, there are no scores, or one is not a finite number.
     """
-    ones = np.ones(len(first))
-    return paired_ratio_difference((first, ones), (second, ones))  # type: ignore[arg-type]
+    scores = _columns([first, second])
+    return _differences(scores, np.ones_like(scores), bounds)[0]
+
+
+def paired_table(scores: Mapping[str, Sequence[float]], bounds: Bounds | None = GAP) -> list[dict[str, Any]]:
+    """Compare every two of several systems on the same questions, in the same order.
+
+    Args:
+        scores: By system, one value per question.
+        bounds: As in `paired_difference`.
+
+    Returns:
+        `{"first", "second", ...}`: the names of both, and the difference "second minus first" with `p_holm` over all.
+
+    Raises:
+        ValueError: as `paired_difference`.
+    """
+    columns = _columns(list(scores.values()))
+    found = _differences(columns, np.ones_like(columns), bounds)
+    correct_table(found)
+    return [{"first": one, "second": two, **gap} for (one, two), gap in zip(combinations(scores, 2), found)]
 
 
 def paired_ratio_difference(
@@ -86,24 +130,30 @@ def paired_ratio_difference(
     Raises:
         ValueError: the lengths differ, there is nothing to compare, or a value is not a finite number.
     """
-    parts = [_finite(values) for values in (*first, *second)]
-    if len({len(part) for part in parts}) != 1 or not len(parts[0]):
-        raise ValueError(
-            f"a paired difference of {' and '.join(str(len(part)) for part in parts[::2])} scores: both systems must "
-            "have answered the same questions, at least one"
-        )
-    gaps = _resampled(*parts[2:]) - _resampled(*parts[:2])
-    means = [above.sum() / below.sum() if below.sum() else 0.0 for above, below in (parts[:2], parts[2:])]
-    low, high = np.percentile(gaps, [2.5, 97.5])
-    # Sums that differ in their last digit alone are no difference.
-    tail = min(float(np.mean(gaps <= 1e-12)), float(np.mean(gaps >= -1e-12)))
-    return {
-        "mean": float(means[1] - means[0]),
-        "low": float(low),
-        "high": float(high),
-        "p_value": min(1.0, 2 * tail),
-        "n": len(parts[0]),
-    }
+    parts = _columns([first[0], second[0], first[1], second[1]])
+    return _differences(parts[:, :2], parts[:, 2:], GAP)[0]
+
+
+def correct_table(differences: Iterable[Interval]) -> None:
+    """Give each difference of a table `p_holm`: its p-value, corrected for their number (Holm's step-down method)."""
+    found = sorted(differences, key=lambda one: one["p_value"])
+    largest = 0.0
+    for place, one in enumerate(found):
+        largest = max(largest, min(1.0, (len(found) - place) * one["p_value"]))
+        one["p_holm"] = largest
+
+
+def verdict(difference: Interval) -> str:
+    """What a difference says: "better", "worse" or "no difference shown", by `p_holm` where there is one."""
+    if difference.get("p_holm", difference["p_value"]) >= SIGNIFICANT:
+        return NO_DIFFERENCE
+    return "better" if difference["mean"] > 0 else "worse"
+
+
+def p_cell(difference: Interval) -> str:
+    """The p-value of a difference for a table: `p_holm` where there is one."""
+    p_value = difference.get("p_holm", difference["p_value"])
+    return "< 0.001" if p_value < 0.001 else f"{p_value:.3f}"
 
 
 def flatten_means(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -130,22 +180,91 @@ def _finite(values: Sequence[float]) -> np.ndarray:
     return numbers
 
 
-def _interval(above: np.ndarray, below: np.ndarray, n: int) -> Interval:
+def _columns(parts: Sequence[Sequence[float]]) -> np.ndarray:
+    """Values of the same questions side by side, shape (questions, parts)."""
+    if len({len(part) for part in parts}) != 1 or not len(parts[0]):
+        raise ValueError(
+            f"a paired difference of {' and '.join(str(len(part)) for part in parts[:2])} scores: all systems must "
+            "have answered the same questions, at least one"
+        )
+    return np.column_stack([_finite(part) for part in parts])
+
+
+def _interval(above: np.ndarray, below: np.ndarray, n: int, bounds: Bounds | None = SCORE) -> Interval:
     if not below.sum():
         return {"mean": None, "low": None, "high": None, "n": 0}
-    low, high = np.percentile(_resampled(above, below), [2.5, 97.5])
-    return {"mean": float(above.sum() / below.sum()), "low": float(low), "high": float(high), "n": n}
+    mean, samples = float(above.sum() / below.sum()), _ratios(_resampled(np.column_stack([above, below])))
+    return {"mean": mean, **_limits(mean, samples, bounds, np.count_nonzero(below)), "n": n}
 
 
-def _resampled(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The ratio of sums in each bootstrap sample."""
+def _limits(mean: float, samples: np.ndarray, bounds: Bounds | None, draws: int) -> Interval:
+    low, high = np.percentile(samples, [2.5, 97.5])
+    if bounds and high - low < _EQUAL:
+        missed = 1 - 0.025 ** (1 / draws)
+        low, high = mean - missed * (mean - bounds[0]), mean + missed * (bounds[1] - mean)
+    return {"low": float(low), "high": float(high)}
+
+
+def _ratios(sums: np.ndarray) -> np.ndarray:
+    """Of sums, shape (samples, 2 x systems) with numerators first, the ratios; 0 where there is no denominator."""
+    above, below = np.hsplit(sums, 2)
+    return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+
+
+def _resampled(columns: np.ndarray) -> np.ndarray:
+    """The sums of the columns in each bootstrap sample, shape (samples, columns)."""
     # One seed draws the same texts for two systems and for all metrics, so that they move together.
-    random = np.random.default_rng(0)
-    size = len(sums)
-    rows = max(1, _CELLS_AT_ONCE // size)
-    means = []
+    random, size = np.random.default_rng(0), len(columns)
+    rows, sums = max(1, _CELLS_AT_ONCE // size), []
     for start in range(0, RESAMPLES, rows):
-        drawn = random.integers(0, size, size=(min(rows, RESAMPLES - start), size))
-        total = counts[drawn].sum(axis=1)
-        means.append(np.divide(sums[drawn].sum(axis=1), total, out=np.zeros_like(total), where=total > 0))
-    return np.concatenate(means)
+        count = min(rows, RESAMPLES - start)
+        drawn = random.integers(0, size, size=(count, size)) + size * np.arange(count)[:, None]
+        times = np.bincount(drawn.ravel(), minlength=count * size).reshape(count, size)
+        sums.append(times.astype(np.float64) @ columns)
+    return np.concatenate(sums)
+
+
+def _differences(above: np.ndarray, below: np.ndarray, bounds: Bounds | None) -> list[Interval]:
+    """Differences of every two systems, from numerators and denominators, each of shape (texts, systems)."""
+    means = bool((below == 1).all())
+    pairs = list(combinations(range(above.shape[1]), 2))
+    totals = _ratios(np.hstack([above.sum(0), below.sum(0)])[None])[0]
+    samples = _ratios(_resampled(np.hstack([above, below])))
+    found: list[Interval] = []
+    for one, two in pairs:
+        mean, gaps = float(totals[two] - totals[one]), above[:, two] - above[:, one]
+        limits = _limits(mean, samples[:, two] - samples[:, one], bounds, len(gaps))
+        found.append({"mean": mean, **limits, "n": len(gaps)})
+        if means and np.isin(gaps, (-1.0, 0.0, 1.0)).all():
+            found[-1] |= {"p_value": _mcnemar(gaps), "test": "McNemar's exact test"}
+    drawn = [place for place, one in enumerate(found) if "p_value" not in one]
+    chances = _permuted(above, below, [pairs[place] for place in drawn]) if drawn else ()
+    for place, p_value in zip(drawn, chances):
+        found[place] |= {"p_value": p_value, "test": "permutation test"}
+    return found
+
+
+def _mcnemar(gaps: np.ndarray) -> float:
+    """Of differences of -1, 0 and 1; the permutation test of such differences is this binomial."""
+    # Imported here: it takes longer than all of `tripletune eval --help`.
+    from scipy.stats import binomtest
+
+    differ = np.count_nonzero(gaps)
+    return float(binomtest(int((gaps > 0).sum()), differ).pvalue) if differ else 1.0
+
+
+def _permuted(above: np.ndarray, below: np.ndarray, pairs: list[tuple[int, int]]) -> list[float]:
+    """Two-sided p-values of systems by pairs, each text's two results changing places or not at random."""
+    one, two = ([pair[side] for pair in pairs] for side in (0, 1))
+    moved = np.hstack([above[:, two] - above[:, one], below[:, two] - below[:, one]])
+    first, second = (np.hstack([above[:, side].sum(0), below[:, side].sum(0)]) for side in (one, two))
+    observed = np.abs(_ratios(second[None]) - _ratios(first[None]))
+    random, size = np.random.default_rng(0), len(above)
+    rows, as_far = max(1, _CELLS_AT_ONCE // size), np.zeros(len(pairs))
+    for start in range(0, PERMUTATIONS, rows):
+        count = min(rows, PERMUTATIONS - start)
+        bits = np.frombuffer(random.bytes(count * -(-size // 8)), np.uint8).reshape(count, -1)
+        change = np.unpackbits(bits, axis=1, count=size).astype(np.float64) @ moved
+        as_far += (np.abs(_ratios(second - change) - _ratios(first + change)) >= observed - _EQUAL).sum(0)
+    # What was observed is one of the permutations, so that no p-value is 0.
+    return [float(p_value) for p_value in (as_far + 1) / (PERMUTATIONS + 1)]

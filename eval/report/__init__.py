@@ -19,7 +19,15 @@ from tripletune.eval.report.page import page_of
 from tripletune.eval.report.plots import MALFORMED_OUTPUT, draw_curve, draw_plots, panels_of, read_curve
 from tripletune.eval.report.runs import Group, Run, differences, figures_of, group_runs, read_folder, sweeps_of
 from tripletune.eval.results import METRICS, RESULTS, read_results
-from tripletune.eval.statistics import bootstrap_ratio, paired_difference, paired_ratio_difference
+from tripletune.eval.statistics import (
+    P_NOTE,
+    bootstrap_ratio,
+    correct_table,
+    p_cell,
+    paired_difference,
+    paired_ratio_difference,
+    verdict,
+)
 from tripletune.eval.suites import interval_cells, show_table
 from tripletune.eval.suites.extraction import KIND, SCORES_FILE
 from tripletune.eval.triples import row_parts
@@ -93,6 +101,11 @@ def build_report(found: Sequence[Run]) -> dict[str, Any]:
 
 def _figures(group: Group) -> dict[str, Any]:
     reference, order = group.runs[0], group.in_paper_order()
+    tables = [[_paired(reference, run) for run in group.runs]]
+    if order:
+        tables.append([_paired(group.runs[order[0]], group.runs[place]) for place in order])
+    for table in tables:
+        correct_table(gap for gaps in table if gaps for gap in gaps.values())
     return {
         "task": reference.task,
         "metrics": reference.scores,
@@ -113,13 +126,8 @@ def _figures(group: Group) -> dict[str, Any]:
             }
             for run, name, ablations in zip(group.runs, group.names, group.ablations)
         ],
-        "differences": [_paired(reference, run) for run in group.runs],
-        "ablations": {
-            "order": order,
-            "differences": [_paired(group.runs[order[0]], group.runs[place]) for place in order],
-        }
-        if order
-        else None,
+        "differences": tables[0],
+        "ablations": {"order": order, "differences": tables[1]} if order else None,
         "sweeps": sweeps_of(group),
     }
 
@@ -176,7 +184,7 @@ def compare_folders(folders: Sequence[str | Path], metric: str | None = None) ->
 
     Returns:
         `{"what", "unit", "items", "runs": [{"folder", "name", "cost"}], "scores": {name: [{"score", "difference"}]}}`;
-        a difference is "this run minus the first", None for the first.
+        a difference is "this run minus the first", None for the first; its `p_holm` is corrected over all of them.
 
     Raises:
         FileNotFoundError: a folder has no results.
@@ -217,6 +225,7 @@ def compare_folders(folders: Sequence[str | Path], metric: str | None = None) ->
             }
             for number, column in enumerate(columns)
         ]
+    correct_table(one["difference"] for found in scores.values() for one in found[1:])
     about = [
         {"folder": str(folder), "name": head.get("system") or head["model"], "cost": head[f"cost_per_{unit}"]}
         for folder, head in zip(folders, heads)
@@ -243,15 +252,15 @@ def _show(comparison: Mapping[str, Any], console: Console) -> None:
     for name, found in comparison["scores"].items():
         for number, one in enumerate(found, 1):
             gap = one["difference"]
-            cells = (*interval_cells(gap, sign=True), f"{gap['p_value']:.3f}") if gap else ("", "", "")
+            cells = (*interval_cells(gap, sign=True), p_cell(gap), verdict(gap)) if gap else ("", "", "", "")
             rows.append((name if number == 1 else "", str(number), *interval_cells(one["score"]), *cells))
-    heads = ("score", "run", "mean", "95 % interval", "minus run 1", "95 % interval", "p")
+    heads = ("score", "run", "mean", "95 % interval", "minus run 1", "95 % interval", "p", "than run 1")
     show_table(console, f"{comparison['what']}, {comparison['items']} {unit}s", heads, rows, f"{unit}s")
     known = find_metrics()
     for name in comparison["scores"]:
         if name in known:
             console.print(f"{name}: {known[name].explanation}.")
-    console.print(f"Differences to run 1 are paired by {unit}; p is the two-sided bootstrap p-value.")
+    console.print(f"Differences to run 1 are paired by {unit}; {P_NOTE}.")
 
 
 def curve(args: argparse.Namespace, console: Console) -> None:

@@ -12,14 +12,14 @@ from typing import Any
 from tripletune.eval import find_metrics
 from tripletune.eval.controls import control_table
 from tripletune.eval.report.runs import COSTS
-from tripletune.eval.statistics import flatten
+from tripletune.eval.statistics import P_NOTE, flatten, p_cell
 from tripletune.models.program import code_span, markdown_table, on_one_line, plain
 
 Runs = Sequence[Mapping[str, Any]]
 
 _NOTE = (
     "Scores, shares and recall are times 100. In brackets: the 95 % interval of a bootstrap over questions. "
-    "Differences are paired by question; p is the two-sided bootstrap p-value."
+    f"Differences are paired by question; {P_NOTE}."
 )
 _OPTION_TITLES = {
     "candidates": "candidate triples a round, N",
@@ -296,8 +296,7 @@ def _sources(report: Mapping[str, Any]) -> list[str]:
 def _gap(gaps: Mapping[str, Any] | None, metric: str) -> list[str]:
     if gaps is None:
         return ["", ""]
-    p = gaps[metric]["p_value"]
-    return [interval(gaps[metric], sign="+"), "< 0.001" if p < 0.001 else f"{p:.3f}"]
+    return [interval(gaps[metric], sign="+"), p_cell(gaps[metric])]
 
 
 def _role(found: Mapping[str, float | None] | None) -> str:

@@ -145,14 +145,14 @@ def figures_of(run: Run) -> dict[str, Any]:
         "scores": _means_of(rows, metrics),
         "by_type": types if len(types) > 1 else None,
         "rounds": {
-            "mean": bootstrap_mean(rows["rounds"]),
+            "mean": bootstrap_mean(rows["rounds"], None),
             "questions": _counted(rows["rounds"]),
             "ended_by": _counted(rows["stop"]),
         },
-        "cost": {name: bootstrap_mean(rows[name]) for name in COSTS},
+        "cost": {name: bootstrap_mean(rows[name], None) for name in COSTS},
         "roles": _roles(rows),
         "latency": {
-            "mean": bootstrap_mean(seconds),
+            "mean": bootstrap_mean(seconds, None),
             "percentiles": {str(share): float(seconds.quantile(share / 100)) for share in (10, 50, 90)},
             "questions_per_second": run.metrics.get("session", {}).get("questions_per_second"),
             "concurrency": run.about.get("concurrency"),

@@ -165,7 +165,7 @@ def test_the_command_scores_controls_beside_the_model(serve, call, tmp_path, cap
     assert main(["report", str(tmp_path / "out"), "--output", str(tmp_path / "report"), "--no-plots"]) == 0
     page = (tmp_path / "report" / "report.md").read_text()
     assert "| no facts | " in page
-    assert "-100.0 (-100.0 to -100.0)" in page
+    assert "-100.0 (-100.0 to " in page
     assert "controls/" not in page
 
 

@@ -4,14 +4,19 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest, permutation_test
 
 from tripletune.eval.statistics import (
+    NO_DIFFERENCE,
     bootstrap_mean,
     bootstrap_pairs,
     bootstrap_ratio,
+    correct_table,
     flatten_means,
     paired_difference,
     paired_ratio_difference,
+    paired_table,
+    verdict,
 )
 
 
@@ -28,18 +33,26 @@ def test_the_same_interval_whatever_is_drawn_at_once(monkeypatch):
     values = list(np.random.default_rng(2).random(30))
     whole = bootstrap_mean(values)
     monkeypatch.setattr("tripletune.eval.statistics._CELLS_AT_ONCE", 100)
-    assert bootstrap_mean(values) == whole
+    assert bootstrap_mean(values) == pytest.approx(whole)
 
 
-def test_nothing_and_one_value():
+def test_nothing_and_values_that_are_all_the_same():
     assert bootstrap_mean([]) == {"mean": None, "low": None, "high": None, "n": 0}
-    assert bootstrap_mean([0.25]) == {"mean": 0.25, "low": 0.25, "high": 0.25, "n": 1}
+    for right in (0, 40):
+        exact = binomtest(right, 40).proportion_ci()
+        found = bootstrap_mean([float(right > 0)] * 40)
+        assert (found["low"], found["high"]) == pytest.approx((exact.low, exact.high))
+    # Half of the values unlike the others could be missed by one draw or by a few, and they could be 0 or 1.
+    assert bootstrap_mean([0.3] * 40) == pytest.approx(
+        {"mean": 0.3, "low": 0.3 - 0.0881 * 0.3, "high": 0.3 + 0.0881 * 0.7, "n": 40}, abs=1e-4
+    )
+    assert bootstrap_mean([3.0] * 40, None) == {"mean": 3.0, "low": 3.0, "high": 3.0, "n": 40}
 
 
 def test_rows_of_one_question_are_drawn_together():
     values, questions = [0.0, 1.0] * 40, [number // 4 for number in range(80)]
     same_in_each = bootstrap_pairs(list(zip(questions, values)))
-    assert (same_in_each["low"], same_in_each["high"]) == (0.5, 0.5)
+    assert same_in_each == pytest.approx({**bootstrap_mean([0.5] * 20), "n": 80})
     grouped = bootstrap_pairs(list(zip(questions, sorted(values))))
     single = bootstrap_mean(sorted(values))
     assert grouped["high"] - grouped["low"] > 1.5 * (single["high"] - single["low"])
@@ -62,11 +75,51 @@ def test_pairing_sees_a_small_constant_gain():
 
 def test_no_difference_has_p_value_one():
     gap = paired_difference([1.0, 0.0, 1.0], [1.0, 0.0, 1.0])
-    assert (gap["mean"], gap["low"], gap["high"], gap["p_value"]) == (0.0, 0.0, 0.0, 1.0)
+    assert (gap["mean"], gap["p_value"], verdict(gap)) == (0.0, 1.0, NO_DIFFERENCE)
+    # Three questions alike say little about the next.
+    assert gap["high"] == -gap["low"] == pytest.approx(1 - 0.025 ** (1 / 3))
     with pytest.raises(ValueError, match="same questions"):
         paired_difference([1.0], [1.0, 0.0])
     with pytest.raises(ValueError, match="at least one"):
         paired_difference([], [])
+
+
+def test_scores_of_0_and_1_have_mcnemars_exact_test():
+    first, second = [0.0] * 9 + [1.0] * 51, [1.0] * 8 + [0.0] + [0.0] * 1 + [1.0] * 50
+    gap = paired_difference(first, second)
+    # 8 questions won, 1 lost: twice the chance of at most 1 head of 9, (1 + 9) / 2**9.
+    assert gap["p_value"] == pytest.approx(2 * 10 / 2**9)
+    assert (gap["test"], verdict(gap)) == ("McNemar's exact test", "better")
+
+
+def test_other_scores_have_the_permutation_test():
+    random = np.random.default_rng(3)
+    first, gaps = random.random(12) / 2, random.normal(0.05, 0.1, 12)
+    found = paired_difference(first, first + gaps)
+    exact = permutation_test((gaps,), np.mean, permutation_type="samples", n_resamples=np.inf)
+    assert found["p_value"] == pytest.approx(exact.pvalue, abs=0.015)
+    assert found["test"] == "permutation test"
+
+
+def test_a_table_is_corrected_by_holm():
+    gaps = [{"mean": 0.1, "p_value": p} for p in (0.04, 0.01, 0.03, 0.02)]
+    correct_table(gaps)
+    # 4 x 0.01, 3 x 0.02; then 2 x 0.03 = 0.06 and 1 x 0.04, which is not less than what stands before it.
+    assert [one["p_holm"] for one in gaps] == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert [verdict(one) for one in gaps] == [NO_DIFFERENCE, "better", NO_DIFFERENCE, NO_DIFFERENCE]
+
+
+def test_every_two_systems_are_compared_as_two_alone_are():
+    random = np.random.default_rng(5)
+    right = {name: (random.random(300) < share).astype(float) for name, share in (("a", 0.3), ("b", 0.5), ("c", 0.52))}
+    overlap = {name: values * 0.7 + 0.1 * random.random(300) for name, values in right.items()}
+    for scores in (right, overlap):
+        table = paired_table(scores)
+        assert [(one["first"], one["second"]) for one in table] == [("a", "b"), ("a", "c"), ("b", "c")]
+        for one in table:
+            alone = paired_difference(scores[one["first"]], scores[one["second"]])
+            assert {key: one[key] for key in alone} == pytest.approx(alone)
+        assert [verdict(one) for one in table] == ["better", "better", NO_DIFFERENCE]
 
 
 def test_a_score_that_is_no_number_is_refused():
@@ -103,7 +156,7 @@ def test_a_difference_of_ratios_is_paired_by_text():
     apart = [bootstrap_ratio(values, below) for values in (above, better)]
     assert found["high"] - found["low"] < apart[1]["high"] - apart[1]["low"]
     same = paired_ratio_difference((above, below), (above, below))
-    assert (same["mean"], same["low"], same["high"], same["p_value"]) == (0.0, 0.0, 0.0, 1.0)
+    assert (same["mean"], same["p_value"]) == (0.0, 1.0)
     ones = np.ones(80)
     means = paired_ratio_difference((above, ones), (better, ones))
     assert means == pytest.approx(paired_difference(above, better))
