@@ -145,14 +145,14 @@ def correct_table(differences: Iterable[Interval]) -> None:
 
 def verdict(difference: Interval) -> str:
     """What a difference says: "better", "worse" or "no difference shown", by `p_holm` where there is one."""
-    if difference.get("p_holm", difference["p_value"]) >= SIGNIFICANT:
+    if difference["p_holm" if "p_holm" in difference else "p_value"] >= SIGNIFICANT:
         return NO_DIFFERENCE
     return "better" if difference["mean"] > 0 else "worse"
 
 
 def p_cell(difference: Interval) -> str:
     """The p-value of a difference for a table: `p_holm` where there is one."""
-    p_value = difference.get("p_holm", difference["p_value"])
+    p_value = difference["p_holm" if "p_holm" in difference else "p_value"]
     return "< 0.001" if p_value < 0.001 else f"{p_value:.3f}"
 
 
@@ -194,7 +194,7 @@ def _interval(above: np.ndarray, below: np.ndarray, n: int, bounds: Bounds | Non
     if not below.sum():
         return {"mean": None, "low": None, "high": None, "n": 0}
     mean, samples = float(above.sum() / below.sum()), _ratios(_resampled(np.column_stack([above, below])))
-    return {"mean": mean, **_limits(mean, samples, bounds, np.count_nonzero(below)), "n": n}
+    return {"mean": mean, **_limits(mean, samples, bounds, int(np.count_nonzero(below))), "n": n}
 
 
 def _limits(mean: float, samples: np.ndarray, bounds: Bounds | None, draws: int) -> Interval:
