@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 from tripletune.data_builders.hotpotqa_subq import Question
 from tripletune.data_builders.readers import get_reader
@@ -125,10 +126,11 @@ def write_context_corpus(task: Task, data: str, path: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric with the sentence that tables print about it."""
+    """A metric with the sentence that tables print about it, and the gold that it reads."""
 
-    score: Callable[[str, Sequence[str]], float]
+    score: Callable[[str, Any], float]
     explanation: str
+    reads: Literal["answers", "short_answers"] = "answers"
 
 
 def find_metrics() -> dict[str, Metric]:
@@ -137,28 +139,40 @@ def find_metrics() -> dict[str, Metric]:
     for place in (_METRICS, *(f"{_METRICS}.{name}" for name in names_in(_METRICS))):
         for name, function in inspect.getmembers(importlib.import_module(place), inspect.isfunction):
             if function.__module__ == place and not name.startswith("_"):
-                found[name] = Metric(function, (inspect.getdoc(function) or name).splitlines()[0].rstrip("."))
+                said = (inspect.getdoc(function) or name).splitlines()[0].rstrip(".")
+                short = "short_answers" in inspect.signature(function).parameters
+                found[name] = Metric(function, said, "short_answers" if short else "answers")
     return found
 
 
-def score_answer(prediction: str, answers: Sequence[str], metrics: Mapping[str, Metric]) -> dict[str, float]:
+def score_answer(
+    prediction: str,
+    answers: Sequence[str],
+    metrics: Mapping[str, Metric],
+    short_answers: Sequence[Sequence[str]] = (),
+) -> dict[str, float]:
     """Score one prediction with several metrics.
 
     Args:
         prediction: The answer.
         answers: The gold answers; blank ones, which would occur in every prediction, are passed over.
         metrics: The metrics, by name.
+        short_answers: The aliases of each reading's short answer, for metrics that read them.
 
     Raises:
         TypeError: the gold answers are one string, which would be compared letter by letter.
-        ValueError: there is no gold answer, or a metric gives no finite number.
+        ValueError: there is no gold that a metric reads, or a metric gives no finite number.
     """
     if isinstance(answers, str):
         raise TypeError(f"gold answers are the string {answers!r}: give a list of answers, or it is read by letters")
     filled = [answer for answer in answers if answer.strip()]
     if not filled:
         raise ValueError(f"gold answers are {list(answers)!r}: a metric needs one that is not blank")
-    scores = {name: float(metric.score(prediction, filled)) for name, metric in metrics.items()}
+    for name, metric in metrics.items():
+        if metric.reads == "short_answers" and not short_answers:
+            raise ValueError(f"metric {name} needs short answers, which the question does not have: ASQA's rows do")
+    gold = {"answers": filled, "short_answers": short_answers}
+    scores = {name: float(metric.score(prediction, gold[metric.reads])) for name, metric in metrics.items()}
     wrong = {name: score for name, score in scores.items() if not math.isfinite(score)}
     if wrong:
         raise ValueError(f"metric {next(iter(wrong))} gives {wrong} for {prediction!r}: a score is a finite number")

@@ -80,6 +80,8 @@ class Question:
         source: The data set's name, as it appears in the records.
         hops: Gold decomposition, in order.
         evidences: Gold evidence triples, in reasoning order.
+        search: The question as it is searched, where `question` has choices behind it.
+        short_answers: Of a question with several readings the aliases of each one's short answer (ASQA).
     """
 
     id: str
@@ -91,6 +93,8 @@ class Question:
     source: str
     hops: tuple[Hop, ...] = ()
     evidences: tuple[Triple, ...] = ()
+    search: str = ""
+    short_answers: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

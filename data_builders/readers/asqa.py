@@ -80,7 +80,15 @@ def _question(row: Row, where: str, source: str) -> Question | None:
         return None
     answers = dict.fromkeys(" ".join(str(entry["long_answer"]).split()) for entry in written)
     passages = dict.fromkeys([*_knowledge(written[0], where), *_contexts(row)])
-    return Question(identity, text, tuple(answers), tuple(passages), tuple(range(len(passages))), "", source)
+    pairs = [pair for pair in row.get("qa_pairs") or () if isinstance(pair, dict)]
+    short = tuple(
+        tuple(name for name in pair.get("short_answers") or () if isinstance(name, str) and name.strip())
+        for pair in pairs
+    )
+    return Question(
+        identity, text, tuple(answers), tuple(passages), tuple(range(len(passages))), "", source,
+        short_answers=tuple(filter(None, short)),
+    )  # fmt: skip
 
 
 def _knowledge(annotation: Row, where: str) -> Iterator[Passage]:

@@ -35,7 +35,8 @@ def choice_question(row: Row, where: str, source: str) -> Question:
     if key not in labels:
         raise ValueError(f"{where}: answerKey {row['answerKey']!r} is not one of the labels {', '.join(labels)}")
     choices = " ".join(f"{label}: {text}" for label, text in zip(labels, texts))
-    return Question(required_text(row, ("id",), where), f"{stem} {choices}", (key,), (), (), "", source)
+    identity = required_text(row, ("id",), where)
+    return Question(identity, f"{stem} {choices}", (key,), (), (), "", source, search=stem)
 
 
 def _choices(row: Row, where: str) -> tuple[list[str], list[str]]:

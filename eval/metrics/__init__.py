@@ -2,12 +2,13 @@
 
 A new one is one file: `def NAME(prediction: str, answers: Sequence[str]) -> float`, whose docstring begins with the
 sentence that tables print about it. Then a task's YAML can name it. The gold answers have all aliases, and none is
-blank.
+blank. One whose second argument is `short_answers` gets those of ASQA in its place, the aliases of one reading each.
 
 Here are the papers' metrics; each gives 0 to 1. Names keep rules apart that papers mix up: `f1` is plain token F1 (RAS,
-eq. 10-12), `f1_hotpotqa` the official rule of HotpotQA and 2WikiMultiHopQA; `golden_match` normalises both sides (RAS,
-eq. 9), `match_raw` is Self-RAG's case-sensitive test. An empty prediction scores 0 everywhere: refusals stay in the
-denominator.
+eq. 10-12), `f1_hotpotqa` the official rule of HotpotQA and 2WikiMultiHopQA, `f1_triviaqa` that of TriviaQA;
+`golden_match` normalises both sides (RAS, eq. 9), `match_raw` is Self-RAG's case-sensitive test; `accuracy` takes the
+whole reply for the label, `label_accuracy` reads the label out of it. An empty prediction scores 0 everywhere:
+refusals stay in the denominator.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from collections.abc import Sequence
 from tripletune.models.data.records import normalize_answer
 
 _CLOSED_ANSWERS = {"yes", "no", "noanswer"}
+# TriviaQA's script takes these for spaces, where SQuAD's leaves punctuation out.
+_TRIVIAQA_SPACES = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`", " "))
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
@@ -55,6 +58,16 @@ def f1_hotpotqa(prediction: str, answers: Sequence[str]) -> float:
     return best
 
 
+def exact_match_triviaqa(prediction: str, answers: Sequence[str]) -> float:
+    """The answer equals a gold answer by TriviaQA's official rule, in which punctuation separates words."""
+    return exact_match(_spaced(prediction), [_spaced(answer) for answer in answers])
+
+
+def f1_triviaqa(prediction: str, answers: Sequence[str]) -> float:
+    """Overlap in words by TriviaQA's official rule, in which punctuation separates words."""
+    return f1(_spaced(prediction), [_spaced(answer) for answer in answers])
+
+
 def golden_match(prediction: str, answers: Sequence[str]) -> float:
     """A gold answer occurs in the answer, case, articles and punctuation aside (RAS, eq. 9).
 
@@ -67,6 +80,11 @@ def golden_match(prediction: str, answers: Sequence[str]) -> float:
 def match_raw(prediction: str, answers: Sequence[str]) -> float:
     """A gold answer occurs in the answer exactly as written (Self-RAG's match)."""
     return float(any(answer in prediction for answer in answers))
+
+
+def _spaced(text: str) -> str:
+    spaced = text.translate(_TRIVIAQA_SPACES)
+    return spaced if spaced.strip() else text
 
 
 def _bare(label: str) -> str:

@@ -33,6 +33,7 @@ from tripletune.eval.systems import (
 from tripletune.models.data.records import Passage, read_corpus
 from tripletune.models.files import file_digest
 from tripletune.models.llm.backends import LLMOptions
+from tripletune.models.llm.replies import is_refusal
 from tripletune.models.loading import DTYPE_HELP
 from tripletune.models.options import add_arguments, convert, from_arguments, setting
 from tripletune.rag import Trace
@@ -277,14 +278,15 @@ class QuestionSuite(Suite):
         """Run the system on one question."""
         (question,) = batch
         tools = replace(self.tools, question_id=question.id, gold=self._gold_passages(question))
-        return [await self.system.run(self.task.prompt(question), question.question, tools, self.loop)]
+        search = question.search or question.question
+        return [await self.system.run(self.task.prompt(question), search, tools, self.loop)]
 
     def score(self, item: Question, reply: Trace | Failure) -> dict[str, Any]:
         """The row of a question."""
         if isinstance(reply, Failure):
             reply = Trace(self.task.prompt(item), error=reply.error, seconds=reply.seconds)
         reply.question_id = item.id
-        scores = score_answer(reply.answer, item.answers, self.metrics)
+        scores = score_answer(reply.answer, item.answers, self.metrics, item.short_answers)
         if self.gold is not None:
             wanted = self.gold.get(item.id, frozenset())
         else:
@@ -296,6 +298,7 @@ class QuestionSuite(Suite):
             "question": item.question,
             "type": item.type,
             "answers": list(item.answers),
+            **({"short_answers": item.short_answers} if item.short_answers else {}),
             "prediction": reply.answer,
             "scores": {name: 0.0 if reply.error else scores[name] for name in self.task.metrics},
             "supporting": sorted(wanted),
@@ -320,9 +323,10 @@ class QuestionSuite(Suite):
         show_table(console, title, ("metric", "score", "95 % interval", "what it says"), rows, "questions")
         counts, cost, session = metrics["counts"], metrics["cost_per_question"], metrics["session"]
         console.print(
-            f"errors {counts['errors']} (they score 0), malformed plans {counts['malformed_plans']}, unexpected plans "
-            f"{counts['unexpected_plans']}, passages without triples {counts['passages_without_triples']} of "
-            f"{counts['passages']}, ended by {_listed(counts['stop_reasons'])}, actions {_listed(counts['actions'])}",
+            f"errors {counts['errors']} (they score 0), refusals {counts['refusals']}, malformed plans "
+            f"{counts['malformed_plans']}, unexpected plans {counts['unexpected_plans']}, passages without triples "
+            f"{counts['passages_without_triples']} of {counts['passages']}, ended by "
+            f"{_listed(counts['stop_reasons'])}, actions {_listed(counts['actions'])}",
         )
         if counts["tallies"]:
             console.print(f"counted by the system: {_listed(counts['tallies'])}")
@@ -389,6 +393,7 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...]) -> dict[str, Any
         tallies.update(trace["tallies"])
         sums.update({
             "errors": int(bool(row["error"])),
+            "refusals": int(is_refusal(row["prediction"])),
             "malformed_plans": trace["malformed"],
             "unexpected_plans": trace["unexpected"],
             "rounds": len(steps),

@@ -36,6 +36,18 @@ _FIELDS = re.compile(r"()\bSubject:(.+?)\bPredicate:(.+?)\bObject:(.+?)$", re.MU
 REPAIRED = "JSON that was repaired"
 _MARKER = re.compile(r"\(\s*S>|\|\s*[PO]>")
 _NO_FACTS = re.compile(r"\W*(none|no (facts?|triples?)( found| stated)?)\W*", re.IGNORECASE)
+_REFUSAL = re.compile(
+    r"\b(unanswerable|not answerable"
+    r"|(can ?not|can't|could not|couldn't) (be )?(determined?|answer(ed)?|infer(red)?|found?|tell)"
+    r"|(unable|impossible|not possible) to (determine|answer|infer|find|tell|say)"
+    r"|(not enough|insufficient|no (relevant|further|such|sufficient)) (information|evidence|context|facts)"
+    r"|no information (is )?(about|on|given|provided|available)|(do not|don't) know( |\W*\Z)"
+    r"|not (mentioned|specified|stated|provided|given|available)( (in|by) |\W*\Z)"
+    r"|(do|does|did)(n't| not) (mention|specify|state|provide|contain|say|give|include))"
+    r"|\A\W*(unknown|n/?a|none|no answer)\W*\Z",
+    re.IGNORECASE,
+)
+_LONGEST_REFUSAL = 40
 # Where a chat template writes the opening tag, the reply has the closing one alone.
 _THOUGHT = re.compile(r"\A(?:(?!<think).)*?</think(?:ing)?>|<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.DOTALL)
 
@@ -113,6 +125,14 @@ def repair_turns(messages: Sequence[Message], reply: str, explanation: str) -> l
 def without_thoughts(text: str) -> str:
     """A reply without what stands between `<think>` tags, or before a closing tag that was never opened."""
     return _THOUGHT.sub("", text)
+
+
+def is_refusal(answer: str) -> bool:
+    """Whether a short answer says that there is none: "Unanswerable", "It cannot be determined from the triples."
+
+    A text of more than 40 words is an answer, whatever it says that its sources do not mention.
+    """
+    return len(answer.split()) <= _LONGEST_REFUSAL and bool(_REFUSAL.search(answer.replace("\u2019", "'")))
 
 
 def find_json(text: str, *kinds: type[Any], advice: str = "", notes: Counter[str] | None = None) -> Any:

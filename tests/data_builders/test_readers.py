@@ -289,6 +289,7 @@ def test_choices_become_letters(tmp_path):
         {"id": "y", "question": "Hot?", "choices": numbered, "answerKey": "2"},
     )
     assert first.question == second.question == "Hot? A: ice B: fire"
+    assert first.search == "Hot?", "choices are not searched for"
     assert first.answers == second.answers == ("B",)
     with pytest.raises(ValueError, match="answerKey 'C' is not one of the labels A, B"):
         read(tmp_path, "multiple_choice", {"id": "x", "question": "Hot?", "choices": lettered, "answerKey": "C"})

@@ -4,10 +4,23 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.data_builders.rows import shared
+from tripletune.data_builders.readers import get_reader
 from tripletune.eval import Metric, find_metrics, score_answer
-from tripletune.eval.metrics import accuracy, exact_match, f1, f1_hotpotqa, golden_match, match_raw
+from tripletune.eval.metrics import (
+    accuracy,
+    exact_match,
+    exact_match_triviaqa,
+    f1,
+    f1_hotpotqa,
+    f1_triviaqa,
+    golden_match,
+    match_raw,
+)
+from tripletune.eval.metrics.labels import label_accuracy
+from tripletune.eval.metrics.long_answers import rouge_l, rouge_lsum, str_em
 
-METRICS = find_metrics()
+METRICS = {name: metric for name, metric in find_metrics().items() if metric.reads == "answers"}
 
 words = st.lists(
     st.sampled_from(["yes", "no", "noanswer", "the", "a", "Paris", "A", "1889", "O'Neil", "é", "日本", "-"]), max_size=6
@@ -45,6 +58,48 @@ def test_f1_by_hand():
 )
 def test_the_choice_a_is_not_an_article(prediction, gold, right):
     assert accuracy(prediction, [gold]) == right
+
+
+@pytest.mark.parametrize(
+    ("prediction", "label"),
+    [
+        ("A. Paris", "A"), ("(B) because", "B"), ("**B**", "B"), ("The correct answer is (C).", "C"),
+        ("I think B", "B"), ("Answer: D) foo", "D"), ("A: red, not B: blue", "A"),
+        ("The answer is B because A is wrong.", "B"),
+        ("B is correct", "B"), ("The answer is A", "A"), ("Both A) and B) are right", ""), ("The answer is a dog.", ""),
+        ("I", ""), ("The claim is true.", "true"), ("False, because it is not true", "false"), ("untrue", "false"),
+        ("This is not true", "false"), ("It isn't entirely true.", "false"), ("True. It is not false", "true"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_labels_are_read_out_of_sentences(prediction, label):
+    assert not label_accuracy("It could be true or false", ["true"])
+    for gold in ("true", "false") if label in ("true", "false") else ("A", "B", "C", "D"):
+        assert label_accuracy(prediction, [gold]) == (gold == label)
+
+
+def test_triviaqa_takes_punctuation_for_spaces():
+    assert exact_match("Muang Thai", ["Muang-Thai"]) == 0
+    assert exact_match_triviaqa("Muang_Thai’", ["Muang-Thai"]) == 1
+    assert f1_triviaqa("the Coca-Cola Company", ["coca cola"]) == pytest.approx(0.8)
+
+
+def test_long_answers_by_hand():
+    readings = (("ConAgra", "Sara Lee"), ("United States",), ("1993",))
+    assert str_em("Sara Lee makes it in the U.S.; it was launched in 1993.", readings) == pytest.approx(2 / 3)
+    gold = "The cat sat. The dogs barked."
+    assert rouge_lsum("The dog barks. The cat sat.", [gold, "x"]) == 1.0, "sentences have no order, words are stemmed"
+    assert rouge_l("The dog barks. The cat sat.", [gold]) == pytest.approx(0.5)
+    with pytest.raises(ValueError, match="needs short answers"):
+        score_answer("x", ["y"], find_metrics())
+
+
+def test_asqa_rows_score_their_own_long_answers():
+    questions = list(get_reader("asqa")(str(shared("asqa_dev.jsonl"))))
+    assert len(questions) == 150
+    scores = [str_em(question.answers[0], question.short_answers) for question in questions]
+    assert 0.6 < sum(scores) / len(scores) < 1
+    assert rouge_lsum(questions[0].answers[1], questions[0].answers) == pytest.approx(1)
 
 
 def test_golden_match_normalises_and_match_raw_does_not():
@@ -94,5 +149,5 @@ def test_f1_is_symmetric(left, right):
 @given(golds)
 @example([":\x1f"])
 def test_a_gold_answer_is_always_right(answers):
-    for name in ("exact_match", "f1", "f1_hotpotqa", "golden_match", "match_raw", "accuracy"):
+    for name in METRICS.keys() - {"rouge_l", "rouge_lsum"}:
         assert METRICS[name].score(answers[-1], answers) == 1.0

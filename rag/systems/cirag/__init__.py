@@ -22,7 +22,7 @@ from typing import Literal, get_args
 
 from tripletune.models.data.records import Step, normalize_answer
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.replies import without_thoughts
+from tripletune.models.llm.replies import is_refusal, without_thoughts
 from tripletune.models.options import require, setting
 from tripletune.rag import StopReason, Trace, TraceAction
 from tripletune.rag.retrievers import Retrieved, top, verbalise
@@ -271,8 +271,11 @@ async def generate(
         trace.answer, faults = read_answer(completion.text, cut_off=completion.finish_reason == "length")
         for fault in faults:
             trace.tally(f"answer.{fault}")
-        # Suf(a): there is an answer, and it is not the refusal word.
-        sufficient = bool(trace.answer) and normalize_answer(trace.answer) != normalize_answer(REFUSAL)
+        # Suf(a): there is an answer, and it is not the refusal word, nor a refusal in other words.
+        refused = is_refusal(trace.answer)
+        sufficient = bool(trace.answer) and not refused
+        if refused and normalize_answer(trace.answer) != normalize_answer(REFUSAL):
+            trace.tally("answer.refused_in_other_words")
         trace.details["answers"].append(
             {"granularity": granularity, "reply": completion.text, "answer": trace.answer, "sufficient": sufficient}
         )

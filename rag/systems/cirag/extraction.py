@@ -2,8 +2,9 @@
 
 A call depends on the passage alone, so the ledger answers it for every other question that retrieves the passage: what
 the paper calls extraction cached offline. `StoredExtractor` reads triples that were extracted before: from a file, or
-by a trained text-to-triples model (`rag.extract`). JSON is read strictly; a reply that cannot be read is sent
-back once, then the passage goes on with nothing, as one does whose call is refused, and all of it is counted.
+by a trained text-to-triples model (`rag.extract`). A reply that cannot be read is sent back once, then the passage
+goes on with nothing, as one does whose call is refused; of one that is cut off the complete triples stay. All of it is
+counted.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import CallError, Message, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
-from tripletune.models.llm.replies import UnusableReply, ask, find_json, find_triples
+from tripletune.models.llm.replies import FoundTriples, UnusableReply, ask, find_json, find_triples
 from tripletune.rag.systems import PromptSet, QuestionClient
 from tripletune.rag.triple_store import TripleSource
 
@@ -108,10 +109,8 @@ class LLMExtractor:
         found = await self._ask(llm, role, self.prompts.chat(self.triples, user), read_passage_triples, issues)
         if found is None:
             return Extracted((), False, issues)
-        triples, malformed = found
-        if malformed:
-            issues["malformed_triples"] += malformed
-        return Extracted(triples, True, issues)
+        issues += Counter(malformed_triples=found.malformed, **{f"cut_off.{role}": int(found.cut_off)})
+        return Extracted(found.triples, True, issues)
 
     async def _ask(
         self, llm: QuestionClient, role: str, messages: list[Message], parse: Callable[[str], T], issues: Counter[str]
@@ -152,22 +151,26 @@ def read_entities(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name))
 
 
-def read_passage_triples(text: str) -> tuple[tuple[Triple, ...], int]:
+def read_passage_triples(text: str) -> FoundTriples:
     """Read `{"triples": [[s, p, o], ...]}` and what else `models.llm.replies.find_triples` reads.
 
     Returns:
-        The distinct triples in order and the number of malformed ones, which cost no neighbour. A list without any
-        triple is fine: some passages state nothing.
+        The distinct triples in order and the number of malformed ones, which cost no neighbour: of a list that is cut
+        off, or has a comma too few, the complete triples stay. A list without any triple is fine: some passages state
+        nothing.
 
     Raises:
-        UnusableReply: there is no list, it is cut off, or nothing in it is a triple.
+        UnusableReply: there is no list, or nothing in it is a triple.
     """
     found = find_triples(text, _TRIPLES)
-    if found.cut_off:
+    if found.cut_off and '"triples"' in text:
+        # Entities that stand before them would be read as triples, since the object around both is not complete.
+        found = find_triples(text[text.rindex('"triples"') :], _TRIPLES)
+    if found.cut_off and not found.triples:
         raise UnusableReply("bad_json", f"In the reply: the JSON in it is cut off or malformed; {_TRIPLES}.")
     if found.malformed and not found.triples:
         raise UnusableReply("no_triples", f"Nothing in the list is a triple of three non-empty strings; {_TRIPLES}.")
-    return tuple(dict.fromkeys(found.triples)), found.malformed
+    return found._replace(triples=tuple(dict.fromkeys(found.triples)))
 
 
 def provenance(passage: Passage, triples: Iterable[Triple]) -> list[Fact]:

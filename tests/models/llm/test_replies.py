@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tripletune.models.llm import Completion, Message
-from tripletune.models.llm.replies import REPAIRED, UnusableReply, ask, find_json, find_triples, repair_turns
+from tripletune.models.llm.replies import (
+    REPAIRED,
+    UnusableReply,
+    ask,
+    find_json,
+    find_triples,
+    is_refusal,
+    repair_turns,
+)
 
 QUESTION: list[Message] = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "A number?"}]
 
@@ -179,3 +187,20 @@ def test_any_text_gives_a_value_or_a_reason(text):
     except UnusableReply as error:
         outcome = error.reason
     assert isinstance(outcome, (dict, list)) or outcome in ("no_json", "bad_json")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The question is unanswerable.", "It cannot be determined from the given triples.", "Not enough information",
+        "I don’t know.", "Insufficient information.", "Unknown", "The passages do not mention it.", "not specified",
+    ],
+)  # fmt: skip
+def test_refusals_in_other_words_are_refusals(text):
+    assert is_refusal(text)
+    assert not is_refusal(text + " But here is what they say of her." * 6)
+
+
+@pytest.mark.parametrize("text", ["", "Paris", "no", "The Unknown", "No Country for Old Men", "Given Name"])
+def test_answers_are_no_refusals(text):
+    assert not is_refusal(text)

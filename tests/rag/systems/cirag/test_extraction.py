@@ -87,13 +87,27 @@ def test_malformed_triples_are_counted_and_cost_no_neighbour():
     assert extract(ENTITIES, '{"triples": []}')[0].known
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        '{"triples": [["a","b","c"],["d","e","f"],["g","h',
+        '{"entities": ["x","y","z"], "triples": [["a","b","c"],["d","e","f"],["g"',
+        '{"triples": [["a","b","c"] ["d","e","f"]]}',
+    ],
+)
+def test_a_reply_that_is_cut_off_keeps_its_complete_triples_and_is_not_asked_for_again(reply):
+    found, _, _ = extract(ENTITIES, reply)
+    assert found.triples == (Triple("a", "b", "c"), Triple("d", "e", "f"))
+    assert found.issues["cut_off.cirag.triples"] == 1
+    assert not found.issues["repairs.cirag.triples"]
+
+
 def test_other_forms_are_read():
     assert read_entities('{"named entities": ["A", "A", " "]}') == ("A",)
     assert read_entities('["A", 1902]') == ("A", "1902")
-    assert read_passage_triples('{"triples": [{"subject": "a", "predicate": "b", "object": "c"}]}')[0] == (
-        Triple("a", "b", "c"),
-    )
-    assert read_passage_triples("(S> a| P> b| O> c)") == ((Triple("a", "b", "c"),), 0)
+    objects = read_passage_triples('{"triples": [{"subject": "a", "predicate": "b", "object": "c"}]}')
+    assert objects.triples == (Triple("a", "b", "c"),)
+    assert read_passage_triples("(S> a| P> b| O> c)").triples == (Triple("a", "b", "c"),)
     for text in ("", "[1", '{"other": 1}', '{"entities": "A"}', '{"entities": [["A"]]}'):
         with pytest.raises(UnusableReply):
             read_entities(text)
@@ -106,9 +120,9 @@ PIECES = ['{"triples": [', '["a","b","c"]', ",", "]}", "[", "S>", "(S> a|"]
 @given(st.text(max_size=60) | st.lists(st.sampled_from(PIECES)).map("".join))
 def test_readers_give_triples_or_refuse(text):
     with contextlib.suppress(UnusableReply):
-        triples, malformed = read_passage_triples(text)
-        assert malformed >= 0
-        assert len(set(triples)) == len(triples)
+        found = read_passage_triples(text)
+        assert found.malformed >= 0
+        assert len(set(found.triples)) == len(found.triples)
     with contextlib.suppress(UnusableReply):
         assert all(name.strip() for name in read_entities(text))
 

@@ -49,6 +49,9 @@ def test_the_first_sufficient_level_answers():
     assert (found, len(client.asked)) == (("Kelm", "sentences"), 2)
     unsure = "Answer: Unanswerable, the triples name no town"
     assert cascade(triples=unsure, sentences=REFUSE, passages="Answer: Kelm")[0] == ("Kelm", "passages")
+    other = "Answer: It cannot be determined from the given triples."
+    found, _, trace = cascade(triples=other, sentences="Answer: Kelm")
+    assert (found, trace.tallies["answer.refused_in_other_words"]) == (("Kelm", "sentences"), 1)
 
 
 def test_nothing_sufficient_gives_the_passage_answer_and_says_default():
