@@ -18,16 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import Message
 from tripletune.models.llm.ledger import open_file
 from tripletune.models.llm.replies import REPAIR_ROLE
 from tripletune.rag.systems.cirag import ANSWER_ROLE
-from tripletune.rag.systems.cirag.extraction import Fact
 from tripletune.rag.systems.cirag.integration import CANDIDATES, INTEGRATE_ROLE, read_decision, write_decision
-
-_NOWHERE = Passage("", "", "-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +199,7 @@ def _read_integration(messages: Sequence[Message], reply: str) -> tuple[str | No
     if len(shown) != 2:
         return None, ("no_candidates",)
     rows = json.loads(shown[1].split("\n", 1)[0])["fact"]
-    decision = read_decision(reply, [Fact(Triple(*row), _NOWHERE, "") for row in rows])
+    decision = read_decision(reply, [Triple(*row) for row in rows])
     return (None if decision.query is None else write_decision(decision)), decision.faults
 
 

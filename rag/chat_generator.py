@@ -20,7 +20,12 @@ from tripletune.rag.systems import LoopOptions, PromptSet, QuestionClient, Tools
 PLAN, ANSWER = "ras_plan_chat", "ras_answer_chat"
 READER, CLOSED_BOOK = "answer_passages", "answer_closed_book"
 _PROMPTS = (PLAN, ANSWER, READER, CLOSED_BOOK)
+REFUSAL = "Unanswerable"
 _LABEL = re.compile(r"\A(?:.*\n)*?[\s*_]*(?:final )?(?:answer|reply)[ \t*_]*:[ \t*_]*(?=\S)", re.IGNORECASE)
+
+_ANSWER = re.compile(r"\banswer[ \t*_]*:[ \t*_]*", re.IGNORECASE)
+_THOUGHT = re.compile(r"^[\s*_]*thought[ \t*_]*:[ \t*_]*", re.IGNORECASE)
+_REFUSED = re.compile(rf"\W*{REFUSAL}\b(?=.*\w)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,39 @@ def bare_answer(text: str) -> str:
     """
     bare, labels = _LABEL.subn("", without_thoughts(text))
     return re.split(r"\n" if labels else r"\n\s*\n", bare.strip(), maxsplit=1)[0].strip("*_` \n")
+
+
+def read_answer(text: str, cut_off: bool = False) -> tuple[str, tuple[str, ...]]:
+    """Read "Thought: ... Answer: ..."; the last "Answer:" counts.
+
+    Args:
+        text: The reply.
+        cut_off: Whether it ended at its limit.
+
+    Returns:
+        The answer, and the faults: `missing_answer` (no "Answer:"; the last line counts, but not when the reply was cut
+        off), `empty_answer`, `text_after_answer` (dropped; also a reason on the line of the refusal word).
+    """
+    text = without_thoughts(text).strip()
+    markers = list(_ANSWER.finditer(text))
+    faults: list[str] = []
+    if markers:
+        lines = [line.strip() for line in text[markers[-1].end() :].splitlines() if line.strip()]
+        if len(lines) > 1:
+            faults.append("text_after_answer")
+        answer = lines[0] if lines else ""
+    else:
+        faults.append("missing_answer")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        answer = "" if cut_off or not lines else _THOUGHT.sub("", lines[-1])
+    answer = answer.strip("*_` ").strip()
+    if _REFUSED.match(answer):
+        # "Unanswerable. The triples do not say ..." is the refusal word and a reason for it.
+        answer = REFUSAL
+        faults += [] if "text_after_answer" in faults else ["text_after_answer"]
+    if not answer:
+        faults.append("empty_answer")
+    return answer, tuple(faults)
 
 
 async def answer_from(

@@ -12,20 +12,25 @@ import asyncio
 import hashlib
 import heapq
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tripletune.models.data.pairs import NO_FACTS, extraction_chat, load_instruction, read_pairs
 from tripletune.models.files import weights_fingerprint
-from tripletune.models.llm import Completion, LLMClient, Message, Sampling
+from tripletune.models.llm import CallError, Completion, LLMClient, Message, Sampling, SetupError
 from tripletune.models.llm.backends import LLMOptions, load_backend, open_client
 from tripletune.models.llm.ledger import Ledger
-from tripletune.models.llm.ledger_client import LedgerClient, Retry
+from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted, Retry
+from tripletune.models.llm.replies import UnusableReply, ask
 from tripletune.models.loading import ADAPTER_CONFIG, DTYPES, adapter_base, resolve, usual_dtype
 from tripletune.models.options import from_arguments, require, setting, to_arguments
 from tripletune.models.run_folders import CONFIG, PROMPT_FILE
+
+logger = logging.getLogger(__name__)
 
 ROLE = "extract.triples"
 TEACHER_PROMPT = Path(__file__).parent / "prompts" / "extract_triples.md"
@@ -34,6 +39,7 @@ LOCAL_TOKENS, TEACHER_TOKENS = 512, 1536
 _CELLS = 24_576
 # Examples that a small model can follow: some facts, and not so long that they fill its context.
 _SHOT_TRIPLES, _SHOT_CHARACTERS = (2, 8), 400
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +224,45 @@ def open_extractor(
     name = f"{client.model} {weights_fingerprint(resolve(options.model))}".strip()
     # Calls that wait are grouped by the backend; some more than a batch keep the next one full.
     return TextExtractor(client, instruction, shots, sampling, 4 * options.batch_size, name=name)
+
+
+async def ask_of_passage(
+    client: LLMClient,
+    messages: Sequence[Message],
+    parse: Callable[[str], T],
+    role: str,
+    sampling: Sampling,
+    repairs: int,
+    issues: Counter[str],
+) -> T | None:
+    """Ask about one passage of many, as `models.llm.replies.ask` does; a passage that fails is passed over.
+
+    Args:
+        client: The model.
+        messages: The chat; `parse`, role, sampling and repairs are those of `ask`.
+        issues: Counts under the role what was `unreadable`, what was `refused`, and `repairs`.
+
+    Returns:
+        What `parse` made of the reply; None where no reply can be used, or the call is refused.
+
+    Raises:
+        SetupError: no call can succeed.
+        RetriesExhausted: the server stays away.
+    """
+    repaired: Counter[str] = Counter()
+    try:
+        return await ask(client, messages, parse, role=role, sampling=sampling, repairs=repairs, repaired=repaired)
+    except UnusableReply:
+        issues[f"unreadable.{role}"] += 1
+    except (RetriesExhausted, SetupError):
+        raise
+    except CallError as error:
+        # A filter that refuses a passage would otherwise cost every question that finds it.
+        logger.warning("%s: a passage is left without a reply: %s", role, error)
+        issues[f"refused.{role}"] += 1
+    finally:
+        issues[f"repairs.{role}"] += repaired.total()
+    return None
 
 
 def choose_shots(data: str | Path, count: int, split: str | None = "train") -> tuple[tuple[str, str], ...]:

@@ -346,14 +346,11 @@ def make_extraction_config(
 @pytest.fixture(scope="session")
 def make_trajectory() -> Callable[..., Any]:
     """A CIRAG trajectory of two rounds with short turns: `make_trajectory(number, teacher="oracle")`."""
-    from tripletune.models.data.records import Passage
     from tripletune.models.data.trajectories import Trajectory
-    from tripletune.rag.systems.cirag.extraction import Fact
     from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
 
     def facts(name: str) -> tuple[Any, ...]:
-        passage = Passage("Kelm", "Kelm is a town.")
-        return tuple(Fact(Triple(name, "saw", f"Kelm {number}"), passage, "") for number in range(2))
+        return tuple(Triple(name, "saw", f"Kelm {number}") for number in range(2))
 
     def make(number: int, teacher: str = "oracle") -> Any:
         name, other = f"Ada {number}", facts(f"Bo {number}")

@@ -24,19 +24,17 @@ from pathlib import Path
 from tripletune.data_builders.world import RELATION_OF
 from tripletune.data_builders.world.build import MANIFEST, World, WorldOptions, generate_world
 from tripletune.data_builders.world.questions import WorldQuestion
-from tripletune.models.data.records import Passage, normalize_answer
+from tripletune.models.data.records import normalize_answer
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import read_json
 from tripletune.models.llm import CALL_ROLE, CallError, Completion, Message, Sampling
 from tripletune.models.llm.replies import REPAIR_ROLE
 from tripletune.models.program import load_from, names_in
-from tripletune.rag.systems.cirag import REFUSAL
-from tripletune.rag.systems.cirag.extraction import Fact
+from tripletune.rag.chat_generator import REFUSAL
 from tripletune.rag.systems.cirag.integration import CANDIDATES, CORE, MAIN_QUESTION, QUESTION, Decision, write_decision
 
 _SECTION = re.compile(r"^\[\[## (.+?) ##\]\]\n(.*)$", re.MULTILINE)
 _ORACLES = "tripletune.data_builders.world.oracles"
-_NOWHERE = Passage("", "", "-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +145,7 @@ class WorldOracle:
             thought = f"{found} With what was kept before, the query can be answered: {question.answer}."
         else:
             thought = f"{found} Still missing: {missing[0].triple.predicate} of {missing[0].triple.subject}."
-        facts = tuple(Fact(triple, _NOWHERE, "") for triple in core)
-        return write_decision(Decision(thought, facts, query))
+        return write_decision(Decision(thought, tuple(core), query))
 
     def _answer(self, turn: str) -> str:
         evidence, _, text = turn.rpartition("\n\nQuestion: ")

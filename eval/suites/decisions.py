@@ -22,7 +22,7 @@ from tripletune.eval.metrics import f1
 from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import bootstrap_pairs
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
-from tripletune.models.data.records import Passage, record_files
+from tripletune.models.data.records import record_files
 from tripletune.models.data.trajectories import Trajectory, read_trajectories
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import file_digest, weights_fingerprint
@@ -30,7 +30,6 @@ from tripletune.models.llm import Completion, Message, Sampling
 from tripletune.models.loading import resolve
 from tripletune.models.options import setting
 from tripletune.rag.systems.cirag import CiragOptions
-from tripletune.rag.systems.cirag.extraction import Fact
 from tripletune.rag.systems.cirag.integration import (
     INTEGRATE_ROLE,
     Decision,
@@ -46,7 +45,6 @@ SCORES = {
     "malformed": "replies without a readable decision, after the parser's repairs",
 }
 STOP, GO_ON, UNREADABLE = "stop", "go_on", "malformed"
-_NOWHERE = Passage("", "", "-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ class Case:
     round: int
     teacher: str
     messages: tuple[Message, ...]
-    candidates: tuple[Fact, ...]
+    candidates: tuple[Triple, ...]
     earlier: tuple[Triple, ...]
     gold: Decision
 
@@ -189,8 +187,7 @@ def decision_cases(trajectories: Iterable[Trajectory]) -> Iterator[Case]:
                 continue
             number += 1
             shown = _candidates(trajectory, place - 1)
-            candidates = tuple(Fact(triple, _NOWHERE, "") for triple in shown)
-            gold = read_decision(turn["content"], candidates, earlier)
+            gold = read_decision(turn["content"], shown, earlier)
             if trajectory.learned[place]:
                 if gold.query is None:
                     raise ValueError(f"trajectory {trajectory.id!r}: its decision {number} cannot be read")
@@ -200,7 +197,7 @@ def decision_cases(trajectories: Iterable[Trajectory]) -> Iterator[Case]:
                     number,
                     trajectory.model,
                     trajectory.messages[:place],
-                    candidates,
+                    tuple(shown),
                     tuple(earlier),
                     gold,
                 )
@@ -293,7 +290,7 @@ def _candidates(trajectory: Trajectory, place: int) -> Sequence[Triple]:
 
 
 def _set_f1(found: Decision, gold: Decision) -> float:
-    one, other = ({fact.triple for fact in decision.core} for decision in (found, gold))
+    one, other = (set(decision.core) for decision in (found, gold))
     if not one and not other:
         return 1.0
     return 2 * len(one & other) / (len(one) + len(other))
@@ -301,5 +298,5 @@ def _set_f1(found: Decision, gold: Decision) -> float:
 
 def _shown(decision: Decision) -> dict[str, Any]:
     kind = {None: UNREADABLE, "": STOP}.get(decision.query, GO_ON)
-    triples = [fact.triple.as_list() for fact in decision.core]
+    triples = [triple.as_list() for triple in decision.core]
     return {"core_triples": triples, "next_query": decision.query, "decision": kind}

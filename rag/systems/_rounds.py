@@ -124,15 +124,9 @@ class Rounds:
             self.trace.stop_reason = "malformed"
             return None
         self.trace.actions.append(TraceAction(replies[-1], "answer" if move.answer else "search", move.query))
-        self.trace.stop_reason = self._stop(move)
+        left = move.query, self._asked, len(self.trace.steps), self._options.max_rounds
+        self.trace.stop_reason = "sufficient" if move.answer else reason_to_stop(*left)
         return move if move.answer or not self.trace.stop_reason else None
-
-    def _stop(self, move: Move) -> StopReason:
-        if move.answer:
-            return "sufficient"
-        if len(self.trace.steps) == self._options.max_rounds:
-            return "max_rounds"
-        return "repeated_subquery" if normalize_answer(move.query) in self._asked else ""
 
     async def read(self, question: str, passages: list[Passage]) -> str:
         """The reader's answer to a question."""
@@ -152,3 +146,17 @@ class Rounds:
         self.trace.answer = answer
         self.trace.seconds = time.perf_counter() - self._started
         return self.trace
+
+
+def reason_to_stop(query: str, asked: set[str], rounds: int, max_rounds: int) -> StopReason:
+    """Why a query is not searched: no round is left, or it was searched before; empty where it is.
+
+    Args:
+        query: What a model wants to know next.
+        asked: Earlier queries, normalised as answers are.
+        rounds: Rounds so far.
+        max_rounds: Most rounds.
+    """
+    if rounds == max_rounds:
+        return "max_rounds"
+    return "repeated_subquery" if normalize_answer(query) in asked else ""

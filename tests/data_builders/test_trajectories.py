@@ -20,7 +20,6 @@ from tripletune.models.llm.ledger_client import LedgerClient, Retry
 from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import Tools
 from tripletune.rag.systems.cirag import SYSTEM, CiragOptions
-from tripletune.rag.systems.cirag.extraction import Fact
 from tripletune.rag.systems.cirag.integration import Decision, write_decision
 
 WORLD = WorldOptions(seed=5, train=0, validation=0, test=8, common_knowledge=0)
@@ -125,7 +124,7 @@ class Replies(Backend):
 
 
 def says(query, *triples):
-    return write_decision(Decision("So.", tuple(Fact(triple, PAGE, "") for triple in triples), query))
+    return write_decision(Decision("So.", triples, query))
 
 
 FIRST, LAST = says("Who was Ada?", TRIPLES[1]), says("", TRIPLES[0])

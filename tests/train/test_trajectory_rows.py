@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from tripletune.models.data.records import IGNORED, Passage
+from tripletune.models.data.records import IGNORED
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
 from tripletune.models.loading import load_causal_lm
 from tripletune.models.local.chat import ChatEncoder, eos_token_ids
-from tripletune.rag.systems.cirag.extraction import Fact
 from tripletune.rag.systems.cirag.integration import (
     Decision,
     Round,
@@ -78,14 +77,11 @@ MOVER = (
     "messages[0].content }}{% endif %}{{ message.content + ' [/INST]' }}{% elif message.role == 'assistant' %}{{ ' ' + "
     "message.content + '</s>' }}{% endif %}{% endfor %}"
 )
-PASSAGE = Passage("Kelm", "Kelm is a town.")
 QUESTION = "Où est né l'inventeur du pont [Kelm]?"
 
 
-def facts(number: int, count: int = 4) -> tuple[Fact, ...]:
-    return tuple(
-        Fact(Triple(f"Ada {number}", f"relation {n}", f"“Kelm” {n}, {number}"), PASSAGE, "") for n in range(count)
-    )
+def facts(number: int, count: int = 4) -> tuple[Triple, ...]:
+    return tuple(Triple(f"Ada {number}", f"relation {n}", f"“Kelm” {n}, {number}") for n in range(count))
 
 
 def trajectory(rounds: int = 3, count: int = 4, prompt: str = "Collect facts.") -> Trajectory:
@@ -237,9 +233,9 @@ def test_long_histories_lose_the_oldest_candidates(tokenizer: Any) -> None:
     assert limit - 40 < len(prompt) <= limit
     text = tokenizer.decode(last["input_ids"])
     assert QUESTION in text
-    assert all(json.dumps(fact.triple.as_list(), ensure_ascii=False) in text for fact in facts(3, 6))
+    assert all(json.dumps(fact.as_list(), ensure_ascii=False) in text for fact in facts(3, 6))
     assert all(reply in text for reply in replies(one))
-    assert shown_candidates(shown[1]["content"]) == [fact.triple for fact in facts(0, 6)][: 6 - left_out]
+    assert shown_candidates(shown[1]["content"]) == list(facts(0, 6))[: 6 - left_out]
 
 
 def test_a_round_that_does_not_fit_is_counted(tokenizer: Any) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tripletune.models.data.triples import parse_triples
 from tripletune.models.llm import Message
-from tripletune.rag.systems.cirag import REFUSAL
+from tripletune.rag.chat_generator import REFUSAL
 
 if TYPE_CHECKING:
     from tripletune.data_builders.world.oracle import GoldHop, WorldOracle

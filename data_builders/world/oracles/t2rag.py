@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tripletune.models.llm import Message
 from tripletune.models.llm.replies import triple_rows
-from tripletune.rag.systems.cirag import REFUSAL
+from tripletune.rag.chat_generator import REFUSAL
 
 if TYPE_CHECKING:
     from tripletune.data_builders.world.oracle import WorldOracle

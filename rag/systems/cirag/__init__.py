@@ -12,35 +12,40 @@ One function over one question that reads like the paper. Where the paper leaves
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import re
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from tripletune.models.data.records import Step, normalize_answer
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.replies import is_refusal, without_thoughts
+from tripletune.models.llm.replies import UnusableReply, ask, is_refusal
 from tripletune.models.options import require, setting
-from tripletune.rag import StopReason, Trace, TraceAction
-from tripletune.rag.retrievers import Retrieved, top, verbalise
-from tripletune.rag.systems import PromptSet, QuestionClient, System, Tools, load_prompts, need
-from tripletune.rag.systems.cirag.extraction import Extracted, Fact, LLMExtractor, StoredExtractor, provenance
-from tripletune.rag.systems.cirag.integration import INTEGRATION_PROMPT, Decision, History, Round, integrate
+from tripletune.rag import Trace, TraceAction
+from tripletune.rag.chat_generator import REFUSAL, prompt_files, prompts_of, read_answer
+from tripletune.rag.retrievers import Fact, Retrieved, provenance, top, verbalise
+from tripletune.rag.systems import PromptSet, QuestionClient, System, Tools, need
+from tripletune.rag.systems._rounds import reason_to_stop
+from tripletune.rag.systems.cirag.extraction import passage_triples
+from tripletune.rag.systems.cirag.integration import (
+    FORM,
+    INTEGRATE_ROLE,
+    INTEGRATION_PROMPT,
+    Decision,
+    History,
+    Round,
+    messages_of,
+    read_decision,
+    shorten,
+)
 
 Extraction = Literal["two_step", "joint", "store"]
-Extractor = StoredExtractor | LLMExtractor
-Granularity = Literal["triples", "sentences", "passages"]
-GRANULARITIES: tuple[Granularity, ...] = get_args(Granularity)
+GRANULARITIES = ("triples", "sentences", "passages")
 ANSWER_ROLE = "cirag.answer"
-REFUSAL = "Unanswerable"
 DEFAULT = "default"
-_ANSWER = re.compile(r"\banswer[ \t*_]*:[ \t*_]*", re.IGNORECASE)
-_THOUGHT = re.compile(r"^[\s*_]*thought[ \t*_]*:[ \t*_]*", re.IGNORECASE)
-_REFUSED = re.compile(rf"\W*{REFUSAL}\b(?=.*\w)", re.IGNORECASE)
-_NOTHING = "(nothing was found)"
 PROMPT_NAMES = (
     "cirag_entities",
     "cirag_triples",
@@ -118,32 +123,33 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
     llm, integrator = (
         QuestionClient(one, trace, tools.question_id, tools.sampling) for one in (teacher, tools.integrator or teacher)
     )
-    prompts = _prompts(options.prompts)
-    extractor = _open_extractor(tools, options, prompts)
+    prompts = prompts_of(options.prompts, PROMPT_NAMES)
     query, asked = search, set[str]()
     history: list[Round] = []
-    pools = Pools()
-    read: dict[str, Extracted] = {}
+    pools: Pools = {}
+    read: dict[str, tuple[Triple, ...] | None] = {}
 
     while not trace.stop_reason:
         asked.add(normalize_answer(query))
         # Construction: documents D_t, their triples with provenance M^D and M^S, the N best as candidates.
         hits = await retriever.retrieve(query, options.top_k)
-        candidates = await _construct(hits, extractor, llm, read, trace)
+        facts = await _construct(hits, tools, options, llm, prompts, read, trace)
+        candidates = tuple(facts)
         if options.rerank and candidates:
-            reranker, texts = need(tools, "reranker", "cirag"), [verbalise(fact.triple) for fact in candidates]
-            candidates = top(candidates, await reranker.scores(query, texts), options.candidates)
-        unknown = sum(not read[hit.passage.id].known for hit in hits)
-        trace.add_step(Step(query, tuple(fact.triple for fact in candidates)), hits, unknown)
+            reranker, texts = need(tools, "reranker", "cirag"), [verbalise(triple) for triple in candidates]
+            candidates = tuple(top(candidates, await reranker.scores(query, texts), options.candidates))
+        trace.add_step(Step(query, candidates), hits, sum(read[hit.passage.id] is None for hit in hits))
         # Integration: eq. 1 with the history of eq. 2, then the projections of eq. 3 and 4.
-        decision = await integrate(
-            question, candidates, history, integrator, prompts,
-            options.history, options.repairs, options.max_integration_tokens, options.max_prompt_tokens,
-        )  # fmt: skip
-        history.append(Round(tuple(candidates), decision))
-        pools.add(decision.core)
+        decision = await integrate(question, candidates, history, integrator, prompts, options)
+        history.append(Round(candidates, decision))
+        for fact in map(facts.__getitem__, decision.core):
+            pools.setdefault((fact.triple, fact.passage.id), fact)
         _note_decision(decision, trace)
-        query, trace.stop_reason = _next(decision, asked, len(history), options)
+        query = decision.query or ""
+        if query:
+            trace.stop_reason = reason_to_stop(query, asked, len(history), options.max_rounds)
+        else:
+            trace.stop_reason = "malformed" if decision.query is None else "no_question"
 
     await generate(question, pools, llm, prompts, options, trace)
     trace.seconds = time.perf_counter() - started
@@ -151,36 +157,57 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
 
 
 async def _construct(
-    hits: Sequence[Retrieved], extractor: Extractor, llm: QuestionClient, read: dict[str, Extracted], trace: Trace
-) -> list[Fact]:
+    hits: Sequence[Retrieved], tools: Tools, options: CiragOptions, llm: QuestionClient, prompts: PromptSet,
+    read: dict[str, tuple[Triple, ...] | None], trace: Trace,
+) -> dict[Triple, Fact]:  # fmt: skip
     """The triples of all passages with their provenance, each triple once; a passage is read once a question."""
     new = {hit.passage.id: hit.passage for hit in hits if hit.passage.id not in read}
-    # Every call is made before any failure is told: a batch then waits for all of them together.
-    calls = (extractor.extract(passage, llm) for passage in new.values())
-    for name, result in zip(new, await asyncio.gather(*calls, return_exceptions=True)):
-        if isinstance(result, BaseException):
-            raise result
-        read[name] = result
-        for issue, count in result.issues.items():
+    if options.extraction == "store":
+        read |= {name: need(tools, "store", "cirag").get(passage) for name, passage in new.items()}
+    else:
+        issues = Counter[str]()
+        how = (options.extraction == "joint", options.repairs, options.max_extraction_tokens)
+        # Every call is made before any failure is told: a batch then waits for all of them together.
+        calls = (passage_triples(passage, llm, prompts, issues, *how) for passage in new.values())
+        for name, result in zip(new, await asyncio.gather(*calls, return_exceptions=True)):
+            if isinstance(result, BaseException):
+                raise result
+            read[name] = result
+        for issue, count in sorted((+issues).items()):
             trace.tally(issue, count)
     facts: dict[Triple, Fact] = {}
     for hit in hits:
-        for fact in provenance(hit.passage, read[hit.passage.id].triples):
+        for fact in provenance(hit.passage, read[hit.passage.id] or ()):
             facts.setdefault(fact.triple, fact)
-    return list(facts.values())
+    return facts
 
 
-def _next(decision: Decision, asked: set[str], rounds: int, options: CiragOptions) -> tuple[str, StopReason]:
-    """The next query, or the reason to stop."""
-    if decision.query is None:
-        return "", "malformed"
-    if not decision.query:
-        return "", "no_question"
-    if rounds == options.max_rounds:
-        return "", "max_rounds"
-    if normalize_answer(decision.query) in asked:
-        return "", "repeated_subquery"
-    return decision.query, ""
+async def integrate(
+    question: str, candidates: Sequence[Triple], history: Sequence[Round], llm: QuestionClient, prompts: PromptSet,
+    options: CiragOptions,
+) -> Decision:  # fmt: skip
+    """K_D of eq. 1: filter the candidates and find the next query.
+
+    A reply that does not say whether to go on is sent back, at most `options.repairs` times. When that does not help,
+    the decision has no query, and what could be read of the rest.
+    """
+    messages = messages_of(prompts.texts[INTEGRATION_PROMPT], question, candidates, history, options.history)
+    left_out = 0
+    if options.max_prompt_tokens is not None:
+        messages, left_out = shorten(messages, llm.count_tokens, options.max_prompt_tokens)
+    earlier = [triple for one in history for triple in one.candidates]
+    read: list[Decision] = []
+
+    def parse(text: str) -> None:
+        read.append(read_decision(text, candidates, earlier))
+        if read[-1].query is None:
+            raise UnusableReply(read[-1].faults[-1], f"It cannot be read what to do next: {FORM}.")
+
+    with contextlib.suppress(UnusableReply):
+        sampling = llm.up_to(options.max_integration_tokens)
+        await ask(llm, messages, parse, role=INTEGRATE_ROLE, sampling=sampling, repairs=options.repairs)
+    faults = ("repaired",) * (len(read) - 1) + tuple(fault for one in read for fault in one.faults)
+    return replace(read[-1], faults=faults, left_out=left_out)
 
 
 def _note_decision(decision: Decision, trace: Trace) -> None:
@@ -193,65 +220,33 @@ def _note_decision(decision: Decision, trace: Trace) -> None:
         trace.tally("shortened_prompts")
         trace.tally("candidates_left_out", decision.left_out)
     trace.tally("core_triples", len(decision.core))
-    trace.details.setdefault("rounds", []).append(
-        {
-            "thought": decision.thought,
-            "core_triples": [fact.triple.as_list() for fact in decision.core],
-            "next_query": decision.query,
-            "faults": list(decision.faults),
-        }
+    core = [triple.as_list() for triple in decision.core]
+    told = {"thought": decision.thought, "core_triples": core, "next_query": decision.query}
+    trace.details.setdefault("rounds", []).append({**told, "faults": list(decision.faults)})
+
+
+# The cumulative sets of triples, sentences and passages, which grow by union in the order of the rounds (eq. 3, 4).
+# The key is triple and passage: a triple that a later round keeps from another passage brings that passage too.
+Pools = dict[tuple[Triple, str], Fact]
+
+
+def context_of(pools: Pools, granularity: str) -> list[str]:
+    """The evidence of one level as texts, each once: C^(g)."""
+    if granularity == "passages":
+        return list({fact.passage.id: fact.passage.content for fact in pools.values()}.values())
+    shown = (
+        json.dumps(fact.triple.as_list(), ensure_ascii=False)
+        if granularity == "triples"
+        else f"[{' '.join(fact.passage.title.split())}] {' '.join(fact.sentence.split())}"
+        for fact in pools.values()
     )
-
-
-@lru_cache(maxsize=4)
-def _prompts(folder: str | None) -> PromptSet:
-    return load_prompts(PROMPT_NAMES, folder)
-
-
-def _open_extractor(tools: Tools, options: CiragOptions, prompts: PromptSet) -> Extractor:
-    if options.extraction == "store":
-        return StoredExtractor(need(tools, "store", "cirag"))
-    steps = {"two_step": ("cirag_triples", "cirag_entities"), "joint": ("cirag_joint", None)}[options.extraction]
-    return LLMExtractor(prompts, *steps, options.repairs, options.max_extraction_tokens)
-
-
-# ACMG, the cascaded generation: triples, then sentences, then passages (section 3.4, eq. 5 and 6) ------------------
-
-
-@dataclass(slots=True)
-class Pools:
-    """The cumulative sets of triples, sentences and passages; they grow by union in the order of the rounds (eq. 3, 4).
-
-    Attributes:
-        facts: Core triples with their provenance, by triple and id of the passage: a triple that a later round keeps
-            from another passage brings that passage too.
-    """
-
-    facts: dict[tuple[Triple, str], Fact] = field(default_factory=dict)
-
-    def add(self, core: Iterable[Fact]) -> None:
-        """Add the core triples of a round; with them come their sentences and passages."""
-        for fact in core:
-            self.facts.setdefault((fact.triple, fact.passage.id), fact)
-
-    def context(self, granularity: str) -> list[str]:
-        """The evidence of one level as texts, each once: C^(g)."""
-        facts = self.facts.values()
-        if granularity == "passages":
-            return list({fact.passage.id: fact.passage.content for fact in facts}.values())
-        shown = (
-            json.dumps(fact.triple.as_list(), ensure_ascii=False)
-            if granularity == "triples"
-            else f"[{' '.join(fact.passage.title.split())}] {' '.join(fact.sentence.split())}"
-            for fact in facts
-        )
-        return list(dict.fromkeys(shown))
+    return list(dict.fromkeys(shown))
 
 
 async def generate(
     question: str, pools: Pools, llm: QuestionClient, prompts: PromptSet, options: CiragOptions, trace: Trace
 ) -> None:
-    """Answer from the most concise context that is enough (eq. 6), and note the level g* that was.
+    """ACMG (section 3.4): answer from the most concise context that is enough (eq. 6), and note its level g*.
 
     Each level is asked with its own context until one gives an answer instead of the refusal word. When none does, the
     answer of the last level stands ("default"). A level without any context is passed over and counted, since it could
@@ -259,7 +254,7 @@ async def generate(
     """
     trace.details |= {"granularity": DEFAULT, "answers": []}
     for granularity in options.granularities:
-        context = pools.context(granularity)
+        context = context_of(pools, granularity)
         if not context and granularity != options.granularities[-1]:
             trace.tally("granularities_without_context")
             continue
@@ -283,46 +278,14 @@ async def generate(
             trace.details["granularity"] = granularity
             break
     trace.tally(f"answered.{trace.details['granularity']}")
-    trace.details["core_passages"] = list(dict.fromkeys(fact.passage.id for fact in pools.facts.values()))
+    trace.details["core_passages"] = list(dict.fromkeys(fact.passage.id for fact in pools.values()))
 
 
 def answer_text(question: str, granularity: str, context: list[str]) -> str:
     """The user's turn of the generator: one level's evidence and the question."""
     gap = "\n\n" if granularity == "passages" else "\n"
-    return f"{granularity.capitalize()}:\n{gap.join(context) or _NOTHING}\n\nQuestion: {' '.join(question.split())}"
-
-
-def read_answer(text: str, cut_off: bool = False) -> tuple[str, tuple[str, ...]]:
-    """Read "Thought: ... Answer: ..."; the last "Answer:" counts.
-
-    Args:
-        text: The reply.
-        cut_off: Whether it ended at its limit.
-
-    Returns:
-        The answer, and the faults: `missing_answer` (no "Answer:"; the last line counts, but not when the reply was cut
-        off), `empty_answer`, `text_after_answer` (dropped; also a reason on the line of the refusal word).
-    """
-    text = without_thoughts(text).strip()
-    markers = list(_ANSWER.finditer(text))
-    faults: list[str] = []
-    if markers:
-        lines = [line.strip() for line in text[markers[-1].end() :].splitlines() if line.strip()]
-        if len(lines) > 1:
-            faults.append("text_after_answer")
-        answer = lines[0] if lines else ""
-    else:
-        faults.append("missing_answer")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        answer = "" if cut_off or not lines else _THOUGHT.sub("", lines[-1])
-    answer = answer.strip("*_` ").strip()
-    if _REFUSED.match(answer):
-        # "Unanswerable. The triples do not say ..." is the refusal word and a reason for it.
-        answer = REFUSAL
-        faults += [] if "text_after_answer" in faults else ["text_after_answer"]
-    if not answer:
-        faults.append("empty_answer")
-    return answer, tuple(faults)
+    evidence = gap.join(context) or "(nothing was found)"
+    return f"{granularity.capitalize()}:\n{evidence}\n\nQuestion: {' '.join(question.split())}"
 
 
 SYSTEM = System(
@@ -334,5 +297,5 @@ SYSTEM = System(
     needs_reranker=lambda options: options.rerank,
     options=CiragOptions,
     model="llm",
-    files=lambda options: _prompts(options.prompts).digests(),
+    files=prompt_files(*PROMPT_NAMES, names=PROMPT_NAMES),
 )

@@ -25,15 +25,12 @@ import re
 import unicodedata
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import Message
-from tripletune.models.llm.replies import UnusableReply, ask, find_json, json_values, triple_of, without_thoughts
-from tripletune.rag.systems import PromptSet, QuestionClient
-from tripletune.rag.systems.cirag.extraction import Fact
+from tripletune.models.llm.replies import UnusableReply, find_json, json_values, triple_of, without_thoughts
 
 History = Literal["chat", "section"]
 INTEGRATION_PROMPT = "cirag_integrate"
@@ -63,8 +60,7 @@ _NOT_A_WORD = re.compile(r"[\W_]+")
 # Only inside a JSON string or in prose can two brackets stand before a number sign.
 _OPENS_MARKER = re.compile(r"\[\[(?=\s*#)")
 _HEADING = f"[[## {CANDIDATES} ##]]\n"
-_NOWHERE = Passage("", "", "-")
-_FORM = (
+FORM = (
     f"write the three sections [[## {THOUGHT} ##]], [[## {CORE} ##]] and [[## {QUESTION} ##]], and in the last one a "
     f"single question or {NO_QUESTION}"
 )
@@ -76,7 +72,7 @@ class Decision:
 
     Attributes:
         thought: The reasoning trace r_t.
-        core: The core triples with their provenance, all of them among the round's candidates.
+        core: The core triples, all of them among the round's candidates.
         query: The next query a_{t+1}; empty for `<no question>`; None when the reply does not say.
         faults: what was wrong with the reply, by name.
         reply: The reply as it came.
@@ -84,7 +80,7 @@ class Decision:
     """
 
     thought: str
-    core: tuple[Fact, ...] = ()
+    core: tuple[Triple, ...] = ()
     query: str | None = None
     faults: tuple[str, ...] = ()
     reply: str = ""
@@ -95,61 +91,12 @@ class Decision:
 class Round:
     """One element of the history H_<t (eq. 2): the candidates of a round and the decision on them."""
 
-    candidates: tuple[Fact, ...]
+    candidates: tuple[Triple, ...]
     decision: Decision
 
 
-async def integrate(
-    question: str,
-    candidates: Sequence[Fact],
-    history: Sequence[Round],
-    llm: QuestionClient,
-    prompts: PromptSet,
-    layout: History = "chat",
-    repairs: int = 1,
-    max_tokens: int = 1024,
-    max_prompt_tokens: int | None = None,
-) -> Decision:
-    """K_D of eq. 1: filter the candidates and find the next query.
-
-    A reply that does not say whether to go on is sent back, at most `repairs` times. When that does not help,
-    the decision has no query, and what could be read of the rest.
-
-    Args:
-        question: The main question x.
-        candidates: This round's candidate triples.
-        history: The rounds before.
-        llm: The integrator.
-        prompts: Has the prompt `cirag_integrate`.
-        layout: See `messages_of`.
-        repairs: Most repair turns.
-        max_tokens: Longest reply.
-        max_prompt_tokens: Longest chat; see `shorten`. None sends every chat as it is.
-    """
-    messages = messages_of(prompts.texts[INTEGRATION_PROMPT], question, candidates, history, layout)
-    left_out = 0
-    if max_prompt_tokens is not None:
-        messages, left_out = shorten(messages, llm.count_tokens, max_prompt_tokens)
-    earlier = [fact.triple for round_ in history for fact in round_.candidates]
-    read: list[Decision] = []
-
-    def parse(text: str) -> Decision:
-        read.append(read_decision(text, candidates, earlier))
-        if read[-1].query is None:
-            raise UnusableReply(read[-1].faults[-1], f"It cannot be read what to do next: {_FORM}.")
-        return read[-1]
-
-    try:
-        decision = await ask(llm, messages, parse, role=INTEGRATE_ROLE, sampling=llm.up_to(max_tokens), repairs=repairs)
-    except UnusableReply:
-        decision = read[-1]
-    repaired = ("repaired",) * (len(read) - 1)
-    faults = (*repaired, *(fault for one in read for fault in one.faults))
-    return replace(decision, faults=faults, left_out=left_out)
-
-
 def messages_of(
-    prompt: str, question: str, candidates: Sequence[Fact], history: Sequence[Round], layout: History = "chat"
+    prompt: str, question: str, candidates: Sequence[Triple], history: Sequence[Round], layout: History = "chat"
 ) -> list[Message]:
     """The integrator's chat.
 
@@ -181,9 +128,9 @@ def messages_of(
     return messages
 
 
-def write_triples(facts: Iterable[Fact]) -> str:
+def write_triples(triples: Iterable[Triple]) -> str:
     """Triples as `{"fact": [[subject, predicate, object], ...]}` on one line."""
-    text = json.dumps({"fact": [fact.triple.as_list() for fact in facts]}, ensure_ascii=False)
+    text = json.dumps({"fact": [triple.as_list() for triple in triples]}, ensure_ascii=False)
     return _OPENS_MARKER.sub(r"[\\u005b", text)
 
 
@@ -194,7 +141,7 @@ def write_decision(decision: Decision) -> str:
     return "\n\n".join(_section(name, text) for name, text in sections)
 
 
-def read_decision(text: str, candidates: Sequence[Fact], earlier: Iterable[Triple] = ()) -> Decision:
+def read_decision(text: str, candidates: Sequence[Triple], earlier: Iterable[Triple] = ()) -> Decision:
     """Read a reply of the integrator.
 
     Args:
@@ -254,39 +201,36 @@ def _split(text: str) -> tuple[dict[str, str], list[str]]:
 
 
 def _read_core(
-    section: str | None, candidates: Sequence[Fact], earlier: Iterable[Triple]
-) -> tuple[tuple[Fact, ...], list[str]]:
+    section: str | None, candidates: Sequence[Triple], earlier: Iterable[Triple]
+) -> tuple[tuple[Triple, ...], list[str]]:
     if section is None:
         return (), [f"missing_{CORE}"]
     rows, faults = _rows(section)
-    exact = {fact.triple: fact for fact in reversed(candidates)}
-    alike = {_key(fact.triple): fact for fact in reversed(candidates)}
+    alike = {_key(triple): triple for triple in reversed(candidates)}
     other_rounds = {_key(triple) for triple in earlier}
-    core: dict[Triple, Fact] = {}
+    core: dict[Triple, None] = {}
     for row in rows:
         triple = triple_of(row)
         if triple is None:
             faults.append("malformed_triple")
             continue
-        fact = exact.get(triple)
-        if fact is None:
-            fact = alike.get(_key(triple))
-            if fact is None:
+        if triple not in candidates:
+            if (respelled := alike.get(_key(triple))) is None:
                 faults.append("earlier_triple" if _key(triple) in other_rounds else "invented_triple")
                 continue
+            triple = respelled
             faults.append("respelled_triple")
-        if fact.triple in core:
+        if triple in core:
             faults.append("repeated_triple")
-        core.setdefault(fact.triple, fact)
-    return tuple(core.values()), faults
+        core[triple] = None
+    return tuple(core), faults
 
 
 def _rows(section: str) -> tuple[list[Any], list[str]]:
     """What stands in the list of facts, whatever it is."""
-    try:
+    value = None
+    with contextlib.suppress(UnusableReply):
         value = find_json(section)
-    except UnusableReply:
-        value = None
     found = [one["fact"] for one in json_values(section, dict) if isinstance(one.get("fact"), list)]
     if len(found) > 1:
         # Some models write an object for each triple.
@@ -357,15 +301,10 @@ def _plain(text: str) -> str:
     return _OPENS_MARKER.sub("[ [", " ".join(text.split()))
 
 
-# Long chats: a student with a short context, or a short training sequence, can't always hold every candidate of every
-# round (eq. 2). What was retrieved longest ago is left out, in the loop and in training alike; what was kept of it
-# still stands in the integrator's own turns.
-
-
 def shorten(
     messages: Sequence[Message], count: Callable[[Sequence[Message]], int], limit: int
 ) -> tuple[list[Message], int]:
-    """Leave candidates of earlier rounds out until a prompt fits.
+    """Leave candidates of earlier rounds out until a prompt fits a short context, in the loop and in training alike.
 
     They go round by round from the first one on, and within a round from the last in rank. The question, the candidates
     of the newest round and the integrator's own turns stay, so the result can still be too long.
@@ -404,16 +343,12 @@ def shown_candidates(turn: str) -> list[Triple] | None:
 
 def _without(messages: Sequence[Message], number: int) -> list[Message]:
     """The chat without the oldest `number` candidates of earlier rounds."""
-    newest = max((place for place, turn in enumerate(messages) if turn["role"] == "user"), default=0)
-    kept: list[Message] = []
-    for place, turn in enumerate(messages):
-        candidates = shown_candidates(turn["content"]) if turn["role"] == "user" and place < newest else None
-        if candidates and number:
+    kept = list(messages)
+    for place in [place for place, turn in enumerate(messages) if turn["role"] == "user"][:-1]:
+        if number and (candidates := shown_candidates(kept[place]["content"])):
             left = candidates[: max(0, len(candidates) - number)]
             number -= len(candidates) - len(left)
-            before, heading, rest = turn["content"].partition(_HEADING)
+            before, heading, rest = kept[place]["content"].partition(_HEADING)
             _, gap, after = rest.partition("\n")
-            shown = write_triples(Fact(triple, _NOWHERE, "") for triple in left)
-            turn = {"role": "user", "content": f"{before}{heading}{shown}{gap}{after}"}
-        kept.append(turn)
+            kept[place] = {"role": "user", "content": f"{before}{heading}{write_triples(left)}{gap}{after}"}
     return kept

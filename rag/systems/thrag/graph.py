@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 
 from tripletune.models.data.records import Passage, whole_characters
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm import CallError, LLMClient, SetupError
-from tripletune.models.llm.ledger_client import RetriesExhausted
-from tripletune.models.llm.replies import UnusableReply, ask, json_values, triple_of
+from tripletune.models.llm import LLMClient
+from tripletune.models.llm.replies import UnusableReply, json_values, triple_of
+from tripletune.rag.extractor import ask_of_passage
 from tripletune.rag.index import PassageStore
 from tripletune.rag.systems import PromptSet
 from tripletune.rag.triple_index import entity_key
@@ -125,16 +125,8 @@ async def _build(llm: LLMClient, passages: PassageStore, prompts: PromptSet, sam
 
     async def extract(position: int, passage: Passage) -> list[Statement]:
         chat = prompts.chat(EXTRACTION, f"Title: {passage.title}\nText: {passage.text}")
-        try:
-            return await ask(llm, chat, lambda text: read_statements(text, passage, position, issues),
-                             role="thrag.extract", sampling=sampling, repairs=repairs)  # fmt: skip
-        except UnusableReply as error:
-            issues[f"extract.{error.reason}"] += 1
-        except (RetriesExhausted, SetupError):
-            raise
-        except CallError:
-            issues["extract.refused"] += 1
-        return []
+        read = lambda text: read_statements(text, passage, position, issues)  # noqa: E731
+        return await ask_of_passage(llm, chat, read, "thrag.extract", sampling, repairs, issues) or []
 
     # Every call is made before any failure is told: a batch then waits for all of them together.
     calls = [extract(position, passage) for position, passage in enumerate(passages)]
@@ -143,7 +135,7 @@ async def _build(llm: LLMClient, passages: PassageStore, prompts: PromptSet, sam
         if isinstance(one, BaseException):
             raise one
     graph = TopicGraph((one for group in found if not isinstance(group, BaseException) for one in group), issues)
-    told = {**graph.statistics(), **issues}
+    told = {**graph.statistics(), **+issues}
     logger.info("TH-RAG graph: %s", ", ".join(f"{name} {value:.4g}" for name, value in told.items()))
     return graph
 

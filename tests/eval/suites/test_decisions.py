@@ -9,18 +9,14 @@ import pytest
 
 from tripletune.eval.__main__ import main
 from tripletune.eval.suites.decisions import DecisionSuite, decision_cases, score_reply, summarise_decisions
-from tripletune.models.data.records import Passage
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import CallError, Completion, Message, Sampling
-from tripletune.rag.systems.cirag.extraction import Fact
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
 
-PASSAGE = Passage("Kelm", "Kelm is a town.")
 
-
-def facts(number: int, count: int = 3) -> tuple[Fact, ...]:
-    return tuple(Fact(Triple(f"Ada {number}", "saw", f"Kelm {n}"), PASSAGE, "") for n in range(count))
+def facts(number: int, count: int = 3) -> tuple[Triple, ...]:
+    return tuple(Triple(f"Ada {number}", "saw", f"Kelm {n}") for n in range(count))
 
 
 def trajectory(name: str, question: str = "q", teacher: str = "m") -> Trajectory:
@@ -35,7 +31,7 @@ def trajectory(name: str, question: str = "q", teacher: str = "m") -> Trajectory
     return Trajectory(name, question, "cirag.integrate", teacher, turns, flags)
 
 
-def says(query: str | None, *core: Fact, thought: str = "So.") -> str:
+def says(query: str | None, *core: Triple, thought: str = "So.") -> str:
     return write_decision(Decision(thought, core, query))
 
 
@@ -44,9 +40,9 @@ def test_a_case_is_a_round_with_the_teachers_history() -> None:
     first, last = decision_cases([one])
     assert (first.id, last.id, last.round) == ("t@1", "t@2", 2)
     assert (first.messages, last.messages) == (one.messages[:2], one.messages[:4])
-    assert first.candidates == tuple(Fact(fact.triple, Passage("", "", "-"), "") for fact in facts(0))
+    assert first.candidates == facts(0)
     assert (first.gold.query, last.gold.query) == ("Where is Kelm 0?", "")
-    assert [fact.triple for fact in last.gold.core] == [fact.triple for fact in facts(1)[:2]]
+    assert last.gold.core == facts(1)[:2]
     only_last = Trajectory("t", "q", one.role, "m", one.messages, (False,) * 4 + (True,))
     assert [case.id for case in decision_cases([only_last])] == ["t@2"]
 
@@ -81,7 +77,7 @@ def test_trajectories_that_hold_no_decisions(place: int, content: str, message: 
         (2, says("", *facts(1)[:2]), (1, None, 1, 0)),
         (2, says("Where is Kelm 0?", *facts(1)[:1]), (2 / 3, None, 0, 0)),
         # Of another round, and invented: the loop drops both.
-        (2, says("", *facts(0)[:1], *facts(1)[:1], Fact(Triple("a", "b", "c"), PASSAGE, "")), (2 / 3, None, 1, 0)),
+        (2, says("", *facts(0)[:1], *facts(1)[:1], Triple("a", "b", "c")), (2 / 3, None, 1, 0)),
     ],
 )
 def test_scores_of_a_reply(round_: int, reply: str, scores: tuple[float | None, ...]) -> None:

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from tripletune.models.data.records import Passage
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
 from tripletune.models.loading import load_causal_lm
-from tripletune.rag.systems.cirag.extraction import Fact
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
 from tripletune.train import make_rows
 from tripletune.train.sampling import EpochSampler, RepeatedSteps
@@ -22,11 +20,9 @@ from tripletune.train.tasks import Examples, cirag_distill
 from tripletune.train.tasks.cirag_distill import StudentTask, folder_and_share
 from tripletune.train.tasks.cirag_on_policy import OnPolicyConfig, OnPolicyTask, load_teacher
 
-PASSAGE = Passage("Kelm", "Kelm is a town.")
 
-
-def facts(name: str) -> tuple[Fact, ...]:
-    return (Fact(Triple(name, "saw", "Kelm"), PASSAGE, ""),)
+def facts(name: str) -> tuple[Triple, ...]:
+    return (Triple(name, "saw", "Kelm"),)
 
 
 def trajectory(number: int, teacher: str = "a", prompt: str = "Go.") -> Trajectory:

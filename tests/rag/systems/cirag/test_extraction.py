@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -14,34 +15,27 @@ from tripletune.models.llm import CallError, Sampling, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.llm.replies import UnusableReply
 from tripletune.rag import Trace
+from tripletune.rag.retrievers import provenance, source_sentence, split_sentences
 from tripletune.rag.systems import QuestionClient, load_prompts
 from tripletune.rag.systems.cirag import PROMPT_NAMES
-from tripletune.rag.systems.cirag.extraction import (
-    LLMExtractor,
-    StoredExtractor,
-    provenance,
-    read_entities,
-    read_passage_triples,
-    source_sentence,
-    split_sentences,
-)
+from tripletune.rag.systems.cirag.extraction import passage_triples, read_entities, read_passage_triples
 
 PASSAGE = Passage("Kelm\n town", "Kelm is a town.\nIt lies on the Sarn.")  # a line break opens no new line
 ENTITIES = '{"entities": ["Kelm", "Sarn"]}'
 TRIPLES = '{"triples": [["Kelm", "is", "town"], ["Kelm", "lies on", "Sarn"], ["Kelm", "is", "town"]]}'
 
 
-def extract(*replies, entities="cirag_entities", triples="cirag_triples"):
-    client, trace = Client(*replies), Trace("Q?")
+def read(*replies, joint=False):
+    client, trace, issues = Client(*replies), Trace("Q?"), Counter()
     llm = QuestionClient(client, trace, "q1", Sampling(temperature=0.5, seed=3))
-    extractor = LLMExtractor(load_prompts(PROMPT_NAMES), triples, entities, max_tokens=99)
-    return asyncio.run(extractor.extract(PASSAGE, llm)), client, trace
+    found = asyncio.run(passage_triples(PASSAGE, llm, load_prompts(PROMPT_NAMES), issues, joint, max_tokens=99))
+    return found, dict(+issues), client, trace
 
 
 def test_two_steps_name_the_entities_in_the_second_prompt():
-    found, client, trace = extract(ENTITIES, TRIPLES)
-    assert found.triples == (Triple("Kelm", "is", "town"), Triple("Kelm", "lies on", "Sarn"))
-    assert (found.known, dict(found.issues)) == (True, {})
+    found, issues, client, trace = read(ENTITIES, TRIPLES)
+    assert found == (Triple("Kelm", "is", "town"), Triple("Kelm", "lies on", "Sarn"))
+    assert issues == {}
     assert client.roles == ["cirag.entities", "cirag.triples"]
     assert client.asked[0].text == "Title: Kelm town\nText: Kelm is a town. It lies on the Sarn."
     assert client.asked[1].text == client.asked[0].text + '\nEntities: ["Kelm", "Sarn"]'
@@ -51,40 +45,37 @@ def test_two_steps_name_the_entities_in_the_second_prompt():
 
 
 def test_one_prompt_asks_for_both():
-    found, client, _ = extract(TRIPLES, entities=None, triples="cirag_joint")
-    assert len(found.triples) == 2
+    found, _, client, _ = read(TRIPLES, joint=True)
+    assert len(found) == 2
     assert client.roles == ["cirag.joint"]
 
 
 def test_a_refused_passage_costs_no_question_but_a_server_that_is_down_does():
-    found, client, _ = extract(CallError("content filter"), TRIPLES)
+    found, issues, client, _ = read(CallError("content filter"), TRIPLES)
     assert client.asked[1].text.endswith("\nEntities: []")
-    assert (len(found.triples), found.known, dict(found.issues)) == (2, True, {"refused.cirag.entities": 1})
-    found, _, _ = extract(ENTITIES, CallError("content filter"))
-    assert (found.triples, found.known, dict(found.issues)) == ((), False, {"refused.cirag.triples": 1})
+    assert (len(found), issues) == (2, {"refused.cirag.entities": 1})
+    assert read(ENTITIES, CallError("content filter"))[:2] == (None, {"refused.cirag.triples": 1})
     for error in (RetriesExhausted("down"), SetupError("no key")):
         with pytest.raises(type(error)):
-            extract(ENTITIES, error)
+            read(ENTITIES, error)
 
 
 def test_an_unreadable_reply_is_sent_back_once_and_then_given_up():
-    found, client, trace = extract("no idea...", ENTITIES, TRIPLES)
+    _, issues, client, trace = read("no idea...", ENTITIES, TRIPLES)
     assert client.roles == ["cirag.entities", "cirag.entities.repair", "cirag.triples"]
-    assert dict(found.issues) == {"repairs.cirag.entities": 1}
+    assert issues == {"repairs.cirag.entities": 1}
     assert trace.tallies["cut_off.cirag.entities"] == 1
-    found, client, _ = extract("?", "?", TRIPLES)
+    found, issues, client, _ = read("?", "?", TRIPLES)
     assert client.asked[2].text.endswith("\nEntities: []")
-    assert (len(found.triples), found.issues["unreadable.cirag.entities"]) == (2, 1)
-    found, _, _ = extract(ENTITIES, "?", "[[]]")
-    assert (found.triples, found.known) == ((), False)
-    assert dict(found.issues) == {"unreadable.cirag.triples": 1, "repairs.cirag.triples": 1}
+    assert (len(found), issues["unreadable.cirag.entities"]) == (2, 1)
+    assert read(ENTITIES, "?", "[[]]")[:2] == (None, {"unreadable.cirag.triples": 1, "repairs.cirag.triples": 1})
 
 
 def test_malformed_triples_are_counted_and_cost_no_neighbour():
-    found, _, _ = extract(ENTITIES, '{"triples": [["Kelm", "founded in", 1203], ["Kelm", "is"], ["", "a", "b"]]}')
-    assert found.triples == (Triple("Kelm", "founded in", "1203"),)
-    assert dict(found.issues) == {"malformed_triples": 2}
-    assert extract(ENTITIES, '{"triples": []}')[0].known
+    found, issues, _, _ = read(ENTITIES, '{"triples": [["Kelm", "founded in", 1203], ["Kelm", "is"], ["", "a", "b"]]}')
+    assert found == (Triple("Kelm", "founded in", "1203"),)
+    assert issues == {"malformed_triples": 2}
+    assert read(ENTITIES, '{"triples": []}')[0] == ()
 
 
 @pytest.mark.parametrize(
@@ -96,10 +87,10 @@ def test_malformed_triples_are_counted_and_cost_no_neighbour():
     ],
 )
 def test_a_reply_that_is_cut_off_keeps_its_complete_triples_and_is_not_asked_for_again(reply):
-    found, _, _ = extract(ENTITIES, reply)
-    assert found.triples == (Triple("a", "b", "c"), Triple("d", "e", "f"))
-    assert found.issues["cut_off.cirag.triples"] == 1
-    assert not found.issues["repairs.cirag.triples"]
+    found, issues, _, _ = read(ENTITIES, reply)
+    assert found == (Triple("a", "b", "c"), Triple("d", "e", "f"))
+    assert issues["cut_off.cirag.triples"] == 1
+    assert "repairs.cirag.triples" not in issues
 
 
 def test_other_forms_are_read():
@@ -125,18 +116,6 @@ def test_readers_give_triples_or_refuse(text):
         assert len(set(found.triples)) == len(found.triples)
     with contextlib.suppress(UnusableReply):
         assert all(name.strip() for name in read_entities(text))
-
-
-def test_stored_triples_need_no_call():
-    class Store:
-        def get(self, passage):
-            return (Triple("a", "b", "c"), Triple("a", "b", "c")) if passage == PASSAGE else None
-
-    llm = QuestionClient(Client(), Trace("Q?"))
-    known = asyncio.run(StoredExtractor(Store()).extract(PASSAGE, llm))
-    assert (known.triples, known.known) == ((Triple("a", "b", "c"),), True)
-    unknown = asyncio.run(StoredExtractor(Store()).extract(Passage("X", "x"), llm))
-    assert (unknown.triples, unknown.known) == ((), False)
 
 
 TEXT = "Dr. A. Halde (1871-1940) was a painter. She was born in Kelm, St. Mary parish. In 1902 she married Ivo Rand."

@@ -10,9 +10,10 @@ from tests.rag.fakes import Client
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.rag import Trace
+from tripletune.rag.chat_generator import read_answer
+from tripletune.rag.retrievers import Fact
 from tripletune.rag.systems import QuestionClient, load_prompts
-from tripletune.rag.systems.cirag import PROMPT_NAMES, CiragOptions, Pools, answer_text, generate, read_answer
-from tripletune.rag.systems.cirag.extraction import Fact
+from tripletune.rag.systems.cirag import PROMPT_NAMES, CiragOptions, answer_text, context_of, generate
 
 ADA, KELM = Passage("Ada", "Ada lived. She died in Kelm."), Passage("Kelm", "Kelm is a town.")
 FACTS = [
@@ -22,20 +23,22 @@ FACTS = [
 ]
 
 
+def pools(facts):
+    return {(fact.triple, fact.passage.id): fact for fact in facts}
+
+
 def test_a_triple_that_is_kept_again_brings_its_other_passage():
-    pools = Pools()
-    pools.add([Fact(Triple("Ada", "died in", "Kelm"), ADA, "She died in Kelm.")])
-    pools.add([Fact(Triple("Ada", "died in", "Kelm"), KELM, "Ada died here.")])
-    assert pools.context("triples") == ['["Ada", "died in", "Kelm"]']
-    assert pools.context("sentences") == ["[Ada] She died in Kelm.", "[Kelm] Ada died here."]
-    assert pools.context("passages") == [ADA.content, KELM.content]
+    pool = pools([FACTS[0], Fact(FACTS[0].triple, KELM, "Ada died here.")])
+    assert context_of(pool, "triples") == ['["Ada", "died in", "Kelm"]']
+    assert context_of(pool, "sentences") == ["[Ada] She died in Kelm.", "[Kelm] Ada died here."]
+    assert context_of(pool, "passages") == [ADA.content, KELM.content]
 
 
 def cascade(facts=FACTS, granularities=("triples", "sentences", "passages"), **replies):
-    client, pools = Client(answer=lambda asked: replies[asked.role.rsplit(".", 1)[1]]), Pools()
-    pools.add(facts)
+    client = Client(answer=lambda asked: replies[asked.role.rsplit(".", 1)[1]])
     trace, options = Trace("Q?"), CiragOptions(granularities=granularities)
-    asyncio.run(generate("Q?", pools, QuestionClient(client, trace), load_prompts(PROMPT_NAMES), options, trace))
+    llm = QuestionClient(client, trace)
+    asyncio.run(generate("Q?", pools(facts), llm, load_prompts(PROMPT_NAMES), options, trace))
     return (trace.answer, trace.details["granularity"]), client, trace
 
 

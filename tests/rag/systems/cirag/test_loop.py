@@ -9,9 +9,9 @@ from tests.rag.fakes import Client, Shelf
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import RepliesPending
+from tripletune.models.llm.ledger import make_call
 from tripletune.rag.systems import Tools
 from tripletune.rag.systems.cirag import SYSTEM, CiragOptions
-from tripletune.rag.systems.cirag.extraction import Fact
 from tripletune.rag.systems.cirag.integration import Decision, write_decision
 
 QUESTION = "Which river flows through the town where Ada was born?"
@@ -58,8 +58,7 @@ class Script(Client):
 
 
 def says(query, *triples):
-    facts = tuple(Fact(Triple(*triple), PAGES["Ada"], "") for triple in triples)
-    return write_decision(Decision("So it is.", facts, query))
+    return write_decision(Decision("So it is.", tuple(Triple(*triple) for triple in triples), query))
 
 
 FIRST = says("Which river flows through Kelm?", ("Ada", "born in", "Kelm"))
@@ -221,3 +220,17 @@ def test_long_prompts_lose_their_oldest_candidates():
     assert run(Counting(FIRST, SECOND), max_prompt_tokens=longest).tallies.get("shortened_prompts") is None
     with pytest.raises(ValueError, match=r"tokens of script can't be counted here.*--integrator"):
         run(Script(FIRST, SECOND), max_prompt_tokens=longest)
+
+
+def test_replies_that_ledgers_hold_are_found():
+    """The keys of the calls of a question; where they change, every teacher is asked again."""
+    pages = {"cirag.entities": '{"entities": ["Ada"]}', "cirag.triples": '{"triples": [["Ada", "born in", "Kelm"]]}'}
+    decisions = iter([FIRST, "?", SECOND])
+    script = Client(answer=lambda asked: pages.get(asked.role) or next(decisions, "Answer: Unanswerable"))
+    run(script, extraction="two_step", max_rounds=2)
+    found = [f"{asked.role} {make_call('teacher', asked.sampling, asked.messages).key[:6]}" for asked in script.asked]
+    assert found == [
+        "cirag.entities 9485c4", "cirag.triples 1103f9", "cirag.integrate 1ebbc4",
+        "cirag.entities 04e471", "cirag.triples d9b7e0", "cirag.integrate 6cdd89", "cirag.integrate.repair 74cff8",
+        "cirag.answer.triples 76d100", "cirag.answer.sentences d76f33", "cirag.answer.passages d2a9da",
+    ]  # fmt: skip
