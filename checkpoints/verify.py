@@ -84,12 +84,12 @@ class Loaded:
         return list(self.tokenizer(case["text"])["input_ids"]) if "text" in case else case["prompt_ids"], {}
 
     def _graph_prompt(self, sample: ModelInput) -> tuple[list[int], dict[str, Any]]:
-        from tripletune.models.graph_llm.graphs import embed_batch
+        from tripletune.models.graph_llm.graphs import batch_graphs
 
         encoded = self.processor.encode_input(sample)
         if not self.processor.settings.use_graph:
             return encoded.input_ids, {}
-        return encoded.input_ids, {"graphs": embed_batch([encoded.graphs], self._embeddings).to(self.model.device)}
+        return encoded.input_ids, {"graphs": batch_graphs([encoded.graph], self._embeddings.vectors)}
 
     @cached_property
     def _embeddings(self) -> Any:

@@ -6,7 +6,6 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from tripletune.models.program import load_from, names_in, plain_console, run_program
 
@@ -31,7 +30,22 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
             command = commands.add_parser(name, help=str(module.__doc__).splitlines()[0], allow_abbrev=False)
             if called:
                 module.SUITE.add_arguments(command)
-    _add_reports(commands)
+    about = "compare finished runs, question by question, with the first"
+    add = commands.add_parser("compare", help=about).add_argument
+    add("folders", nargs="+", metavar="DIR", help="output folders of `run`, or of `extraction`")
+    add("--metric", help="score to compare (default: the headline of the task)")
+    add("--output", metavar="FILE", help="also write the comparison as JSON")
+
+    add = commands.add_parser("curve", help="draw the learning curve of a training run").add_argument
+    add("run_folder", metavar="RUN", help="output folder of a training run")
+    add("--output", metavar="FILE.png", help="the picture (default: RUN/learning_curve.png)")
+
+    add = commands.add_parser("report", help="tables and plots of finished evaluations").add_argument
+    add("folders", nargs="+", metavar="[NAME=]DIR",
+        help="output folders of `run`, and of other commands that leave a metrics.json; the first run of a task is the "
+        "one that the others are compared with")  # fmt: skip
+    add("--output", required=True, metavar="DIR", help="the report; an older one there is replaced")
+    add("--no-plots", action="store_true", help="tables alone")
     return top
 
 
@@ -60,25 +74,6 @@ def _run(args: argparse.Namespace, words: list[str]) -> int:
     for suite in suites:
         suite.command = ["tripletune", "eval", *words]
     return run_suites(suites, console)
-
-
-def _add_reports(commands: Any) -> None:
-    about = "compare finished runs, question by question, with the first"
-    add = commands.add_parser("compare", help=about).add_argument
-    add("folders", nargs="+", metavar="DIR", help="output folders of `run`, or of `extraction`")
-    add("--metric", help="score to compare (default: the headline of the task)")
-    add("--output", metavar="FILE", help="also write the comparison as JSON")
-
-    add = commands.add_parser("curve", help="draw the learning curve of a training run").add_argument
-    add("run_folder", metavar="RUN", help="output folder of a training run")
-    add("--output", metavar="FILE.png", help="the picture (default: RUN/learning_curve.png)")
-
-    add = commands.add_parser("report", help="tables and plots of finished evaluations").add_argument
-    add("folders", nargs="+", metavar="[NAME=]DIR",
-        help="output folders of `run`, and of other commands that leave a metrics.json; the first run of a task is the "
-        "one that the others are compared with")  # fmt: skip
-    add("--output", required=True, metavar="DIR", help="the report; an older one there is replaced")
-    add("--no-plots", action="store_true", help="tables alone")
 
 
 if __name__ == "__main__":

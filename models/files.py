@@ -106,18 +106,16 @@ def check_new(output: str | Path, sources: Sequence[str | Path] = ()) -> Path:
 
 
 @contextmanager
-def new_file(path: str | Path, sources: Sequence[str | Path] = ()) -> Iterator[Path]:
+def new_file(path: str | Path) -> Iterator[Path]:
     """A scratch file that takes the place of `path` when the block ends well, and is removed when it fails.
 
     Args:
-        path: The file to write; one that is there is replaced.
-        sources: Files that are read, which must survive.
+        path: The file to write; one that is there is replaced (`check_new` says whether it is read).
 
     Raises:
-        ValueError: the file is one that is read.
         IsADirectoryError: the path is a folder.
     """
-    place = check_new(path, sources)
+    place = Path(path).resolve()
     if place.is_dir():
         raise IsADirectoryError(f"output {path} is a folder; give a file")
     # Under the process id: of two programs that write one small file each leaves a whole one.

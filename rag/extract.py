@@ -21,7 +21,7 @@ from pathlib import Path
 from tripletune.models.data.pairs import ExtractionReply, entity_triple, is_only_a_name, read_reply, render_source
 from tripletune.models.data.records import Passage, read_jsonl, whole_characters
 from tripletune.models.data.triples import Triple
-from tripletune.models.files import new_file
+from tripletune.models.files import check_new, new_file
 from tripletune.models.llm import CallError, RepliesPending, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.rag.extractor import TextExtractor
@@ -376,10 +376,8 @@ def export_triples(
     chosen = [(store, store.choose(extractor).id) for store in stores]
     written = missing = 0
     Path(output).parent.mkdir(parents=True, exist_ok=True)
-    with (
-        new_file(output, [corpus, *(store.path for store in stores)]) as scratch,
-        scratch.open("w", encoding="utf-8", errors="replace", newline="\n") as file,
-    ):
+    check_new(output, [corpus, *(store.path for store in stores)])
+    with new_file(output) as scratch, scratch.open("w", encoding="utf-8", errors="replace", newline="\n") as file:
         for passage in read_passages(corpus, ExtractionCounts()):
             key = passage_key(passage.title, passage.text)
             found = next((f for store, number in chosen if (f := store.get(number, key)) is not None), None)

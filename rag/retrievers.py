@@ -37,15 +37,16 @@ class Retriever(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class CorpusRetriever:
     """A retriever over one indexed corpus."""
 
-    def __init__(self, passages: PassageStore, index: TextIndex) -> None:
-        self.passages, self._index = passages, index
+    passages: PassageStore
+    index: TextIndex
 
     async def retrieve(self, query: str, k: int) -> list[Retrieved]:
         """The at most `k` best passages for a query, best first."""
-        (ranking,) = await self._index.rank([query], k)
+        (ranking,) = await self.index.rank([query], k)
         return [Retrieved(self.passages[position], score, position) for position, score in ranking]
 
 

@@ -258,7 +258,7 @@ def make_batch(embeddings: Any) -> Callable[..., dict[str, Any]]:
     def make(processor: Any, records: list[Record], labels: bool = True, side: str = "right") -> dict[str, Any]:
         import torch
 
-        from tripletune.models.graph_llm.graphs import embed_batch
+        from tripletune.models.graph_llm.graphs import batch_graphs
         from tripletune.models.graph_llm.processor import pad_batch
 
         prompts = [processor.encode_input(record.input) for record in records]
@@ -275,7 +275,7 @@ def make_batch(embeddings: Any) -> Callable[..., dict[str, Any]]:
                 start = len(prompt.input_ids)
                 batch["labels"][row, start : start + len(end)] = torch.tensor(end)
         if processor.settings.use_graph:
-            batch["graphs"] = embed_batch([prompt.graphs for prompt in prompts], embeddings)
+            batch["graphs"] = batch_graphs([prompt.graph for prompt in prompts], embeddings.vectors)
         return batch
 
     return make

@@ -23,7 +23,7 @@ import torch
 from tripletune.models.data.records import IGNORED
 from tripletune.models.files import new_file, read_json
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
-from tripletune.models.graph_llm.graphs import GraphRows, batch_graphs
+from tripletune.models.graph_llm.graphs import SampleGraph, batch_graphs
 from tripletune.models.graph_llm.processor import pad_batch
 from tripletune.models.losses import PADDING
 
@@ -285,6 +285,6 @@ class RecordCollator:
                 batch[name] = pad_batch(values, padding, _MULTIPLE)
         if self.table is not None:
             ordered = [rows[number] for sequence in sequences for number in sequence.records]
-            graphs = [GraphRows(*(row[name] for name in GraphRows._fields)) for row in ordered]
-            batch["graphs"] = batch_graphs(graphs, self.table.__getitem__, self.table.dimension)
+            graphs = [SampleGraph(*(row[name] for name in SampleGraph._fields)) for row in ordered]
+            batch["graphs"] = batch_graphs(graphs, self.table.__getitem__)
         return batch

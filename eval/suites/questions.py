@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice, product
@@ -277,7 +277,12 @@ class QuestionSuite(Suite):
     async def ask(self, batch: list[Question]) -> list[Trace]:
         """Run the system on one question."""
         (question,) = batch
-        tools = replace(self.tools, question_id=question.id, gold=self._gold_passages(question))
+        gold: Iterable[Passage] = ()
+        if self.system.needs_gold and self.gold is None:
+            gold = (question.passages[index] for index in question.supporting)
+        elif self.system.needs_gold and self.gold is not None:
+            gold = (self._passages[name] for name in sorted(self.gold.get(question.id, ())) if name in self._passages)
+        tools = replace(self.tools, question_id=question.id, gold=tuple(gold))
         search = question.search or question.question
         return [await self.system.run(self.task.prompt(question), search, tools, self.loop)]
 
@@ -345,14 +350,6 @@ class QuestionSuite(Suite):
         if not self.loop.graph:
             generator.processor = generator.processor.without_graph()
         return generator
-
-    def _gold_passages(self, question: Question) -> tuple[Passage, ...]:
-        if not self.system.needs_gold:
-            return ()
-        if self.gold is None:
-            return tuple(question.passages[index] for index in question.supporting)
-        wanted = sorted(self.gold.get(question.id, ()))
-        return tuple(self._passages[name] for name in wanted if name in self._passages)
 
     def _read_gold(self) -> Mapping[str, frozenset[str]]:
         path = self.options.gold

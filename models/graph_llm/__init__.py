@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from tripletune.models.data.records import ModelInput, Step
 from tripletune.models.files import read_json, weights_fingerprint
 from tripletune.models.graph_llm.embeddings import EmbeddingTable, LiveEmbeddings, encoder_dimension
-from tripletune.models.graph_llm.graphs import embed_batch
+from tripletune.models.graph_llm.graphs import batch_graphs, build_graph
 from tripletune.models.graph_llm.model import GraphLLM, GraphLLMConfig
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.models.llm import Completion, Message, Sampling
@@ -258,7 +258,8 @@ class LocalGenerator:
         """
         requests = [self._request(sample, max_new_tokens, evidence) for sample in samples]
         for request, steps in zip(requests, graphs_of or ()):
-            request.data = replace(request.data, graphs=self.processor.graphs(steps))
+            graph = build_graph(steps, self.processor.settings.graph_pooling)
+            request.data = replace(request.data, graph=graph)
         was_training = self.model.training
         self.model.eval()
         try:
@@ -283,8 +284,7 @@ class LocalGenerator:
         """The graphs of a batch, as `GraphLLM.forward` and `generate` take them."""
         if not self.processor.settings.use_graph:
             return {}
-        batch = embed_batch([request.data.graphs for request in requests], self.embeddings)
-        return {"graphs": batch.to(self.model.device)}
+        return {"graphs": batch_graphs([request.data.graph for request in requests], self.embeddings.vectors)}
 
     def _completion(self, request: Request) -> Completion:
         return Completion(

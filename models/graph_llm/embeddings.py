@@ -92,23 +92,20 @@ class EmbeddingTable:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def rows(self, strings: Iterable[str]) -> dict[str, int]:
-        """Row number of each distinct string.
+    def rows(self, strings: Sequence[str]) -> list[int]:
+        """Row number of each string.
 
         Raises:
             KeyError: a string is not in the table.
         """
-        distinct = list(dict.fromkeys(strings))
-        if not distinct:
-            return {}
-        keys = np.array([string_key(text) for text in distinct], np.uint64)
+        keys = np.array([string_key(text) for text in strings], np.uint64)
         found = np.searchsorted(self._keys, keys)
         good = found < len(self._keys)
         good[good] = self._keys[found[good]] == keys[good]
         if not good.all():
-            missing = distinct[int(np.flatnonzero(~good)[0])]
+            missing = strings[int(np.flatnonzero(~good)[0])]
             raise KeyError(f"{missing!r} is not in the embedding table: it was built from other records")
-        return dict(zip(distinct, found.tolist()))
+        return list(found.tolist())
 
     def __getitem__(self, rows: Sequence[int]) -> torch.Tensor:
         """(n, D) float32 tensor of the given rows."""
@@ -116,8 +113,7 @@ class EmbeddingTable:
 
     def vectors(self, strings: Sequence[str]) -> torch.Tensor:
         """(n, D) float32 tensor, one row per string in the given order, as `LiveEmbeddings` gives it."""
-        rows = self.rows(strings)
-        return self[[rows[text] for text in strings]]
+        return self[self.rows(strings)]
 
     @classmethod
     def build(cls, strings: Iterable[str], encoder_spec: str, folder: str | Path) -> EmbeddingTable:

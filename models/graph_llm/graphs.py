@@ -9,8 +9,8 @@ Shapes: N nodes and E edges of a sample (or batch), D text-embedding width, H hi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -19,117 +19,81 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GATv2Conv, GCNConv, TransformerConv
 from torch_geometric.utils import scatter
 
-from tripletune.models.data.triples import Triple
+from tripletune.models.data.records import Step
 
 INVERSE = "inverse_"
 ARCHITECTURES = ("graph_transformer", "gat", "gcn")
 
 
-@dataclass(frozen=True, slots=True)
-class TextGraph:
-    """A graph whose nodes and edges are strings.
+class SampleGraph(NamedTuple):
+    """Sub-graphs of a sample side by side; empty ones leave no trace.
 
     Attributes:
-        edges: Source, target and text of each, reverse edges included.
-        strings: Every string to embed: nodes, then edges.
-    """
-
-    nodes: tuple[str, ...]
-    edges: tuple[tuple[int, int, str], ...]
-    strings: tuple[str, ...]
-
-
-def build_graph(triples: Iterable[Triple]) -> TextGraph:
-    """Make the graph of some triples; a repeated triple counts once."""
-    nodes: dict[str, int] = {}
-    edges: list[tuple[int, int, str]] = []
-    for triple in dict.fromkeys(triples):
-        source = nodes.setdefault(triple.subject, len(nodes))
-        target = nodes.setdefault(triple.object, len(nodes))
-        edges += [(source, target, triple.predicate), (target, source, INVERSE + triple.predicate)]
-    return TextGraph(tuple(nodes), tuple(edges), (*nodes, *(text for _, _, text in edges)))
-
-
-class GraphRows(NamedTuple):
-    """Sub-graphs of a sample as integers: rows of an embedding table and edge end points.
-
-    Attributes:
-        node_rows: N rows of the embedding table.
-        edge_rows: E rows of the embedding table.
-        sources: E node numbers within the sample.
-        targets: E node numbers within the sample.
+        nodes: N names, or their rows in an embedding table.
+        edges: E texts, or their rows.
+        sources: E node numbers.
+        targets: E node numbers.
         subgraph: N sub-graph numbers.
     """
 
-    node_rows: list[int]
-    edge_rows: list[int]
+    nodes: list[Any]
+    edges: list[Any]
     sources: list[int]
     targets: list[int]
     subgraph: list[int]
 
 
-def graph_rows(graphs: Sequence[TextGraph], rows: dict[str, int]) -> GraphRows:
-    """Lay sub-graphs side by side as integers; empty ones leave no trace.
+def build_graph(steps: Sequence[Step], pooling: str = "subgraphs") -> SampleGraph:
+    """The graph behind the placeholder: names and texts.
+
+    In a sub-graph equal names are one node, and a repeated triple counts once.
 
     Args:
-        graphs: The sub-graphs of one sample.
-        rows: Row of the embedding table for every string in them.
+        steps: The history.
+        pooling: "subgraphs", one a step (paper, section D.2), or "union", G_Q alone (eq. 6).
     """
-    result = GraphRows([], [], [], [], [])
-    number = 0
-    for graph in graphs:
-        if not graph.nodes:
-            continue
-        offset = len(result.node_rows)
-        result.node_rows.extend(rows[name] for name in graph.nodes)
-        result.subgraph.extend([number] * len(graph.nodes))
-        for source, target, text in graph.edges:
-            result.edge_rows.append(rows[text])
-            result.sources.append(offset + source)
-            result.targets.append(offset + target)
-        number += 1
-    return result
+    graph, groups = SampleGraph([], [], [], [], []), [step.triples for step in steps]
+    if pooling == "union":
+        groups = [tuple(chain(*groups))]
+    for number, triples in enumerate(filter(None, groups)):
+        nodes: dict[str, int] = {}
+        offset = len(graph.nodes)
+        for triple in dict.fromkeys(triples):
+            ends = [nodes.setdefault(name, offset + len(nodes)) for name in (triple.subject, triple.object)]
+            graph.sources.extend(ends)
+            graph.targets.extend(reversed(ends))
+            graph.edges.extend([triple.predicate, INVERSE + triple.predicate])
+        graph.nodes.extend(nodes)
+        graph.subgraph.extend([number] * len(nodes))
+    return graph
 
 
-def batch_graphs(samples: Sequence[GraphRows], vectors: Any, dimension: int) -> Batch:
+def batch_graphs(samples: Sequence[SampleGraph], vectors: Callable[[list[Any]], torch.Tensor]) -> Batch:
     """All graphs of a batch as one PyG `Batch`.
 
     Args:
         samples: One entry a sample, in batch order.
-        vectors: Callable from a list of table rows to an (n, D) float tensor.
-        dimension: D.
+        vectors: From a list of n names and texts, or of their rows, to (n, D) floats.
 
     Returns:
         For N nodes and E edges of all samples `x` (N, D), `edge_index` (2, E), `edge_attr` (E, D), `batch` (N,), the
         sample of each node, and `subgraph_of` (N,), its sub-graph; sub-graphs are numbered through the whole batch.
     """
-    data, subgraphs = [], 0
+    found = vectors([one for sample in samples for one in (*sample.nodes, *sample.edges)])
+    data, start, subgraphs = [], 0, 0
     for sample in samples:
-        edge_index = torch.tensor([sample.sources, sample.targets], dtype=torch.long).reshape(2, -1)
+        middle, end = start + len(sample.nodes), start + len(sample.nodes) + len(sample.edges)
         data.append(
             Data(
-                x=vectors(sample.node_rows) if sample.node_rows else torch.zeros(0, dimension),
-                edge_index=edge_index,
-                edge_attr=vectors(sample.edge_rows) if sample.edge_rows else torch.zeros(0, dimension),
+                x=found[start:middle],
+                edge_index=torch.tensor([sample.sources, sample.targets], dtype=torch.long).reshape(2, -1),
+                edge_attr=found[middle:end],
                 subgraph_of=torch.tensor(sample.subgraph, dtype=torch.long) + subgraphs,
-                num_nodes=len(sample.node_rows),
+                num_nodes=len(sample.nodes),
             )
         )
-        subgraphs += max(sample.subgraph, default=-1) + 1
+        start, subgraphs = end, subgraphs + max(sample.subgraph, default=-1) + 1
     return Batch.from_data_list(data)
-
-
-def embed_batch(samples: Sequence[Sequence[TextGraph]], embeddings: Any) -> Batch:
-    """The `batch_graphs` of graphs whose texts are embedded now, each distinct one once.
-
-    Args:
-        samples: The sub-graphs of each sample.
-        embeddings: `models.graph_llm.embeddings.LiveEmbeddings`, or what looks texts up as it does.
-    """
-    texts = list(dict.fromkeys(text for graphs in samples for graph in graphs for text in graph.strings))
-    rows = {text: row for row, text in enumerate(texts)}
-    vectors = embeddings.vectors(texts)
-    return batch_graphs([graph_rows(graphs, rows) for graphs in samples], vectors.__getitem__, embeddings.dimension)
 
 
 class _EdgeAwareGCN(nn.Module):
@@ -198,7 +162,8 @@ class GraphEncoder(nn.Module):
             (B, H) one vector a sample.
         """
         num_samples = graphs.num_graphs
-        weight = self.convolutions[0].parameters().__next__()
+        weight = next(self.parameters())
+        graphs = graphs.to(weight.device)
         x = graphs.x.to(weight.dtype)
         edge_attr = graphs.edge_attr.to(weight.dtype)
         if x.shape[0] == 0:

@@ -182,18 +182,6 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         """The language model without its output layer."""
         return self.language_model.get_decoder()
 
-    def embed_graphs(self, graphs: Batch) -> torch.Tensor:
-        """Encode and project the graphs of a batch.
-
-        Args:
-            graphs: Those of B samples, from `models.graph_llm.graphs.batch_graphs`.
-
-        Returns:
-            (B, W) graph tokens.
-        """
-        weight = next(self.projector.parameters())
-        return self.projector(self.graph_encoder(graphs.to(weight.device)))
-
     def embed_inputs(
         self, input_ids: torch.Tensor, graph_embeds: torch.Tensor | None, one_a_row: bool = True
     ) -> torch.Tensor:
@@ -287,7 +275,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             if input_ids is None:
                 raise ValueError("pass input_ids or inputs_embeds")
             if graphs is not None and graph_embeds is None and self.config.use_graph:
-                graph_embeds = self.embed_graphs(graphs)
+                graph_embeds = self.projector(self.graph_encoder(graphs))
             # After the first step of generation the new tokens hold no placeholder.
             if graph_embeds is not None and input_ids.shape[1] == 1 and past_key_values is not None:
                 graph_embeds = None
@@ -332,7 +320,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
     def generate(self, *args: Any, graphs: Batch | None = None, **kwargs: Any) -> Any:
         """As in transformers; graphs are encoded once before the first step, so beams and samples share them."""
         if graphs is not None and self.config.use_graph:
-            kwargs["graph_embeds"] = self.embed_graphs(graphs)
+            kwargs["graph_embeds"] = self.projector(self.graph_encoder(graphs))
         return super().generate(*args, **kwargs)
 
 

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tripletune.models.data.records import ModelInput, Record, Step
 from tripletune.models.files import read_json, write_json
-from tripletune.models.graph_llm.graphs import TextGraph, build_graph
+from tripletune.models.graph_llm.graphs import SampleGraph, build_graph
 from tripletune.models.local.chat import DATE
 from tripletune.models.rendering import Instructions, render, render_parts
 
@@ -84,13 +84,13 @@ class EncodedInput:
 
     Attributes:
         input_ids: The prompt.
-        graphs: The sub-graphs behind the placeholder.
+        graph: The sub-graphs behind the placeholder.
         truncated_triples: Triples left out of the text so that it fits.
         truncated_words: Words left out of raw-text evidence so that it fits.
     """
 
     input_ids: list[int]
-    graphs: list[TextGraph]
+    graph: SampleGraph
     truncated_triples: int = 0
     truncated_words: int = 0
 
@@ -137,19 +137,8 @@ class GraphLLMProcessor:
         triples = words = 0
         if len(prompt) > self.settings.max_input_tokens:
             prompt, triples, words = self._shorten(sample, evidence)
-        return EncodedInput(prompt, self.graphs(sample.steps), triples, words)
-
-    def graphs(self, steps: Sequence[Step]) -> list[TextGraph]:
-        """The graphs behind the placeholder; none without graph.
-
-        One a step, empty ones included (paper, section D.2), or their union G_Q alone (eq. 6), in which equal names are
-        one node and equal triples one edge.
-        """
-        if not self.settings.use_graph:
-            return []
-        if self.settings.graph_pooling == "subgraphs":
-            return [build_graph(step.triples) for step in steps]
-        return [build_graph(triple for step in steps for triple in step.triples)]
+        graph = build_graph(sample.steps if self.settings.use_graph else (), self.settings.graph_pooling)
+        return EncodedInput(prompt, graph, triples, words)
 
     def encode_label(self, record: Record, long_labels: str = "error") -> tuple[list[int], int]:
         """Label tokens with the end-of-sequence token, and how many of them spell the action marker.

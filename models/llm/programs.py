@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.models.data.records import read_jsonl
-from tripletune.models.files import new_file
+from tripletune.models.files import check_new, new_file
 from tripletune.models.llm import Completion
 from tripletune.models.llm.backends.batch import import_replies, reset, waiting
 from tripletune.models.llm.ledger import (
@@ -177,7 +177,8 @@ def _export(arguments: argparse.Namespace) -> int:
     if arguments.output is None:
         sys.stdout.writelines(lines)
     else:
-        with new_file(arguments.output, [arguments.ledger]) as scratch, scratch.open("w", encoding="utf-8") as file:
+        check_new(arguments.output, [arguments.ledger])
+        with new_file(arguments.output) as scratch, scratch.open("w", encoding="utf-8") as file:
             file.writelines(lines)
     return 0
 

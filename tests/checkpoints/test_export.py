@@ -35,9 +35,9 @@ def test_reference_outputs_are_those_of_the_run(tiny_run: Path, tiny_export: Pat
     assert {("planning", 0), ("planning", 1), ("planning", 2), ("answering", 0), ("answering", 2)} == set(tasks)
     case = reference["cases"][0]
     model, processor = load_graph_llm(tiny_run / "final", torch.float32)
-    from tripletune.models.graph_llm.graphs import GraphRows, batch_graphs
+    from tripletune.models.graph_llm.graphs import batch_graphs, build_graph
 
-    graphs = batch_graphs([GraphRows([], [], [], [], [])], torch.zeros(0, 16).__getitem__, 16)
+    graphs = batch_graphs([build_graph(())], torch.zeros(0, 16).__getitem__)
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([case["prompt_ids"]]), graphs=graphs).logits[0, -1]
     assert processor.graph_token_id in case["prompt_ids"]

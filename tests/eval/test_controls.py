@@ -229,7 +229,7 @@ def test_a_real_model_reads_the_graph_it_is_given(make_graph_llm, monkeypatch):
     graphs_of = generator._graphs
 
     def spied(requests):
-        read.extend((request.prompt, [graph.nodes for graph in request.data.graphs]) for request in requests)
+        read.extend((request.prompt, request.data.graph.nodes) for request in requests)
         return graphs_of(requests)
 
     monkeypatch.setattr(generator, "_graphs", spied)
@@ -240,7 +240,7 @@ def test_a_real_model_reads_the_graph_it_is_given(make_graph_llm, monkeypatch):
     (prompt, nodes), same, (last_prompt, theirs) = read[0], read[len(read) // 2], read[-1]
     assert same == (prompt, nodes)
     assert last_prompt == prompt
-    assert theirs == [("q1", "town 1.0"), ("q1", "town 1.1")]
+    assert theirs == ["q1", "town 1.0", "q1", "town 1.1"]
     monkeypatch.undo()
     (replies,) = Controls(generator, OtherFacts(RECORDS, 0)).ask([record], 4, None)
     assert replies["model"].text == own[0].text

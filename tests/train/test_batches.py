@@ -9,6 +9,7 @@ import torch
 
 from tripletune.models.data.records import IGNORED, Record
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
+from tripletune.models.graph_llm.graphs import build_graph
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.train.batches import RecordCollator, cached_rows, pack_rows, rows_meta
 from tripletune.train.tasks import Examples
@@ -116,13 +117,13 @@ def test_label_and_end_of_sequence_alone_are_learned(processor: GraphLLMProcesso
 def test_graphs_are_those_of_the_records(
     processor: GraphLLMProcessor, records: list[Record], tiny_encoder: Any, tmp_path: Any
 ) -> None:
-    strings = [text for record in records for graph in processor.graphs(record.steps) for text in graph.strings]
+    strings = [text for record in records for part in build_graph(record.steps)[:2] for text in part]
     table = EmbeddingTable.build(strings, str(tiny_encoder), tmp_path)
     chosen = [records[1], records[3], records[9]]
     batch = RecordCollator(3, table)([encode_row(record, processor, table) for record in chosen])
     graphs = batch["graphs"]
     assert graphs.num_graphs == 3
-    names = [name for record in chosen for graph in processor.graphs(record.steps) for name in graph.nodes]
+    names = [name for record in chosen for name in build_graph(record.steps).nodes]
     assert torch.equal(graphs.x, table.vectors(names))
     assert [int((graphs.batch == number).sum()) for number in range(3)] == [5, 0, 3]
     assert graphs.subgraph_of.tolist() == [0] * 3 + [1] * 2 + [2] * 3

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tripletune.models.data.records import Record
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
+from tripletune.models.graph_llm.graphs import build_graph
 from tripletune.train.batches import RecordCollator, share_prefixes
 from tripletune.train.tasks.ras import encode_row
 
@@ -64,7 +65,7 @@ def collated(tiny_encoder: Path, tmp_path: Path, records: list[Record]) -> Calla
     def collate(processor: Any, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         table = None
         if processor.settings.use_graph:
-            strings = (text for record in records for graph in processor.graphs(record.steps) for text in graph.strings)
+            strings = [text for record in records for part in build_graph(record.steps)[:2] for text in part]
             table = EmbeddingTable.build(strings, str(tiny_encoder), tmp_path)
         rows = [encode_row(record, processor, table) for record in records]
         pad, own = processor.tokenizer.pad_token_id, processor.graph_token_id

@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -248,6 +248,7 @@ class GraphTask(TrainingTask):
         if not self.config.model.use_graph:
             return None
         from tripletune.models.graph_llm.embeddings import EmbeddingTable
+        from tripletune.models.graph_llm.graphs import build_graph
 
         sources, encoder = [source for source in self.sources if source is not None], self.config.model.encoder
         parts = [[source.digest for source in sources], encoder, self.processor.settings.graph_pooling]
@@ -255,14 +256,16 @@ class GraphTask(TrainingTask):
         folder = Path(self.config.output_dir) / "cache" / name
         if (folder / "table.json").exists():
             return EmbeddingTable(folder)
-        graphs = (graph for source in sources for record in source for graph in self.processor.graphs(record.steps))
-        return EmbeddingTable.build((text for graph in graphs for text in graph.strings), encoder, folder)
+        pooling = self.config.model.graph_pooling
+        graphs = (build_graph(record.steps, pooling) for source in sources for record in source)
+        return EmbeddingTable.build((text for graph in graphs for text in graph.nodes + graph.edges), encoder, folder)
 
     def rows(self, source: Examples, cache: Path) -> Any:
         """The tokenised records of a source.
 
         Columns: `input_ids`, `label_ids`, `marker` (label tokens of the action marker), `length`, `question` (a number
-        that records of one question have in common) and, with graphs, those of `models.graph_llm.graphs.GraphRows`.
+        that records of one question have in common) and, with graphs, those of a `models.graph_llm.graphs.SampleGraph`
+        of table rows.
 
         Raises:
             ValueError: there is no record, or a label is too long where that is an error.
@@ -274,7 +277,7 @@ class GraphTask(TrainingTask):
         columns = {"input_ids": "[int32]", "label_ids": "[int32]", "marker": "int32", "length": "int32"}
         columns["question"] = "int64"
         if table is not None:
-            columns |= dict.fromkeys(("node_rows", "edge_rows"), "[int64]")
+            columns |= dict.fromkeys(("nodes", "edges"), "[int64]")
             columns |= dict.fromkeys(("sources", "targets", "subgraph"), "[int32]")
         # An empty prompt shows template and tokenizer, which may change while their folder keeps its name.
         empty = [processor.encode_input(ModelInput(task, "?")).input_ids for task in TASKS]
@@ -283,13 +286,14 @@ class GraphTask(TrainingTask):
         strings = table.digest if table is not None else None
         key = ["records", source.digest, settings, tokenizer, empty, learn_copies, long_labels, strings]
 
-        def rows(counts: Counter[str]) -> Iterator[dict[str, Any]]:
-            for record in source:
-                row = encode_row(record, processor, table, learn_copies, counts, long_labels)
-                if row is not None:
-                    yield row
-
-        return cached_rows(key, cache, rows, columns)
+        return cached_rows(
+            key,
+            cache,
+            lambda counts: filter(
+                None, (encode_row(one, processor, table, learn_copies, counts, long_labels) for one in source)
+            ),
+            columns,
+        )
 
     def warnings(self) -> list[str]:
         """Labels that are too long."""
@@ -408,8 +412,6 @@ def encode_row(
         counts: Counts records of each kind, and truncated records, triples, words and labels.
         long_labels: "truncate", "skip" or "error"; see `GraphLLMProcessor.encode_label`.
     """
-    from tripletune.models.graph_llm.graphs import graph_rows
-
     label, marker = processor.encode_label(record, "error" if long_labels == "error" else "truncate")
     too_long = label[-1] != processor.tokenizer.eos_token_id
     if counts is not None and long_labels != "error":
@@ -421,8 +423,8 @@ def encode_row(
         label = label[:marker]
     row: dict[str, Any] = {"input_ids": encoded.input_ids, "label_ids": label}
     if table is not None:
-        rows = table.rows(text for graph in encoded.graphs for text in graph.strings)
-        row |= graph_rows(encoded.graphs, rows)._asdict()
+        graph = encoded.graph
+        row |= graph._replace(nodes=table.rows(graph.nodes), edges=table.rows(graph.edges))._asdict()
     row["marker"] = marker
     row["length"] = len(encoded.input_ids) + len(label)
     row["question"] = int.from_bytes(hashlib.sha256(record.question_id.encode()).digest()[:7])

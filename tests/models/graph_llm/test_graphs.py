@@ -6,98 +6,89 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from tripletune.models.data.records import Step
 from tripletune.models.data.triples import Triple
 from tripletune.models.graph_llm import graphs as graphs_module
 from tripletune.models.graph_llm.graphs import (
     ARCHITECTURES,
     GraphEncoder,
-    GraphRows,
+    SampleGraph,
     batch_graphs,
     build_graph,
-    graph_rows,
 )
 
 FIRST = (Triple("a", "p", "b"), Triple("b", "q", "c"))
 SECOND = (Triple("b", "q", "c"), Triple("x", "r", "y"))
-GRAPHS = [build_graph(triples) for triples in (FIRST, (), SECOND)]
+STEPS = [Step("", FIRST), Step(""), Step("", SECOND)]
 NAMES = st.sampled_from("abcde")
 TRIPLES = st.lists(st.builds(Triple, NAMES, NAMES, NAMES), max_size=8)
 TABLE = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 
 
-def table(strings: list[str]) -> tuple[dict[str, int], torch.Tensor]:
-    rows = {text: number for number, text in enumerate(dict.fromkeys(strings))}
-    return rows, torch.arange(len(rows) * 2, dtype=torch.float32).reshape(-1, 2)
-
-
 def test_nodes_are_distinct_and_edges_go_both_ways() -> None:
-    graph = build_graph(FIRST)
-    assert graph.nodes == ("a", "b", "c")
-    assert graph.edges == ((0, 1, "p"), (1, 0, "inverse_p"), (1, 2, "q"), (2, 1, "inverse_q"))
-    assert graph.strings == ("a", "b", "c", "p", "inverse_p", "q", "inverse_q")
+    graph = build_graph(STEPS[:1])
+    assert graph.nodes == ["a", "b", "c"]
+    assert graph.edges == ["p", "inverse_p", "q", "inverse_q"]
+    assert (graph.sources, graph.targets) == ([0, 1, 1, 2], [1, 0, 2, 1])
 
 
 def test_a_self_loop_and_a_repeated_triple() -> None:
-    graph = build_graph([Triple("a", "is", "a"), Triple("a", "is", "a")])
-    assert graph.nodes == ("a",)
-    assert graph.edges == ((0, 0, "is"), (0, 0, "inverse_is"))
+    graph = build_graph([Step("", (Triple("a", "is", "a"), Triple("a", "is", "a")))])
+    assert graph == (["a"], ["is", "inverse_is"], [0, 0], [0, 0], [0])
 
 
 @given(TRIPLES, TRIPLES)
 def test_the_union_has_the_nodes_and_edges_of_its_parts(first: list[Triple], second: list[Triple]) -> None:
-    def named(graphs: list) -> set[tuple[str, str, str]]:
-        return {(graph.nodes[s], text, graph.nodes[t]) for graph in graphs for s, t, text in graph.edges}
+    def named(graph: SampleGraph) -> set[tuple[str, str, str]]:
+        ends = zip(graph.sources, graph.edges, graph.targets)
+        return {(graph.nodes[source], text, graph.nodes[target]) for source, text, target in ends}
 
-    union, parts = build_graph([*first, *second]), [build_graph(first), build_graph(second)]
-    assert named([union]) == named(parts)
-    assert set(union.nodes) == {name for graph in parts for name in graph.nodes}
-    assert len(set(union.nodes)) == len(union.nodes)
+    steps = [Step("", tuple(first)), Step("", tuple(second))]
+    union, parts = build_graph(steps, "union"), build_graph(steps)
+    assert named(union) == named(parts)
+    assert sorted(union.nodes) == sorted(set(parts.nodes))
     assert len(union.edges) == 2 * len({*first, *second})
 
 
-def test_rows_of_a_sample_skip_empty_sub_graphs() -> None:
-    rows, _ = table([text for graph in GRAPHS for text in graph.strings])
-    sample = graph_rows(GRAPHS, rows)
+def test_sub_graphs_lie_side_by_side_and_empty_ones_leave_no_trace() -> None:
+    sample = build_graph(STEPS)
     assert sample.subgraph == [0, 0, 0, 1, 1, 1, 1]
-    assert sample.node_rows == [rows[name] for name in "abcbcxy"]
+    assert sample.nodes == [*"abcbcxy"]
     assert sample.sources == [0, 1, 1, 2, 3, 4, 5, 6]
     assert sample.targets == [1, 0, 2, 1, 4, 3, 6, 5]
-    assert sample.edge_rows == [
-        rows[text] for text in ("p", "inverse_p", "q", "inverse_q", "q", "inverse_q", "r", "inverse_r")
-    ]
+    assert sample.edges == ["p", "inverse_p", "q", "inverse_q", "q", "inverse_q", "r", "inverse_r"]
 
 
 def test_a_batch_of_three_with_an_empty_one() -> None:
-    rows, vectors = table([text for graph in GRAPHS for text in graph.strings])
-    samples = [graph_rows(GRAPHS, rows), graph_rows([], rows), graph_rows(GRAPHS[2:], rows)]
-    batch = batch_graphs(samples, vectors.__getitem__, 2)
+    samples = [build_graph(steps) for steps in (STEPS, (), STEPS[2:])]
+    batch = batch_graphs(samples, lambda texts: torch.tensor([[ord(text[-1]), len(text)] for text in texts]))
     assert batch.num_graphs == 3
-    assert batch.x.tolist() == vectors[samples[0].node_rows + samples[2].node_rows].tolist()
-    assert batch.edge_attr.tolist() == vectors[samples[0].edge_rows + samples[2].edge_rows].tolist()
+    assert batch.x[:, 0].tolist() == [*map(ord, "abcbcxybcxy")]
+    assert batch.edge_attr.tolist() == [[ord(name), size] for name in "pqqrqr" for size in (1, 9)]
     assert batch.edge_index[:, 8:].tolist() == [[7, 8, 9, 10], [8, 7, 10, 9]]
     assert batch.subgraph_of.tolist() == [0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
     assert batch.batch.tolist() == [0] * 7 + [2] * 4
 
 
-def sample(seed: int, sizes: tuple[int, ...]) -> GraphRows:
+def sample(seed: int, sizes: tuple[int, ...]) -> SampleGraph:
     """Sub-graphs of the given sizes, each a ring with edges both ways."""
     generator = torch.Generator().manual_seed(seed)
-    rows = GraphRows([], [], [], [], [])
+    rows = SampleGraph([], [], [], [], [])
     for number, size in enumerate(sizes):
-        offset = len(rows.node_rows)
-        rows.node_rows.extend(torch.randint(0, 40, (size,), generator=generator).tolist())
+        offset = len(rows.nodes)
+        rows.nodes.extend(torch.randint(0, 40, (size,), generator=generator).tolist())
         rows.subgraph.extend([number] * size)
         for node in range(size):
             ends = (offset + node, offset + (node + 1) % size)
             for source, target in (ends, ends[::-1]):
                 rows.sources.append(source)
                 rows.targets.append(target)
-                rows.edge_rows.append(int(torch.randint(0, 40, (), generator=generator)))
+                rows.edges.append(int(torch.randint(0, 40, (), generator=generator)))
     return rows
 
 
-def batch(*samples: GraphRows) -> Any:
-    return batch_graphs(samples, TABLE.__getitem__, 6)
+def batch(*samples: SampleGraph) -> Any:
+    return batch_graphs(samples, TABLE.__getitem__)
 
 
 def encoder(architecture: str = "graph_transformer", **options: Any) -> GraphEncoder:
@@ -122,9 +113,9 @@ def test_the_order_of_nodes_and_edges_does_not_matter(architecture: str) -> None
     order = [4, 0, 6, 2, 5, 1, 3]
     place = {old: new for new, old in enumerate(order)}
     edges = list(reversed(range(len(one.sources))))
-    other = GraphRows(
-        [one.node_rows[node] for node in order],
-        [one.edge_rows[edge] for edge in edges],
+    other = SampleGraph(
+        [one.nodes[node] for node in order],
+        [one.edges[edge] for edge in edges],
         [place[one.sources[edge]] for edge in edges],
         [place[one.targets[edge]] for edge in edges],
         [one.subgraph[node] for node in order],
@@ -136,9 +127,7 @@ def test_the_order_of_nodes_and_edges_does_not_matter(architecture: str) -> None
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_edge_texts_and_edge_direction_count(architecture: str) -> None:
     one = sample(6, (3,))
-    relabelled = GraphRows(
-        one.node_rows, [(row + 1) % 40 for row in one.edge_rows], one.sources, one.targets, one.subgraph
-    )
+    relabelled = SampleGraph(one.nodes, [(row + 1) % 40 for row in one.edges], one.sources, one.targets, one.subgraph)
     model = encoder(architecture)
     assert not torch.allclose(model(batch(one)), model(batch(relabelled)), atol=1e-4)
 
@@ -155,12 +144,12 @@ def test_pooling_is_the_mean_of_sub_graphs_not_of_nodes(monkeypatch: pytest.Monk
     monkeypatch.setattr(graphs_module, "_convolution", lambda *args: Untouched())
     model = GraphEncoder("gcn", 6, hidden_width=6, num_layers=1, num_heads=1).eval()
     one, two = sample(7, (1, 3)), sample(8, (2,))
-    x = TABLE[one.node_rows]
+    x = TABLE[one.nodes]
     by_hand = (x[0] + x[1:].mean(0)) / 2
     assert not torch.allclose(by_hand, x.mean(0), atol=1e-3)
     pooled = model(batch(two, one))
     assert torch.allclose(pooled[1], by_hand, atol=1e-6)
-    assert torch.allclose(pooled[0], TABLE[two.node_rows].mean(0), atol=1e-6)
+    assert torch.allclose(pooled[0], TABLE[two.nodes].mean(0), atol=1e-6)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -161,7 +161,7 @@ def test_the_graph_changes_its_own_row_alone(make_graph_llm: Make, make_batch: M
     batch = make_batch(processor, records[:3])
     del batch["labels"]
     graphs = batch.pop("graphs")
-    tokens = model.embed_graphs(graphs)
+    tokens = model.projector(model.graph_encoder(graphs))
     before = model(**batch, graph_embeds=tokens).logits
     assert torch.allclose(before, model(**batch, graphs=graphs).logits, atol=1e-5)
     tokens = tokens.clone()

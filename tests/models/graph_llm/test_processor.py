@@ -108,7 +108,7 @@ def test_prompts_do_not_change_with_the_date(tokenizer: Any) -> None:
 def test_without_graph_the_placeholder_alone_is_missing(tokenizer: Any) -> None:
     size = len(tokenizer)
     encoded = processor(tokenizer, use_graph=False).encode_input(LONG)
-    assert (encoded.graphs, len(tokenizer)) == ([], size)
+    assert (encoded.graph, len(tokenizer)) == (build_graph(()), size)
     assert encoded.input_ids.count(tokenizer.convert_tokens_to_ids(GRAPH_TOKEN)) == 0
     made = processor(tokenizer)
     with_graph, without = made.encode_input(LONG), made.without_graph().encode_input(LONG)
@@ -164,7 +164,7 @@ def test_the_oldest_step_loses_its_last_triples_first_and_they_are_counted(token
         assert shown.endswith("Question: What is it?<|im_end|>\n<|im_start|>assistant\n")
         assert "Plan." in shown
         assert "[SUBQ] first?" in shown
-        assert encoded.graphs == whole.graphs
+        assert encoded.graph == whole.graph
         lost_before = lost
     assert lost_before > 6
     assert whole.truncated_triples == 0
@@ -222,8 +222,10 @@ def test_a_label_that_does_not_fit_is_an_error_or_cut(tokenizer: Any) -> None:
 
 def test_graphs_by_step_or_united(tokenizer: Any) -> None:
     steps = (LONG.steps[0], Step("empty?"), LONG.steps[1])
-    assert [len(graph.nodes) for graph in processor(tokenizer).graphs(steps)] == [12, 0, 12]
-    assert processor(tokenizer, graph_pooling="union").graphs(steps) == [build_graph([*OLD, *NEW])]
+    sample = dataclasses.replace(LONG, steps=steps)
+    assert processor(tokenizer).encode_input(sample).graph.subgraph == [0] * 12 + [1] * 12
+    united = processor(tokenizer, graph_pooling="union").encode_input(sample).graph
+    assert united == build_graph([Step("", (*OLD, *NEW))])
 
 
 def test_decoding_stops_at_the_end_of_sequence(tokenizer: Any) -> None:

@@ -13,6 +13,7 @@ import pytest
 from tripletune.models.data.records import Action, ModelInput, Record
 from tripletune.models.graph_llm import LocalGenerator
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
+from tripletune.models.graph_llm.graphs import build_graph
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.models.llm import Completion
 from tripletune.train import dry_run_report, train
@@ -56,9 +57,7 @@ def test_rows_are_the_encoded_records(
     for row, record in zip(rows, records):
         assert row == encode_row(record, processor, table)
         assert row["length"] == len(row["input_ids"]) + len(row["label_ids"])
-        graphs = processor.graphs(record.steps)
-        names = [name for graph in graphs for name in graph.nodes]
-        assert np.array_equal(table[row["node_rows"]], table.vectors(names))
+        assert np.array_equal(table[row["nodes"]], table.vectors(build_graph(record.steps).nodes))
 
 
 def test_files_are_memory_mapped_and_reused(
@@ -154,16 +153,14 @@ def test_a_long_label_that_is_an_error_is_found_before_the_model_is_loaded(
 
 
 def test_a_table_holds_the_strings_of_training_and_validation(
-    records: list[Record], write_records: Write, processor: GraphLLMProcessor, task_of: Any
+    records: list[Record], write_records: Write, task_of: Any
 ) -> None:
     path = write_records(records[:3])
     write_records(records[9:], "validation", path)
     table = task_of(source(path), source(path, "validation"), use_graph=True).table
-    strings = {
-        text for record in records[:3] + records[9:] for g in processor.graphs(record.steps) for text in g.strings
-    }
-    assert len(table) == len(strings)
-    assert set(table.rows(strings)) == strings
+    graphs = [build_graph(record.steps) for record in records[:3] + records[9:]]
+    strings = {text for graph in graphs for text in graph.nodes + graph.edges}
+    assert sorted(table.rows([*strings])) == [*range(len(table))] == [*range(len(strings))]
 
 
 def test_a_copied_question_is_left_out_of_the_label_and_nothing_else(
