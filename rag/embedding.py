@@ -27,6 +27,8 @@ Encode = Callable[[list[str], Kind], np.ndarray]
 Prompts = Mapping[Kind, str | None]
 ENDPOINT = "openai:"
 _BATCH, _PATIENCE = 64, 0.005
+# Requests to a server at once.
+_REQUESTS = 8
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -38,14 +40,17 @@ class Together(Generic[K, V]):
         work: Distinct keys to their values, in order.
         kept: Values to keep by key; the oldest go first.
         patience: Seconds in which the thread waits for more before it starts: replies of models come in flocks.
+        threads: How often `work` may run at once: a server takes the next request while it answers one.
     """
 
-    def __init__(self, work: Callable[[list[K]], Sequence[V]], kept: int = 0, patience: float = 0.0) -> None:
-        self._work, self._size, self._patience = work, kept, patience
+    def __init__(
+        self, work: Callable[[list[K]], Sequence[V]], kept: int = 0, patience: float = 0.0, threads: int = 1
+    ) -> None:
+        self._work, self._size, self._patience, self._seconds = work, kept, patience, 0.0
         self._kept: dict[K, V] = {}
         self._waiting: list[tuple[Sequence[K], Future[list[V]]]] = []
         self._lock = threading.Lock()
-        self._thread = ThreadPoolExecutor(1)
+        self._thread = ThreadPoolExecutor(threads)
 
     async def __call__(self, keys: Sequence[K]) -> list[V]:
         """The values of the keys; what `work` raises is raised by all calls that it was done for."""
@@ -62,23 +67,31 @@ class Together(Generic[K, V]):
         # A job may find nothing to do: an earlier one has done its call too, and has answered it at once.
         if not self._waiting:
             return
-        time.sleep(self._patience)
+        # As long as others still come, but not for longer than half of what the work takes.
+        before, end = 0, time.monotonic() + self._seconds / 2
+        while self._patience and (not before or (len(self._waiting) > before and time.monotonic() < end)):
+            before = len(self._waiting)
+            time.sleep(self._patience)
         with self._lock:
             calls, self._waiting = self._waiting, []
         calls = [call for call in calls if call[1].set_running_or_notify_cancel()]
         wanted = dict.fromkeys(key for keys, _ in calls for key in keys)
-        values = {key: self._kept[key] for key in wanted if key in self._kept}
+        with self._lock:
+            values = {key: self._kept[key] for key in wanted if key in self._kept}
         missing = [key for key in wanted if key not in values]
+        start = time.monotonic()
         try:
             fresh = dict(zip(missing, self._work(missing))) if missing else {}
         except Exception as error:
             for _, future in calls:
                 future.set_exception(error)
             return
+        self._seconds = time.monotonic() - start
         values |= fresh
-        self._kept |= fresh
-        for key in list(self._kept)[: max(0, len(self._kept) - self._size)]:
-            del self._kept[key]
+        with self._lock:
+            self._kept |= fresh
+            for key in list(self._kept)[: max(0, len(self._kept) - self._size)]:
+                del self._kept[key]
         for keys, future in calls:
             future.set_result([values[key] for key in keys])
 
@@ -92,13 +105,20 @@ class Embedder:
         weights: Digest of the encoder's weights, where they are on this machine.
         similarity: "cosine" makes all vectors of length one.
         kept: Vectors to keep: triples and sub-queries come back in other rounds and questions.
+        threads: Most calls of `encode` at once, for a server.
     """
 
     def __init__(
-        self, name: str, encode: Encode, weights: str = "", similarity: Similarity = "cosine", kept: int = 50_000
+        self,
+        name: str,
+        encode: Encode,
+        weights: str = "",
+        similarity: Similarity = "cosine",
+        kept: int = 50_000,
+        threads: int = 1,
     ) -> None:
         self.name, self.weights, self._encode, self._cosine = name, weights, encode, similarity == "cosine"
-        self._together: Together[tuple[Kind, str], np.ndarray] = Together(self._work, kept, _PATIENCE)
+        self._together: Together[tuple[Kind, str], np.ndarray] = Together(self._work, kept, _PATIENCE, threads)
 
     @cached_property
     def width(self) -> int:
@@ -167,7 +187,9 @@ def _open(
         model = load_encoder(spec, trust_remote_code=trust_remote_code)
         encode, weights = _local(model, prompts), weights_fingerprint(resolve(spec))
         similarity = similarity or ("dot" if model.similarity_fn_name == "dot" else "cosine")
-    return Embedder(f"{name} dot" if similarity == "dot" else name, encode, weights, similarity or "cosine")
+    threads = _REQUESTS if spec.startswith(ENDPOINT) else 1
+    name = f"{name} dot" if similarity == "dot" else name
+    return Embedder(name, encode, weights, similarity or "cosine", threads=threads)
 
 
 def _local(model: Any, prompts: Prompts) -> Encode:

@@ -19,7 +19,9 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tripletune.data_builders.world import RELATION_OF
 from tripletune.data_builders.world.build import MANIFEST, World, WorldOptions, generate_world
@@ -105,8 +107,8 @@ class WorldOracle:
         """
         system, _, call = CALL_ROLE.get().removesuffix(REPAIR_ROLE).partition(".")
         turns = [message["content"] for message in messages if message["role"] == "user"]
-        if system in names_in(_ORACLES) and call in (replies := load_from(_ORACLES, system, "oracle").REPLIES):
-            text = replies[call](self, messages)
+        if reply := _replies(system).get(call):
+            text = reply(self, messages)
         elif system != "cirag" and call == "answer":
             text = self.answer(turns[-1])
         elif turns and f"[[## {CANDIDATES} ##]]" in turns[-1]:
@@ -199,6 +201,11 @@ class WorldOracle:
             sentence = article.sentences[article.sentence_of[predicate]]
             hops.append(GoldHop(Triple(title, predicate, entity.facts[predicate]), sentence, queries))
         return hops
+
+
+@cache
+def _replies(system: str) -> dict[str, Any]:
+    return load_from(_ORACLES, system, "oracle").REPLIES if system in names_in(_ORACLES) else {}
 
 
 def _triples(text: str) -> list[Triple]:

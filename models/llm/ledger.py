@@ -4,9 +4,10 @@ A call is known by a hash of model, sampling and messages, so the ledger is the 
 the account of tokens at once. Several processes may use one file: the first reply stored for a call wins, and all of
 them see that one. A call that one process makes is waited for by the others.
 
-`Ledger.put` returns after its commit, so a reply that a caller has seen outlives `kill -9`. (The file is in WAL mode
-with synchronous=NORMAL: a power cut may take the last moments, never the file.) A commit takes 0.2 ms, so the event
-loop does it itself. WAL needs a local disk, not a network file system.
+`Ledger.put` and `Ledger.store` return after the commit, so a reply that a caller has seen outlives `kill -9`. (The file
+is in WAL mode with synchronous=NORMAL: a power cut may take the last moments, never the file.) A commit takes 0.2 ms,
+so the event loop does it itself, one for all replies that arrive together. WAL needs a local disk, not a network file
+system.
 """
 
 from __future__ import annotations
@@ -159,6 +160,7 @@ class Ledger:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._uses: list[tuple[str, str, str]] = []
+        self._arrived: list[tuple[asyncio.Future[Completion], tuple[Call, Completion, str, str]]] = []
         self._closed = False
         self._claims: IO[bytes] | None = None
         self._opened = open_file(self.path) if self.path.exists() else None
@@ -193,10 +195,43 @@ class Ledger:
             The reply that the ledger keeps: this one, or the one that another process stored before.
         """
         with self.transaction() as connection:
-            written = connection.execute(PUT, row_of(call, completion)).rowcount
-            self._uses.append((call.key, role, question_id))
-            row = None if written else connection.execute(_REPLY, (call.key,)).fetchone()
+            return self._put(connection, call, completion, role, question_id)
+
+    def _put(
+        self, connection: sqlite3.Connection, call: Call, completion: Completion, role: str, question_id: str
+    ) -> Completion:
+        written = connection.execute(PUT, row_of(call, completion)).rowcount
+        self._uses.append((call.key, role, question_id))
+        row = None if written else connection.execute(_REPLY, (call.key,)).fetchone()
         return completion if row is None else _completion(row, cached=False)
+
+    async def store(self, call: Call, completion: Completion, role: str, question_id: str = "") -> Completion:
+        """`put` from an event loop: the replies that arrive in one of its turns are safe after one commit."""
+        loop = asyncio.get_running_loop()
+        if not self._arrived:
+            loop.call_soon(self._store_arrived)
+        future: asyncio.Future[Completion] = loop.create_future()
+        self._arrived.append((future, (call, completion, role, question_id)))
+        return await future
+
+    def _store_arrived(self) -> None:
+        arrived, self._arrived = self._arrived, []
+        if not arrived:
+            return
+        kept: list[Completion] = []
+        failure: Exception | None = None
+        try:
+            with self.transaction() as connection:
+                kept = [self._put(connection, *what) for _, what in arrived]
+        except Exception as error:
+            failure = error
+        for number, (future, _) in enumerate(arrived):
+            if future.done():  # whoever waited was cancelled
+                continue
+            if failure is not None:
+                future.set_exception(failure)
+            else:
+                future.set_result(kept[number])
 
     def fail(self, call: Call, reason: str, retries: int, role: str, question_id: str = "") -> None:
         """Store that a call failed and why. It is not given back as a reply: the next run asks again."""
@@ -268,6 +303,7 @@ class Ledger:
         if self._closed:
             return
         try:
+            self._store_arrived()
             if self._uses:
                 with self.transaction():
                     pass
