@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 from benchmarks import ENCODER, Options, Result, quiet
 from tripletune.data_builders.hotpotqa_subq import Question
 from tripletune.eval import load_task, task_questions, write_context_corpus
+from tripletune.eval.metrics.ranking import CUTS, recall
+from tripletune.eval.rescore import final_ranking
 from tripletune.eval.statistics import bootstrap_mean
 from tripletune.models.llm import Completion
 from tripletune.models.options import setting
@@ -19,8 +22,6 @@ from tripletune.rag.search import SearchOptions, open_search
 from tripletune.rag.systems import load_system
 from tripletune.rag.systems.gear import GearOptions
 from tripletune.rag.systems.ppr import PprOptions
-
-CUTS = (2, 5, 10, 15)
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def retrieval(options: RetrievalOptions) -> Result:
 
 async def _rankings(
     questions: list[Question], name: str, loop: Any, retriever: Any, options: RetrievalOptions, folder: Path
-) -> list[list[str]]:
+) -> list[Sequence[str]]:
     """Ids of passages for each question, best first."""
     system = load_system(name)
     loop = loop or system.options(top_k=max(CUTS))
@@ -84,14 +85,14 @@ async def _rankings(
     tools = replace(open_search(search, system, loop, folder / "corpus.jsonl", folder), llm=_NoModel())
     runs = (system.run(question.question, question.question, tools, loop) for question in questions)
     traces = await asyncio.gather(*runs)
-    return [trace.details.get("ranking") or [passage["id"] for passage in trace.steps[0].passages] for trace in traces]
+    return [final_ranking(trace.to_json()) for trace in traces]
 
 
-def _recalls(questions: list[Question], rankings: list[list[str]]) -> dict[str, Any]:
+def _recalls(questions: list[Question], rankings: Sequence[Sequence[str]]) -> dict[str, Any]:
     gold = [{question.passages[index].id for index in question.supporting} for question in questions]
     found: dict[str, Any] = {}
     for cut in CUTS:
-        mean = bootstrap_mean([len(wanted & set(ids[:cut])) / len(wanted) for wanted, ids in zip(gold, rankings)])
+        mean = bootstrap_mean([recall(ids, wanted, cut) for wanted, ids in zip(gold, rankings)])
         found[f"R@{cut}"] = f"{100 * mean['mean']:.1f} ({100 * mean['low']:.1f}-{100 * mean['high']:.1f})"
         found[f"recall_{cut}"] = mean
     return found

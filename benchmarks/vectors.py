@@ -50,7 +50,7 @@ def vector_index(options: VectorOptions) -> Result:
     notes = [
         f"{options.rows:,} vectors of {WIDTH} numbers. The graph is built from the vectors of the first row.",
         f"Recall: share of the {options.k} nearest rows by exact search, over {options.queries} queries.",
-        "Opened: memory of the process's own that opening and searching the index takes; pages of its files not counted.",
+        "Opened: the process's own memory that opening and searching takes; pages of the index files are not in it.",
     ]
     columns = "name build_seconds rows_per_second peak_bytes opened_bytes ms_median ms_99_percent recall"
     return Result("an index of vectors", columns, rows, notes)

@@ -13,17 +13,20 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tripletune.data_builders.hotpotqa_subq import Question
 from tripletune.data_builders.readers import get_reader
+from tripletune.eval.metrics.ranking import CUTS
 from tripletune.models.files import new_file
 from tripletune.models.options import load_config, nearest, not_one_of, setting
 from tripletune.models.program import names_in
 
 TASKS = Path(__file__).parent / "tasks"
 _METRICS = "tripletune.eval.metrics"
+GoldKind = Literal["answers", "short_answers", "supporting"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class Task:
 
     def check(self) -> list[str]:
         """What can't work, one sentence each."""
-        known = find_metrics()
+        known = {name: metric for name, metric in find_metrics().items() if metric.reads != "supporting"}
         found = [f"{key} is missing" for key in ("reader", "metrics") if not getattr(self, key)]
         found += [not_one_of("metrics", name, list(known)) for name in self.metrics if name not in known]
         return found + ([] if "{question}" in self.template else ["template: it has no {question}"])
@@ -128,9 +131,9 @@ def write_context_corpus(task: Task, data: str, path: Path) -> int:
 class Metric:
     """A metric with the sentence that tables print about it, and the gold that it reads."""
 
-    score: Callable[[str, Any], float]
+    score: Callable[[Any, Any], float]
     explanation: str
-    reads: Literal["answers", "short_answers"] = "answers"
+    reads: GoldKind = "answers"
 
 
 def find_metrics() -> dict[str, Metric]:
@@ -140,8 +143,12 @@ def find_metrics() -> dict[str, Metric]:
         for name, function in inspect.getmembers(importlib.import_module(place), inspect.isfunction):
             if function.__module__ == place and not name.startswith("_"):
                 said = (inspect.getdoc(function) or name).splitlines()[0].rstrip(".")
-                short = "short_answers" in inspect.signature(function).parameters
-                found[name] = Metric(function, said, "short_answers" if short else "answers")
+                parameters = inspect.signature(function).parameters
+                reads: GoldKind = next((gold for gold in get_args(GoldKind) if gold in parameters), "answers")
+                if "k" not in parameters:
+                    found[name] = Metric(function, said, reads)
+                for k in CUTS if "k" in parameters else ():
+                    found[f"{name}@{k}"] = Metric(partial(function, k=k), said.replace(" k ", f" {k} "), reads)
     return found
 
 

@@ -12,8 +12,11 @@ from tripletune.models.program import load_from, names_in, plain_console, run_pr
 SUITES = "tripletune.eval.suites"
 # Commands whose name is not that of their suite's module.
 _MODULES = {"run": "questions"}
-# Commands that read results: functions of `eval.report`, imported when they are called.
-_REPORTS = ("compare", "curve", "report")
+# Commands that read results: functions of these modules, imported when they are called.
+_REPORTS = {
+    **dict.fromkeys(("compare", "curve", "report"), "tripletune.eval.report"),
+    "score": "tripletune.eval.rescore",
+}
 
 
 def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
@@ -39,6 +42,11 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     add = commands.add_parser("curve", help="draw the learning curve of a training run").add_argument
     add("run_folder", metavar="RUN", help="output folder of a training run")
     add("--output", metavar="FILE.png", help="the picture (default: RUN/learning_curve.png)")
+
+    add = commands.add_parser("score", help="score finished runs with other metrics; no model is asked").add_argument
+    add("folders", nargs="+", metavar="DIR", help="output folders of `run`, or folders that hold several")
+    add("--metrics", required=True, metavar="NAME,NAME", help="for example label_accuracy,recall@5,ndcg@10,mrr")
+    add("--gold", metavar="FILE", help="gold links of the corpus, for runs that were made without")
 
     add = commands.add_parser("report", help="tables and plots of finished evaluations").add_argument
     add("folders", nargs="+", metavar="[NAME=]DIR",
@@ -66,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace, words: list[str]) -> int:
     console = plain_console(160)
     if args.command in _REPORTS:
-        getattr(importlib.import_module("tripletune.eval.report"), args.command)(args, console)
+        getattr(importlib.import_module(_REPORTS[args.command]), args.command)(args, console)
         return 0
     from tripletune.eval.suites import run_suites
 

@@ -20,7 +20,8 @@ RESULTS = "results.jsonl"
 SETTINGS = "settings.json"
 METRICS = "metrics.json"
 ABOUT = "run.json"
-_FILES = (RESULTS, METRICS, SETTINGS, ABOUT)
+SCORES = "scores.jsonl"
+_FILES = (RESULTS, METRICS, SETTINGS, ABOUT, SCORES)
 # Where the files of an earlier run lie until there is a row that replaces them.
 _ASIDE = ".tripletune-old"
 
@@ -95,6 +96,8 @@ class ResultLog:
         self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
         self._file.flush()
         self.done.add(row["id"])
+        # Scores that were added later are of all rows or of none.
+        (self.folder / SCORES).unlink(missing_ok=True)
         if self._aside:
             self._aside = False
             shutil.rmtree(self.folder / _ASIDE, ignore_errors=True)
@@ -157,3 +160,31 @@ def read_results(path: str | Path, partial: bool = False) -> Iterator[dict[str, 
             if not isinstance(score, (int, float)) or not math.isfinite(score):
                 raise ValueError(f"{where}: score {name} is {score!r}, and no finite number; run the evaluation again")
         yield row
+
+
+def read_scored(folder: str | Path, partial: bool = False) -> Iterator[dict[str, Any]]:
+    """Stream the results of a run, with the scores that `tripletune eval score` added; of two the newer counts.
+
+    Raises:
+        FileNotFoundError: there are no results.
+        ValueError: as `read_results`.
+    """
+    path = Path(folder) / SCORES
+    added = {row["id"]: row["scores"] for row in read_results(path)} if path.is_file() else {}
+    for row in read_results(Path(folder) / RESULTS, partial):
+        yield {**row, "scores": {**(row.get("scores") or {}), **added.get(row["id"], {})}}
+
+
+def run_folders(folders: Iterable[str | Path]) -> list[Path]:
+    """Folders with results: those that are named, and those inside a folder that has none of its own.
+
+    Raises:
+        FileNotFoundError: a folder is not there, or no results are in it.
+    """
+    found: list[Path] = []
+    for folder in map(Path, folders):
+        inside = [folder / RESULTS] if (folder / RESULTS).is_file() else sorted(folder.rglob(RESULTS))
+        if not inside:
+            raise FileNotFoundError(f"{folder}: there is no {RESULTS} in this folder or in one inside it")
+        found += [path.parent for path in inside]
+    return found

@@ -2,7 +2,8 @@
 
 A new one is one file: `def NAME(prediction: str, answers: Sequence[str]) -> float`, whose docstring begins with the
 sentence that tables print about it. Then a task's YAML can name it. The gold answers have all aliases, and none is
-blank. One whose second argument is `short_answers` gets those of ASQA in its place, the aliases of one reading each.
+blank. One whose second argument is `short_answers` gets those of ASQA in its place, the aliases of one reading each;
+one whose second argument is `supporting`, a ranking of passages and those that it should hold (`ranking.py`).
 
 Here are the papers' metrics; each gives 0 to 1. Names keep rules apart that papers mix up: `f1` is plain token F1 (RAS,
 eq. 10-12), `f1_hotpotqa` the official rule of HotpotQA and 2WikiMultiHopQA, `f1_triviaqa` that of TriviaQA;

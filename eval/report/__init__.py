@@ -18,7 +18,7 @@ from tripletune.eval import find_metrics
 from tripletune.eval.report.page import page_of
 from tripletune.eval.report.plots import MALFORMED_OUTPUT, draw_curve, draw_plots, panels_of, read_curve
 from tripletune.eval.report.runs import Group, Run, differences, figures_of, group_runs, read_folder, sweeps_of
-from tripletune.eval.results import METRICS, RESULTS, read_results
+from tripletune.eval.results import METRICS, SCORES, read_results, read_scored
 from tripletune.eval.statistics import (
     P_NOTE,
     bootstrap_ratio,
@@ -29,7 +29,7 @@ from tripletune.eval.statistics import (
     verdict,
 )
 from tripletune.eval.suites import interval_cells, show_table
-from tripletune.eval.suites.extraction import KIND, SCORES_FILE
+from tripletune.eval.suites.extraction import KIND
 from tripletune.eval.triples import row_parts
 from tripletune.models.files import check_folder, check_new, new_file, new_folder, read_json, write_json, write_text
 from tripletune.models.options import nearest
@@ -91,6 +91,12 @@ def build_report(found: Sequence[Run]) -> dict[str, Any]:
     ]
     missing = [sentence for group in groups for run in group["runs"] for sentence in _missing(run)]
     missing += [
+        f"{run['name']} has {', '.join(run['unshared'])}, which other runs of its task lack: score them, too."
+        for group in groups
+        for run in group["runs"]
+        if run["unshared"]
+    ]
+    missing += [
         f"{one['name']} was stopped before its end: it has {one['results']:,} results and no metrics yet. "
         "Give its command again to continue."
         for one in others
@@ -101,14 +107,14 @@ def build_report(found: Sequence[Run]) -> dict[str, Any]:
 
 def _figures(group: Group) -> dict[str, Any]:
     reference, order = group.runs[0], group.in_paper_order()
-    tables = [[_paired(reference, run) for run in group.runs]]
+    tables = [[_paired(group.metrics, reference, run) for run in group.runs]]
     if order:
-        tables.append([_paired(group.runs[order[0]], group.runs[place]) for place in order])
+        tables.append([_paired(group.metrics, group.runs[order[0]], group.runs[place]) for place in order])
     for table in tables:
         correct_table(gap for gaps in table if gaps for gap in gaps.values())
     return {
         "task": reference.task,
-        "metrics": reference.scores,
+        "metrics": group.metrics,
         "runs": [
             {
                 "name": name,
@@ -122,6 +128,7 @@ def _figures(group: Group) -> dict[str, Any]:
                 "expected": run.about.get("questions"),
                 "finished": run.finished,
                 "cut_off": run.cut_off,
+                "unshared": [name for name in run.scores if name not in group.metrics],
                 "figures": figures_of(run),
             }
             for run, name, ablations in zip(group.runs, group.names, group.ablations)
@@ -132,14 +139,15 @@ def _figures(group: Group) -> dict[str, Any]:
     }
 
 
-def _paired(first: Run, second: Run) -> dict[str, Any] | None:
+def _paired(metrics: Sequence[str], first: Run, second: Run) -> dict[str, Any] | None:
     """Differences to the first by metric, over the questions that both have; None for the first itself."""
     if first is second or first.rows is None or second.rows is None or not first.results or not second.results:
         return None
     both = first.rows.merge(second.rows, on="id", suffixes=("_first", "_second"))
-    if both.empty:
+    pairs = {name: both[[f"{name}_first", f"{name}_second"]].dropna() for name in metrics}
+    if any(pair.empty for pair in pairs.values()):
         return None
-    return {name: paired_difference(both[f"{name}_first"], both[f"{name}_second"]) for name in first.scores}
+    return {name: paired_difference(pair.iloc[:, 0], pair.iloc[:, 1]) for name, pair in pairs.items()}
 
 
 def _missing(run: Mapping[str, Any]) -> list[str]:
@@ -201,23 +209,31 @@ def compare_folders(folders: Sequence[str | Path], metric: str | None = None) ->
     what = sorted({KIND if texts else head["task"] for head in heads})
     if len(what) > 1:
         raise ValueError(f"the runs are of different tasks ({', '.join(what)}): compare runs of one task")
-    unit, file = ("text", SCORES_FILE) if texts else ("question", RESULTS)
-    parts_of = row_parts if texts else _score_parts
-    runs = [{row["id"]: parts_of(row) for row in read_results(Path(folder) / file)} for folder in folders]
+    unit, parts_of = ("text", row_parts) if texts else ("question", _score_parts)
+    runs = [
+        {row["id"]: parts_of(row) for row in (read_results(Path(one) / SCORES) if texts else read_scored(one))}
+        for one in folders
+    ]
     common = [name for name in runs[0] if all(name in other for other in runs[1:])]
     if not common:
         raise ValueError(f"the runs have no {unit} in common: were they made from different data?")
     if any(len(other) != len(common) for other in runs):
         logger.warning("only the %d %ss that all runs have are compared", len(common), unit)
     metric = metric if texts else metric or heads[0]["primary"]
-    # The soft level is only there when it was asked for.
-    known = [name for name in runs[0][common[0]] if all(name in run[common[0]] for run in runs)]
+    # The soft level is only there when it was asked for, a score of rankings only where gold passages are known.
+    having = {
+        name: [item for item in common if all(name in run[item] for run in runs)]
+        for name in dict.fromkeys(name for item in common for name in runs[0][item])
+    }
+    known = [name for name, items in having.items() if items]
     chosen = [name for name in known if metric is None or name == metric or name.startswith(f"{metric}/")]
     if not chosen:
         raise ValueError(f"no metric {metric!r} that all runs have{nearest(str(metric), known)}: {', '.join(known)}")
     scores: dict[str, list[dict[str, Any]]] = {}
     for name in chosen:
-        columns: list[Any] = [tuple(zip(*(run[item][name] for item in common))) for run in runs]
+        if len(having[name]) < len(common):
+            logger.warning("%s: of %d %ss, the %d that have it", name, len(common), unit, len(having[name]))
+        columns: list[Any] = [tuple(zip(*(run[item][name] for item in having[name]))) for run in runs]
         scores[name] = [
             {
                 "score": bootstrap_ratio(*column),

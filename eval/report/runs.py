@@ -22,7 +22,7 @@ from typing import Any
 
 import pandas as pd
 
-from tripletune.eval.results import ABOUT, METRICS, RESULTS, SETTINGS, read_results
+from tripletune.eval.results import ABOUT, METRICS, RESULTS, SETTINGS, read_results, read_scored
 from tripletune.eval.statistics import bootstrap_mean, flatten
 from tripletune.models.files import read_json
 from tripletune.rag.systems.cirag import DEFAULT, GRANULARITIES
@@ -66,6 +66,7 @@ class Run:
             supporting passages found up to each round) and `kept` (share that a kept triple comes from). None for
             other evaluations, whose figures are taken as they stand.
         cut_off: Whether the last line was cut off by a kill.
+        added: Scores that `tripletune eval score` added.
     """
 
     folder: str
@@ -76,6 +77,7 @@ class Run:
     results: int
     rows: pd.DataFrame | None
     cut_off: bool = False
+    added: tuple[str, ...] = ()
 
     @property
     def system(self) -> str:
@@ -89,8 +91,8 @@ class Run:
 
     @property
     def scores(self) -> list[str]:
-        """The task's metrics, the headline first."""
-        return list(self.settings["task"]["metrics"])
+        """The task's metrics, the headline first, and those that were added."""
+        return [*self.settings["task"]["metrics"], *self.added]
 
     @property
     def finished(self) -> bool:
@@ -123,8 +125,8 @@ def read_folder(spec: str) -> Run:
             f"{path} holds no results of `tripletune eval`: there is no {METRICS}, or {RESULTS} with {SETTINGS}{more}"
         )
     if "system" in settings and results.is_file():
-        rows, cut_off = _rows(results, settings), results.read_bytes()[-1:] not in (b"\n", b"")
-        return Run(str(path), name, settings, about, metrics, len(rows), rows, cut_off)
+        (rows, added), cut_off = _rows(path, settings), results.read_bytes()[-1:] not in (b"\n", b"")
+        return Run(str(path), name, settings, about, metrics, len(rows), rows, cut_off, added)
     count = sum(1 for _ in read_results(results, partial=True)) if results.is_file() else 0
     return Run(str(path), name, settings, about, metrics, count, None)
 
@@ -164,15 +166,16 @@ def figures_of(run: Run) -> dict[str, Any]:
     }
 
 
-def _rows(path: Path, settings: Mapping[str, Any]) -> pd.DataFrame:
-    """The table of a results file."""
-    found = []
-    for number, row in enumerate(read_results(path, partial=True), 1):
+def _rows(path: Path, settings: Mapping[str, Any]) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """The table of a folder's results, and the scores that were added."""
+    found, added, metrics = [], dict[str, None](), settings["task"]["metrics"]
+    for number, row in enumerate(read_scored(path, partial=True), 1):
         try:
-            found.append(_row(row, settings["task"]["metrics"]))
+            found.append({**row["scores"], **_row(row, metrics)})
+            added |= dict.fromkeys(name for name in row["scores"] if name not in metrics)
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}:{number}: not a result of `tripletune eval run`: {error!r}") from None
-    return pd.DataFrame(found)
+            raise ValueError(f"{path / RESULTS}:{number}: not a result of `tripletune eval run`: {error!r}") from None
+    return pd.DataFrame(found), tuple(added)
 
 
 def _row(row: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
@@ -207,7 +210,8 @@ def _counted(values: pd.Series) -> dict[str, int]:
 
 
 def _means_of(rows: pd.DataFrame, metrics: Sequence[str]) -> dict[str, Any]:
-    return {name: bootstrap_mean(rows[name]) for name in metrics}
+    # Where gold passages are not known, a ranking has no score.
+    return {name: bootstrap_mean(rows[name].dropna()) for name in metrics}
 
 
 def _roles(rows: pd.DataFrame) -> dict[str, dict[str, float]] | None:
@@ -269,6 +273,11 @@ class Group:
     names: tuple[str, ...]
     ablations: tuple[tuple[str, ...], ...]
 
+    @property
+    def metrics(self) -> list[str]:
+        """The scores that all runs have, the headline first."""
+        return [name for name in self.runs[0].scores if all(name in run.scores for run in self.runs)]
+
     def in_paper_order(self) -> list[int]:
         """CIRAG runs that only leave out parts, the whole system first; empty when nothing was left out or all."""
         whole = [n for n, found in enumerate(self.ablations) if self.runs[n].system == "cirag" and not found]
@@ -293,7 +302,8 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     found: dict[str, list[Run]] = {}
     for run in runs:
         # A task file of the same name may have been changed between two runs.
-        found.setdefault(json.dumps([run.task, run.scores, run.settings.get("data")]), []).append(run)
+        asked = [run.task, run.settings["task"]["metrics"], run.settings.get("data")]
+        found.setdefault(json.dumps(asked), []).append(run)
     groups = []
     for members in found.values():
         names = [run.name or _name(members[0].settings, run.settings) for run in members]

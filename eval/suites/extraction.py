@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tripletune.eval.results import ResultLog
+from tripletune.eval.results import SCORES, ResultLog
 from tripletune.eval.statistics import flatten
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.eval.triples import ROUGE, Prediction, score_rows, summarise_extractions
@@ -33,7 +33,6 @@ from tripletune.rag.extract import PIECE_LIMIT, source_pieces
 from tripletune.rag.extractor import LocalOptions, TextExtractor, choose_shots, open_extractor
 
 KIND = "extraction"
-SCORES_FILE = "scores.jsonl"
 # Pairs that are sorted by length together.
 _WINDOW = 2048
 EXPLANATIONS = {
@@ -181,7 +180,7 @@ class ExtractionSuite(Suite):
             for pair, row in zip(self.items(), log.rows(), strict=True)
         )
         rows = list(score_rows(replies, embed))
-        write_text(log.folder / SCORES_FILE, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        write_text(log.folder / SCORES, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         return {
             "evaluation": KIND,
             "model": self.extractor.model,

@@ -1,0 +1,125 @@
+"""New scores of finished runs from what they stored, without a call of a model (`tripletune eval score`).
+
+They go into `scores.jsonl` beside the results, which stay as they are; `compare` and `report` read both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tripletune.eval import Metric, find_metrics, score_answer
+from tripletune.eval.results import SCORES, SETTINGS, read_results, read_scored, run_folders
+from tripletune.eval.statistics import Interval, bootstrap_mean
+from tripletune.eval.suites import interval_cells, show_table
+from tripletune.models.files import lock_folder, new_file, read_json
+from tripletune.models.options import not_one_of
+from tripletune.rag.triple_store import read_gold
+
+logger = logging.getLogger(__name__)
+
+
+def score(args: argparse.Namespace, console: Console) -> None:
+    """`tripletune eval score`: score finished runs with `args.metrics` and print the scores.
+
+    Args:
+        args: `folders`, `metrics` (separated by commas) and `gold` (a file of gold links, or None).
+        console: Shows the scores.
+
+    Raises:
+        FileNotFoundError: a folder or file is not there.
+        ValueError: there is no such metric, or no question has the gold that one reads.
+    """
+    known, names = find_metrics(), [name.strip() for name in args.metrics.split(",") if name.strip()]
+    if problems := [not_one_of("metrics", name, list(known)) for name in names if name not in known]:
+        raise ValueError("; ".join(problems))
+    gold = read_gold(args.gold) if args.gold else None
+    rows = []
+    for folder in run_folders(args.folders):
+        found = score_run(folder, {name: known[name] for name in names}, gold)
+        rows += [(str(folder), name, *interval_cells(one), str(one["n"])) for name, one in found.items()]
+    heads = ("run", "metric", "score", "95 % interval", "questions")
+    show_table(console, f"scores of stored answers and rankings, in {SCORES}", heads, rows, "questions")
+    for name in names:
+        console.print(f"{name}: {known[name].explanation}.")
+
+
+def score_run(
+    folder: str | Path, metrics: Mapping[str, Metric], gold: Mapping[str, Collection[str]] | None = None
+) -> dict[str, Interval]:
+    """Score one run, and write the scores beside its results; scores of other metrics that are there stay.
+
+    Args:
+        folder: Output folder of `tripletune eval run`.
+        metrics: The metrics, by name.
+        gold: Ids of the supporting passages by question; None: those in the results.
+
+    Returns:
+        The mean of each metric with its interval.
+
+    Raises:
+        ValueError: it is no such folder or a program writes into it, or no question has the gold that a metric reads.
+    """
+    folder = Path(folder)
+    path, values = folder / SCORES, dict[str, list[float]]({name: [] for name in metrics})
+    if "system" not in read_json(folder / SETTINGS):
+        raise ValueError(f"{folder} is not the output of `tripletune eval run`; give its own command again to score it")
+    with lock_folder(folder, f"another process writes into {folder}: wait for it or stop it") or nullcontext():
+        before = {row["id"]: row["scores"] for row in read_results(path)} if path.is_file() else {}
+        changed = dict.fromkeys(metrics, 0)
+        with new_file(path) as scratch, scratch.open("w", encoding="utf-8") as file:
+            for row in read_scored(folder, partial=True):
+                scores = score_row(row, metrics, None if gold is None else gold.get(row["id"], ()))
+                for name, one in scores.items():
+                    values[name].append(one)
+                    changed[name] += row["scores"].get(name, one) != one
+                line = {"id": row["id"], "scores": {**before.get(row["id"], {}), **scores}}
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            if empty := [name for name, found in values.items() if not found]:
+                raise ValueError(
+                    f"{folder}: no question has gold passages, which {', '.join(empty)} need: give --gold FILE, the "
+                    "links that `tripletune build corpus` writes"
+                )
+    for name, count in changed.items():
+        if count:
+            logger.warning("%s: %s of %d questions is another than before; the new score counts", folder, name, count)
+    return {name: bootstrap_mean(found) for name, found in values.items()}
+
+
+def score_row(
+    row: Mapping[str, Any], metrics: Mapping[str, Metric], supporting: Collection[str] | None = None
+) -> dict[str, float]:
+    """Scores of a stored question; one that failed scores 0, and one without gold passages has no score of a ranking.
+
+    Args:
+        row: A row of `results.jsonl`.
+        metrics: The metrics, by name.
+        supporting: Ids of the supporting passages; None: those in the row.
+    """
+    wanted = frozenset((row.get("supporting") or ()) if supporting is None else supporting)
+    ranking = final_ranking(row["trace"])
+    of_rankings = {name: metric for name, metric in metrics.items() if metric.reads == "supporting"}
+    others = {name: metric for name, metric in metrics.items() if name not in of_rankings}
+    scores = score_answer(row["prediction"], row["answers"], others, row.get("short_answers", ()))
+    if wanted:
+        scores |= {name: metric.score(ranking, wanted) for name, metric in of_rankings.items()}
+    return {name: 0.0 if row["error"] else scores[name] for name in metrics if name in scores}
+
+
+def final_ranking(trace: Mapping[str, Any]) -> Sequence[str]:
+    """Ids of the passages that a system returned, best first, each once.
+
+    That is what the system itself ranked at its end (GEAR, PageRank, TH-RAG); else the passages of its rounds, one
+    round after the other.
+    """
+    found = trace.get("details", {}).get("ranking")
+    if found is None:
+        found = [passage["id"] for step in trace["steps"] for passage in step["passages"]]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from tripletune.eval.__main__ import main
+from tripletune.eval.metrics.ranking import mrr, ndcg, precision, recall, support_recall
+from tripletune.eval.rescore import final_ranking
+from tripletune.eval.results import ResultLog, read_scored
+
+SETTINGS = {"system": "standard", "task": {"name": "hotpotqa", "metrics": ["exact_match"]}, "data": "digest"}
+
+
+def test_rankings_by_hand():
+    ranking, wanted = ["x", "a", "y", "b", "z"], {"a", "b", "c"}
+    assert [recall(ranking, wanted, k) for k in (1, 2, 5, 10)] == pytest.approx([0, 1 / 3, 2 / 3, 2 / 3])
+    assert [precision(ranking, wanted, k) for k in (2, 5, 10)] == pytest.approx([1 / 2, 2 / 5, 2 / 10])
+    assert mrr(ranking, wanted) == 1 / 2
+    assert support_recall(ranking, wanted) == pytest.approx(2 / 3)
+    # Places 2 and 4 of the best three: (0.6309 + 0.4307) / (1 + 0.6309 + 0.5).
+    gain = 1 / math.log2(3) + 1 / math.log2(5)
+    assert ndcg(ranking, wanted, 5) == pytest.approx(gain / (1 + 1 / math.log2(3) + 1 / 2))
+    assert ndcg(ranking, wanted, 2) == pytest.approx((1 / math.log2(3)) / (1 + 1 / math.log2(3)))
+    assert ndcg(["b", "a"], {"a", "b"}, 10) == pytest.approx(1)
+    assert [score([], wanted) for score in (mrr, support_recall)] == [0, 0]
+
+
+def test_a_ranking_is_the_systems_own_or_that_of_its_rounds():
+    rounds = [["a", "b"], ["b", "c"]]
+    trace = {"steps": [{"passages": [{"id": one} for one in found]} for found in rounds], "details": {}}
+    assert final_ranking(trace) == ["a", "b", "c"]
+    assert final_ranking({**trace, "details": {"ranking": ["c", "a", "c"]}}) == ["c", "a"]
+
+
+def row(name, prediction, passages, supporting, error=""):
+    trace = {
+        "steps": [{"passages": [{"id": one} for one in passages], "passages_without_triples": 0, "triples": []}],
+        "stop_reason": "single_pass", "calls": 1, "prompt_tokens": 1, "completion_tokens": 1, "seconds": 1.0,
+        "tallies": {}, "malformed": 0, "unexpected": 0, "actions": [],
+    }  # fmt: skip
+    scores = {"exact_match": float(prediction == "Paris" and not error)}
+    return {
+        "id": name, "question": "?", "type": "", "answers": ["Paris"], "prediction": prediction, "scores": scores,
+        "supporting": supporting, "error": error, "trace": trace,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path, write):
+    """`run(name, predictions)`: the folder of a finished run over four questions."""
+
+    def make(name, predictions):
+        rows = [
+            row("1", predictions[0], ["a", "x"], ["a", "b"]),
+            row("2", predictions[1], ["x", "y", "c"], ["c"]),
+            row("3", predictions[2], ["x"], []),
+            row("4", predictions[3], ["a"], ["a"], "TimeoutError"),
+        ]
+        folder = write(tmp_path / name / "results.jsonl", rows).parent
+        (folder / "settings.json").write_text(json.dumps(SETTINGS))
+        (folder / "run.json").write_text(json.dumps({"questions": 4}))
+        metrics = {"system": "standard", "task": "hotpotqa", "primary": "exact_match", "cost_per_question": {}}
+        (folder / "metrics.json").write_text(json.dumps(metrics))
+        return folder
+
+    return make
+
+
+def scores_of(folder):
+    return {row["id"]: row["scores"] for row in read_scored(folder)}
+
+
+def test_new_scores_stand_beside_the_old_and_in_comparisons(run, tmp_path, capsys):
+    one, two = run("runs/one", ["Paris", "It is Paris", "Rome", "Paris"]), run("runs/two", ["Paris"] * 4)
+    stored = (one / "results.jsonl").read_bytes()
+    assert main(["score", str(tmp_path / "runs"), "--metrics", "f1,recall@2,mrr"]) == 0
+    shown = capsys.readouterr().out
+    assert "Share of the supporting passages that stand in the first 2 places" in shown
+    assert (one / "results.jsonl").read_bytes() == stored
+    assert scores_of(one) == {
+        "1": {"exact_match": 1, "f1": 1, "recall@2": 0.5, "mrr": 1},
+        "2": {"exact_match": 0, "f1": 0.5, "recall@2": 0, "mrr": pytest.approx(1 / 3)},
+        # Without gold passages a ranking has no score; a question that failed has 0.
+        "3": {"exact_match": 0, "f1": 0},
+        "4": {"exact_match": 0, "f1": 0, "recall@2": 0, "mrr": 0},
+    }
+    assert main(["score", str(one), "--metrics", "golden_match"]) == 0
+    assert (scores_of(one)["2"]["golden_match"], scores_of(one)["2"]["f1"]) == (1, 0.5)
+
+    assert main(["compare", str(one), str(two), "--metric", "f1", "--output", str(tmp_path / "c.json")]) == 0
+    found = json.loads((tmp_path / "c.json").read_text())["scores"]["f1"]
+    assert (found[0]["score"]["mean"], found[1]["difference"]["mean"]) == pytest.approx((0.375, 0.375))
+    assert "no difference shown" in capsys.readouterr().out
+    assert main(["report", str(one), str(two), "--output", str(tmp_path / "report"), "--no-plots"]) == 0
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert report["groups"][0]["metrics"] == ["exact_match", "f1", "recall@2", "mrr"]
+    assert report["groups"][0]["runs"][0]["figures"]["scores"]["mrr"]["n"] == 3
+    assert any("golden_match, which other runs of its task lack" in told for told in report["missing"])
+
+
+def test_gold_links_may_come_later(run, write, tmp_path, error_of):
+    folder = run("one", ["Paris"] * 4)
+    rows = [{**one, "supporting": []} for one in read_scored(folder)]
+    write(folder / "results.jsonl", rows)
+    assert main(["score", str(folder), "--metrics", "recall@5"]) == 2
+    assert "no question has gold passages, which recall@5 need" in error_of()
+    assert not (folder / "scores.jsonl").exists()
+    gold = write(tmp_path / "gold.jsonl", [{"question_id": "3", "passages": ["x", "q"]}])
+    assert main(["score", str(folder), "--metrics", "recall@5", "--gold", str(gold)]) == 0
+    assert scores_of(folder)["3"]["recall@5"] == 0.5
+
+
+def test_a_run_that_goes_on_loses_its_added_scores(run):
+    folder = run("one", ["Paris"] * 4)
+    assert main(["score", str(folder), "--metrics", "f1"]) == 0
+    log = ResultLog(folder, SETTINGS)
+    assert "f1" in scores_of(folder)["1"]
+    log.append(row("5", "Rome", [], []))
+    log.close()
+    assert list(scores_of(folder)["1"]) == ["exact_match"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["DIR", "--metrics", "recal@5"], "(did you mean recall@5?)"),
+        (["DIR/none", "--metrics", "f1"], "there is no results.jsonl"),
+        (["DIR", "--metrics", "str_em"], "short answers"),
+    ],
+)
+def test_what_cannot_be_scored(run, error_of, words, message):
+    folder = run("one", ["Paris"] * 4)
+    assert main(["score", *(word.replace("DIR", str(folder)) for word in words)]) == 2
+    assert message in error_of()
