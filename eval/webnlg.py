@@ -1,0 +1,229 @@
+"""The four measures of WebNLG's text-to-RDF scorer (Castro Ferreira et al., 2020), so that published figures compare.
+
+Of two triples each field is a span of words, labelled by its place. What the candidate shares with the reference, the
+longest common runs of words first, says where the candidate's spans lie. SemEval 2013's measures count them:
+
+| measure | a span is right when |
+|---|---|
+| `strict` | boundaries and label are the reference's |
+| `exact` | boundaries are, whatever the label |
+| `partial` | as `exact`; half where spans overlap |
+| `type` | the label is the reference's and the spans overlap |
+
+The reference and candidate triples of a text are paired so that the mean F1 of the four measures is highest; one
+without partner scores 0. A figure is the mean over pairs. The rules, odd ones too, are those of `Evaluation_script.py`
+in github.com/WebNLG/WebNLG-Text-to-triples at 2beba09 with nervaluate 0.1; words are split without its sentence model.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from tripletune.models.data.triples import Triple
+
+MEASURES = ("strict", "exact", "partial", "type")
+SUBJECT, PREDICATE, OBJECT = range(3)
+_CAMEL = re.compile(r"([a-z])([A-Z])")
+_BRACKET = re.compile(r"\A(.*?)\s\(.*?\)\Z")
+_MARKS = f"[{re.escape(string.punctuation)}]"
+# What is no word: of a reference, of a candidate, and of either where fields are compared crosswise.
+_NO_WORD = {"reference": rf"\A{_MARKS}+\Z", "candidate": rf"\A{_MARKS}\Z", "crosswise": _MARKS}
+
+# (label, first word, last word); words of reference and candidate are numbered together.
+Span = tuple[int, int, int]
+# The run of words that a word was matched in, and of a candidate's word its place in the reference; -1: beside a run.
+Mark = tuple[int, int] | None
+
+
+def webnlg_scores(gold: Sequence[Triple], predicted: Sequence[Triple]) -> dict[str, list[float]]:
+    """Sums over the pairs of a text of precision, recall and F1, by measure; `max(len(gold), len(predicted))` pairs."""
+    if not gold or not predicted:
+        return {measure: [0.0, 0.0, 0.0] for measure in MEASURES}
+    from scipy.optimize import linear_sum_assignment
+
+    references, candidates = [_fields(triple) for triple in gold], [_fields(triple) for triple in predicted]
+    scores = np.array([[pair_scores(one, other) for other in candidates] for one in references])
+    rows, columns = linear_sum_assignment(scores[..., 2].mean(axis=2), maximize=True)
+    return dict(zip(MEASURES, scores[rows, columns].sum(axis=0).tolist()))
+
+
+def pair_scores(reference: Sequence[str], candidate: Sequence[str]) -> list[tuple[float, float, float]]:
+    """Precision, recall and F1 by measure of two triples, whose fields are normalised."""
+    trues, found = _spans_of(reference, candidate)
+    counts = np.array(list(_counts(trues, found))).sum(axis=0)
+    overlapped, spurious, missed = counts[-3:]
+    actual, possible = overlapped + spurious, overlapped + missed
+    return [_precision_recall_f1(right, actual, possible) for right in counts[:4]]
+
+
+def _precision_recall_f1(right: float, actual: float, possible: float) -> tuple[float, float, float]:
+    precision, recall = right / actual if actual else 0.0, right / possible if possible else 0.0
+    return precision, recall, 2 * precision * recall / (precision + recall) if right else 0.0
+
+
+def _counts(trues: Sequence[Span], found: Sequence[Span]) -> Iterator[tuple[float, ...]]:
+    """Of each span what it adds to the measures, and whether it overlaps, is spurious or is missed."""
+    met: list[Span] = []
+    for span in found:
+        if span in trues:
+            met.append(span)
+            yield 1, 1, 1, 1, 1, 0, 0
+            continue
+        for true in trues:
+            if span[1:] == true[1:]:
+                met.append(true)
+                yield 0, 1, 1, 0, 1, 0, 0
+                break
+            if max(span[1], true[1]) <= min(span[2], true[2]) and true not in met:
+                met.append(true)
+                yield 0, 0, 0.5, float(span[0] == true[0]), 1, 0, 0
+                break
+        else:
+            yield 0, 0, 0, 0, 0, 1, 0
+    yield 0, 0, 0, 0, 0, 0, sum(true not in met for true in trues)
+
+
+def _spans_of(reference: Sequence[str], candidate: Sequence[str]) -> tuple[list[Span], list[Span]]:
+    """The spans of both triples; where two fields share no word with theirs, the fields are tried crosswise."""
+    fields: list[_Field] = []
+    for place in range(3):
+        words = _words(reference[place], "reference"), _words(candidate[place], "candidate")
+        fields.append(_Field(*words, place, place, sum(field.length for field in fields)))
+    for first, last in ((SUBJECT, OBJECT), (SUBJECT, PREDICATE), (PREDICATE, OBJECT)):
+        if fields[first].matches or fields[last].matches:
+            continue
+        one, other = (
+            (_words(reference[a], "crosswise"), _words(candidate[b], "crosswise"), a, b)
+            for a, b in ((first, last), (last, first))
+        )
+        left = _Field(*one, 0 if first == SUBJECT else fields[SUBJECT].length)
+        between = fields[PREDICATE].length if last - first == 2 else 0
+        right = _Field(*other, left.base + left.length + between)
+        if left.matches or right.matches:
+            fields[first], fields[last] = left, right
+            if last - first == 2:
+                # The script measures the predicate by the words of the object.
+                fields[PREDICATE] = right.again(PREDICATE, left.length)
+            break
+    return [span for field in fields for span in field.true], [span for field in fields for span in field.found]
+
+
+class _Field:
+    """Where the spans of a field lie.
+
+    Args:
+        reference: Words of the reference.
+        candidate: Words of the candidate.
+        true_label: The reference's label.
+        label: The candidate's label.
+        base: Number of the field's first word.
+    """
+
+    def __init__(self, reference: list[str], candidate: list[str], true_label: int, label: int, base: int) -> None:
+        self.marks = _match(reference, candidate)
+        self._place(true_label, label, base)
+
+    def again(self, label: int, base: int) -> _Field:
+        """The same words, laid out once more as another field."""
+        other = object.__new__(_Field)
+        other.marks = self.marks
+        other._place(label, label, base)
+        return other
+
+    def _place(self, true_label: int, label: int, base: int) -> None:
+        reference, candidate = self.marks
+        self.base, self.matches = base, any(candidate)
+        true, found, self.length = _lay_out(reference, candidate)
+        self.true: list[Span] = [(true_label, base + first, base + last) for first, last in true]
+        self.found: list[Span] = [(label, base + first, base + last) for first, last in found]
+
+
+def _match(reference: list[str], candidate: list[str]) -> tuple[list[Mark], list[Mark]]:
+    """Mark the longest runs of words that both have, the candidate's first one first."""
+    left: list[Mark] = [None] * len(reference)
+    right: list[Mark] = [None] * len(candidate)
+    size, run = len(candidate), 1
+    while size:
+        starts = product(range(len(candidate) - size + 1), range(len(reference) - size + 1))
+        for mine, its in starts:
+            words, others = slice(mine, mine + size), slice(its, its + size)
+            if candidate[words] == reference[others] and not any(right[words]) and not any(left[others]):
+                left[others] = right[words] = [(run, its + step) for step in range(size)]
+                run += 1
+                break
+        else:
+            size -= 1
+    return left, right
+
+
+def _lay_out(reference: list[Mark], candidate: list[Mark]) -> tuple[list[Any], list[Any], int]:
+    """Spans of a field's reference and candidate, and how many words they number; marks words beside a run."""
+    if not any(candidate):
+        if not reference:
+            return [], [(0, len(candidate) - 1)], len(candidate)
+        true = [(0, len(reference) - 1)]
+        if not candidate:
+            return true, [], 1
+        words = len(reference) + len(candidate)
+        return true, [(len(reference), words - 1)], words
+    places = [place for place, mark in enumerate(candidate) if mark]
+    first, last = places[0], places[-1]
+    # Words before the reference's first one, or behind its last one, are part of the run beside them.
+    opens = candidate[first] is not None and candidate[first][1] == 0  # type: ignore[index]
+    closes = (
+        bool(reference) and reference[-1] is not None and candidate[-1] is None and candidate[last] == reference[-1]
+    )
+    before, after, loose, run = [], [], [], 1
+    for place, mark in enumerate(list(candidate)):
+        if mark:
+            run += 1
+        elif (place < first and opens) or (place > last and closes):
+            near = candidate[first if place < first else last]
+            candidate[place] = (near[0], -1)  # type: ignore[index]
+            (before if place < first else after).append(("run", near[0]))  # type: ignore[index]
+        else:
+            loose.append(("loose", run))
+    whole = [*before, *(mark and ("run", mark[0]) for mark in reference), *after, *loose]
+    return [(len(before), len(before) + len(reference) - 1)], list(_stretches(whole)), len(whole)
+
+
+def _stretches(keys: Sequence[Any]) -> Iterator[tuple[int, int]]:
+    """Stretches of equal keys. Behind one, each word without a key gives it again, a word longer, as in the script."""
+    current, begin = None, 0
+    for place, key in enumerate(keys):
+        if key is None:
+            if current is not None:
+                yield begin, place - 1
+            continue
+        if key != current:
+            if current is not None:
+                yield begin, place - 1
+            current, begin = key, place
+        if place == len(keys) - 1:
+            yield begin, place
+
+
+def _fields(triple: Triple) -> tuple[str, str, str]:
+    """The fields as words in lower case, without a bracket at the object's end."""
+    subject, predicate, last = (
+        " ".join(_CAMEL.sub(r"\1 \2", field).replace("_", " ").lower().split()) for field in triple.as_list()
+    )
+    return subject, predicate, _BRACKET.sub(r"\1", last)
+
+
+@cache
+def _tokenizer() -> Any:
+    from nltk.tokenize import NLTKWordTokenizer  # comes with rouge-score
+
+    return NLTKWordTokenizer()
+
+
+def _words(text: str, kind: str) -> list[str]:
+    return [word.lower() for word in _tokenizer().tokenize(text) if not re.search(_NO_WORD[kind], word)]
