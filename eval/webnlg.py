@@ -180,7 +180,8 @@ def _lay_out(reference: list[Mark], candidate: list[Mark]) -> tuple[list[Any], l
     closes = (
         bool(reference) and reference[-1] is not None and candidate[-1] is None and candidate[last] == reference[-1]
     )
-    before, after, loose, run = [], [], [], 1
+    before, after, loose = list[Any](), list[Any](), list[Any]()
+    run = 1
     for place, mark in enumerate(list(candidate)):
         if mark:
             run += 1
