@@ -18,7 +18,8 @@ from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
 from tripletune.models.loading import resolve, usual_dtype
 from tripletune.models.run_folders import PROMPT_FILE, check_model_folder, read_json, trained_folder
-from tripletune.rag.search import search_problems
+from tripletune.rag.extractor import TEACHER_PROMPT
+from tripletune.rag.search import TEACHER, SearchOptions, search_problems
 from tripletune.rag.systems import System, load_prompts
 from tripletune.rag.systems.cirag import PROMPT_NAMES
 from tripletune.rag.systems.cirag.integration import INTEGRATION_PROMPT
@@ -157,6 +158,14 @@ def open_generator(spec: str, options: Any) -> LocalGenerator:
 
     ledger = getattr(options, "ledger", None)
     return load_generator(spec, batch_size=options.batch_size, dtype=usual_dtype(options.dtype), ledger=ledger)
+
+
+def extractor_settings(options: SearchOptions) -> dict[str, Any]:
+    """What results depend on of an extractor that reads passages in the loop (`rag.search.extracts`)."""
+    if options.extractor == TEACHER:
+        return {"extractor": TEACHER, "prompt": file_digest(TEACHER_PROMPT)}
+    weights = weights_fingerprint(resolve(str(options.extractor)))
+    return {"extractor": options.extractor, "weights": weights, "set": sorted(options.extractor_set)}
 
 
 def triples_settings(source: str, extractor: str | None = None) -> Any:

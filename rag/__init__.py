@@ -24,6 +24,7 @@ StopReason = Literal[
     "repeated_subquery",
     "malformed",
     "single_pass",
+    "static_context",
     "retrieval_off",
 ]
 
@@ -75,8 +76,8 @@ class Trace:
         answer: The final answer.
         stop_reason: Why planning ended: the planner's own decision ("sufficient", "no_retrieval"), a limit
             ("max_rounds", "repeated_subquery", "malformed"), or a system that does not plan ("single_pass",
-            "retrieval_off"). CIRAG's planner says "no_question"; T2RAG has "no_searchable" when no clue can be
-            searched any more.
+            "static_context", "retrieval_off"). CIRAG's planner says "no_question"; T2RAG has "no_searchable" when no
+            clue can be searched any more.
         malformed: Planning replies without a readable action.
         unexpected: Planning replies with an action that does not belong there.
         calls: Model calls, answering included.
@@ -85,6 +86,7 @@ class Trace:
         truncated_triples: Triples left out of prompts so that they fit, summed over the calls.
         truncated_words: Words of raw text left out of prompts so that they fit, summed over the calls.
         seconds: Wall-clock seconds, waiting for other questions included.
+        structuring_seconds: Those of them in which the triples of passages were waited for (RAS, figure 5).
         error: The message of the exception that ended the run, else empty.
         tallies: Counts of a system's own, such as recovered replies by kind; a run's metrics add them up.
         details: What else a system notes, as JSON values.
@@ -104,6 +106,7 @@ class Trace:
     truncated_triples: int = 0
     truncated_words: int = 0
     seconds: float = 0.0
+    structuring_seconds: float = 0.0
     error: str = ""
     tallies: dict[str, int] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)

@@ -33,9 +33,16 @@ from tripletune.models.options import add_arguments, from_arguments, setting
 from tripletune.models.program import printable, run_program
 from tripletune.models.run_folders import check_model_folder, trained_folder
 from tripletune.rag import Trace
-from tripletune.rag.extract import PIECE_LIMIT, CorpusExtraction, ExtractionCounts, export_triples, read_passages
-from tripletune.rag.extractor import LocalOptions, open_extractor
-from tripletune.rag.search import SearchOptions, build_indexes, open_search, search_problems
+from tripletune.rag.extract import CorpusExtraction, ExtractionCounts, export_triples, read_passages
+from tripletune.rag.extractor import PIECE_LIMIT, LocalOptions, open_extractor
+from tripletune.rag.search import (
+    SearchOptions,
+    build_indexes,
+    extracts,
+    open_extraction,
+    open_search,
+    search_problems,
+)
 from tripletune.rag.systems import LoopOptions, load_system, make_options, system_names
 from tripletune.rag.triple_store import TripleStore
 
@@ -86,7 +93,8 @@ def _ask(args: argparse.Namespace) -> None:
         check_model_folder(model)
 
     with tempfile.TemporaryDirectory() as scratch:
-        tools = open_search(reading, system, options, corpus, Path(reading.index or scratch))
+        index, teacher = Path(reading.index or scratch), None
+        tools = open_search(reading, system, options, corpus, index)
         if args.teacher:
             teacher = from_arguments(LLMOptions, args, "teacher")
             tools = replace(tools, llm=open_client(teacher), sampling=teacher.sampling(1))
@@ -97,11 +105,17 @@ def _ask(args: argparse.Namespace) -> None:
             if not options.graph:
                 generator.processor = generator.processor.without_graph()
             tools = replace(tools, planner=None if args.teacher else generator, answerer=generator)
+        extraction = None
+        if system.needs_triples(options) and reading.extractor and extracts(reading):
+            extraction = open_extraction(reading, index, tools.llm, teacher)
+            tools = replace(tools, store=extraction)
 
         async def run() -> Trace:
             try:
                 return await system.run(args.question, args.question, tools, options)
             finally:
+                if extraction is not None:
+                    await extraction.extractor.close()
                 if tools.llm is not None:
                     await tools.llm.close()
 

@@ -1,8 +1,8 @@
-"""Triples of a whole corpus, extracted beforehand (RAS, section 3.2: "precomputed offline"; F.2).
+"""Triples of passages: of a whole corpus beforehand (RAS, F.2), or of those that questions retrieve (eq. 4).
 
-Passages stream through: those the store knows are passed over, long ones are cut into pieces of whole sentences, and
-pieces wait in batches of similar length for an extractor. The replies of a passage's pieces are merged and stored
-together, so a run that is killed loses what was under way and nothing else.
+Passages that the store knows are passed over, long ones are cut into pieces of whole sentences. Those of a corpus
+stream through, in batches of similar length. The replies of a passage's pieces are merged and stored together, so a run
+that is killed loses what was under way and nothing else.
 """
 
 from __future__ import annotations
@@ -11,26 +11,23 @@ import asyncio
 import hashlib
 import json
 import logging
-import textwrap
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from tripletune.models.data.pairs import ExtractionReply, entity_triple, is_only_a_name, read_reply, render_source
-from tripletune.models.data.records import Passage, read_jsonl, whole_characters
+from tripletune.models.data.pairs import ExtractionReply, entity_triple, is_only_a_name, read_reply
+from tripletune.models.data.records import Passage, read_jsonl
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import check_new, new_file
 from tripletune.models.llm import CallError, RepliesPending, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
-from tripletune.rag.extractor import TextExtractor
+from tripletune.rag.extractor import PIECE_LIMIT, TextExtractor, source_pieces
 from tripletune.rag.triple_store import Extraction, TripleStore, passage_key
 
 logger = logging.getLogger(__name__)
 
-# RAS reads 512 tokens (section D.1); English has some four characters per token, tables and names fewer.
-PIECE_LIMIT = 1600
 _WINDOW = 1024
 # Passages that are stored in one transaction, and how long a finished one waits for it, in seconds.
 _STORED_TOGETHER, _LONGEST_WAIT = 64, 2.0
@@ -43,8 +40,8 @@ class ExtractionCounts:
     """What happened to the passages of a run.
 
     Attributes:
-        passages: Passages of the corpus, or of the shard.
-        stored: Read in an earlier run.
+        passages: Passages of the corpus, or of the shard; in a loop, those retrieved.
+        stored: Read before.
         repeated: The same passage as one under way.
         empty: Passages without a text, passed over.
         extracted: Read now; the next three are parts of it.
@@ -58,7 +55,7 @@ class ExtractionCounts:
         recovered_replies: Those of them whose other triples were kept.
         failed: Passages that the extractor could not read; not stored, so a next run tries again.
         pending: Passages that wait for a batch's replies.
-        seconds: Wall-clock time.
+        seconds: Wall-clock time; in a loop, that with passages under way.
     """
 
     passages: int = 0
@@ -107,7 +104,7 @@ class _Piece:
 
 @dataclass
 class CorpusExtraction:
-    """One run over a corpus.
+    """One run over a corpus, or the `TripleSource` of loops that falls through from the store to the extractor.
 
     Args:
         extractor: The model.
@@ -130,6 +127,7 @@ class CorpusExtraction:
         digest = hashlib.sha256(settings.encode(errors="replace")).hexdigest()[:16]
         self.id = self.store.extractor(self.extractor.model, digest, settings)
         self._under_way: set[str] = set()
+        self._reading: dict[str, asyncio.Task[tuple[Triple, ...] | None]] = {}
         self._finished: list[Extraction] = []
         self._started = self._flushed = self._said = time.monotonic()
         self._failures = 0
@@ -164,6 +162,54 @@ class CorpusExtraction:
             self._flush()
             self.counts.seconds = time.monotonic() - self._started
         return self.counts
+
+    async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
+        """The triples of retrieved passages (RAS, eq. 4); those that the store does not hold are extracted now.
+
+        Calls of questions under way together are made together. A passage is extracted once and stored before its
+        triples are given back.
+
+        Returns:
+            The triples of each passage; None where the extractor failed.
+
+        Raises:
+            RepliesPending: passages wait for a batch's replies.
+            SetupError: no call can succeed.
+            RetriesExhausted: the server stays away.
+            CallError: twenty passages in a row failed.
+        """
+        keys = [passage_key(passage.title, passage.text) for passage in passages]
+        found = {key: self.store.get(self.id, key) for key in keys}
+        self.counts.passages += len(keys)
+        self.counts.stored += sum(found[key] is not None for key in keys)
+        missing = {key: passage for key, passage in zip(keys, passages) if found[key] is None}
+        self.counts.repeated += sum(key in self._reading for key in missing)
+        if missing and not self._reading:
+            self._started = time.monotonic()
+        for key, passage in missing.items():
+            if key not in self._reading:
+                self._reading[key] = asyncio.create_task(self._read(key, passage))
+        # Shielded: a question that is cancelled must not take the passage away from the others.
+        tasks = [asyncio.shield(self._reading[key]) for key in missing]
+        # All are waited for before any failure is told: a batch then waits for all of them together.
+        for key, result in zip(missing, await asyncio.gather(*tasks, return_exceptions=True)):
+            if isinstance(result, BaseException):
+                raise result
+            found[key] = result
+        return [found[key] for key in keys]
+
+    async def _read(self, key: str, passage: Passage) -> tuple[Triple, ...] | None:
+        try:
+            if pieces := list(self._pieces_of(key, passage)):
+                await self._work(pieces)
+                if isinstance(pieces[0].job.problem, RepliesPending):
+                    raise pieces[0].job.problem
+            self._flush()
+            return self.store.get(self.id, key)
+        finally:
+            del self._reading[key]
+            if not self._reading:
+                self.counts.seconds += time.monotonic() - self._started
 
     def _batches(self, passages: Iterator[Passage]) -> Iterator[list[_Piece]]:
         pieces, size = self._pieces(passages), self.extractor.batch_size
@@ -277,47 +323,6 @@ class CorpusExtraction:
         if now - self._said > _SAY_EVERY:
             self._said, self.counts.seconds = now, now - self._started
             logger.info("%s", self.counts.line())
-
-
-def source_pieces(title: str, text: str, limit: int = PIECE_LIMIT) -> list[str]:
-    """What an extractor reads of a passage: one text, or several where it is too long, each behind the title.
-
-    Args:
-        title: The passage's title, or nothing; one that takes more than half of a piece is cut.
-        text: The passage's text.
-        limit: Longest piece in characters, title included.
-    """
-    # A title must leave room for the text, however long it is; a colon and a space stand between them.
-    title = next(iter(split_passage(title, max(limit // 2 - 2, 1))), "")
-    room = max(limit - len(title) - 2, 1)
-    return [render_source(title, piece) for piece in split_passage(text, room)]
-
-
-def split_passage(text: str, limit: int = PIECE_LIMIT) -> list[str]:
-    """Cut a text into pieces of whole sentences, as few as filling them one after the other gives.
-
-    A sentence that is longer than a piece is cut between words, a word that is longer anywhere.
-
-    Args:
-        text: The text; white space is folded.
-        limit: Longest piece, in characters.
-
-    Returns:
-        The pieces in order; together they hold every character of the text but white space.
-    """
-    text = " ".join(whole_characters(text).split())
-    if len(text) <= limit:
-        return [text] if text else []
-    from sentencex import segment
-
-    pieces: list[str] = []
-    for sentence in segment("en", text):
-        for part in textwrap.wrap(sentence, limit, break_on_hyphens=False):
-            if pieces and len(pieces[-1]) + 1 + len(part) <= limit:
-                pieces[-1] += f" {part}"
-            else:
-                pieces.append(part)
-    return pieces
 
 
 def read_passages(

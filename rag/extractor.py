@@ -13,13 +13,15 @@ import hashlib
 import heapq
 import json
 import logging
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tripletune.models.data.pairs import NO_FACTS, extraction_chat, load_instruction, read_pairs
+from tripletune.models.data.pairs import NO_FACTS, extraction_chat, load_instruction, read_pairs, render_source
+from tripletune.models.data.records import whole_characters
 from tripletune.models.files import weights_fingerprint
 from tripletune.models.llm import CallError, Completion, LLMClient, Message, Sampling, SetupError
 from tripletune.models.llm.backends import LLMOptions, load_backend, open_client
@@ -37,6 +39,9 @@ TEACHER_PROMPT = Path(__file__).parent / "prompts" / "extract_triples.md"
 LOCAL_TOKENS, TEACHER_TOKENS = 512, 1536
 # Token budget of a local model: 64 texts of usual length.
 _CELLS = 24_576
+# Longest text that an extractor reads, in characters. RAS reads 512 tokens (section D.1); English has some four
+# characters per token, tables and names fewer.
+PIECE_LIMIT = 1600
 # Examples that a small model can follow: some facts, and not so long that they fill its context.
 _SHOT_TRIPLES, _SHOT_CHARACTERS = (2, 8), 400
 T = TypeVar("T")
@@ -213,15 +218,33 @@ def open_extractor(
         return open_local_extractor(args.model, local, instruction, shots, args.teacher_ledger)
     if given := to_arguments(replace(local, max_tokens=None)):
         raise ValueError(f"{' '.join(given)}: only for --model; a teacher's options begin with --teacher-")
-    instruction = load_instruction(args.prompt or TEACHER_PROMPT)
     if args.teacher_ledger is None and not load_backend(args.teacher).local:
         args.teacher_ledger = ledger
     options = from_arguments(LLMOptions, args, "teacher")
-    client, sampling = open_client(options), options.sampling(local.max_tokens or TEACHER_TOKENS)
+    return teacher_extractor(open_client(options), options, args.prompt, shots, local.max_tokens)
+
+
+def teacher_extractor(
+    client: LLMClient,
+    options: LLMOptions,
+    prompt: str | Path | None = None,
+    shots: Sequence[tuple[str, str]] = (),
+    max_tokens: int | None = None,
+) -> TextExtractor:
+    """An extractor on the client of a chat model that was not trained for it.
+
+    Args:
+        client: The client.
+        options: What it was opened with.
+        prompt: File with what it is asked; None: ours.
+        shots: Examples before each text.
+        max_tokens: Longest reply; None: `TEACHER_TOKENS`.
+    """
+    instruction, sampling = load_instruction(prompt or TEACHER_PROMPT), options.sampling(max_tokens or TEACHER_TOKENS)
     if not options.is_local:
         return TextExtractor(client, instruction, shots, sampling, options.concurrency)
     # The same folder may hold other weights tomorrow: their fingerprint is part of the name.
-    name = f"{client.model} {weights_fingerprint(resolve(options.model))}".strip()
+    name = f"{options.ledger_name} {weights_fingerprint(resolve(options.model))}".strip()
     # Calls that wait are grouped by the backend; some more than a batch keep the next one full.
     return TextExtractor(client, instruction, shots, sampling, 4 * options.batch_size, name=name)
 
@@ -298,3 +321,44 @@ def choose_shots(data: str | Path, count: int, split: str | None = "train") -> t
             f"{_SHOT_CHARACTERS} characters: take fewer, or another folder"
         )
     return tuple(distinct.values())
+
+
+def source_pieces(title: str, text: str, limit: int = PIECE_LIMIT) -> list[str]:
+    """What an extractor reads of a passage: one text, or several where it is too long, each behind the title.
+
+    Args:
+        title: The passage's title, or nothing; one that takes more than half of a piece is cut.
+        text: The passage's text.
+        limit: Longest piece in characters, title included.
+    """
+    # A title must leave room for the text, however long it is; a colon and a space stand between them.
+    title = next(iter(split_passage(title, max(limit // 2 - 2, 1))), "")
+    room = max(limit - len(title) - 2, 1)
+    return [render_source(title, piece) for piece in split_passage(text, room)]
+
+
+def split_passage(text: str, limit: int = PIECE_LIMIT) -> list[str]:
+    """Cut a text into pieces of whole sentences, as few as filling them one after the other gives.
+
+    A sentence that is longer than a piece is cut between words, a word that is longer anywhere.
+
+    Args:
+        text: The text; white space is folded.
+        limit: Longest piece, in characters.
+
+    Returns:
+        The pieces in order; together they hold every character of the text but white space.
+    """
+    text = " ".join(whole_characters(text).split())
+    if len(text) <= limit:
+        return [text] if text else []
+    from sentencex import segment
+
+    pieces: list[str] = []
+    for sentence in segment("en", text):
+        for part in textwrap.wrap(sentence, limit, break_on_hyphens=False):
+            if pieces and len(pieces[-1]) + 1 + len(part) <= limit:
+                pieces[-1] += f" {part}"
+            else:
+                pieces.append(part)
+    return pieces

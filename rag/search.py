@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from contextlib import closing
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from tripletune.models.options import setting
+from tripletune.models.llm import LLMClient
+from tripletune.models.llm.backends import LLMOptions
+from tripletune.models.options import set_values, setting
 from tripletune.rag.embedding import Embedder, Similarity, open_embedder
+from tripletune.rag.extract import CorpusExtraction
+from tripletune.rag.extractor import LocalOptions, open_local_extractor, teacher_extractor
 from tripletune.rag.index import PassageStore
 from tripletune.rag.retrievers import open_retriever
 from tripletune.rag.systems import LoopOptions, System, Tools
 from tripletune.rag.text_index import RetrieverKind, VectorSearch
 from tripletune.rag.triple_index import TripleIndex
-from tripletune.rag.triple_store import open_triples
+from tripletune.rag.triple_store import TripleStore, is_store, open_triples
+
+# Names the chat model of the run as the one that extracts.
+TEACHER = "teacher"
 
 T = TypeVar("T")
 
@@ -29,7 +37,13 @@ class SearchOptions:
     triples: str | None = setting(
         None, 'triples of the passages: JSON lines of {"title", "text", "triples"}, or a store of `rag extract`'
     )
-    extractor: str | None = setting(None, "which extractor's triples to take, where --triples holds several")
+    extractor: str | None = setting(
+        None,
+        "whose triples: an extractor that --triples holds, by number or model; or a trained model (folder, hub id) or "
+        f"'{TEACHER}', the run's chat model, that reads retrieved passages which the store --triples (default: in "
+        "--index) does not hold yet",
+    )
+    extractor_set: list[str] = setting([], "option of that trained model, as beams=4, max_tokens=256, dtype=bfloat16")
     retriever: RetrieverKind = setting("bm25", "how passages (or triples) are found", choices=get_args(RetrieverKind))
     encoder: str | None = setting(
         None,
@@ -66,9 +80,14 @@ class Opened:
 def search_problems(options: SearchOptions, system: System, loop: Any) -> list[str]:
     """What of the options can't work, before anything is read or loaded."""
     problems = []
-    if system.needs_triples(loop) and not options.triples:
+    if system.needs_triples(loop) and not (options.triples or options.extractor):
         instead = "--evidence text" if isinstance(loop, LoopOptions) else "other options"
-        problems.append(f"--system {system.name} reads triples: give --triples FILE, or {instead}")
+        problems.append(f"--system {system.name} reads triples: give --triples FILE, --extractor MODEL, or {instead}")
+    if system.searches_triples(loop) and options.extractor and extracts(options):
+        problems.append(
+            f"--system {system.name} searches the triples of the whole corpus, which --extractor {options.extractor} "
+            "can't read in the loop: run `tripletune rag extract` first and give its store as --triples"
+        )
     if system.needs_reranker(loop) and options.retriever == "bm25" and not options.encoder:
         ways = {"rerank": ", or --set rerank=no", "synonyms": ", or --set synonyms=none"}
         instead = next((text for name, text in ways.items() if hasattr(loop, name)), "")
@@ -97,6 +116,43 @@ def build_indexes(options: SearchOptions) -> None:
         TripleIndex(options.retriever, retriever.passages, triples, options.index, *how)
 
 
+def extracts(options: SearchOptions) -> bool:
+    """Whether `--extractor` is a model that reads passages in the loop, and not one whose triples `--triples` holds."""
+    if not options.triples or not is_store(options.triples):
+        return True
+    with closing(TripleStore(options.triples, create=False)) as store:
+        stored = [name for one in store.extractors() for name in (one.model, str(one.id))]
+        return options.extractor not in stored and not str(options.extractor).isdigit()
+
+
+def open_extraction(
+    options: SearchOptions, index: Path, llm: LLMClient | None = None, teacher: LLMOptions | None = None
+) -> CorpusExtraction:
+    """The triples of a run whose `--extractor` reads passages in the loop; see `extracts`.
+
+    Args:
+        options: How it is searched.
+        index: Folder of the store where `--triples` names none.
+        llm: The chat model of the run.
+        teacher: What it was opened with.
+
+    Raises:
+        FileNotFoundError: there is no such model.
+        ValueError: an option makes no sense, or `--triples` is no store.
+    """
+    values, problems = set_values(LocalOptions, options.extractor_set, "--extractor")
+    if options.extractor == TEACHER and (llm is None or teacher is None):
+        problems.append("--extractor teacher: there is no chat model, so name one, or a trained extractor")
+    elif options.extractor == TEACHER and options.extractor_set:
+        problems.append("--extractor-set is for a trained model; a chat model has its --teacher-...")
+    if problems:
+        raise ValueError("; ".join(problems))
+    store = TripleStore(options.triples or index / "triples.sqlite")
+    if options.extractor == TEACHER and llm is not None and teacher is not None:
+        return CorpusExtraction(teacher_extractor(llm, teacher), store)
+    return CorpusExtraction(open_local_extractor(str(options.extractor), LocalOptions(**values)), store)
+
+
 def _embedder(options: SearchOptions) -> Embedder:
     prompts = (options.query_prompt, options.text_prompt)
     return open_embedder(str(options.encoder), *prompts, options.trust_remote_code, options.similarity)
@@ -112,6 +168,8 @@ def open_search(
 ) -> Tools:
     """Open what a system searches under its options, building indexes that are missing.
 
+    Where `--extractor` reads passages in the loop, the store is left to `open_extraction`, which may need a chat model.
+
     Args:
         options: How it is searched.
         system: The system.
@@ -125,7 +183,7 @@ def open_search(
     retriever = store = embedder = triples = None
     if options.encoder and corpus and (options.retriever != "bm25" or system.needs_reranker(loop)):
         embedder = _embedder(options)
-    if system.needs_triples(loop):
+    if system.needs_triples(loop) and not (options.extractor and extracts(options)):
         kept = index / "triples.sqlite"
         store = once(("store", where), lambda: open_triples(str(options.triples), kept, options.extractor))
     how = (embedder, options.vectors)

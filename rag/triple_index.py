@@ -21,7 +21,7 @@ from tripletune.rag.embedding import Embedder
 from tripletune.rag.index import PassageStore, prepare
 from tripletune.rag.retrievers import verbalise
 from tripletune.rag.text_index import Ranking, RetrieverKind, VectorSearch, open_text_index
-from tripletune.rag.triple_store import StoredTriples, TripleSource
+from tripletune.rag.triple_store import StoredTriples
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class _Groups:
         return self._values[slice(*self._starts[key : key + 2])] if key < len(self._starts) - 1 else self._values[:0]
 
 
-def _write(passages: PassageStore, triples: TripleSource, folder: Path) -> None:
+def _write(passages: PassageStore, triples: StoredTriples, folder: Path) -> None:
     rows: dict[Triple, int] = {}
     names: dict[str, int] = {}
     offsets, subjects, objects = array("q"), array("i"), array("i")

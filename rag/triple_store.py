@@ -53,10 +53,10 @@ CREATE TABLE IF NOT EXISTS extractions (
 
 
 class TripleSource(Protocol):
-    """What a loop asks of a triple store."""
+    """What a loop asks of a triple store, or of an extractor before one (`rag.extract.CorpusExtraction`)."""
 
-    def get(self, passage: Passage) -> tuple[Triple, ...] | None:
-        """The triples of a passage, or None when it was never read for triples."""
+    async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
+        """The triples of each passage, or None for one that was never read for triples."""
         ...
 
 
@@ -287,6 +287,10 @@ class StoredTriples:
     def get(self, passage: Passage) -> tuple[Triple, ...] | None:
         """The triples of a passage; None when it was never read."""
         return self.store.get(self.extractor, passage_key(passage.title, passage.text))
+
+    async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
+        """The triples of each passage; None where it was never read."""
+        return [self.store.get(self.extractor, passage_key(one.title, one.text)) for one in passages]
 
     def close(self) -> None:
         """Close the store."""

@@ -46,6 +46,13 @@ def source_rows(location: str) -> Iterator[tuple[str, Row]]:
         raise FileNotFoundError(f"no such file: {location}")
 
 
+def own_passages(row: Row) -> tuple[Passage, ...]:
+    """The passages retrieved for a question, best first: `ctxs` (Self-RAG's files), `docs` (ALCE's)."""
+    found = row.get("ctxs") or row.get("docs") or ()
+    texts = [(str(one.get("title") or ""), str(one.get("text") or "")) for one in found if isinstance(one, dict)]
+    return tuple(Passage(title, text) for title, text in texts if text.strip())
+
+
 def required_text(row: Row, keys: tuple[str, ...], where: str) -> str:
     """The first of `keys` that the row has, a non-empty string.
 

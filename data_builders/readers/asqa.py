@@ -17,6 +17,7 @@ from tripletune.data_builders.readers._rows import (
     NO_ANSWER,
     Row,
     is_self_rag,
+    own_passages,
     required_text,
     self_rag_question,
     source_rows,
@@ -32,7 +33,8 @@ def read_questions(
     """Stream the questions; see `data_builders.readers.Reader` for arguments and errors.
 
     The gold answer is the long answer of the first annotation, the others are its aliases. The passages are the
-    knowledge that annotation was written from and the contexts of the disambiguated questions.
+    knowledge that annotation was written from and the contexts of the disambiguated questions, or what was retrieved for
+    the question where the row says so (ALCE).
     """
     issues = Counter() if issues is None else issues
     for where, row in _rows(location):
@@ -79,14 +81,15 @@ def _question(row: Row, where: str, source: str) -> Question | None:
     if not written:
         return None
     answers = dict.fromkeys(" ".join(str(entry["long_answer"]).split()) for entry in written)
-    passages = dict.fromkeys([*_knowledge(written[0], where), *_contexts(row)])
+    given = own_passages(row)
+    gold = () if given else tuple(dict.fromkeys([*_knowledge(written[0], where), *_contexts(row)]))
     pairs = [pair for pair in row.get("qa_pairs") or () if isinstance(pair, dict)]
     short = tuple(
         tuple(name for name in pair.get("short_answers") or () if isinstance(name, str) and name.strip())
         for pair in pairs
     )
     return Question(
-        identity, text, tuple(answers), tuple(passages), tuple(range(len(passages))), "", source,
+        identity, text, tuple(answers), given or gold, tuple(range(len(gold))), "", source,
         short_answers=tuple(filter(None, short)),
     )  # fmt: skip
 

@@ -1,7 +1,8 @@
-"""Short-form open-domain QA without passages: PopQA (Mallen et al., 2022) and TriviaQA (Joshi et al., 2017).
+"""Short-form open-domain QA: PopQA (Mallen et al., 2022) and TriviaQA (Joshi et al., 2017).
 
 PopQA rows: `{"id", "question", "possible_answers"}`, where the hub stores the answers as JSON text. TriviaQA rows:
-`{"question", "answers"}`, or the hub's `{"question_id", "question", "answer": {"value", "aliases"}}`.
+`{"question", "answers"}`, or the hub's `{"question_id", "question", "answer": {"value", "aliases"}}`. A question's
+own passages, best first, stand under `ctxs` (Self-RAG's files) or `docs` (ALCE's): `[{"title", "text"}, ...]`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tripletune.data_builders.hotpotqa_subq import Dropped, Question
-from tripletune.data_builders.readers._rows import Row, required_text, source_rows
+from tripletune.data_builders.readers._rows import Row, own_passages, required_text, source_rows
 
 
 def read_questions(
@@ -26,7 +27,7 @@ def read_questions(
         question = required_text(row, ("question",), where)
         given = next((row[key] for key in ("id", "question_id") if row.get(key) not in (None, "")), None)
         identity = str(given) if given is not None else hashlib.blake2b(question.encode(), digest_size=8).hexdigest()
-        yield Question(identity, question, _answers(row, where), (), (), "", source)
+        yield Question(identity, question, _answers(row, where), own_passages(row), (), "", source)
 
 
 def _answers(row: Row, where: str) -> tuple[str, ...]:

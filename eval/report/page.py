@@ -246,9 +246,9 @@ def _latency(runs: Runs) -> list[str]:
         found = figures["latency"]
         shares = [f"{found['percentiles'][key]:.2f}" for key in ("10", "50", "90")]
         speed = [_number(found["questions_per_second"], 3), _number(found["concurrency"], 0)]
-        return [interval(found["mean"], 1, 2), *shares, *speed]
+        return [interval(found["mean"], 1, 2), _number(found["structuring"], 2), *shares, *speed]
 
-    head = ["seconds per question", "10 %", "median", "90 %", "questions/s", "most under way"]
+    head = ["seconds per question", "of them for triples", "10 %", "median", "90 %", "questions/s", "most under way"]
     return [
         _by_run(runs, head, cells),
         "Wall-clock seconds from a question's start to its answer, as they were measured: other questions under way "

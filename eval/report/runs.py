@@ -155,6 +155,7 @@ def figures_of(run: Run) -> dict[str, Any]:
         "roles": _roles(rows),
         "latency": {
             "mean": bootstrap_mean(seconds, None),
+            "structuring": float(rows["structuring"].mean()),
             "percentiles": {str(share): float(seconds.quantile(share / 100)) for share in (10, 50, 90)},
             "questions_per_second": run.metrics.get("session", {}).get("questions_per_second"),
             "concurrency": run.about.get("concurrency"),
@@ -197,6 +198,7 @@ def _row(row: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
         "tokens_written": trace["completion_tokens"],
         "tokens": details.get("tokens"),
         "seconds": trace["seconds"],
+        "structuring": trace.get("structuring_seconds", 0.0),
         "tallies": trace["tallies"],
         "malformed": trace["malformed"],
         "granularity": details.get("granularity"),

@@ -29,8 +29,14 @@ from tripletune.models.llm import Completion
 from tripletune.models.llm.backends import LLMOptions, backend_names
 from tripletune.models.loading import PYPI
 from tripletune.models.options import add_arguments, from_arguments, setting
-from tripletune.rag.extract import PIECE_LIMIT, source_pieces
-from tripletune.rag.extractor import LocalOptions, TextExtractor, choose_shots, open_extractor
+from tripletune.rag.extractor import (
+    PIECE_LIMIT,
+    LocalOptions,
+    TextExtractor,
+    choose_shots,
+    open_extractor,
+    source_pieces,
+)
 
 KIND = "extraction"
 # Pairs that are sorted by length together.

@@ -21,6 +21,7 @@ from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import bootstrap_mean
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.eval.systems import (
+    extractor_settings,
     model_settings,
     model_spec,
     open_chat_model,
@@ -37,7 +38,8 @@ from tripletune.models.llm.replies import is_refusal
 from tripletune.models.loading import DTYPE_HELP
 from tripletune.models.options import add_arguments, convert, from_arguments, setting
 from tripletune.rag import Trace
-from tripletune.rag.search import Opened, SearchOptions, open_search
+from tripletune.rag.extract import CorpusExtraction
+from tripletune.rag.search import Opened, SearchOptions, extracts, open_extraction, open_search
 from tripletune.rag.systems import Evidence, FirstQuery, LoopOptions, Tools, load_system, make_options, system_names
 from tripletune.rag.triple_store import read_gold
 
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _COSTS = ("calls", "prompt_tokens", "completion_tokens", "truncated_triples", "truncated_words")
+_SECONDS = ("seconds", "structuring_seconds")
 _LOOP = ("max_rounds", "top_k", "evidence", "first_query", "triples_per_step", "max_plan_tokens", "max_answer_tokens")
 SET_HELP = (
     "an option of the system's own, for example candidates=50 or granularities=triples,passages; with several systems "
@@ -232,6 +235,10 @@ class QuestionSuite(Suite):
             models |= {"vectors": options.vectors} if options.vectors != "flat" else {}
         if options.gold:
             models["gold"] = file_digest(options.gold)
+        if triples and options.extractor and extracts(options):
+            found: Any = extractor_settings(options)
+        else:
+            found = triples_settings(str(options.triples), options.extractor) if triples else None
         return {
             "system": options.system,
             "task": asdict(self.task),
@@ -239,7 +246,7 @@ class QuestionSuite(Suite):
             "limit": options.limit,
             **models,
             "corpus": file_digest(options.corpus) if corpus and options.corpus else None,
-            "triples": triples_settings(options.triples, options.extractor) if triples else None,
+            "triples": found,
             "retriever": options.retriever if corpus else None,
             "encoder": options.encoder if embeds else None,
             "options": asdict(self.loop),
@@ -273,6 +280,13 @@ class QuestionSuite(Suite):
             planner = planner or answerer
         self.tools = replace(tools, planner=planner, answerer=answerer)
         self.clients = (self.tools.llm, self.tools.integrator, planner, answerer)
+        if system.needs_triples(loop) and options.extractor and extracts(options):
+            index = Path(options.index or self.home / "index")
+            make = partial(open_extraction, options, index, self.tools.llm, self.teacher)
+            which = ("extraction", options.triples or index, options.extractor, tuple(options.extractor_set))
+            extraction = self.opened.once(which, make)
+            self.tools = replace(self.tools, store=extraction)
+            self.clients += (extraction.extractor,)
 
     async def ask(self, batch: list[Question]) -> list[Trace]:
         """Run the system on one question."""
@@ -282,7 +296,7 @@ class QuestionSuite(Suite):
             gold = (question.passages[index] for index in question.supporting)
         elif self.system.needs_gold and self.gold is not None:
             gold = (self._passages[name] for name in sorted(self.gold.get(question.id, ())) if name in self._passages)
-        tools = replace(self.tools, question_id=question.id, gold=tuple(gold))
+        tools = replace(self.tools, question_id=question.id, gold=tuple(gold), context=question.passages)
         search = question.search or question.question
         return [await self.system.run(self.task.prompt(question), search, tools, self.loop)]
 
@@ -340,6 +354,8 @@ class QuestionSuite(Suite):
             f"written; {session['questions']} questions in {session['seconds']} s, "
             f"{session['questions_per_second']} per second"
         )
+        if isinstance(store := self.tools.store, CorpusExtraction):
+            console.print(f"triples in the loop, {store.store.path}: {store.counts.line()}")
         if counts["passages"] and 2 * counts["passages_without_triples"] > counts["passages"] and self.options.triples:
             logger.warning(
                 "most retrieved passages have no triples in %s: does it cover this corpus?", self.options.triples
@@ -377,7 +393,7 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...]) -> dict[str, Any
     stops, actions, tallies = Counter[str](), Counter[str](), Counter[str]()
     sums: Counter[str] = Counter()
     recalls: list[float] = []
-    seconds = 0.0
+    seconds: Counter[str] = Counter()
     for row in log.rows():
         trace, steps = row["trace"], row["trace"]["steps"]
         for name in names:
@@ -399,7 +415,7 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...]) -> dict[str, Any
             "triples": sum(len(step["triples"]) for step in steps),
             **{name: trace[name] for name in _COSTS},
         })  # fmt: skip
-        seconds += trace["seconds"]
+        seconds.update({name: trace.get(name, 0.0) for name in _SECONDS})
     total = len(scores[names[0]])
     listed = {"stop_reasons": stops, "actions": actions, "tallies": tallies}
     return {
@@ -412,7 +428,7 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...]) -> dict[str, Any
         | {name: dict(sorted(counter.items())) for name, counter in listed.items()},
         "cost": {name: sums[name] for name in _COSTS},
         "cost_per_question": {name: round(sums[name] / total, 3) for name in _COSTS}
-        | {"seconds": round(seconds / total, 4)},
+        | {name: round(seconds[name] / total, 4) for name in _SECONDS},
     }
 
 

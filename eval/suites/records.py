@@ -35,7 +35,7 @@ from tripletune.models.options import other_default, setting
 from tripletune.models.rendering import parse_plan
 from tripletune.rag.search import SearchOptions
 from tripletune.rag.systems import Evidence, LoopOptions
-from tripletune.rag.triple_store import TripleSource, open_triples
+from tripletune.rag.triple_store import StoredTriples, open_triples
 
 MALFORMED = "malformed"
 ANSWER_METRICS = {name: find_metrics()[name] for name in ("exact_match", "f1", "f1_hotpotqa")}
@@ -86,7 +86,7 @@ class RecordSuite(Suite):
     def __init__(self, options: RecordOptions) -> None:
         self.model = model_spec(options.model, options.untrained)
         self.generator: Any = None
-        self.store: TripleSource | None = None
+        self.store: StoredTriples | None = None
         self.looked_up: Counter[str] = Counter()
         self.training = training_files(options) if options.controls else []
         self.rule = Rule(record for file in self.training for record in read_records(file))
@@ -282,7 +282,7 @@ def summarise_records(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def with_triples(records: Iterable[Record], store: TripleSource, counts: Counter[str]) -> Iterator[Record]:
+def with_triples(records: Iterable[Record], store: StoredTriples, counts: Counter[str]) -> Iterator[Record]:
     """The records with the store's triples instead of their own.
 
     A step keeps the text its gold triples come from, one passage below the other, each behind its title.
@@ -299,7 +299,7 @@ def with_triples(records: Iterable[Record], store: TripleSource, counts: Counter
         yield replace(record, steps=tuple(_looked_up(step, record.id, store, counts) for step in record.steps))
 
 
-def _looked_up(step: Step, record: str, store: TripleSource, counts: Counter[str]) -> Step:
+def _looked_up(step: Step, record: str, store: StoredTriples, counts: Counter[str]) -> Step:
     lines = step.text.split("\n") if step.text.strip() else []
     if not lines:
         raise ValueError(f"record {record!r}: the step {step.query!r} has no text, so its triples can't be looked up")
@@ -314,7 +314,7 @@ def _looked_up(step: Step, record: str, store: TripleSource, counts: Counter[str
     return Step(step.query, tuple(found), step.text)
 
 
-def _first_known(lines: list[str], start: int, store: TripleSource) -> tuple[int, tuple[Triple, ...] | None]:
+def _first_known(lines: list[str], start: int, store: StoredTriples) -> tuple[int, tuple[Triple, ...] | None]:
     """End and triples of the passage that begins at a line; a text may have line breaks of its own."""
     for end in range(start + 2, len(lines) + 1):
         triples = store.get(Passage(lines[start], "\n".join(lines[start + 1 : end])))

@@ -23,6 +23,7 @@ from tripletune.rag.triple_store import TripleSource
 
 Evidence = Literal["triples", "text"]
 FirstQuery = Literal["main_question", "generated"]
+Context = Literal["none", "first", "static"]
 PROMPT_FOLDER = Path(__file__).parents[1] / "prompts"
 _PACKAGE = "tripletune.rag.systems"
 
@@ -36,12 +37,13 @@ class Tools:
             where `llm` does.
         answerer: The Graph-LLM that answers; None where `llm` does.
         retriever: Searches the corpus.
-        store: Triples extracted before, by passage.
+        store: Triples by passage: extracted before, or in the loop.
         llm: Answers the prompts of a prompt-based system.
         integrator: Takes the place of `llm` in CIRAG's integration phase, for example a distilled student.
         sampling: How the replies of `llm` and `integrator` are drawn; None is greedy.
         reranker: Ranks triples by a query.
         gold: The passages that support the question under way, for an upper bound; the harness sets it.
+        context: The passages that came with the question under way; the harness sets it.
         triples: Searches the triples of the corpus.
         question_id: The question under way, for the ledger; the harness sets it.
     """
@@ -55,6 +57,7 @@ class Tools:
     sampling: Sampling | None = None
     reranker: Reranker | None = None
     gold: tuple[Passage, ...] = ()
+    context: tuple[Passage, ...] = ()
     triples: TripleIndex | None = None
     question_id: str = ""
 
@@ -81,13 +84,19 @@ class LoopOptions:
         "q_0: the main question (paper), or the first sub-query that the planner generated",
         choices=get_args(FirstQuery),
     )
+    context: Context = setting(
+        "none",
+        "the passages that come with a question: none; first, as t_0 instead of the first search (PopQA, TriviaQA); "
+        "static, one a round without plans and searches (ASQA, ELI5)",
+        choices=get_args(Context),
+    )
     triples_per_step: int | None = setting(
         None, "most triples per step, in the order of the passages; none keeps all", at_least=1
     )
     triples_share: float = setting(
-        1.0, "share of a step's triples that is kept, drawn at random, in the order of the passages (figure 4)",
-        above=0, at_most=1,
-    )  # fmt: skip
+        1.0, "share of a step's triples that is kept, drawn at random (figure 4)", above=0, at_most=1
+    )
+    triples_shuffled: bool = setting(False, "show them in the order in which they are drawn, as figure 4 does")
     share_seed: int = setting(0, "seed of that draw; the paper averages over five")
     graph: bool = setting(True, 'no leaves the graph token out of the prompts (ablation "No GraphEncode" at inference)')
     max_plan_tokens: int = setting(64, "longest planning reply; table 4 has labels of up to 62 tokens", at_least=1)
@@ -108,7 +117,7 @@ class System:
         run: `(question, search, tools, options) -> Trace`; `search` is the question as it is searched, without the
             instruction or the choices a task may add to it.
         needs_corpus: Whether it retrieves under these options.
-        needs_triples: Whether it reads triples from a store under these options.
+        needs_triples: Whether it reads the triples of passages under these options.
         needs_reranker: Whether it ranks triples by a query under these options.
         searches_triples: Whether it searches the triples of the corpus, not its passages, under these options.
         searches_both: Whether one that searches triples searches passages, too.
@@ -181,7 +190,8 @@ def make_options(system: System, flags: Mapping[str, Any], settings: Sequence[st
 _NEEDS = {
     "retriever": "retrieves passages, and no retriever was given: name a corpus",
     "triples": "searches the triples of a corpus, and there is no index of them: name a corpus and its triples",
-    "store": "reads triples extracted before, and none were given: name a file of triples or a store",
+    "store": "reads triples of passages, and none were given: name a file of triples, a store or an extractor",
+    "context": "is to read the passages that come with the question (context=static), and it has none",
     "llm": "needs a language model, and none was given: name a teacher, or a Graph-LLM where the system takes one",
     "reranker": "compares texts with an embedder, and none was given: name a sentence encoder",
 }
@@ -194,7 +204,7 @@ def need(tools: Tools, name: str, system: str) -> Any:
         ValueError: it is not there.
     """
     tool = getattr(tools, name)
-    if tool is None:
+    if tool is None or tool == ():
         raise ValueError(f"system {system!r} {_NEEDS[name]}")
     return tool
 

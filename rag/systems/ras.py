@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 
-from tripletune.models.data.records import Action, ModelInput, Step, normalize_answer
+from tripletune.models.data.records import Action, ModelInput, Passage, Step, normalize_answer
 from tripletune.models.llm import Generator
 from tripletune.models.rendering import Plan, parse_plan
 from tripletune.rag import StopReason, Trace, TraceAction
 from tripletune.rag.chat_generator import ANSWER, PLAN, chat_generator, prompt_files
+from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import LoopOptions, System, Tools, need
 
 
@@ -25,7 +27,7 @@ async def ras(question: str, search: str, tools: Tools, options: LoopOptions) ->
     """Answer one question with RAS; see `System.run`.
 
     Raises:
-        ValueError: there is no model, or the options ask for retrieval or triples and there is no retriever or store.
+        ValueError: there is no model, or what the options ask for: retriever, store, the question's own passages.
     """
     started = time.perf_counter()
     trace = Trace(question)
@@ -38,6 +40,10 @@ async def ras(question: str, search: str, tools: Tools, options: LoopOptions) ->
         trace.stop_reason = "retrieval_off"
     elif options.max_rounds == 0:
         trace.stop_reason = "max_rounds"
+    elif options.context == "static":  # section 4.1: fixed rounds over a predetermined context, no plans
+        trace.stop_reason = "static_context"
+        for passage in need(tools, "context", "ras")[: options.max_rounds]:
+            steps += (await _retrieve_and_structure(search, tools, options, trace, (passage,)),)
     elif not options.planning:
         trace.stop_reason = "single_pass"
         steps = (await _retrieve_and_structure(search, tools, options, trace),)
@@ -89,16 +95,25 @@ def _next_query(plan: Plan, steps: tuple[Step, ...], search: str, options: LoopO
     return ("", "malformed") if has_evidence else (search, "")
 
 
-async def _retrieve_and_structure(query: str, tools: Tools, options: LoopOptions, trace: Trace) -> Step:
-    """t_i by retrieval (eq. 3) and g_i by look-up (eq. 4); repeated triples are kept once, in passage order."""
-    hits = await need(tools, "retriever", "ras").retrieve(query, options.top_k)
+async def _retrieve_and_structure(
+    query: str, tools: Tools, options: LoopOptions, trace: Trace, given: Sequence[Passage] = ()
+) -> Step:
+    """t_i by retrieval (eq. 3) or given, g_i from it (eq. 4); repeated triples are kept once, in passage order."""
+    if options.context == "first" and not trace.steps:
+        given = tools.context[: options.top_k]  # t_0 of section 4.1
+    if given:
+        hits = [Retrieved(passage, 0.0) for passage in given]
+    else:
+        hits = await need(tools, "retriever", "ras").retrieve(query, options.top_k)
     store = need(tools, "store", "ras") if options.evidence == "triples" else tools.store
-    found = [store.get(hit.passage) for hit in hits] if store is not None else []
+    started = time.perf_counter()
+    found = await store.read([hit.passage for hit in hits]) if store is not None else []
+    trace.structuring_seconds += time.perf_counter() - started
     triples = list(dict.fromkeys(triple for known in found if known for triple in known))
-    if options.triples_share < 1:
+    if options.triples_share < 1 or options.triples_shuffled:
         seed = f"{options.share_seed} {trace.question} {query}"
         kept = random.Random(seed).sample(range(len(triples)), round(options.triples_share * len(triples)))
-        triples = [triples[number] for number in sorted(kept)]
+        triples = [triples[number] for number in (kept if options.triples_shuffled else sorted(kept))]
     step = Step(query, tuple(triples[: options.triples_per_step]), "\n".join(hit.passage.content for hit in hits))
     trace.add_step(step, hits, sum(known is None for known in found))
     return step
@@ -108,7 +123,7 @@ SYSTEM = System(
     name="ras",
     summary="plans sub-queries, retrieves for each, reads the passages' triples, answers",
     run=ras,
-    needs_corpus=lambda options: options.retrieval and options.max_rounds > 0,
+    needs_corpus=lambda options: options.retrieval and options.max_rounds > 0 and options.context != "static",
     needs_triples=lambda options: options.retrieval and options.max_rounds > 0 and options.evidence == "triples",
     files=prompt_files(PLAN, ANSWER),
     plans=True,

@@ -15,6 +15,7 @@ from tripletune.data_builders.published import parse_graph, read_explagraphs, sp
 from tripletune.data_builders.readers import _rows, get_reader, names_with
 from tripletune.data_builders.readers.claims import NOT_BINARY
 from tripletune.data_builders.readers.hotpotqa import OUT_OF_RANGE
+from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 
 HOTPOT = {
@@ -277,6 +278,15 @@ def test_answers_in_every_layout_are_lists(tmp_path):
     assert len(questions[3].id) == 16
     with pytest.raises(ValueError, match=r"rows\.jsonl:1: the row has no gold answer"):
         read(tmp_path, "short_form", {"question": "Q?", "answers": [""]})
+
+
+@pytest.mark.parametrize(("reader", "name"), [("short_form", "ctxs"), ("asqa", "docs")])
+def test_passages_that_come_with_a_question(tmp_path, reader, name):
+    texts = [{"title": "Oslo", "text": "A city.", "score": 1.5}, {"title": "No text", "text": " "}, {"text": "x"}]
+    row = {"id": "1", "question": "Q?", "answers": ["A"], "annotations": [{"long_answer": "A."}], name: texts}
+    (question,) = read(tmp_path, reader, row)
+    assert question.passages == (Passage("Oslo", "A city."), Passage("", "x"))
+    assert question.supporting == ()
 
 
 def test_choices_become_letters(tmp_path):

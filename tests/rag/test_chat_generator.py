@@ -17,8 +17,8 @@ def numbered(query):
 
 
 class Facts:
-    def get(self, passage):
-        return (Triple(passage.title, "says", "it"),)
+    async def read(self, passages):
+        return [(Triple(one.title, "says", "it"),) for one in passages]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import CallError, Completion, RepliesPending, Sampling, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
-from tripletune.rag.extract import CorpusExtraction, source_pieces, split_passage
-from tripletune.rag.extractor import TextExtractor
+from tripletune.rag.extract import CorpusExtraction
+from tripletune.rag.extractor import TextExtractor, source_pieces, split_passage
 from tripletune.rag.triple_store import TripleStore, passage_key
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -190,6 +190,57 @@ def test_a_repeated_passage_under_way_is_read_once(store):
     assert (counts.extracted, counts.repeated, len(extractor.texts)) == (3, 3, 3)
 
 
+def read(extractor, store, *questions):
+    """What loops under way together get, each for its passages."""
+    extraction = CorpusExtraction(extractor, store)
+
+    async def all_of_them():
+        return await asyncio.gather(*map(extraction.read, questions), return_exceptions=True)
+
+    return asyncio.run(all_of_them()), extraction.counts
+
+
+def test_loops_together_read_a_passage_once_and_the_next_run_none(store):
+    one, two, three = passages(3)
+    extractor = Rule()
+    given, counts = read(extractor, store, [one, two], [two, one, one], [Passage("Oslo", "Oslo"), three])
+    ((first, second), again, (oslo, _)) = given
+    assert first == (Triple(f"{one.title}: {one.text}", "says", "it"),)
+    assert (again, oslo) == ([second, first, first], (Triple("Oslo", "is", "Oslo"),))
+    assert (counts.extracted, counts.repeated, counts.passages, len(extractor.texts)) == (4, 2, 7, 3)
+    _, beforehand = run(later := Rule(), store, passages(3))
+    assert (later.texts, beforehand.stored) == ([], 3)
+    given, counts = read(later := Rule(), store, [one, two])
+    assert (later.texts, given, counts.stored) == ([], [[first, second]], 2)
+
+
+def test_a_passage_that_fails_in_a_loop_is_tried_by_the_next_question(store):
+    one, two = passages(2)
+    texts = [f"{passage.title}: {passage.text}" for passage in (one, two)]
+    ((known, unknown),), counts = read(Rule(replies={texts[1]: CallError("too long")}), store, [one, two])
+    assert (bool(known), unknown, counts.failed) == (True, None, 1)
+    (error,), _ = read(Rule(replies={texts[1]: RepliesPending("waits")}), store, [two])
+    assert isinstance(error, RepliesPending)
+    (error,), _ = read(Rule(replies={texts[1]: SetupError("no key")}), store, [two])
+    assert isinstance(error, SetupError)
+    ((found_now,),), _ = read(Rule(), store, [two])
+    assert found_now == (Triple(texts[1], "says", "it"),)
+
+
+def test_a_cancelled_question_leaves_the_passage_to_the_others(store):
+    given = passages(5)
+
+    async def two_questions():
+        extraction = CorpusExtraction(Rule(), store)
+        first = asyncio.create_task(extraction.read(given))
+        second = asyncio.create_task(extraction.read(given))
+        await asyncio.sleep(0)
+        first.cancel()
+        return await second
+
+    assert all(asyncio.run(two_questions()))
+
+
 def test_passages_are_taken_only_as_fast_as_they_are_read(store):
     taken = 0
 
@@ -287,19 +338,24 @@ class Slow:
             os.kill(os.getpid(), signal.SIGKILL)
         return [Completion("(S> a| P> b| O> c)")] * len(texts)
 
+async def loop(passages):
+    for passage in passages:
+        await run.read([passage])
+
 run = CorpusExtraction(Slow(), TripleStore(sys.argv[1]))
-asyncio.run(run.run(Passage("", f"passage {n}") for n in range(400)))
+asyncio.run({"corpus": run.run, "loop": loop}[sys.argv[2]](Passage("", f"passage {n}") for n in range(400)))
 """
 
 
-def test_a_killed_run_goes_on(tmp_path):
+@pytest.mark.parametrize(("where", "least"), [("corpus", 128), ("loop", 150)])
+def test_a_killed_run_goes_on(tmp_path, where, least):
     path = tmp_path / "killed.sqlite"
-    process = subprocess.run([sys.executable, "-c", KILLED, str(path)], cwd=ROOT, check=False)
+    process = subprocess.run([sys.executable, "-c", KILLED, str(path), where], cwd=ROOT, check=False)
     assert process.returncode == -9
     store = TripleStore(path, create=False)
     kept = store.choose().passages
-    # Stored in transactions of 64.
-    assert kept >= 128
+    # Of a corpus in transactions of 64.
+    assert kept >= least
     extractor = Rule()
     extractor.model, extractor.settings = "m", "s"
     _, counts = run(extractor, store, [Passage("", f"passage {n}") for n in range(400)])

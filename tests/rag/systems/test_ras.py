@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 
 import pytest
 
@@ -20,7 +21,10 @@ class Facts:
     def __init__(self, known: bool = True, second: bool = True) -> None:
         self.known, self.second = known, second
 
-    def get(self, passage: Passage) -> tuple[Triple, ...] | None:
+    async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
+        return [self._one(passage) for passage in passages]
+
+    def _one(self, passage: Passage) -> tuple[Triple, ...] | None:
         query, number = passage.title.rsplit(" ", 1)
         if not self.known or (number == "2" and not self.second):
             return None
@@ -117,6 +121,31 @@ def test_a_share_of_the_triples_is_drawn_by_seed_and_keeps_its_order():
     assert all(step in (["common", "1"], ["common", "2"], ["1", "2"]) for steps in drawn for step in steps)
     assert len({str(steps) for steps in drawn}) > 2
     assert kept(triples_share=0.67, share_seed=3) == drawn[3]
+    shuffled = [kept(triples_shuffled=True, share_seed=seed)[0] for seed in range(8)]
+    assert {frozenset(step) for step in shuffled} == {frozenset(("common", "1", "2"))}
+    assert len({str(step) for step in shuffled}) > 2
+
+
+OWN = tuple(Passage(f"own {number}", f"text {number}") for number in range(1, 8))
+
+
+def test_the_passages_of_a_question_are_its_initial_context():
+    script, shelf = Model("[SUBQ] q", "[SUBQ] r", "[SUFFICIENT]"), Shelf()
+    tools = Tools(script, script, shelf, Facts(), context=OWN)
+    trace = asyncio.run(ras(QUESTION, QUESTION, tools, LoopOptions(context="first", top_k=2)))
+    titles = [[passage["title"] for passage in step.passages] for step in trace.steps]
+    assert (titles[0], [query for query, _ in shelf.queries]) == (["own 1", "own 2"], ["r"])
+    assert trace.steps[0].triples == [["own", "has", "common"], ["own", "has", "1"], ["own", "has", "2"]]
+
+
+def test_a_static_context_is_read_in_fixed_rounds_without_plans():
+    options = LoopOptions(context="static")
+    trace = asyncio.run(ras(QUESTION, "search", Tools(*[Model()] * 2, store=Facts(), context=OWN), options))
+    assert [step.triples[1][2] for step in trace.steps] == ["1", "2", "3", "4", "5"]
+    assert (trace.stop_reason, trace.calls, trace.steps[4].query) == ("static_context", 1, "search")
+    assert not SYSTEM.needs_corpus(options)
+    with pytest.raises(ValueError, match="the passages that come with the question"):
+        asyncio.run(ras(QUESTION, QUESTION, Tools(*[Model()] * 2, store=Facts()), options))
 
 
 def test_text_evidence_needs_no_store():
@@ -129,7 +158,7 @@ def test_text_evidence_needs_no_store():
 def test_missing_tools_are_named():
     script = Model("[SUBQ] q", "[SUBQ] q")
     for tools, missing in (
-        (Tools(script, script, Shelf()), "reads triples extracted before"),
+        (Tools(script, script, Shelf()), "reads triples of passages"),
         (Tools(script, script, store=Facts()), "no retriever"),
         (Tools(answerer=script), "needs a language model, and none was given"),
     ):

@@ -34,8 +34,8 @@ class Store:
     def __init__(self, triples=TRIPLES):
         self.triples = triples
 
-    def get(self, passage):
-        return self.triples.get(passage.title)
+    async def read(self, passages):
+        return [self.triples.get(one.title) for one in passages]
 
 
 class Later:
