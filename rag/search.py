@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_args
 
 from tripletune.models.llm import LLMClient
 from tripletune.models.llm.backends import LLMOptions
+from tripletune.models.loading import PYPI
 from tripletune.models.options import set_values, setting
 from tripletune.rag.embedding import Embedder, Similarity, open_embedder
 from tripletune.rag.extract import CorpusExtraction
@@ -43,7 +44,9 @@ class SearchOptions:
         f"'{TEACHER}', the run's chat model, that reads retrieved passages which the store --triples (default: in "
         "--index) does not hold yet",
     )
-    extractor_set: list[str] = setting([], "option of that trained model, as beams=4, max_tokens=256, dtype=bfloat16")
+    extractor_set: tuple[str, ...] = setting(
+        (), "option of that trained model, as beams=4, max_tokens=256, dtype=bfloat16"
+    )
     retriever: RetrieverKind = setting("bm25", "how passages (or triples) are found", choices=get_args(RetrieverKind))
     encoder: str | None = setting(
         None,
@@ -121,8 +124,9 @@ def extracts(options: SearchOptions) -> bool:
     if not options.triples or not is_store(options.triples):
         return True
     with closing(TripleStore(options.triples, create=False)) as store:
-        stored = [name for one in store.extractors() for name in (one.model, str(one.id))]
-        return options.extractor not in stored and not str(options.extractor).isdigit()
+        name, stored = str(options.extractor), [one.model for one in store.extractors()]
+    # Anything else is a name that the store lacks, and what it has is worth telling.
+    return name not in stored and (name == TEACHER or "/" in name or name.startswith(PYPI) or Path(name).is_dir())
 
 
 def open_extraction(

@@ -33,8 +33,8 @@ def read_questions(
     """Stream the questions; see `data_builders.readers.Reader` for arguments and errors.
 
     The gold answer is the long answer of the first annotation, the others are its aliases. The passages are the
-    knowledge that annotation was written from and the contexts of the disambiguated questions, or what was retrieved for
-    the question where the row says so (ALCE).
+    knowledge that annotation was written from and the contexts of the disambiguated questions, or what was retrieved
+    for the question where the row says so (ALCE).
     """
     issues = Counter() if issues is None else issues
     for where, row in _rows(location):

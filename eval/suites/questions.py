@@ -283,7 +283,7 @@ class QuestionSuite(Suite):
         if system.needs_triples(loop) and options.extractor and extracts(options):
             index = Path(options.index or self.home / "index")
             make = partial(open_extraction, options, index, self.tools.llm, self.teacher)
-            which = ("extraction", options.triples or index, options.extractor, tuple(options.extractor_set))
+            which = ("extraction", options.triples or index, options.extractor, options.extractor_set)
             extraction = self.opened.once(which, make)
             self.tools = replace(self.tools, store=extraction)
             self.clients += (extraction.extractor,)
