@@ -3,7 +3,8 @@
 A loop that keeps a chat sends in its last round everything that went before, so a trajectory is the last call and its
 reply. A call is a continuation of another when its messages begin with the other's and go on with an assistant turn;
 calls that no other one continues end a chat. An assistant turn counts as the teacher's when the ledger has the call
-that it answers, so examples inside a prompt are never learned. A loop that asks again each round gives a chat a round.
+that it answers, so examples inside a prompt are never learned. A loop that asks again each round gives a chat a round,
+and one that leaves the oldest candidates out of a prompt that has grown too long begins a new chat there.
 
 Nothing of this is of one system, except how a reply is understood: a decision of CIRAG is written as the loop would
 have written it into the next round, and every deviation of a reply has a name.
@@ -22,7 +23,7 @@ from tripletune.models.data.triples import Triple
 from tripletune.models.llm import Message
 from tripletune.models.llm.ledger import open_file
 from tripletune.models.llm.replies import REPAIR_ROLE
-from tripletune.rag.systems.cirag import ANSWER_ROLE
+from tripletune.rag.systems import CALL_NAME
 from tripletune.rag.systems.cirag.integration import CANDIDATES, INTEGRATE_ROLE, read_decision, write_decision
 
 
@@ -78,31 +79,32 @@ class RoleCalls:
     def __exit__(self, *_: object) -> None:
         self._connection.close()
 
-    def chats(self, question_id: str, replies: Sequence[str] | None = None) -> list[Chat]:
+    def chats(self, question_id: str, keys: Sequence[str] | None = None) -> list[Chat]:
         """The chats of a question, in the order in which their last calls were stored.
 
         Args:
-            question_id: The question.
-            replies: The replies of one run, whose chats are wanted, since a ledger may hold several runs of a question;
-                None takes every chat that no other one continues.
+            question_id: The question; empty for calls of none, which are made for a whole corpus.
+            keys: The calls of one run, by the beginnings of their keys, since a ledger may hold several runs of a
+                question; None takes all.
         """
         calls: list[_Call] = []
         repairs: list[_Call] = []
         query = (
             "SELECT model, sampling, messages, text, repair FROM chosen JOIN calls ON calls.id = call_id "
-            "WHERE question_id = ? AND status = 'ok' AND (? IS NULL OR model = ?) ORDER BY calls.id"
+            "WHERE question_id = ? AND status = 'ok' AND (? IS NULL OR model = ?) "
+            f"AND (? IS NULL OR substr(key, 1, {CALL_NAME}) IN (SELECT value FROM json_each(?))) ORDER BY calls.id"
         )
-        with closing(self._connection.execute(query, (question_id, self._model, self._model))) as rows:
+        wanted = None if keys is None else json.dumps(keys)
+        values = (question_id, self._model, self._model, wanted, wanted)
+        with closing(self._connection.execute(query, values)) as rows:
             for model, sampling, messages, text, repair in rows:
                 (repairs if repair else calls).append(_Call((model, sampling), json.loads(messages), text))
         answers = {_key(call.maker, call.messages): call.text for call in calls}
-        # A longer run of the same question may go on where the wanted one ended.
-        continued = set[str]() if replies is not None else {
+        continued = {
             _key(call.maker, call.messages[:place]) for call in calls for place in _assistant_turns(call.messages)
-        }  # fmt: skip
+        }
         last = [call for call in calls if _key(call.maker, call.messages) not in continued]
-        chats = [self._chat(call, answers, repairs) for call in last]
-        return chats if replies is None else _chats_of_run(chats, replies)
+        return [self._chat(call, answers, repairs) for call in last]
 
     def _chat(self, call: _Call, answers: Mapping[str, str], repairs: Sequence[_Call]) -> Chat:
         """The chat that ends with a call."""
@@ -126,7 +128,9 @@ class RoleCalls:
         text = call.text
         last, found = read(call.messages, text)
         faults += found
-        if last is None and (repaired := _repaired(call.maker, call.messages, repairs)) is not None:
+        # A loop sends back only what it can't use.
+        bad = last is None or self.role != INTEGRATE_ROLE
+        if bad and (repaired := _repaired(call.maker, call.messages, repairs)) is not None:
             text = repaired
             last, found = read(call.messages, text)
             faults += ["repaired", *found]
@@ -162,31 +166,21 @@ def _repaired(maker: tuple[str, str], messages: Sequence[Message], repairs: Sequ
     return found[-1] if found else None
 
 
-def replies_of(trace: dict[str, Any], role: str) -> list[str] | None:
-    """The replies to calls of a role that a results row holds; None where results do not hold them."""
-    if role == INTEGRATE_ROLE:
-        return [action["reply"] for action in trace.get("actions", [])]
-    if role.startswith(f"{ANSWER_ROLE}."):
-        answers = trace.get("details", {}).get("answers", [])
-        return [answer["reply"] for answer in answers if role == f"{ANSWER_ROLE}.{answer['granularity']}"]
-    return None
+def calls_of(trace: dict[str, Any], role: str) -> list[str] | None:
+    """The calls of a role and their repairs that a run made for a question, as its results row names them.
 
-
-def _chats_of_run(chats: Sequence[Chat], replies: Sequence[str]) -> list[Chat]:
-    """The chats in which a run's replies stand, each reply in one: as few and as long ones as there are.
-
-    One chat is the rule. A loop that asks again every round has a chat per round, and one that leaves the oldest
-    candidates out of a prompt that has grown too long (`rag/systems/cirag/integration.py`) begins a new chat there.
+    Returns:
+        The beginnings of their keys; None where the row does not tell, since an earlier version wrote it.
     """
-    found: list[Chat] = []
-    end = len(replies)
-    while end:
-        ending = [chat for chat in chats if list(chat.replies) == list(replies[:end][-len(chat.replies) :])]
-        if ending:
-            # Of equals the first: `max` does so.
-            found.insert(0, max(ending, key=lambda chat: len(chat.replies)))
-        end -= len(found[0].replies) if ending else 1
-    return found
+    calls = trace.get("details", {}).get("calls")
+    return None if calls is None else [*calls.get(role, ()), *calls.get(role + REPAIR_ROLE, ())]
+
+
+def roles_of(ledger: Path, system: str) -> list[str]:
+    """The roles of a system whose calls a ledger holds, without repairs."""
+    with closing(open_file(ledger, create=False)) as connection:
+        found = connection.execute("SELECT DISTINCT role FROM uses WHERE role GLOB ? ORDER BY role", (f"{system}.*",))
+        return [role for (role,) in found if not role.endswith(REPAIR_ROLE)]
 
 
 def _as_it_is(messages: Sequence[Message], reply: str) -> tuple[str | None, tuple[str, ...]]:

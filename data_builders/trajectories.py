@@ -1,4 +1,4 @@
-"""Teacher trajectories to distil, out of the call ledger of any loop and for any of its roles (CIRAG, section 3.5).
+"""Teacher trajectories to distil, out of the call ledger of any system and for any of its roles (CIRAG, section 3.5).
 
 `tripletune eval run` leaves a ledger with every call and results with every score. This builder joins them: the
 calls of a role become chats whose assistant turns are the teacher's decisions, and what the results say decides which
@@ -6,9 +6,10 @@ are kept. Retrieved candidates are context and not learned (eq. 8); `--learn obs
 
     tripletune build trajectories --results runs/eval/cirag_train --output runs/trajectories \\
         --min-score exact_match=1 --no-repairs --no-repeated-query --min-recall 1
+    tripletune build trajectories --system t2rag --roles resolve --results runs/eval/t2rag_train --output runs/t2rag
 
 The paper names no filter, so none is the default. What each would leave out by itself, and what it left out after those
-before it, is in the card.
+before it, is in the card. Calls of no question, such as TH-RAG's extraction, have no score: all of them are kept.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import accumulate, count
@@ -28,19 +30,19 @@ from typing import Any, Literal
 from tripletune.data_builders.datasets.kinds import TRAJECTORIES
 from tripletune.data_builders.datasets.lookup import SeenTable, progress
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset, split_of
-from tripletune.data_builders.ledger_chats import Chat, RoleCalls, replies_of
-from tripletune.models.data.records import read_jsonl
+from tripletune.data_builders.ledger_chats import Chat, RoleCalls, calls_of, roles_of
+from tripletune.models.data.records import passage_id, read_jsonl
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.files import file_digest, read_json
 from tripletune.models.llm.ledger import canonical
 from tripletune.models.options import add_arguments, from_arguments, require, setting
 from tripletune.models.program import run_program
-from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE
+from tripletune.rag.systems import system_names
 
 logger = logging.getLogger(__name__)
 
 RESULTS, LEDGER, ABOUT = "results.jsonl", "ledger.sqlite", "run.json"
-_CHOSEN_ENDS = ("no_question", "sufficient", "no_retrieval")
+_CHOSEN_ENDS = ("no_question", "sufficient", "no_retrieval", "single_pass", "retrieval_off")
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,10 @@ class TrajectoryOptions:
         ValueError: a value makes no sense.
     """
 
-    role: str = setting(INTEGRATE_ROLE, "role whose decisions are learned")
+    system: str = setting("cirag", "system whose calls are learned")
+    roles: tuple[str, ...] = setting(
+        (), "which of its calls, for example resolve; repeatable (default: all; of cirag integrate, the paper's)"
+    )
     model: str | None = setting(None, "only calls of this model, as the ledger calls it")
     min_score: tuple[str, ...] = setting(
         (), "least score of the answer, for example exact_match=1 or f1=0.8; repeatable"
@@ -72,14 +77,21 @@ class TrajectoryOptions:
         require(self)
 
     def check(self) -> list[str]:
-        """Scores that are none."""
-        found = []
+        """Scores that are none, and systems."""
+        known = system_names()
+        found = [] if self.system in known else [f"system: there is no {self.system!r}; there are {', '.join(known)}"]
         for text in self.min_score:
             try:
                 _score(text)
             except ValueError:
                 found.append(f"min_score: {text!r}: write it as METRIC=VALUE, for example exact_match=1")
         return found
+
+    def roles_in(self, ledger: Path) -> list[str]:
+        """The roles that are wanted of a ledger, in full."""
+        named = self.roles or (("integrate",) if self.system == "cirag" else ())
+        full = [f"{self.system}.{name.removeprefix(f'{self.system}.')}" for name in named]
+        return full or roles_of(ledger, self.system)
 
 
 def _score(text: str) -> tuple[str, float]:
@@ -180,9 +192,10 @@ def build_trajectories(
         if not dataset.statistics.records:
             told = ", ".join(f"{reason}: {count}" for reason, count in left_out.items()) or "the results are empty"
             raise ValueError(f"no trajectory is left ({told})")
+        roles = sorted({role for _, ledger in sources for role in options.roles_in(ledger)})
         facts = BuildFacts(
-            title=f"Trajectories of {options.role}",
-            summary=f"Chats of the role `{options.role}`; `learned` marks the turns that count in the loss.",
+            title=f"Trajectories of {options.system}",
+            summary=f"Chats of {', '.join(roles)}; `learned` marks the turns that count in the loss.",
             drops={"all": left_out},
             files={str(file): file_digest(file) for file, _ in sources},
             options={"results": list(results), "ledgers": list(ledgers), **asdict(options)},
@@ -198,25 +211,33 @@ def _trajectories(
     sources: Sequence[tuple[Path, Path]], options: TrajectoryOptions, filters: Filters, drops: Counter[str]
 ) -> Iterator[tuple[Trajectory, str]]:
     with SeenTable() as seen:
+
+        def made(chat: Chat, role: str, question_id: str, question: str) -> Iterator[tuple[Trajectory, str]]:
+            if seen.first("chat", canonical(list(chat.messages))) is not None:
+                drops["the same chat was there before"] += 1
+                return
+            # Several runs of one question, several roles, or a chat per round, give it several trajectories.
+            names = (f"{question_id}:{number}" for number in count())
+            name = next(name for name in names if seen.first("id", name) is None)
+            learned = tuple(accumulate(chat.learned, or_)) if options.learn == "observations" else chat.learned
+            one = Trajectory(name, question_id, role, chat.model, chat.messages, learned)
+            yield one, split_of(question, options.seed, options.validation_fraction)
+
         for results, ledger in sources:
-            with RoleCalls(ledger, options.role, options.model) as calls:
-                found = 0
+            found = 0
+            with ExitStack() as stack:
+                opened = [RoleCalls(ledger, role, options.model) for role in options.roles_in(ledger)]
+                for calls in opened:
+                    stack.enter_context(calls)
                 for row in progress(_rows(results), str(results)):
                     found += 1
-                    split = split_of(row["question"], options.seed, options.validation_fraction)
-                    for chat in _chats(row, calls, options, drops):
-                        if not filters.keep(row, chat):
-                            continue
-                        if seen.first("chat", canonical(list(chat.messages))) is not None:
-                            drops["the same chat was there before"] += 1
-                            continue
-                        # Several runs of one question, or a chat per round, give it several trajectories.
-                        names = (f"{row['id']}:{number}" for number in count())
-                        name = next(name for name in names if seen.first("id", name) is None)
-                        learned = chat.learned
-                        if options.learn == "observations":
-                            learned = tuple(accumulate(learned, or_))
-                        yield Trajectory(name, row["id"], options.role, chat.model, chat.messages, learned), split
+                    for role, chat in _chats(row, opened, drops):
+                        if filters.keep(row, chat):
+                            yield from made(chat, role, row["id"], row["question"])
+                for calls in opened:
+                    for chat in calls.chats(""):
+                        text = chat.messages[-2]["content"]
+                        yield from made(chat, calls.role, f"corpus:{passage_id('', text)}", text)
             about = results.parent / ABOUT
             whole = read_json(about).get("questions", 0) if about.is_file() else 0
             if found < whole:
@@ -224,16 +245,16 @@ def _trajectories(
                 logger.warning("%s is of a run that did not end: it has %d of %d questions", results, found, whole)
 
 
-def _chats(row: dict[str, Any], calls: RoleCalls, options: TrajectoryOptions, drops: Counter[str]) -> list[Chat]:
-    """The readable chats of a row's run."""
+def _chats(row: dict[str, Any], opened: Sequence[RoleCalls], drops: Counter[str]) -> list[tuple[str, Chat]]:
+    """The readable chats of a row's run, with their roles."""
     if row.get("error"):
         drops["the question failed"] += 1
         return []
-    chats = calls.chats(row["id"], replies_of(row["trace"], options.role))
-    if not chats:
+    found = [(one.role, chat) for one in opened for chat in one.chats(row["id"], calls_of(row["trace"], one.role))]
+    if not found:
         drops["the ledger has no chat of this run"] += 1
-    drops["the last decision cannot be read"] += sum(not chat.readable for chat in chats)
-    return [chat for chat in chats if chat.readable]
+    drops["the last decision cannot be read"] += sum(not chat.readable for _, chat in found)
+    return [(role, chat) for role, chat in found if chat.readable]
 
 
 def _has_score(name: str, least: float, row: dict[str, Any], chat: Chat) -> bool:

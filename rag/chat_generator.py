@@ -36,13 +36,11 @@ class ChatGenerator:
         client: The chat model.
         prompts: Has the prompts `PLAN` and `ANSWER`.
         sampling: How replies are drawn; their length is each call's own.
-        question_id: The question, for the ledger.
     """
 
     client: LLMClient
     prompts: PromptSet
     sampling: Sampling
-    question_id: str = ""
 
     async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
         """See `Generator`; the calls have the roles `ras.plan` and `ras.answer`."""
@@ -51,7 +49,6 @@ class ChatGenerator:
             self.prompts.chat(PLAN if plans else ANSWER, render(sample, evidence or "triples")),
             role="ras.plan" if plans else "ras.answer",
             sampling=replace(self.sampling, max_tokens=max_new_tokens),
-            question_id=self.question_id,
         )
         # The examples stand after "Reply:", and some models write that, too.
         plan = _LABEL.sub("", without_thoughts(completion.text)).strip()
@@ -59,18 +56,19 @@ class ChatGenerator:
         return replace(completion, text=text)
 
 
-def chat_generator(tools: Tools, folder: str | None) -> ChatGenerator:
+def chat_generator(tools: Tools, folder: str | None, notes: Trace) -> ChatGenerator:
     """RAS's chat model as a generator for the question under way.
 
     Args:
         tools: Has the model.
         folder: A folder with prompts of one's own.
+        notes: The calls are noted in it.
 
     Raises:
         ValueError: there is no chat model.
     """
-    client = need(tools, "llm", "ras")
-    return ChatGenerator(client, prompts_of(folder), tools.sampling or Sampling(), tools.question_id)
+    client = QuestionClient(need(tools, "llm", "ras"), notes, tools.question_id)
+    return ChatGenerator(client, prompts_of(folder), tools.sampling or Sampling())
 
 
 @lru_cache(maxsize=16)

@@ -6,6 +6,7 @@ A new system is one file in this folder that defines `SYSTEM`: it is found by it
 from __future__ import annotations
 
 import hashlib
+from bisect import insort
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Literal, get_args
 from tripletune.models.data.records import Passage
 from tripletune.models.files import read_text
 from tripletune.models.llm import Completion, Generator, LLMClient, Message, Sampling
+from tripletune.models.llm.ledger import make_call
 from tripletune.models.options import nearest, require, set_values, setting
 from tripletune.models.program import load_from, names_in
 from tripletune.rag import Trace
@@ -24,6 +26,8 @@ from tripletune.rag.triple_store import TripleSource
 Evidence = Literal["triples", "text"]
 FirstQuery = Literal["main_question", "generated"]
 Context = Literal["none", "first", "static"]
+# Letters of a call's key that a trace notes.
+CALL_NAME = 16
 PROMPT_FOLDER = Path(__file__).parents[1] / "prompts"
 _PACKAGE = "tripletune.rag.systems"
 
@@ -272,7 +276,7 @@ class QuestionClient:
         client: Answers the calls.
         trace: Calls and tokens are added to it; to its tallies the calls of each role (`calls.<role>`) and the
             replies that were cut off at their limit (`cut_off.<role>`); to its details, under "tokens", the tokens
-            that each role read and wrote.
+            that each role read and wrote, and under "calls" how the keys of its calls in the ledger begin.
         question_id: The question, for the ledger.
         sampling: How replies are drawn; their length is each call's own.
 
@@ -300,6 +304,9 @@ class QuestionClient:
         )
         self._trace.count(completion)
         self._trace.tally(f"calls.{role}")
+        key = make_call(self.model, sampling or self._sampling, messages).key
+        # Sorted: in which order calls made together are answered is no part of a result.
+        insort(self._trace.details.setdefault("calls", {}).setdefault(role, []), key[:CALL_NAME])
         tokens = self._trace.details.setdefault("tokens", {}).setdefault(role, [0, 0])
         tokens[0] += completion.prompt_tokens
         tokens[1] += completion.completion_tokens

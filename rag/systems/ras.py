@@ -30,9 +30,13 @@ async def ras(question: str, search: str, tools: Tools, options: LoopOptions) ->
         ValueError: there is no model, or what the options ask for: retriever, store, the question's own passages.
     """
     started = time.perf_counter()
-    trace = Trace(question)
+    # A chat model's calls are noted in the trace; their cost is counted below, as that of a Graph-LLM is.
+    notes = Trace(question)
+    trace = Trace(question, tallies=notes.tallies, details=notes.details)
     # A chat model takes the places that no Graph-LLM has: both, or one of them (figure 3).
-    planner, answerer = (one or chat_generator(tools, options.prompts) for one in (tools.planner, tools.answerer))
+    planner, answerer = (
+        one or chat_generator(tools, options.prompts, notes) for one in (tools.planner, tools.answerer)
+    )
     steps: tuple[Step, ...] = ()
     asked: set[str] = set()
 

@@ -3,14 +3,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
 
 from tests.data_builders.rows import Backend, read_lines, write_lines
+from tests.rag.test_systems_world import answer_all
+from tests.rag.test_systems_world import build as build_index
 from tripletune.data_builders.ledger_chats import RoleCalls
 from tripletune.data_builders.trajectories import main
-from tripletune.data_builders.world.build import WorldOptions, write_world
+from tripletune.data_builders.world.build import WorldOptions, generate_world, write_world
 from tripletune.eval.__main__ import main as evaluate
 from tripletune.models.data.records import Passage
 from tripletune.models.data.trajectories import read_trajectories
@@ -63,14 +66,48 @@ def test_a_trajectory_is_the_whole_chat_and_learns_the_decisions_alone(run, tmp_
 
 
 def test_other_roles_give_their_own_chats(run, tmp_path):
-    answers, _ = build(run, tmp_path / "answers", "--role", "cirag.answer.triples")
+    answers, _ = build(run, tmp_path / "answers", "--roles", "cirag.answer.triples")
     assert {len(one.messages) for one in answers} == {3}
     assert all("Answer:" in one.messages[2]["content"] for one in answers)
-    triples, statistics = build(run, tmp_path / "triples", "--role", "cirag.triples")
+    triples, statistics = build(run, tmp_path / "triples", "--roles", "cirag.triples")
     passages = {one.messages[1]["content"] for one in triples}
     assert len(passages) == len(triples), "a passage that two questions found is learned once"
     left_out = statistics["build"]["drops"]["all"]
     assert left_out.get("the same chat was there before", 0) > 0
+
+
+SYSTEMS = {
+    "cirag": ["integrate"], "gear": ["answer", "read", "reason", "rewrite"], "ras": ["answer", "plan"],
+    "t2rag": ["answer", "decompose", "resolve"], "thrag": ["answer", "extract", "subtopics", "topics"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_each_role_of_a_system_has_trajectories_of_right_answers(system, tmp_path):
+    world = generate_world(WorldOptions(**{**asdict(WORLD), "test": 6, "one_hop": 0}), "test")
+    tools = build_index(world, tmp_path)
+    # A second run in the same ledger, whose calls are not those of the results.
+    for rounds in (1, 2):
+        small = {"top_k": 1, "length": 1, "width": 1} if system == "gear" else {}
+        settings = {"hops": 0, "chunks": rounds} if system == "thrag" else {"max_rounds": rounds + 1, **small}
+        traces = answer_all(world, system, tools, Ledger(tmp_path / "ledger.sqlite"), **settings)
+    right = [trace.answer == question.answer for question, trace in zip(world.questions, traces)]
+    assert any(right)
+    rows = [
+        {"id": f"q{n}", "question": trace.question, "scores": {"exact_match": float(hit)}, "trace": trace.to_json()}
+        for n, (trace, hit) in enumerate(zip(traces, right))
+    ]
+    results = write_lines(tmp_path / "results.jsonl", rows)
+    found, _ = build(results, tmp_path / "all", "--system", system, "--min-score", "exact_match=1")
+    assert sorted({one.role for one in found}) == [f"{system}.{name}" for name in SYSTEMS[system]]
+    ids = [one.question_id for one in found]
+    assert {name for name in ids if name[0] == "q"} == {f"q{n}" for n, hit in enumerate(right) if hit}
+    assert sum(name.startswith("corpus:") for name in ids) == (len(world.articles) if system == "thrag" else 0)
+    name = f"{system}.{SYSTEMS[system][-1]}"
+    some, _ = build(results, tmp_path / "one", "--system", system, "--roles", SYSTEMS[system][-1])
+    assert {one.role for one in some} == {name}
+    made = {call for trace in traces for call in trace.details["calls"][name]}
+    assert sum(sum(one.learned) for one in some) == len(made), "calls of the other run are left out"
 
 
 def test_filters_are_counted_alone_and_in_order(run, tmp_path):
@@ -277,7 +314,7 @@ def test_examples_inside_a_prompt_are_not_learned(tmp_path):
         (["--min-score", "rouge=1"], "the results have no score 'rouge'; they have f1"),
         (["--min-score", "f1"], "write it as METRIC=VALUE"),
         (["--min-recall", "1"], "run eval with --gold"),
-        (["--role", "no.role"], "no trajectory is left (the ledger has no chat of this run: 1)"),
+        (["--roles", "no.role"], "no trajectory is left (the ledger has no chat of this run: 1)"),
         (["--model", "gpt"], "no trajectory is left"),
         (["--limit", "0"], "limit: 0 must be at least 1"),
     ],

@@ -61,13 +61,13 @@ def partial(world, removed, tmp_path_factory):
     return build(world, tmp_path_factory.mktemp("partial"), removed)
 
 
-def answer_all(world, name, tools, **settings):
+def answer_all(world, name, tools, ledger=None, **settings):
     """Answer every question; the traces in order."""
     system = load_system(name)
     options = system.options(**settings)
 
     async def run():
-        client = LedgerClient(WorldOracle(world))
+        client = LedgerClient(WorldOracle(world), ledger)
         calls = []
         for number, question in enumerate(world.questions):
             gold = tuple(Passage(title, world.articles[title].text) for title in question.helpful)

@@ -57,6 +57,33 @@ def test_a_run_and_its_student(
     assert "trajectories of `gpt` | 2" in (exported / "README.md").read_text()
 
 
+def test_a_student_for_the_calls_of_another_system(
+    make_student_config: Config, tmp_path: Path, run_recipe: Call
+) -> None:
+    from tripletune.checkpoints.__main__ import main as checkpoints
+    from tripletune.data_builders.trajectories import main as build
+    from tripletune.data_builders.world.build import WorldOptions, write_world
+    from tripletune.eval.__main__ import main as evaluate
+
+    world, run, built = tmp_path / "world", tmp_path / "run", tmp_path / "built"
+    write_world(WorldOptions(seed=5, train=0, validation=0, test=6, common_knowledge=0), world)
+    where = ["--data", f"{world}/test.jsonl", "--corpus", f"{world}/test.corpus.jsonl", "--oracle", f"{world}/test"]
+    options = ["--triples", f"{world}/test.triples.jsonl", "--set", "passages=no", "--output", str(run)]
+    assert evaluate(["run", "--system", "t2rag", "--task", "hotpotqa", *where, *options]) == 0
+    kept = ["--system", "t2rag", "--roles", "decompose", "--roles", "resolve", "--min-score", "exact_match=1"]
+    assert build(["--results", str(run), "--output", str(built), *kept]) == 0
+    data = {"data.train": [str(built)], "data.max_tokens": 4096, "data.max_prompt_tokens": 3900}
+    config = make_student_config({**data, "train.max_steps": 2, "train.eval_steps": None})
+    assert run_recipe(command_line(RECIPE, config)) == ""
+    about = json.loads((Path(config.output_dir) / "final" / "student.json").read_text())
+    assert (about["systems"], about["roles"]) == (["t2rag"], ["t2rag.decompose", "t2rag.resolve"])
+    assert checkpoints(["export", config.output_dir, "--output", str(tmp_path / "exported")]) == 0
+    card = (tmp_path / "exported" / "README.md").read_text()
+    assert "# Student of t2rag: exported" in card
+    assert "replies to the calls t2rag.decompose, t2rag.resolve of t2rag" in card
+    assert "trajectories of `oracle:world5-test`" in card
+
+
 def test_a_dry_run_says_which_rounds_are_too_long(
     make_student_config: Config, tmp_path: Path, run_recipe: Call, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Distil CIRAG's teacher into a small integrator (sections 3.5 and B.4): LoRA on its trajectories.
+"""Distil a teacher into a small student, CIRAG's integrator (sections 3.5 and B.4) or one for other calls of a system.
 
 Defaults are the paper's: LoRA of rank 64, 2 epochs, batch 2, learning rate 2e-4, loss on the teacher's decisions alone.
 The paper does not say LoRA's alpha, dropout and layers, the schedule, or the length of a sequence: those are ours.
@@ -201,8 +201,11 @@ class StudentTask(TextTask):
 
     def files(self) -> dict[str, str]:
         """What the student was made for, and the system prompt that it has learned to follow."""
+        roles = self.learned_from[0]
         about = {
-            "task": "cirag.integrate",
+            "task": roles[0] if len(roles) == 1 else "student",
+            "roles": roles,
+            "systems": sorted({role.partition(".")[0] for role in roles}),
             "base_model": self.config.model.base,
             "base_revision": self.config.model.revision,
             "method": self.method,
@@ -212,15 +215,19 @@ class StudentTask(TextTask):
         return files if self.shared_prompt is None else files | {"prompt.md": self.shared_prompt + "\n"}
 
     @cached_property
+    def learned_from(self) -> tuple[list[str], set[str]]:
+        """The roles of all training trajectories, and two of their system prompts at most."""
+        roles, prompts = set[str](), set[str]()
+        for one in self.sources[0]:
+            roles.add(one.role)
+            if len(prompts) < 2:
+                prompts.add("\n\n".join(turn["content"] for turn in one.messages if turn["role"] == "system"))
+        return sorted(roles), prompts
+
+    @property
     def shared_prompt(self) -> str | None:
         """The system prompt of all training trajectories; None where they differ."""
-        found: str | None = None
-        for number, one in enumerate(self.sources[0]):
-            prompt = "\n\n".join(turn["content"] for turn in one.messages if turn["role"] == "system")
-            if number and prompt != found:
-                return None
-            found = prompt
-        return found or None
+        return next(iter(self.learned_from[1])) or None if len(self.learned_from[1]) == 1 else None
 
     def facts(self) -> dict[str, Any]:
         """Trajectories of each teacher."""

@@ -44,7 +44,6 @@ from tripletune.rag.systems.cirag.integration import (
 
 Extraction = Literal["two_step", "joint", "store"]
 GRANULARITIES = ("triples", "sentences", "passages")
-ANSWER_ROLE = "cirag.answer"
 DEFAULT = "default"
 PROMPT_NAMES = (
     "cirag_entities",
@@ -262,7 +261,7 @@ async def generate(
             continue
         completion = await llm.chat(
             prompts.chat(f"cirag_answer_{granularity}", answer_text(question, granularity, context)),
-            role=f"{ANSWER_ROLE}.{granularity}",
+            role=f"cirag.answer.{granularity}",
             sampling=llm.up_to(options.max_generation_tokens),
         )
         trace.answer, faults = read_answer(completion.text, cut_off=completion.finish_reason == "length")
