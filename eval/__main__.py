@@ -16,6 +16,7 @@ _MODULES = {"run": "questions"}
 _REPORTS = {
     **dict.fromkeys(("compare", "curve", "report"), "tripletune.eval.report"),
     "score": "tripletune.eval.rescore",
+    "mauve": "tripletune.eval.mauve",
 }
 
 
@@ -47,6 +48,12 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     add("folders", nargs="+", metavar="DIR", help="output folders of `run`, or folders that hold several")
     add("--metrics", required=True, metavar="NAME,NAME", help="for example label_accuracy,recall@5,ndcg@10,mrr")
     add("--gold", metavar="FILE", help="gold links of the corpus, for runs that were made without")
+
+    add = commands.add_parser("mauve", help="how alike the answers of finished runs and the gold ones are").add_argument
+    add("folders", nargs="+", metavar="DIR", help="output folders of `run`, or folders that hold several")
+    add("--model", required=True, help="decoder whose hidden states are compared: hub id, folder or pypi:<package>")
+    add("--batch-size", type=int, default=8, help="texts per forward pass (default: 8)")
+    add("--seed", type=int, default=25, help="seed of the clusters (default: 25)")
 
     add = commands.add_parser("report", help="tables and plots of finished evaluations").add_argument
     add("folders", nargs="+", metavar="[NAME=]DIR",

@@ -1,0 +1,229 @@
+"""Two finished runs side by side, judged by a language model (`tripletune eval judge`).
+
+For long answers without a single right one: of each question the judge reads both answers and says which is better by
+each criterion, as for UltraDomain in LightRAG (Guo et al., 2024) and TH-RAG (section C.4). Judges prefer a place, so
+every pair is shown in both orders, and a win counts half in each. Prompt and criteria are options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import hashlib
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tripletune.eval.results import RESULTS, ResultLog, read_results
+from tripletune.eval.statistics import bootstrap_mean
+from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
+from tripletune.models.files import file_digest, read_text
+from tripletune.models.llm import Message
+from tripletune.models.llm.backends import LLMOptions, open_client
+from tripletune.models.llm.replies import UnusableReply, ask, find_json
+from tripletune.models.options import add_arguments, from_arguments, setting
+
+logger = logging.getLogger(__name__)
+KIND = "judge"
+PROMPT = Path(__file__).parents[1] / "prompts" / "judge_pair.md"
+CRITERIA = ("comprehensiveness", "diversity", "empowerment", "overall")
+_TIE = re.compile(r"\b(0|tie|draw|equal|both|neither|same)\b", re.IGNORECASE)
+
+
+@dataclass(kw_only=True)
+class JudgeOptions(SuiteOptions):
+    """Options of `tripletune eval judge`, beside those of the judge."""
+
+    data: str = setting(dataclasses.MISSING, "output folder of the run whose win rate is told")
+    other: str = setting(dataclasses.MISSING, "output folder of the run that it is compared with")
+    prompt: str = setting(str(PROMPT), "file with the judge's instructions")
+    criteria: tuple[str, ...] = setting(CRITERIA, "criteria that the prompt asks for, in the order of tables")
+    repairs: int = setting(1, "most repair turns for a reply that can't be read", at_least=0)
+    max_reply_tokens: int = setting(512, "longest reply", at_least=1)
+    concurrency: int = setting(16, "questions under way at once", at_least=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two answers to one question: of `--data`, and of `--other`."""
+
+    id: str
+    question: str
+    answers: tuple[str, str]
+
+
+class JudgeSuite(Suite):
+    """A pairwise judge; see the module.
+
+    Args:
+        options: The options.
+        teacher: The judge.
+    """
+
+    unit = "question"
+    options_class = JudgeOptions
+
+    def __init__(self, options: JudgeOptions, teacher: LLMOptions) -> None:
+        self.teacher, self.prompt = teacher, read_text(options.prompt).strip()
+        waits = teacher.backend == "batch"
+        self.concurrency = 1 if waits else options.concurrency
+        self.client: Any = None
+        super().__init__(options)
+
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        """Give a parser the options, the judge's among them."""
+        add_arguments(parser, JudgeOptions)
+        add_arguments(parser.add_argument_group("judge"), LLMOptions, "teacher")
+
+    @classmethod
+    def from_arguments(cls, args: argparse.Namespace) -> JudgeSuite:
+        """The suite of a command line."""
+        if not args.teacher_model:
+            raise ValueError("a judge is needed: --teacher and --teacher-model")
+        args.teacher_ledger = args.teacher_ledger or str(Path(args.output) / "ledger.sqlite")
+        return cls(from_arguments(JudgeOptions, args), from_arguments(LLMOptions, args, "teacher"))
+
+    def items(self) -> Iterator[Pair]:
+        """Stream the questions that both runs answered."""
+        options = self.options
+        first, second = (Path(folder) / RESULTS for folder in (options.data, options.other))
+        others = {row["id"]: (row["question"], row["prediction"]) for row in read_results(second)}
+        shared = (row for row in read_results(first) if row["id"] in others)
+        for row in islice(shared, options.limit):
+            question, answer = others[row["id"]]
+            if question != row["question"]:
+                raise ValueError(f"question {row['id']} of {first} is another one in {second}: compare runs of a task")
+            yield Pair(row["id"], question, (row["prediction"], answer))
+
+    def settings(self) -> dict[str, Any]:
+        """All that a verdict depends on."""
+        options = self.options
+        return {
+            "data": [file_digest(Path(folder) / RESULTS) for folder in (options.data, options.other)],
+            "judge": self.teacher.ledger_name,
+            "sampling": [self.teacher.temperature, self.teacher.top_p, self.teacher.seed],
+            "prompt": hashlib.sha256(self.prompt.encode()).hexdigest(),
+            **{name: getattr(options, name) for name in ("limit", "criteria", "repairs", "max_reply_tokens")},
+        }
+
+    def open(self) -> None:
+        """Open the judge."""
+        self.client = open_client(self.teacher)
+        self.clients = (self.client,)
+
+    async def ask(self, batch: list[Pair]) -> list[list[dict[str, int] | None]]:
+        """The judge's verdicts in both orders; None for a reply that can't be read. Equal answers need no judge."""
+        (pair,) = batch
+        if pair.answers[0] == pair.answers[1]:
+            return [[dict.fromkeys(self.options.criteria, 0)] * 2]
+        calls = (self._verdict(pair, order) for order in (False, True))
+        # Both calls are made before a failure is told: a batch then waits for both.
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        if error := next((one for one in found if isinstance(one, BaseException)), None):
+            raise error
+        return [list(found)]  # type: ignore[arg-type]
+
+    async def _verdict(self, pair: Pair, swapped: bool) -> dict[str, int] | None:
+        """By criterion 1 where the answer of `--data` is better, -1 where the other one is, 0 for neither."""
+        shown = pair.answers[::-1] if swapped else pair.answers
+        texts = (f"Answer {place}:\n{text.strip() or '(no answer)'}" for place, text in enumerate(shown, 1))
+        messages: list[Message] = [
+            {"role": "system", "content": self.prompt},
+            {"role": "user", "content": "\n\n".join((f"Question: {pair.question}", *texts))},
+        ]
+        read = partial(read_verdict, criteria=self.options.criteria)
+        sampling = self.teacher.sampling(self.options.max_reply_tokens)
+        try:
+            verdict = await ask(
+                self.client, messages, read, role="judge.pair", sampling=sampling, question_id=pair.id,
+                repairs=self.options.repairs,
+            )  # fmt: skip
+        except UnusableReply as error:
+            logger.warning("question %s: a verdict can't be read: %s", pair.id, error)
+            return None
+        return {name: -one if swapped else one for name, one in verdict.items()}
+
+    def score(self, item: Pair, reply: list[dict[str, int] | None] | Failure) -> dict[str, Any]:
+        """The row of a question: its verdicts, and by criterion the share of a win, ties counting half."""
+        error, verdicts = (reply.error, [None, None]) if isinstance(reply, Failure) else ("", reply)
+        known = [verdict for verdict in verdicts if verdict]
+        scores = {name: sum(0.5 + one[name] / 2 for one in known) / len(known) for name in known[0]} if known else {}
+        return {"id": item.id, "question": item.question, "verdicts": verdicts, "scores": scores, "error": error}
+
+    def summarise(self, log: ResultLog) -> dict[str, Any]:
+        """Win rates, and how far the judge can be trusted."""
+        values: dict[str, list[float]] = {name: [] for name in self.options.criteria}
+        counts = Counter[str](questions=0, errors=0, unreadable=0, without_verdict=0, shown_first=0, decided=0)
+        agree: dict[str, list[float]] = {name: [] for name in self.options.criteria}
+        for row in log.rows():
+            first, second = row["verdicts"]
+            counts.update(questions=1, errors=bool(row["error"]), without_verdict=not row["scores"])
+            counts["unreadable"] += 0 if row["error"] else (first is None) + (second is None)
+            for name, value in row["scores"].items():
+                values[name].append(value)
+            for name in self.options.criteria if first and second else ():
+                agree[name].append(float(first[name] == second[name]))
+                counts["shown_first"] += (first[name] == 1) + (second[name] == -1)
+                counts["decided"] += bool(first[name]) + bool(second[name])
+        return {
+            "evaluation": KIND,
+            "data": self.options.data,
+            "other": self.options.other,
+            "win_rate": {name: bootstrap_mean(found) for name, found in values.items()},
+            "agreement": {name: bootstrap_mean(found) for name, found in agree.items()},
+            "counts": dict(counts),
+        }
+
+    def show(self, metrics: Mapping[str, Any], console: Console) -> None:
+        """Print the win rates."""
+        rows = [
+            (name, *interval_cells(one), interval_cells(metrics["agreement"][name])[0])
+            for name, one in metrics["win_rate"].items()
+        ]
+        heads = ("criterion", "win rate", "95 % interval", "both orders agree")
+        show_table(console, f"{metrics['data']} against {metrics['other']}", heads, rows, "questions")
+        counts = metrics["counts"]
+        console.print(
+            f"ties count half; {counts['questions']} questions, {counts['without_verdict']} without a verdict (left "
+            f"out), {counts['unreadable']} replies that could not be read, {counts['errors']} errors; the answer shown "
+            f"first won {counts['shown_first']} of {counts['decided']} decided comparisons"
+        )
+
+
+SUITE = JudgeSuite
+
+
+def read_verdict(text: str, criteria: Sequence[str] = CRITERIA) -> dict[str, int]:
+    """Read a judge's JSON: by criterion 1 for the first answer, -1 for the second, 0 for neither.
+
+    A value is a number, "Answer 2", a word for a tie, or an object with a "winner", as in LightRAG's prompt.
+
+    Raises:
+        UnusableReply: there is no JSON, or a criterion has no readable winner.
+    """
+    names = ", ".join(criteria)
+    advice = f"write one JSON object with the keys {names}, each 1, 2 or 0"
+    value = find_json(text, dict, advice=advice)
+    found: dict[str, int] = {}
+    for key, one in value.items():
+        name = next((name for name in criteria if str(key).lower().startswith(name.lower())), None)
+        if isinstance(one, dict):
+            one = next((inner for key, inner in one.items() if str(key).lower() == "winner"), None)
+        winners = set(re.findall(r"(?<!\d)[12](?!\d)", str(one)))
+        if name and len(winners) == 1:
+            found[name] = 1 if "1" in winners else -1
+        elif name and (len(winners) == 2 or _TIE.search(str(one))):
+            found[name] = 0
+    if missing := [name for name in criteria if name not in found]:
+        raise UnusableReply("no_verdict", f"The reply names no winner for {', '.join(missing)}; {advice}.")
+    return {name: found[name] for name in criteria}

@@ -1,0 +1,79 @@
+import json
+
+import pytest
+
+from tests.rag.fakes import Client
+from tripletune.eval.suites import run_suites
+from tripletune.eval.suites.judge import CRITERIA, JudgeOptions, JudgeSuite, read_verdict
+from tripletune.models.llm.backends import LLMOptions
+from tripletune.models.llm.replies import UnusableReply
+
+
+def run(tmp_path, name, *answers):
+    rows = [{"id": f"q{n}", "question": f"Q{n}?", "prediction": one, "scores": {}} for n, one in enumerate(answers)]
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(tmp_path / name)
+
+
+def judged(tmp_path, answer, monkeypatch, **more):
+    client = Client(answer=answer)
+    monkeypatch.setattr("tripletune.eval.suites.judge.open_client", lambda options: client)
+    options = JudgeOptions(data=str(tmp_path / "a"), other=str(tmp_path / "b"), output=str(tmp_path / "out"), **more)
+    code = run_suites([JudgeSuite(options, LLMOptions(model="judge"))])
+    return code, json.loads((tmp_path / "out" / "metrics.json").read_text()), client
+
+
+def verdict(place):
+    return json.dumps(dict.fromkeys(CRITERIA, place))
+
+
+def test_the_better_answer_wins_in_both_orders_and_a_place_wins_half(tmp_path, monkeypatch):
+    run(tmp_path, "a", "good", "good", "same", "x")
+    run(tmp_path, "b", "bad", "bad", "same", "y")
+
+    def answer(asked):
+        if "Q3?" in asked.text:  # the judge that likes what it reads first
+            return verdict(1)
+        return verdict(1 if asked.text.index("good") < asked.text.index("bad") else 2)
+
+    code, metrics, client = judged(tmp_path, answer, monkeypatch)
+    assert (code, len(client.asked)) == (0, 6), "equal answers need no judge"
+    # Two wins, a tie, and a judge that contradicts itself.
+    assert metrics["win_rate"]["overall"]["mean"] == pytest.approx((1 + 1 + 0.5 + 0.5) / 4)
+    assert metrics["agreement"]["overall"]["mean"] == pytest.approx(3 / 4)
+    assert metrics["counts"]["shown_first"] == 4 * (2 + 2)
+    assert metrics["counts"]["unreadable"] == 0
+    again, _, idle = judged(tmp_path, answer, monkeypatch)
+    assert (again, idle.asked) == (0, [])
+
+
+def test_replies_that_cannot_be_read_are_counted_and_left_out(tmp_path, monkeypatch):
+    run(tmp_path, "a", "good", "good")
+    run(tmp_path, "b", "bad", "bad")
+    answer = lambda asked: "I like both." if "Q0?" in asked.messages[1]["content"] else verdict("Answer 1")  # noqa: E731
+    _, metrics, client = judged(tmp_path, answer, monkeypatch, repairs=1)
+    assert metrics["counts"]["unreadable"] == 2
+    assert metrics["counts"]["without_verdict"] == 1
+    assert metrics["win_rate"]["overall"] == metrics["win_rate"]["diversity"]
+    assert metrics["win_rate"]["overall"]["n"] == 1
+    assert client.roles.count("judge.pair.repair") == 2
+
+
+def test_runs_of_other_questions_are_refused(tmp_path):
+    run(tmp_path, "a", "good")
+    other = run(tmp_path, "b", "bad")
+    (tmp_path / "b" / "results.jsonl").write_text('{"id": "q0", "question": "Another?", "prediction": "x"}\n')
+    options = JudgeOptions(data=str(tmp_path / "a"), other=other, output=str(tmp_path / "out"))
+    with pytest.raises(ValueError, match="is another one in"):
+        JudgeSuite(options, LLMOptions(model="judge"))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(1, 1), ("2", -1), (0, 0), ("Answer 1", 1), ("[Answer 2]", -1), ("tie", 0), ({"Winner": "Answer 2"}, -1)],
+)
+def test_winners_are_read_in_the_forms_that_models_write(value, expected):
+    assert read_verdict(f"Well: {json.dumps({'Overall Winner': value})}", ["overall"]) == {"overall": expected}
+    with pytest.raises(UnusableReply, match="diversity"):
+        read_verdict(json.dumps({"overall": value}), ["overall", "diversity"])
