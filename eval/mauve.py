@@ -45,9 +45,11 @@ def mauve(args: argparse.Namespace, console: Console) -> None:
         found = list(read_results(folder / RESULTS))
         if len(found) < 2:
             raise ValueError(f"{folder}: {len(found)} answers are too few to compare distributions")
-        texts = [[_text(row["question"], answer) for answer in (row["answers"][0], row["prediction"])] for row in found]
-        features = [hidden_states(side, model, tokenizer, args.batch_size) for side in zip(*texts)]
-        score = mauve_score(*features, seed=args.seed)
+        gold, said = (
+            hidden_states([_text(row["question"], answer(row)) for row in found], model, tokenizer, args.batch_size)
+            for answer in (lambda row: row["answers"][0], lambda row: row["prediction"])
+        )
+        score = mauve_score(gold, said, args.seed)
         write_json(folder / FILE, {"mauve": score, "model": args.model, "texts": len(found), "seed": args.seed})
         rows.append((str(folder), f"{100 * score:.1f}", str(len(found))))
     show_table(console, f"MAUVE (times 100), features of {args.model}", ("run", "mauve", "answers"), rows)
