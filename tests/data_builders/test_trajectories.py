@@ -182,8 +182,11 @@ def loop(folder, *replies, kind=Replies, **options):
     async def retrieve(query, k):
         return [Retrieved(PAGE, 1.0)]
 
+    async def read(passages):
+        return [TRIPLES] * len(passages)
+
     async def answer():
-        shelf, store = SimpleNamespace(retrieve=retrieve), SimpleNamespace(get=lambda passage: TRIPLES)
+        shelf, store = SimpleNamespace(retrieve=retrieve), SimpleNamespace(read=read)
         backend, ledger = kind(*replies, "Answer: Kelm"), Ledger(folder / "ledger.sqlite")
         async with LedgerClient(backend, ledger, retry=Retry(empty_attempts=1)) as client:
             tools = Tools(retriever=shelf, store=store, llm=client, question_id="q1")

@@ -41,7 +41,7 @@ def command(world, output, *more, oracle=True, split="test"):
 def rows(folder):
     found = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     for row in found:
-        row["trace"].pop("seconds")
+        del row["trace"]["seconds"], row["trace"]["structuring_seconds"]
     return found
 
 
@@ -104,7 +104,7 @@ def test_a_batch_teacher_writes_the_same_files_and_goes_on_with_the_replies(worl
         (["--model", "folder"], "leave out --model"),
         (["--teacher-model", "m"], "needs one teacher"),
         (["--set", "rerank=yes"], "reranks triples with an embedder, and BM25 has none: give --encoder SPEC"),
-        (["--set", "extraction=store"], "reads triples: give --triples FILE, or other options"),
+        (["--set", "extraction=store"], "reads triples: give --triples FILE, --extractor MODEL, or other options"),
         (["--set", "reranker=no"], "did you mean rerank"),
         (["--evidence", "text"], "--evidence: system 'cirag' has no option 'evidence'"),
         (["--max-answer-tokens", "5"], "--max-answer-tokens: system 'cirag' has no option"),

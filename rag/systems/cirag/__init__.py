@@ -46,12 +46,9 @@ Extraction = Literal["two_step", "joint", "store"]
 GRANULARITIES = ("triples", "sentences", "passages")
 DEFAULT = "default"
 PROMPT_NAMES = (
-    "cirag_entities",
-    "cirag_triples",
-    "cirag_joint",
-    INTEGRATION_PROMPT,
+    "cirag_entities", "cirag_triples", "cirag_joint", INTEGRATION_PROMPT,
     *(f"cirag_answer_{granularity}" for granularity in GRANULARITIES),
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +112,7 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
     Raises:
         ValueError: there is no model, corpus, store or reranker, and the options ask for one.
     """
-    started = time.perf_counter()
-    trace = Trace(question)
+    started, trace = time.perf_counter(), Trace(question)
     teacher, retriever = need(tools, "llm", "cirag"), need(tools, "retriever", "cirag")
     # M_R extracts triples and answers; K_D, the teacher or a distilled student, filters triples and asks on.
     llm, integrator = (
