@@ -1,4 +1,4 @@
-"""Small jobs on data sets: `tripletune data {stats,validate,peek,released,explagraphs}`."""
+"""Small jobs on data sets: `tripletune data {stats,validate,peek,released,explagraphs,adapt}`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tripletune.data_builders.adapt import AdaptOptions, adapt_rows
 from tripletune.data_builders.datasets import Table
 from tripletune.data_builders.datasets.inspect import (
     count_rows,
@@ -172,6 +173,12 @@ def explagraphs(arguments: argparse.Namespace) -> None:
     _say(f"{folder.output}: {_listed(numbers['splits'])}")
 
 
+def adapt(arguments: argparse.Namespace) -> None:
+    """Turn a corpus, triples or questions of another project into a file that is read here."""
+    options = from_arguments(AdaptOptions, arguments)
+    _say(f"{options.output}: {_listed(adapt_rows(options))}")
+
+
 def _listed(counts: dict[str, Any] | Counter[str]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
@@ -206,6 +213,7 @@ def _parser() -> argparse.ArgumentParser:
         added = command(function)
         add_arguments(added, kind)
         add_arguments(added.add_argument_group("where and how it is written"), FolderOptions)
+    add_arguments(command(adapt), AdaptOptions)
     return parser
 
 

@@ -40,6 +40,8 @@ class Task:
         max_answer_tokens: Longest answer.
         template: What the model reads as the question; `{question}` is the benchmark's own. Retrieval always uses
             the benchmark's own.
+        questions: Of the file the first so many are asked, as a protocol says; None: all.
+        top_k: Passages per round, as a protocol says; None: as the system's paper says.
     """
 
     name: str
@@ -47,6 +49,8 @@ class Task:
     metrics: tuple[str, ...] = ()
     max_answer_tokens: int = setting(100, "longest answer", at_least=1)
     template: str = "{question}"
+    questions: int | None = setting(None, "questions of the file that are asked", at_least=1)
+    top_k: int | None = setting(None, "passages per round", at_least=1)
 
     def check(self) -> list[str]:
         """What can't work, one sentence each."""

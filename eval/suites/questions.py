@@ -138,6 +138,8 @@ class QuestionSuite(Suite):
         if flags["max_answer_tokens"] is None and issubclass(self.system.options, LoopOptions):
             # The task's limit is for an answer alone, without a thought before it.
             flags["max_answer_tokens"] = self.task.max_answer_tokens
+        if flags["top_k"] is None and not any(word.startswith("top_k=") for word in options.set):
+            flags["top_k"] = self.task.top_k
         self.loop = make_options(self.system, flags, options.set)
         if problems := run_problems(options, self.system, self.loop, teacher):
             raise ValueError("; ".join(problems))
@@ -219,7 +221,8 @@ class QuestionSuite(Suite):
     def items(self) -> Iterator[Question]:
         """Stream the questions."""
         self._notes.clear()
-        return islice(task_questions(self.task, self.options.data, self._notes), self.options.limit)
+        limits = (limit for limit in (self.options.limit, self.task.questions) if limit is not None)
+        return islice(task_questions(self.task, self.options.data, self._notes), min(limits, default=None))
 
     def settings(self) -> dict[str, Any]:
         """All that a result depends on; batch size and concurrency are not among it."""
@@ -241,7 +244,7 @@ class QuestionSuite(Suite):
             found = triples_settings(str(options.triples), options.extractor) if triples else None
         return {
             "system": options.system,
-            "task": asdict(self.task),
+            "task": {name: value for name, value in asdict(self.task).items() if value is not None},
             "data": file_digest(options.data) if Path(options.data).is_file() else options.data,
             "limit": options.limit,
             **models,

@@ -216,6 +216,9 @@ def test_every_task_loads_and_a_wrong_one_names_all_its_problems(tmp_path):
     lengths = {name: load_task(name).max_answer_tokens for name in task_names()}
     assert {name for name, length in lengths.items() if length == 50} == {"arc", "pubhealth", "multihoprag"}
     assert load_task("2wikimultihopqa").metrics[0] == load_task("hotpotqa").metrics[0] == "f1_hotpotqa"
+    protocol = load_task("flashrag_popqa")
+    assert (protocol.questions, protocol.top_k, protocol.metrics[0]) == (1000, 5, "f1_hotpotqa")
+    assert load_task("hipporag_2wiki").reader == "two_wiki"
     wrong = tmp_path / "mine.yaml"
     wrong.write_text("reader: hotpotqa\nmetric: [f1]\nmetrics: [f2]\n")
     with pytest.raises(ValueError, match=r"(?s)mine.yaml: .*unknown key metric \(did you mean metrics"):

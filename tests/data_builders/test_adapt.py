@@ -1,0 +1,80 @@
+import json
+
+import pytest
+
+from tests.data_builders.rows import shared, write_lines
+from tripletune.data_builders.__main__ import main
+from tripletune.data_builders.adapt import AdaptOptions, adapt_rows
+from tripletune.data_builders.readers import get_reader
+from tripletune.models.data.records import Passage, read_corpus
+from tripletune.rag.triple_store import open_triples
+
+
+def adapt(tmp_path, content, **options):
+    source, output = tmp_path / options.pop("name", "in.json"), tmp_path / "out.jsonl"
+    source.write_text(content if isinstance(content, str) else json.dumps(content, indent=1))
+    counts = adapt_rows(AdaptOptions(str(source), str(output), **options))
+    return [json.loads(line) for line in output.read_text().splitlines()], counts
+
+
+def test_openie_files_become_a_triple_store_and_the_graph_is_counted(tmp_path):
+    docs = [
+        {"idx": "c1", "passage": "Ada\nShe died in Kelm.", "extracted_entities": ["Ada"],
+         "extracted_triples": [["Ada", "died in", "Kelm"], ["ADA", "died in", "Kelm!"], ["odd"]]},
+        {"idx": "c2", "passage": "Kelm\nA town.", "extracted_triples": []},
+    ]  # fmt: skip
+    _, counts = adapt(tmp_path, {"docs": docs, "avg_ent_chars": 3})
+    assert counts == {"passages": 2, "triples": 3, "nodes": 2, "relations": 1, "distinct triples": 1}
+    found = open_triples(tmp_path / "out.jsonl", tmp_path / "store.sqlite")
+    assert len(found.get(Passage("Ada", "She died in Kelm."))) == 2
+    assert found.get(Passage("Kelm", "A town.")) == ()
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ([{"title": "A", "text": "a", "idx": 1}], [("A", "a")]),
+        ('{"id": "7", "contents": "\\"A b\\"\\na c"}\n{"id": "8", "contents": "x"}\n', [("A b", "a c"), ("", "x")]),
+        ({"corpus_name": "Medical", "context": "One. Two."}, [("Medical", "One. Two.")]),
+        ([{"title": "N", "body": "One is here. Two is not."}], [("N", "One is here."), ("N", "Two is not.")]),
+        ([{"input": q, "context": "Book.", "meta": {"title": "B"}, "_id": q} for q in "xy"], [("B", "Book.")]),
+    ],
+)  # fmt: skip
+def test_corpora_of_other_projects_become_passages(tmp_path, content, expected):
+    adapt(tmp_path, content, piece_limit=20)
+    assert [(passage.title, passage.text) for passage in read_corpus(tmp_path / "out.jsonl")] == expected
+
+
+def test_two_wiki_questions_get_the_aliases_of_their_answer(tmp_path, capsys):
+    write_lines(tmp_path / "aliases.json", [{"Q_id": "Q30", "aliases": ["USA"], "demonyms": ["American"]}])
+    rows = [json.loads(line) for line in shared("2wikimultihopqa_dev.jsonl").read_text().splitlines()[:2]]
+    rows[0]["answer_id"] = "Q30"
+    write_lines(tmp_path / "dev.jsonl", rows)
+    words = ["adapt", "--input", str(tmp_path / "dev.jsonl"), "--output", str(tmp_path / "out.jsonl")]
+    assert main([*words, "--aliases", str(tmp_path / "aliases.json")]) == 0
+    assert "questions with aliases 1" in capsys.readouterr().out
+    first, second = get_reader("two_wiki")(str(tmp_path / "out.jsonl"))
+    assert first.answers == (rows[0]["answer"], "USA", "American")
+    assert len(second.answers) == 1
+
+
+def test_silver_triples_are_counted_and_other_rows_refused(tmp_path):
+    _, counts = adapt(tmp_path, shared("openie_musique_silver.jsonl").read_text(), name="in.jsonl")
+    assert counts["passages"] == 1888
+    assert counts["distinct triples"] <= counts["triples"]
+    with pytest.raises(ValueError, match="no layout that is known; it has foo"):
+        adapt(tmp_path, [{"foo": 1}])
+
+
+@pytest.mark.parametrize(
+    ("row", "identity"),
+    [
+        ({"id": "test_0", "question": "Q?", "golden_answers": ["A"], "metadata": {}}, "test_0"),
+        ({"id": "1", "source": "Novel-2", "question": "Q?", "answer": "A", "question_type": "Fact"}, "Novel-2:1"),
+        ({"_id": "u1", "input": "Q?", "answers": ["A"], "context": "long", "label": "cs"}, "u1"),
+    ],
+)  # fmt: skip
+def test_questions_of_other_projects(tmp_path, row, identity):
+    (question,) = get_reader("short_form")(write_lines(tmp_path / "rows.jsonl", [row]))
+    assert (question.id, question.question, question.answers) == (identity, "Q?", ("A",))
+    assert question.type == row.get("question_type", "")
