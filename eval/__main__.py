@@ -55,12 +55,18 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     add("--batch-size", type=int, default=8, help="texts per forward pass (default: 8)")
     add("--seed", type=int, default=25, help="seed of the clusters (default: 25)")
 
-    add = commands.add_parser("report", help="tables and plots of finished evaluations").add_argument
+    about = "a page with tables, plots and traces of finished evaluations"
+    add = commands.add_parser("report", help=about).add_argument
     add("folders", nargs="+", metavar="[NAME=]DIR",
-        help="output folders of `run`, and of other commands that leave a metrics.json; the first run of a task is the "
-        "one that the others are compared with")  # fmt: skip
-    add("--output", required=True, metavar="DIR", help="the report; an older one there is replaced")
-    add("--no-plots", action="store_true", help="tables alone")
+        help="output folders of `run`, folders that hold some, and output folders of other commands that leave a "
+        "metrics.json; tables compare the other runs of a task with its first")  # fmt: skip
+    add("--output", metavar="DIR", help="the report; an older one there is replaced (default: report in the first DIR)")
+    add("--traces", type=int, default=200, metavar="N",
+        help="questions of a task whose traces are put into the page (default: 200)")  # fmt: skip
+    add("--corpus", action="append", default=[], metavar="FILE",
+        help="a corpus of the runs, for the texts of the passages in the traces; repeatable")  # fmt: skip
+    add("--price", metavar="IN,OUT", help="dollars per million tokens read and written, for the cost in money")
+    add("--wandb", metavar="PROJECT", help="also log the tables to this project of Weights & Biases")
     return top
 
 

@@ -1,7 +1,8 @@
 """`tripletune eval report`, `compare` and `curve`: what finished runs say.
 
-A report is one folder with a page, plots and all figures; a comparison, a table of differences to the first run that
-are paired by question, or by text; a curve, a picture of what a training run has logged.
+A report is a folder with one HTML page, its tables in Markdown and LaTeX, and all figures; a comparison, a table of
+differences to the first run that are paired by question, or by text; a curve, a picture of what a training run has
+logged.
 """
 
 from __future__ import annotations
@@ -15,16 +16,27 @@ from typing import Any
 from rich.console import Console
 
 from tripletune.eval import find_metrics
-from tripletune.eval.report.page import page_of
-from tripletune.eval.report.plots import MALFORMED_OUTPUT, draw_curve, draw_plots, panels_of, read_curve
-from tripletune.eval.report.runs import Group, Run, differences, figures_of, group_runs, read_folder, sweeps_of
-from tripletune.eval.results import METRICS, SCORES, read_results, read_scored
+from tripletune.eval.report.curve import MALFORMED_OUTPUT, draw_curve, panels_of, read_curve
+from tripletune.eval.report.page import write_page
+from tripletune.eval.report.runs import (
+    Group,
+    Price,
+    Run,
+    compare_pairs,
+    differences,
+    dollars_of,
+    figures_of,
+    group_runs,
+    read_folder,
+    sweeps_of,
+)
+from tripletune.eval.report.tables import Section, Table, latex_of, markdown_of, sections_of
+from tripletune.eval.results import METRICS, SCORES, SETTINGS, read_results, read_scored, run_folders
 from tripletune.eval.statistics import (
     P_NOTE,
     bootstrap_ratio,
     correct_table,
     p_cell,
-    paired_difference,
     paired_ratio_difference,
     verdict,
 )
@@ -35,48 +47,64 @@ from tripletune.models.files import check_folder, check_new, new_file, new_folde
 from tripletune.models.options import nearest
 
 logger = logging.getLogger(__name__)
-PAGE, FIGURES = "report.md", "report.json"
-_MADE = (PAGE, FIGURES, "*.png")
+PAGE, TABLES, LATEX, FIGURES = "report.html", "report.md", "report.tex", "report.json"
+_MADE = (PAGE, TABLES, LATEX, FIGURES, "*.png")
 _COSTS = {"calls": "calls", "prompt_tokens": "tokens read", "completion_tokens": "tokens written"}
 
 
 def report(args: argparse.Namespace, console: Console) -> None:
-    """`tripletune eval report`: write page, figures and plots; the same results give the same bytes.
+    """`tripletune eval report`: write page, tables and figures; the same results give the same bytes.
 
     Args:
-        args: `folders` (results folders, or NAME=FOLDER), `output` and `no_plots`.
+        args: `folders` (results folders, folders of them, or NAME=FOLDER), `output`, `traces`, `corpus`, `price` and
+            `wandb`.
         console: Told what was written.
 
     Raises:
-        FileNotFoundError: a folder is not there.
-        ValueError: a folder holds no results, or plots are wanted and matplotlib is missing.
+        FileNotFoundError: a folder or a corpus is not there.
+        ValueError: a folder holds no results, or no run used a corpus.
         FileExistsError: the output folder holds something else than a report.
     """
-    check_folder(args.output, _MADE, overwrite=True)
-    found = [read_folder(spec) for spec in args.folders]
+    if args.traces < 0:
+        raise ValueError(f"--traces {args.traces}: it is a number of questions, 0 or more")
+    output = Path(args.output or Path(args.folders[0]) / "report")
+    check_folder(output, _MADE, overwrite=True)
+    found = [read_folder(one) for spec in args.folders for one in _folders(spec)]
     places = [Path(one.folder).resolve() for one in found]
-    figures = build_report(found)
-    plots = [] if args.no_plots else draw_plots(figures)
-    with new_folder(args.output, _MADE, overwrite=True, sources=places) as scratch:
-        for _, file, _, png in plots:
-            (scratch / file).write_bytes(png)
-        write_text(scratch / PAGE, page_of(figures, plots))
+    groups = group_runs([one for one in found if one.rows is not None])
+    figures = build_report(found, groups, dollars_of(args.price))
+    sections = sections_of(figures)
+    with new_folder(output, _MADE, overwrite=True, sources=places) as scratch:
+        write_page(scratch / PAGE, figures, groups, sections, args.traces, args.corpus)
+        write_text(scratch / TABLES, markdown_of(figures, sections))
+        write_text(scratch / LATEX, latex_of(sections))
         write_json(scratch / FIGURES, figures)
+    if args.wandb:
+        _log_tables(args.wandb, sections)
     for sentence in figures["missing"]:
         logger.warning("%s", sentence)
-    console.print(f"{Path(args.output) / PAGE}: {len(found)} results, {len(plots)} plots")
+    console.print(f"{output / PAGE}: {len(found)} results")
 
 
-def build_report(found: Sequence[Run]) -> dict[str, Any]:
+def _folders(spec: str) -> list[str]:
+    """The output folders that lie in a folder; what was given where it is one itself, or NAME=FOLDER."""
+    if not Path(spec).is_dir() or any((Path(spec) / name).is_file() for name in (SETTINGS, METRICS)):
+        return [spec]
+    return list(map(str, run_folders([spec])))
+
+
+def build_report(found: Sequence[Run], groups: Sequence[Group], price: Price | None = None) -> dict[str, Any]:
     """All figures of a report.
 
     Args:
         found: Results folders, in the order given.
+        groups: Those of them that are runs over questions.
+        price: Dollars per million tokens read, and written.
 
     Returns:
         `groups` of runs over the same questions, `others`, and `missing`: sentences on what could not be said.
     """
-    groups = [_figures(group) for group in group_runs([one for one in found if one.rows is not None])]
+    made = [_figures(group, price) for group in groups]
     others = [
         {
             "name": one.name or one.folder,
@@ -89,10 +117,10 @@ def build_report(found: Sequence[Run]) -> dict[str, Any]:
         for one in found
         if one.rows is None
     ]
-    missing = [sentence for group in groups for run in group["runs"] for sentence in _missing(run)]
+    missing = [sentence for group in made for run in group["runs"] for sentence in _missing(run)]
     missing += [
         f"{run['name']} has {', '.join(run['unshared'])}, which other runs of its task lack: score them, too."
-        for group in groups
+        for group in made
         for run in group["runs"]
         if run["unshared"]
     ]
@@ -102,16 +130,22 @@ def build_report(found: Sequence[Run]) -> dict[str, Any]:
         for one in others
         if one["metrics"] is None
     ]
-    return {"groups": groups, "others": others, "missing": missing}
+    return {"groups": made, "others": others, "missing": missing}
 
 
-def _figures(group: Group) -> dict[str, Any]:
-    reference, order = group.runs[0], group.in_paper_order()
-    tables = [[_paired(group.metrics, reference, run) for run in group.runs]]
-    if order:
-        tables.append([_paired(group.metrics, group.runs[order[0]], group.runs[place]) for place in order])
-    for table in tables:
-        correct_table(gap for gaps in table if gaps for gap in gaps.values())
+def _log_tables(project: str, sections: Sequence[Section]) -> None:
+    """Log all tables to Weights & Biases; `WANDB_MODE=offline` keeps them here."""
+    import wandb
+
+    tables = [(one, block) for one in sections for block in one.blocks if isinstance(block, Table)]
+    with wandb.init(project=project, job_type="report") as run:
+        # A name of W&B has at most 128 characters, with its own in front.
+        names = [f"{number:03d} {one.title}: {one.heading}"[:90] for number, (one, _) in enumerate(tables, 1)]
+        run.log({name: wandb.Table(columns=table.head, data=table.rows) for name, (_, table) in zip(names, tables)})
+
+
+def _figures(group: Group, price: Price | None) -> dict[str, Any]:
+    reference = group.runs[0]
     return {
         "task": reference.task,
         "metrics": group.metrics,
@@ -129,25 +163,14 @@ def _figures(group: Group) -> dict[str, Any]:
                 "finished": run.finished,
                 "cut_off": run.cut_off,
                 "unshared": [name for name in run.scores if name not in group.metrics],
-                "figures": figures_of(run),
+                "figures": figures_of(run, price),
             }
             for run, name, ablations in zip(group.runs, group.names, group.ablations)
         ],
-        "differences": tables[0],
-        "ablations": {"order": order, "differences": tables[1]} if order else None,
+        "pairs": compare_pairs(group),
+        "ablations": group.in_paper_order(),
         "sweeps": sweeps_of(group),
     }
-
-
-def _paired(metrics: Sequence[str], first: Run, second: Run) -> dict[str, Any] | None:
-    """Differences to the first by metric, over the questions that both have; None for the first itself."""
-    if first is second or first.rows is None or second.rows is None or not first.results or not second.results:
-        return None
-    both = first.rows.merge(second.rows, on="id", suffixes=("_first", "_second"))
-    pairs = {name: both[[f"{name}_first", f"{name}_second"]].dropna() for name in metrics}
-    if any(pair.empty for pair in pairs.values()):
-        return None
-    return {name: paired_difference(pair.iloc[:, 0], pair.iloc[:, 1]) for name, pair in pairs.items()}
 
 
 def _missing(run: Mapping[str, Any]) -> list[str]:

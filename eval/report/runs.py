@@ -15,7 +15,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, combinations
 from operator import or_
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,22 @@ from typing import Any
 import pandas as pd
 
 from tripletune.eval.results import ABOUT, METRICS, RESULTS, SETTINGS, read_results, read_scored
-from tripletune.eval.statistics import bootstrap_mean, flatten
+from tripletune.eval.statistics import (
+    bootstrap_mean,
+    correct_table,
+    flatten,
+    paired_difference,
+    paired_table,
+    verdict,
+)
 from tripletune.models.files import read_json
 from tripletune.rag.systems.cirag import DEFAULT, GRANULARITIES
 
 LEVELS = (*GRANULARITIES, DEFAULT)
 COSTS = ("calls", "tokens_read", "tokens_written")
 _CALLS = "calls."
+# Dollars per million tokens read, and written.
+Price = tuple[float, float]
 WITHOUT_TD, WITHOUT_RERANKER = "w/o TD", "w/o reranker"
 # Table 3: the levels that are asked, and the name of the row.
 CASCADES: dict[tuple[str, ...], str] = {
@@ -60,11 +69,12 @@ class Run:
         about: `run.json`: the command, and how many questions a whole run has.
         metrics: `metrics.json`; empty when it was stopped before its end.
         results: How many results it has.
-        rows: Of `eval run`, the questions that have a result, one row each: `id`, `type`, a column per score (`f1`),
-            `failed`, `rounds`, `stop`, `calls`, `tokens_read`, `tokens_written`, `seconds`, `tallies`, `malformed`,
-            and, where they are known and else None, `tokens` (by role), `granularity`, `recall` (share of the
-            supporting passages found up to each round) and `kept` (share that a kept triple comes from). None for
-            other evaluations, whose figures are taken as they stand.
+        rows: Of `eval run`, the questions that have a result, one row each: `id`, `question`, `answers`, `prediction`,
+            `type`, a column per score (`f1`), `failed`, `rounds`, `stop`, `calls`, `tokens_read`, `tokens_written`,
+            `seconds`, `tallies`, `malformed`, and, where they are known and else None, `hops` (number of supporting
+            passages), `tokens` (by role), `granularity`, `recall` (share of the supporting passages found up to each
+            round) and `kept` (share that a kept triple comes from). None for other evaluations, whose figures are
+            taken as they stand.
         cut_off: Whether the last line was cut off by a kill.
         added: Scores that `tripletune eval score` added.
     """
@@ -119,10 +129,8 @@ def read_folder(spec: str) -> Run:
     )
     results = path / RESULTS
     if not metrics and not (results.is_file() and settings):
-        inside = sorted(part.parent.name for part in path.glob(f"*/{SETTINGS}"))
-        more = f"; its folders {', '.join(inside[:4])} do: name those" if inside else ""
         raise ValueError(
-            f"{path} holds no results of `tripletune eval`: there is no {METRICS}, or {RESULTS} with {SETTINGS}{more}"
+            f"{path} holds no results of `tripletune eval`: there is no {METRICS}, or {RESULTS} with {SETTINGS}"
         )
     if "system" in settings and results.is_file():
         (rows, added), cut_off = _rows(path, settings), results.read_bytes()[-1:] not in (b"\n", b"")
@@ -131,27 +139,45 @@ def read_folder(spec: str) -> Run:
     return Run(str(path), name, settings, about, metrics, count, None)
 
 
-def figures_of(run: Run) -> dict[str, Any]:
-    """All figures of a run.
+def dollars_of(text: str | None) -> Price | None:
+    """A price as it is written on the command line: dollars per million tokens read, and written.
+
+    Raises:
+        ValueError: it is no price.
+    """
+    if not text:
+        return None
+    try:
+        read, written = (float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"--price {text}: dollars per million tokens read and written, such as 0.15,0.6") from None
+    return read, written
+
+
+def figures_of(run: Run, price: Price | None = None) -> dict[str, Any]:
+    """All figures of a run; its cost has `dollars` per 1,000 questions where there is a price.
 
     Returns:
-        `scores`, `by_type`, `rounds`, `cost`, `roles`, `latency`, `granularity`, `recall`, `decisions` and `errors`;
-        those that its results do not allow are None. Nothing at all for a run without a result.
+        `scores`, `by_type`, `by_hops`, `rounds`, `cost`, `roles`, `latency`, `granularity`, `recall`, `decisions` and
+        `errors`; those that its results do not allow are None. Nothing at all for a run without a result.
     """
     rows, metrics = run.rows, run.scores
     if rows is None or rows.empty:
         return {}
-    types = {kind or "none": _means_of(part, metrics) for kind, part in rows.groupby("type")}
     seconds = rows["seconds"]
+    costs = {name: rows[name] for name in COSTS} | {"tokens": rows["tokens_read"] + rows["tokens_written"]}
+    if price:
+        costs["dollars"] = (rows["tokens_read"] * price[0] + rows["tokens_written"] * price[1]) / 1000
     return {
         "scores": _means_of(rows, metrics),
-        "by_type": types if len(types) > 1 else None,
+        "by_type": _slices(rows, "type", metrics),
+        "by_hops": _slices(rows, "hops", metrics),
         "rounds": {
             "mean": bootstrap_mean(rows["rounds"], None),
             "questions": _counted(rows["rounds"]),
             "ended_by": _counted(rows["stop"]),
         },
-        "cost": {name: bootstrap_mean(rows[name], None) for name in COSTS},
+        "cost": {name: bootstrap_mean(values, None) for name, values in costs.items()},
         "roles": _roles(rows),
         "latency": {
             "mean": bootstrap_mean(seconds, None),
@@ -189,7 +215,9 @@ def _row(row: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
     return {
         "id": row["id"],
         "type": row["type"] or "",
+        "hops": len(wanted) or None,
         **{name: row["scores"][name] for name in metrics},
+        **{name: row[name] for name in ("question", "answers", "prediction")},
         "failed": bool(row["error"]),
         "rounds": len(steps),
         "stop": trace["stop_reason"] or "error",
@@ -214,6 +242,13 @@ def _counted(values: pd.Series) -> dict[str, int]:
 def _means_of(rows: pd.DataFrame, metrics: Sequence[str]) -> dict[str, Any]:
     # Where gold passages are not known, a ranking has no score.
     return {name: bootstrap_mean(rows[name].dropna()) for name in metrics}
+
+
+def _slices(rows: pd.DataFrame, column: str, metrics: Sequence[str]) -> dict[str, Any] | None:
+    """Scores by the values of a column; None where all rows have the same."""
+    parts = list(rows.dropna(subset=column).groupby(column))
+    names = [f"{value:g}" if column == "hops" else value or "none" for value, _ in parts]
+    return {name: _means_of(part, metrics) for name, (_, part) in zip(names, parts)} if len(parts) > 1 else None
 
 
 def _roles(rows: pd.DataFrame) -> dict[str, dict[str, float]] | None:
@@ -334,6 +369,36 @@ def ablations_of(settings: Mapping[str, Any], name: str = "") -> tuple[str, ...]
     if levels in CASCADES:
         found.append(CASCADES[levels])
     return tuple(found)
+
+
+def compare_pairs(group: Group) -> dict[str, list[list[dict[str, Any] | None]]]:
+    """Every run of a group against every other, on the questions that both have.
+
+    Returns:
+        By metric a matrix: row i, column j is "run i minus run j" with `p_value`, `p_holm` (over the pairs of the
+        matrix) and `verdict`; None on the diagonal, and where two runs have no question in common.
+    """
+    tables = {n: run.rows.set_index("id") for n, run in enumerate(group.runs) if run.rows is not None and run.results}
+    found = {}
+    for metric in group.metrics:
+        scores = {n: table[metric].dropna() for n, table in tables.items()}
+        ids = {n: frozenset(one.index) for n, one in scores.items()}
+        shared = Counter(ids.values()).most_common(1)[0][0] if ids else frozenset()
+        whole = {str(n): one.loc[sorted(shared)].to_numpy() for n, one in scores.items() if ids[n] == shared}
+        pairs = paired_table(whole) if shared else []
+        for one, two in combinations(scores, 2):
+            # A run that was stopped is compared on what it has; the others keep all their questions.
+            if not (ids[one] == ids[two] == shared) and (both := sorted(ids[one] & ids[two])):
+                gap = paired_difference(*(scores[n].loc[both].to_numpy() for n in (one, two)))
+                pairs.append({"first": str(one), "second": str(two), **gap})
+        correct_table(pairs)
+        matrix: list[list[dict[str, Any] | None]] = [[None for _ in group.runs] for _ in group.runs]
+        for pair in pairs:
+            one, two = int(pair.pop("first")), int(pair.pop("second"))
+            turned = pair | {"mean": -pair["mean"], "low": -pair["high"], "high": -pair["low"]}
+            matrix[two][one], matrix[one][two] = (gap | {"verdict": verdict(gap)} for gap in (pair, turned))
+        found[metric] = matrix
+    return found
 
 
 def sweeps_of(group: Group) -> list[dict[str, Any]]:

@@ -162,7 +162,7 @@ def test_the_command_scores_controls_beside_the_model(serve, call, tmp_path, cap
     assert (gaps["no_facts"], gaps["other_facts"], gaps["other_graph"]) == (0.0, 0.0, 0.0), "this model only counts"
     assert gaps["rule"] == pytest.approx(1 / 22), "the rule stops after three steps too"
     assert controls["model"]["action_accuracy"]["score"] == found["planning"]["action_accuracy"]
-    assert main(["report", str(tmp_path / "out"), "--output", str(tmp_path / "report"), "--no-plots"]) == 0
+    assert main(["report", str(tmp_path / "out"), "--output", str(tmp_path / "report")]) == 0
     page = (tmp_path / "report" / "report.md").read_text()
     assert "| no facts | " in page
     assert "-100.0 (-100.0 to " in page

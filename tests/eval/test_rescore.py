@@ -93,7 +93,7 @@ def test_new_scores_stand_beside_the_old_and_in_comparisons(run, tmp_path, capsy
     found = json.loads((tmp_path / "c.json").read_text())["scores"]["f1"]
     assert (found[0]["score"]["mean"], found[1]["difference"]["mean"]) == pytest.approx((0.375, 0.375))
     assert "no difference shown" in capsys.readouterr().out
-    assert main(["report", str(one), str(two), "--output", str(tmp_path / "report"), "--no-plots"]) == 0
+    assert main(["report", str(one), str(two), "--output", str(tmp_path / "report")]) == 0
     report = json.loads((tmp_path / "report" / "report.json").read_text())
     assert report["groups"][0]["metrics"] == ["exact_match", "f1", "recall@2", "mrr"]
     assert report["groups"][0]["runs"][0]["figures"]["scores"]["mrr"]["n"] == 3

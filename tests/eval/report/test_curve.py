@@ -1,7 +1,7 @@
 import pytest
 
 from tripletune.eval.__main__ import main
-from tripletune.eval.report.plots import draw_curve, panels_of, read_curve
+from tripletune.eval.report.curve import draw_curve, panels_of, read_curve
 
 
 @pytest.fixture

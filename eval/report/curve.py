@@ -1,0 +1,130 @@
+"""`tripletune eval curve`: the learning curve of a training run (RAS, figure 15), as PNG.
+
+matplotlib is imported when the curve is drawn, and without a display; the colours are told apart by colour-blind
+readers, and the file has no date.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from tripletune.models.data.records import read_jsonl
+
+Rows = Sequence[Mapping[str, Any]]
+
+# Okabe and Ito's colours, and a second sign beside the colour, for prints in grey.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+_LOOK: Any = {
+    "font.family": ["DejaVu Sans"],
+    "font.size": 9,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+}
+# What is drawn together, by name of the panel: the score's name in the file and on the picture.
+PANELS: dict[str, dict[str, str]] = {
+    "ROUGE": {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"},
+    "triple F1": {"exact/micro/f1": "exact", "normalised/micro/f1": "normalised", "soft/micro/f1": "soft"},
+}
+MALFORMED_OUTPUT = "malformed_output"
+# The training loss jumps from step to step; it is drawn as means of so many stretches.
+_STRETCHES = 60
+LOSSES, EVALUATIONS = "losses.jsonl", "evaluations.jsonl"
+
+
+def read_curve(folder: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Read the course of a run: the lines of `losses.jsonl`, one per step, and of `evaluations.jsonl`, by their steps.
+
+    Args:
+        folder: The run's output folder, or a checkpoint in it; a run that was killed is read as far as it got.
+
+    Raises:
+        FileNotFoundError: there are neither losses nor evaluations.
+        ValueError: a line is not what it should be, or there is nothing in the files.
+    """
+    places = [Path(folder), Path(folder).parent]
+    files = [[one / LOSSES, one / EVALUATIONS] for one in places]
+    found = next((both for both in files if any(file.is_file() for file in both)), None)
+    if found is None:
+        raise FileNotFoundError(f"{folder} holds no {LOSSES} and no {EVALUATIONS}: give the output folder of a run")
+    losses, evaluations = (
+        [_logged(*line) for line in read_jsonl(file, partial=True)] if file.is_file() else [] for file in found
+    )
+    if not losses and not evaluations:
+        raise ValueError(f"{found[0].parent}: the run has done no step yet")
+    if any("loss" not in row for row in losses):
+        raise ValueError(f"{found[0]}: a line has no loss; is it the log of a run?")
+    return losses, sorted(evaluations, key=lambda row: row["step"])
+
+
+def _logged(where: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(row.get("step"), int):
+        raise ValueError(f"{where}: not a line of a run's log: its step is no whole number")
+    return {name: value for name, value in row.items() if isinstance(value, (int, float))}
+
+
+def draw_curve(losses: Rows, evaluations: Rows) -> bytes:
+    """A learning curve as PNG: loss, ROUGE and triple F1 over steps; the same rows give the same bytes.
+
+    Raises:
+        ValueError: matplotlib is missing.
+    """
+    try:
+        import matplotlib
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ValueError(f"a curve needs {error.name}: pip install 'tripletune[plots]'") from None
+    # It tells of every font list it makes.
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
+    panels, picture = panels_of(evaluations), io.BytesIO()
+    with matplotlib.rc_context(_LOOK):
+        figure = Figure(figsize=(7, 2.6), dpi=140, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(1, 1 + len(panels), squeeze=False)[0]
+        axes[0].set_title("loss")
+        size = max(1, len(losses) // _STRETCHES)
+        parts = [losses[start : start + size] for start in range(0, len(losses), size)]
+        if parts:
+            means = ([fmean(row[key] for row in part) for part in parts] for key in ("step", "loss"))
+            axes[0].plot(*means, color=COLOURS[0], label="training")
+        points = [(row["step"], row["loss"]) for row in evaluations if "loss" in row]
+        if points:
+            axes[0].plot(*zip(*points), color=COLOURS[1], marker=MARKERS[0], label="validation")
+        for panel, axis in zip(panels, axes[1:]):
+            axis.set_title(f"{panel} (x 100)")
+            for number, (name, label) in enumerate(panels[panel].items()):
+                points = [(row["step"], 100 * row[name]) for row in evaluations if name in row]
+                style = {"color": COLOURS[number % 6], "marker": MARKERS[(number + number // 6) % 6]}
+                axis.plot(*zip(*points), label=label, **style)
+            # Room for the legend, and for marks at the top.
+            axis.margins(y=0.12)
+            axis.set_ylim(bottom=0)
+        for axis in axes:
+            axis.legend()
+            axis.set_xlabel("optimiser steps")
+        figure.savefig(picture, format="png", metadata={"Software": None})
+    return picture.getvalue()
+
+
+def panels_of(evaluations: Rows) -> dict[str, dict[str, str]]:
+    """The panels of `PANELS` that have scores; where there are none of them, one with the scores there are."""
+    names = {name for row in evaluations for name in row}
+    found = {
+        panel: {name: label for name, label in scores.items() if name in names} for panel, scores in PANELS.items()
+    }
+    others = sorted(names - {"step", "epoch", "loss", MALFORMED_OUTPUT})
+    return {panel: scores for panel, scores in found.items() if scores} or (
+        {"scores": {name: name for name in others}} if others else {}
+    )

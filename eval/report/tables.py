@@ -1,0 +1,380 @@
+"""The tables of a report, and the two files that hold them and nothing else: Markdown and LaTeX.
+
+They hold no figure that is not in the report's JSON, and no time of day. Names, types and counts come from data and
+other people's files: in Markdown all of them go through `models.program.plain`, in LaTeX through `_tex`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tripletune.eval import find_metrics
+from tripletune.eval.controls import control_table
+from tripletune.eval.report.runs import COSTS
+from tripletune.eval.statistics import NO_DIFFERENCE, P_NOTE, SIGNIFICANT, flatten, p_cell
+from tripletune.models.program import markdown_table, on_one_line, plain
+
+Runs = Sequence[Mapping[str, Any]]
+SOURCES = "Where the figures come from"
+
+NOTE = (
+    "Scores, shares and recall are times 100. In brackets: the 95 % interval of a bootstrap over questions. "
+    f"Differences are paired by question; {P_NOTE}."
+)
+_OPTION_TITLES = {
+    "candidates": "candidate triples a round, N",
+    "max_rounds": "most rounds, L",
+    "top_k": "passages a round, K",
+}
+_TEX = str.maketrans(
+    {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}"}
+    | {sign: f"\\{sign}" for sign in "&%$#_{}"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Cells as they are; who writes them escapes them.
+
+    Attributes:
+        head: Names of the columns.
+        rows: As many cells in each.
+    """
+
+    head: list[str]
+    rows: list[list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What stands under one heading.
+
+    Attributes:
+        title: The task, or the evaluation.
+        heading: What the tables show; empty where the title says it.
+        blocks: Sentences and tables, in order.
+    """
+
+    title: str
+    heading: str
+    blocks: list[str | Table]
+
+
+def sections_of(report: Mapping[str, Any]) -> list[Section]:
+    """All tables of a report, from the figures of `eval.report.build_report`."""
+    found = [section for group in report["groups"] for section in _group(group)]
+    return [*_overview(report["groups"]), *found, *map(_other, report["others"]), *_sources(report)]
+
+
+def markdown_of(report: Mapping[str, Any], sections: Sequence[Section]) -> str:
+    """The tables as a page in Markdown."""
+    parts, title = ["# Evaluation report", NOTE], ""
+    if report["missing"]:
+        parts += ["## What is missing", "\n".join(f"- {plain(told)}" for told in report["missing"])]
+    for section in sections:
+        if section.title != title:
+            title = section.title
+            parts.append(f"## {plain(title)}")
+        parts += [f"### {plain(section.heading)}"] if section.heading else []
+        for block in section.blocks:
+            if isinstance(block, Table):
+                parts.append(markdown_table(map(plain, block.head), (map(plain, row) for row in block.rows)))
+            else:
+                parts.append(plain(block))
+    return "\n\n".join(parts) + "\n"
+
+
+def latex_of(sections: Sequence[Section]) -> str:
+    """The tables in LaTeX, each a `table` with the rules of `booktabs`."""
+    parts = ["% Needs \\usepackage{booktabs}. " + on_one_line(NOTE)]
+    for section in sections:
+        for table in (block for block in section.blocks if isinstance(block, Table) and section.title != SOURCES):
+            head, *rows = ([on_one_line(cell).translate(_TEX) for cell in line] for line in (table.head, *table.rows))
+            caption = ": ".join(on_one_line(text).translate(_TEX) for text in (section.title, section.heading) if text)
+            body = [" & ".join(row) + r" \\" for row in rows]
+            parts.append("\n".join([
+                r"\begin{table}", r"\centering", rf"\caption{{{caption}}}", rf"\begin{{tabular}}{{{'l' * len(head)}}}",
+                r"\toprule", " & ".join(head) + r" \\", r"\midrule", *body, r"\bottomrule", r"\end{tabular}",
+                r"\end{table}",
+            ]))  # fmt: skip
+    return "\n\n".join(parts) + "\n"
+
+
+def option_title(option: str) -> str:
+    """An option in words, with the paper's letter where it has one."""
+    return _OPTION_TITLES.get(option, option.replace("_", " "))
+
+
+def ablation_name(run: Mapping[str, Any]) -> str:
+    """A run's name in a table of ablations, where the system is understood."""
+    if not run["ablations"]:
+        return f"{run['name']} (whole)"
+    return str(run["name"]).removeprefix(f"{run['system']} ")
+
+
+def interval(value: Mapping[str, Any] | None, times: float = 100, digits: int = 1, sign: str = "") -> str:
+    """A mean with its interval; a dash where there is nothing."""
+    if not value or value["mean"] is None:
+        return "-"
+    mean, low, high = (format(times * value[key], f"{sign}.{digits}f") for key in ("mean", "low", "high"))
+    return f"{mean} ({low} to {high})"
+
+
+def _table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> Table:
+    return Table([str(cell) for cell in head], [[str(cell) for cell in row] for row in rows])
+
+
+def _by_run(runs: Runs, head: Sequence[str], cells: Callable[[Mapping[str, Any]], Iterable[Any]]) -> Table:
+    """A table with one row per run; what `cells` makes of its figures stands behind the name."""
+    return _table(["run", *head], [[run["name"], *cells(run["figures"])] for run in runs])
+
+
+def _scored(run: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
+    return [interval(run["figures"]["scores"][metric]) if run["figures"] else "-" for metric in metrics]
+
+
+def _overview(groups: Runs) -> list[Section]:
+    """One row per name, one column per task, for names that several tasks have (CIRAG, tables 1 and 2)."""
+    names = [[run["name"] for run in group["runs"]] for group in groups]
+    every = dict.fromkeys(name for found in names for name in found)
+    shared = [name for name in every if sum(name in found for found in names) > 1]
+    if not shared:
+        return []
+    rows = []
+    for name in shared:
+        row = [name]
+        for group in groups:
+            run = next((run for run in group["runs"] if run["name"] == name), {"figures": None})
+            row += _scored(run, group["metrics"])
+        rows.append(row)
+    head = ["", *(f"{group['task']} {metric}" for group in groups for metric in group["metrics"])]
+    return [Section("All tasks", "", [_table(head, rows)])]
+
+
+def _group(group: Mapping[str, Any]) -> Iterator[Section]:
+    runs = [run for run in group["runs"] if run["figures"]]
+    title = group_title(group)
+    if not runs:
+        yield Section(title, "", ["No question has a result yet."])
+        return
+    sections = (
+        ("Scores", _scores(group)),
+        ("Ablations", _ablations(group)),
+        ("All differences", _pairs(group)),
+        ("Sweeps", _sweeps(group)),
+        ("By type of question", _slices(runs, group["metrics"], "by_type")),
+        ("By number of hops", _slices(runs, group["metrics"], "by_hops")),
+        ("Which granularity answered", _granularity(runs, group["metrics"])),
+        ("Supporting passages found", _recall(runs)),
+        ("Rounds", _rounds(runs)),
+        ("Calls and tokens per question", _cost(runs)),
+        ("Latency", _latency(runs)),
+        ("Decisions", _decisions(runs)),
+    )
+    for heading, blocks in sections:
+        if blocks:
+            yield Section(title, heading, blocks)
+
+
+def group_title(group: Mapping[str, Any]) -> str:
+    """What a group is called in all that is written."""
+    return f"{group['task']}, {max(run['expected'] or run['questions'] for run in group['runs']):,} questions"
+
+
+def _scores(group: Mapping[str, Any]) -> list[str | Table]:
+    metrics, runs, known = group["metrics"], group["runs"], find_metrics()
+    first = [[run["name"], f"{run['questions']:,}"] for run in runs]
+    for cells, run in zip(first, runs):
+        if not run["finished"]:
+            cells[1] += f" of {run['expected']:,}" if run["expected"] else ", not finished"
+    explained = [f"{name}: {known[name].explanation}." for name in metrics if name in known]
+    return [_with_gaps(["run", "questions"], first, group, range(len(runs))), *explained]
+
+
+def _ablations(group: Mapping[str, Any]) -> list[str | Table]:
+    if not group["ablations"]:
+        return []
+    first = [[ablation_name(group["runs"][place])] for place in group["ablations"]]
+    table = _with_gaps(["method"], first, group, group["ablations"])
+    return ["The rows of the CIRAG paper's tables 2 and 3, in their order.", table]
+
+
+def _with_gaps(head: list[str], first: Sequence[list[str]], group: Mapping[str, Any], places: Sequence[int]) -> Table:
+    """A table of scores, each behind the row's first cells, and with its difference to the first of several runs."""
+    rows, several, base = [], len(places) > 1, group["runs"][places[0]]["name"]
+    for cells, place in zip(first, places):
+        row = [*cells]
+        for metric, score in zip(group["metrics"], _scored(group["runs"][place], group["metrics"])):
+            row += [score, *(_gap(group["pairs"][metric][place][places[0]]) if several else [])]
+        rows.append(row)
+    titles = (f"minus {base}", "p") if several else ()
+    return _table([*head, *(title for metric in group["metrics"] for title in (metric, *titles))], rows)
+
+
+def _pairs(group: Mapping[str, Any]) -> list[str | Table]:
+    """The headline of every two runs; two alone stand in the table of scores."""
+    if len(group["runs"]) < 3:
+        return []
+    metric = group["metrics"][0]
+    rows = [
+        [run["name"], *(f"{100 * gap['mean']:+.1f} ({p_cell(gap)})" if gap else "" for gap in gaps)]
+        for run, gaps in zip(group["runs"], group["pairs"][metric])
+    ]
+    told = f"{metric}: row minus column, with p in brackets; where p is {SIGNIFICANT} or more, {NO_DIFFERENCE}."
+    return [told, _table(["", *(run["name"] for run in group["runs"])], rows)]
+
+
+def _sweeps(group: Mapping[str, Any]) -> list[str | Table]:
+    parts: list[str | Table] = []
+    for sweep in group["sweeps"]:
+        rows = []
+        for value, place in zip(sweep["values"], sweep["runs"]):
+            run = group["runs"][place]
+            costs = [interval(run["figures"]["cost"][name], 1) if run["figures"] else "-" for name in COSTS[:2]]
+            rows.append([f"{value:g}", *_scored(run, group["metrics"]), *costs])
+        parts.append(_table([option_title(sweep["option"]), *group["metrics"], "calls", "tokens read"], rows))
+    return parts
+
+
+def _slices(runs: Runs, metrics: Sequence[str], key: str) -> list[str | Table]:
+    metric, found = metrics[0], [run["figures"][key] or {} for run in runs]
+    kinds = sorted({kind for one in found for kind in one})
+    if not kinds:
+        return []
+    head = [f"{kind} ({max(one[kind][metric]['n'] for one in found if kind in one):,})" for kind in kinds]
+    rows = (
+        [run["name"], *(interval(one.get(kind, {}).get(metric)) for kind in kinds)] for run, one in zip(runs, found)
+    )
+    of = "; hops are counted by the supporting passages" if key == "by_hops" else ""
+    return [f"{metric}, the headline{of}:", _table(["run", *head], rows)]
+
+
+def _granularity(runs: Runs, metrics: Sequence[str]) -> list[str | Table]:
+    known = [run for run in runs if run["figures"]["granularity"]]
+    if not known:
+        return []
+    rows = [
+        [run["name"], level, interval(found["share"]), *(interval(found[metric]) for metric in metrics)]
+        for run in known
+        for level, found in run["figures"]["granularity"].items()
+    ]
+    return [
+        "Share of the questions that each level answered, and the scores of these:",
+        _table(["run", "answered from", "share", *metrics], rows),
+        '"default": no level said that its evidence was enough, so the last level\'s answer stands.',
+    ]
+
+
+def _recall(runs: Runs) -> list[str | Table]:
+    known = [run for run in runs if run["figures"]["recall"]]
+    if not known:
+        return []
+    rounds = range(1, 1 + max(len(run["figures"]["recall"]["by_round"]) for run in known))
+
+    def cells(found: Mapping[str, Any]) -> list[str]:
+        recall = found["recall"]
+        return [*(interval(recall["by_round"].get(str(number))) for number in rounds), interval(recall["kept"])]
+
+    return [
+        _by_run(known, [*(f"after round {number}" for number in rounds), "kept"], cells),
+        "A question that has ended keeps its last value. Kept: supporting passages that a core triple comes from, "
+        "which is what the answer can be read from.",
+    ]
+
+
+def _rounds(runs: Runs) -> list[str | Table]:
+    counts = sorted({int(count) for run in runs for count in run["figures"]["rounds"]["questions"]})
+    ends = sorted({end for run in runs for end in run["figures"]["rounds"]["ended_by"]})
+
+    def cells(figures: Mapping[str, Any]) -> list[Any]:
+        found = figures["rounds"]
+        numbers = [found["questions"].get(str(count), 0) for count in counts]
+        return [interval(found["mean"], 1, 2), *numbers, *(found["ended_by"].get(end, 0) for end in ends)]
+
+    head = ["mean", *(f"{count} rounds" for count in counts), *(f"ended by {end}" for end in ends)]
+    return [_by_run(runs, head, cells), "Numbers of rounds and of ends are numbers of questions."]
+
+
+def _cost(runs: Runs) -> list[str | Table]:
+    names = [name for name in (*COSTS, "dollars") if name in runs[0]["figures"]["cost"]]
+    titles = [name.replace("_", " ").replace("dollars", "dollars per 1,000 questions") for name in names]
+    digits = {"dollars": 3}
+    parts: list[str | Table] = [
+        _by_run(runs, titles, lambda found: (interval(found["cost"][name], 1, digits.get(name, 1)) for name in names))
+    ]
+    roles = list(dict.fromkeys(role for run in runs for role in run["figures"]["roles"] or {}))
+    if roles:
+        parts += [
+            "By role, as calls / tokens read / tokens written:",
+            _by_run(runs, roles, lambda found: (_role((found["roles"] or {}).get(role)) for role in roles)),
+        ]
+    return [*parts, "Calls that the ledger answered count like those that were sent."]
+
+
+def _latency(runs: Runs) -> list[str | Table]:
+    def cells(figures: Mapping[str, Any]) -> list[str]:
+        found = figures["latency"]
+        shares = [f"{found['percentiles'][key]:.2f}" for key in ("10", "50", "90")]
+        speed = [_number(found["questions_per_second"], 3), _number(found["concurrency"], 0)]
+        return [interval(found["mean"], 1, 2), _number(found["structuring"], 2), *shares, *speed]
+
+    head = ["seconds per question", "of them for triples", "10 %", "median", "90 %", "questions/s", "most under way"]
+    return [
+        _by_run(runs, head, cells),
+        "Wall-clock seconds from a question's start to its answer, as they were measured: other questions under way "
+        "and replies out of the ledger are in them. Questions/s are of the last session.",
+    ]
+
+
+def _decisions(runs: Runs) -> list[str | Table]:
+    names = sorted({name for run in runs for name in run["figures"]["decisions"]} - {"rounds"})
+    if not names:
+        return []
+    rows = [[name, *(f"{run['figures']['decisions'].get(name, 0):,}" for run in runs)] for name in ("rounds", *names)]
+    return [_table(["counted", *(run["name"] for run in runs)], rows)]
+
+
+def _other(other: Mapping[str, Any]) -> Section:
+    title, blocks = f"{other['name']}, another evaluation", list[str | Table]()
+    if other["metrics"] is None:
+        return Section(title, "", ["Not finished."])
+    if controls := other["metrics"].get("controls"):
+        blocks.append(_table(*control_table(controls)))
+    intervals, numbers = [], []
+    figures = {name: value for name, value in other["metrics"].items() if name != "controls"}
+    for name, value in flatten(figures, "/").items():
+        if isinstance(value, Mapping):
+            intervals.append([name, interval(value), value.get("n", "-")])
+        elif isinstance(value, str) or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+            numbers.append([name, f"{value:.4g}" if isinstance(value, float) else value])
+    tables = ((["score", "times 100", "n"], intervals), (["figure", "value"], numbers))
+    return Section(title, "", [*blocks, *(_table(head, rows) for head, rows in tables if rows)])
+
+
+def _sources(report: Mapping[str, Any]) -> Iterator[Section]:
+    for run in [run for group in report["groups"] for run in group["runs"]] + list(report["others"]):
+        rows = [["folder", "", run["folder"]], ["command", "", shlex.join(run["command"] or ())]]
+        rows += [[name, _value(one), _value(other)] for name, (one, other) in run.get("differs", {}).items()]
+        yield Section(SOURCES, run["name"], [_table(["setting", "first run of the task", "here"], rows)])
+
+
+def _gap(gap: dict[str, Any] | None) -> list[str]:
+    return [interval(gap, sign="+"), p_cell(gap)] if gap else ["", ""]
+
+
+def _role(found: Mapping[str, float | None] | None) -> str:
+    return " / ".join(_number(found[name], digits) for name, digits in zip(COSTS, (1, 0, 0))) if found else "-"
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "-"
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

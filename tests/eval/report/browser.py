@@ -1,0 +1,80 @@
+"""A page in headless Chromium, driven over its debugging protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import shutil
+import subprocess
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+_FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-port=0")
+
+
+class Page:
+    """`errors` are exceptions of the page's script and refusals of its security policy; `requests` what it loaded."""
+
+    def __init__(self, socket):
+        self.socket, self.number = socket, 0
+        self.errors, self.requests = [], []
+
+    async def send(self, method, **parameters):
+        self.number += 1
+        await self.socket.send_json({"id": self.number, "method": method, "params": parameters})
+        while True:
+            message = json.loads((await self.socket.receive(timeout=60)).data)
+            if message.get("id") == self.number:
+                return message["result"]
+            if message["method"] in ("Runtime.exceptionThrown", "Log.entryAdded"):
+                self.errors.append(message["params"])
+            elif message["method"] == "Network.requestWillBeSent":
+                self.requests.append(message["params"]["request"]["url"])
+
+    async def open(self, url, width=1280, height=900, dark=False):
+        screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        await self.send("Emulation.setDeviceMetricsOverride", **screen)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        await self.send("Emulation.setEmulatedMedia", features=[scheme])
+        await self.send("Page.navigate", url="about:blank")
+        await self.send("Page.navigate", url=url)
+        while await self.run("document.readyState") != "complete":
+            await asyncio.sleep(0.05)
+        await self.run("new Promise((done) => setTimeout(done, 100))")
+
+    async def run(self, script):
+        found = await self.send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    async def picture(self, path):
+        found = await self.send("Page.captureScreenshot", captureBeyondViewport=False)
+        Path(path).write_bytes(base64.b64decode(found["data"]))
+
+
+@asynccontextmanager
+async def new_page(folder):
+    """A `Page` of a browser whose profile lies in `folder`."""
+    words = [CHROMIUM, *_FLAGS, f"--user-data-dir={folder}", "about:blank"]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            port = Path(folder) / "DevToolsActivePort"
+            deadline = time.monotonic() + 60
+            while not (port.is_file() and port.read_text().count("\n")):
+                assert time.monotonic() < deadline, "the browser did not start"
+                await asyncio.sleep(0.05)
+            async with aiohttp.ClientSession(f"http://127.0.0.1:{port.read_text().splitlines()[0]}") as session:
+                targets = await (await session.get("/json")).json()
+                address = next(one["webSocketDebuggerUrl"] for one in targets if one["type"] == "page")
+                async with session.ws_connect(address, max_msg_size=0) as socket:
+                    page = Page(socket)
+                    for domain in ("Page", "Runtime", "Log", "Network"):
+                        await page.send(f"{domain}.enable")
+                    yield page
+        finally:
+            process.terminate()

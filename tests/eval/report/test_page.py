@@ -1,0 +1,162 @@
+"""The page of a report in a browser: what it shows, finds and draws, and that nothing of its data comes to life."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from tests.eval.report.browser import CHROMIUM, new_page
+from tripletune.eval.__main__ import main
+
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (apt-get install chromium)")
+EVIL = "</script><script>document.title='broken'</script><img src=http://127.0.0.1:9/x onerror=\"document.title='b'\">"
+TITLES = ("Ada", "Byron", EVIL)
+
+
+def row(number, system):
+    """Question `number`: "good" is right on all but the last, "bad" on the first alone."""
+    right = number == 0 or (system == "good" and number < 11)
+    triples = [["Ada", "father", "Byron"], ["Byron", "wrote", EVIL], ["Cato", "wrote", "letters"]]
+    step = {"query": f"who is {EVIL}", "passages_without_triples": 0, "triples": triples if system == "good" else []}
+    step["passages"] = [{"id": f"p{n}", "title": title, "score": 1.0} for n, title in enumerate(TITLES)]
+    trace = {
+        "steps": [step], "actions": [{"reply": EVIL, "action": "ask", "subquery": "", "unexpected": False}],
+        "details": {"gist": triples[:1] if system == "good" else [], "note": EVIL}, "error": "",
+        "calls": 2, "prompt_tokens": 100, "completion_tokens": 10, "seconds": 0.5, "malformed": 0,
+        "tallies": {"calls.read": 2}, "stop_reason": "sufficient",
+    }  # fmt: skip
+    return {
+        "id": f"q{number}", "question": f"Who was the father of Ada? {EVIL if number == 1 else number}",
+        "type": ("bridge", "comparison")[number % 2], "answers": ["Byron"], "prediction": "Byron" if right else "Nero",
+        "scores": {"exact_match": float(right)}, "supporting": ["p0", "p9"][: 1 + number % 2], "error": "",
+        "trace": trace,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two runs of twelve questions, and their corpus."""
+    home = tmp_path_factory.mktemp("runs")
+    corpus = home / "corpus.jsonl"
+    lines = [{"id": f"p{n}", "title": title, "text": f"text of {title}"} for n, title in enumerate(TITLES)]
+    corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for system in ("bad", "good"):
+        folder = home / "hotpotqa" / system
+        folder.mkdir(parents=True)
+        settings = {"system": system, "task": {"name": EVIL, "metrics": ["exact_match"]}, "data": "d", "options": {}}
+        (folder / "settings.json").write_text(json.dumps(settings | {"corpus": None, "retriever": "bm25"}))
+        (folder / "run.json").write_text(json.dumps({"questions": 12, "command": ["tripletune", EVIL]}))
+        (folder / "metrics.json").write_text(json.dumps({"session": {}}))
+        rows = [row(number, system) for number in range(12)]
+        (folder / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    corpus.rename(home / "hotpotqa" / "corpus.jsonl")
+    return home
+
+
+@pytest.fixture(scope="module")
+def page(runs, tmp_path_factory):
+    assert main(["report", str(runs), "--output", str(tmp_path_factory.mktemp("out") / "r"), "--traces", "11"]) == 0
+    return tmp_path_factory.getbasetemp() / "out0" / "r" / "report.html"
+
+
+def see(page, tmp_path, *looks, **screen):
+    """What scripts give, each after a fragment, on the open page; it may load only itself and must meet no error."""
+
+    async def look():
+        async with new_page(tmp_path / "profile") as browser:
+            found = []
+            for fragment, script in looks:
+                await browser.open(f"file://{page}#{fragment}", **screen)
+                found.append(await browser.run(script))
+            assert not browser.errors
+            assert {url for url in browser.requests if url != "about:blank"} == {f"file://{page}"}
+            return found
+
+    return asyncio.run(look())
+
+
+def test_data_ends_no_script(page):
+    assert page.read_text().count("</script") == 3
+    assert page.read_text().count("<img") == 0
+
+
+@needs_browser
+def test_no_text_of_the_data_comes_to_life(page, tmp_path):
+    script = """[document.title, document.querySelectorAll("img, script[src], link").length,
+        document.getElementById("page").textContent]"""
+    ((title, foreign, shown),) = see(page, tmp_path, ("q=q1&run=1", script))
+    assert (title, foreign) == ("Evaluation report", 0)
+    for text in (f"father of Ada? {EVIL}", f"who is {EVIL}", f"text of {EVIL}", "★ 1 of 2 supporting passages"):
+        assert text in shown
+
+
+@needs_browser
+def test_the_best_run_stands_first_and_differences_are_said_in_words(page, tmp_path):
+    script = """document.querySelector(".matrix .good").click(),
+        [".board .name", ".verdict", ".matrix td:not(:first-child)"].map((which) =>
+            [...document.querySelectorAll(which)].map((one) => one.textContent || "-")
+        ).concat(document.getElementById("page").innerText)"""
+    ((names, verdicts, cells, text),) = see(page, tmp_path, ("", script))
+    assert names[:2] == ["1. good", "2. bad"]
+    assert verdicts[0] == "highest score"
+    assert verdicts[1].startswith("−83.3 to the highest, p 0.00")
+    assert cells == ["-", "+83.3", "−83.3", "-"]
+    assert "good against bad: +83.3 (" in text
+    assert "on 12 questions, p 0.002 (McNemar's exact test, Holm): better." in text
+
+
+@needs_browser
+def test_questions_are_found_by_outcome_kind_and_text(page, tmp_path):
+    expected = {
+        "only=1&outcome=wrong": ["11"],
+        "outcome=differ&type=bridge": ["2", "4", "6", "8", "10"],
+        "text=ada%3F%2010": ["10"],
+        "only=0&text=nero&type=bridge": ["2", "4", "6", "8", "10"],
+        "hops=2&outcome=right&only=0": [],
+    }
+    script = "[...document.querySelectorAll('.question .asked')].map((one) => one.textContent.split(' ').pop())"
+    assert see(page, tmp_path, *((fragment, script) for fragment in expected)) == list(expected.values())
+
+
+@needs_browser
+def test_a_trace_is_drawn_as_a_graph_and_one_that_was_left_out_is_told(page, tmp_path):
+    drawn = """[...document.querySelectorAll(".graph g")].map((one) => [one.getAttribute("class"),
+        one.querySelector("title").textContent]).sort()"""
+    other = "document.querySelectorAll('.runs tbody tr')[1].click(), document.querySelector('.trace').textContent"
+    looks = (("q=q2&run=1", drawn), ("q=q2&run=1", other), ("q=q0", "document.getElementById('page').innerText"))
+    nodes, bad, text = see(page, tmp_path, *looks)
+    assert nodes == [["", EVIL], ["asked", "Ada"], ["gold", "Byron"]], "what is far from the question is not drawn"
+    assert "read no triples" in bad
+    assert "Traces of 11 are in this page; those of 1 were left out" in text
+    assert "This trace is not in the page" in text
+
+
+@needs_browser
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_page_fits_a_telephone(page, tmp_path, dark):
+    script = "[document.documentElement.scrollWidth, getComputedStyle(document.body).backgroundColor]"
+    ((width, paper),) = see(page, tmp_path, ("q=q2&run=1", script), width=400, dark=dark)
+    assert width == 400
+    assert (sum(map(int, paper[4:-1].split(","))) < 200) == dark
+
+
+def test_a_corpus_of_other_runs_is_refused(runs, tmp_path, capsys):
+    (tmp_path / "c.jsonl").write_text('{"text": "x"}\n')
+    words = ["report", str(runs), "--output", str(tmp_path / "out"), "--corpus", str(tmp_path / "c.jsonl")]
+    assert main(words) == 2
+    assert "no run of this report used it" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_tables_go_to_latex_and_to_tracking(runs, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", str(runs), "--output", str(tmp_path / "out"), "--wandb", "p", "--price", "1,2"]) == 0
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    latex = (tmp_path / "out" / "report.tex").read_text()
+    assert r"good & 12 & 91.7 (75.0 to 100.0) & +83.3" in latex
+    assert latex.count(r"\begin{tabular}") == latex.count(r"\bottomrule") > 3
+    assert r"\textless{}/script\textgreater{}" in latex
+    assert "dollars per 1,000 questions" in latex
