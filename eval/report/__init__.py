@@ -30,7 +30,7 @@ from tripletune.eval.report.runs import (
     read_folder,
     sweeps_of,
 )
-from tripletune.eval.report.tables import Section, Table, latex_of, markdown_of, sections_of
+from tripletune.eval.report.tables import Section, Grid, latex_of, markdown_of, sections_of
 from tripletune.eval.results import METRICS, SCORES, SETTINGS, read_results, read_scored, run_folders
 from tripletune.eval.statistics import (
     P_NOTE,
@@ -137,7 +137,7 @@ def _log_tables(project: str, sections: Sequence[Section]) -> None:
     """Log all tables to Weights & Biases; `WANDB_MODE=offline` keeps them here."""
     import wandb
 
-    tables = [(one, block) for one in sections for block in one.blocks if isinstance(block, Table)]
+    tables = [(one, block) for one in sections for block in one.blocks if isinstance(block, Grid)]
     with wandb.init(project=project, job_type="report") as run:
         # A name of W&B has at most 128 characters, with its own in front.
         names = [f"{number:03d} {one.title}: {one.heading}"[:90] for number, (one, _) in enumerate(tables, 1)]

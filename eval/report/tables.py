@@ -37,7 +37,7 @@ _TEX = str.maketrans(
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class Grid:
     """Cells as they are; who writes them escapes them.
 
     Attributes:
@@ -61,7 +61,7 @@ class Section:
 
     title: str
     heading: str
-    blocks: list[str | Table]
+    blocks: list[str | Grid]
 
 
 def sections_of(report: Mapping[str, Any]) -> list[Section]:
@@ -81,7 +81,7 @@ def markdown_of(report: Mapping[str, Any], sections: Sequence[Section]) -> str:
             parts.append(f"## {plain(title)}")
         parts += [f"### {plain(section.heading)}"] if section.heading else []
         for block in section.blocks:
-            if isinstance(block, Table):
+            if isinstance(block, Grid):
                 parts.append(markdown_table(map(plain, block.head), (map(plain, row) for row in block.rows)))
             else:
                 parts.append(plain(block))
@@ -92,7 +92,7 @@ def latex_of(sections: Sequence[Section]) -> str:
     """The tables in LaTeX, each a `table` with the rules of `booktabs`."""
     parts = ["% Needs \\usepackage{booktabs}. " + on_one_line(NOTE)]
     for section in sections:
-        for table in (block for block in section.blocks if isinstance(block, Table) and section.title != SOURCES):
+        for table in (block for block in section.blocks if isinstance(block, Grid) and section.title != SOURCES):
             head, *rows = ([on_one_line(cell).translate(_TEX) for cell in line] for line in (table.head, *table.rows))
             caption = ": ".join(on_one_line(text).translate(_TEX) for text in (section.title, section.heading) if text)
             body = [" & ".join(row) + r" \\" for row in rows]
@@ -124,11 +124,11 @@ def interval(value: Mapping[str, Any] | None, times: float = 100, digits: int = 
     return f"{mean} ({low} to {high})"
 
 
-def _table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> Table:
-    return Table([str(cell) for cell in head], [[str(cell) for cell in row] for row in rows])
+def _table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> Grid:
+    return Grid([str(cell) for cell in head], [[str(cell) for cell in row] for row in rows])
 
 
-def _by_run(runs: Runs, head: Sequence[str], cells: Callable[[Mapping[str, Any]], Iterable[Any]]) -> Table:
+def _by_run(runs: Runs, head: Sequence[str], cells: Callable[[Mapping[str, Any]], Iterable[Any]]) -> Grid:
     """A table with one row per run; what `cells` makes of its figures stands behind the name."""
     return _table(["run", *head], [[run["name"], *cells(run["figures"])] for run in runs])
 
@@ -185,7 +185,7 @@ def group_title(group: Mapping[str, Any]) -> str:
     return f"{group['task']}, {max(run['expected'] or run['questions'] for run in group['runs']):,} questions"
 
 
-def _scores(group: Mapping[str, Any]) -> list[str | Table]:
+def _scores(group: Mapping[str, Any]) -> list[str | Grid]:
     metrics, runs, known = group["metrics"], group["runs"], find_metrics()
     first = [[run["name"], f"{run['questions']:,}"] for run in runs]
     for cells, run in zip(first, runs):
@@ -195,7 +195,7 @@ def _scores(group: Mapping[str, Any]) -> list[str | Table]:
     return [_with_gaps(["run", "questions"], first, group, range(len(runs))), *explained]
 
 
-def _ablations(group: Mapping[str, Any]) -> list[str | Table]:
+def _ablations(group: Mapping[str, Any]) -> list[str | Grid]:
     if not group["ablations"]:
         return []
     first = [[ablation_name(group["runs"][place])] for place in group["ablations"]]
@@ -203,7 +203,7 @@ def _ablations(group: Mapping[str, Any]) -> list[str | Table]:
     return ["The rows of the CIRAG paper's tables 2 and 3, in their order.", table]
 
 
-def _with_gaps(head: list[str], first: Sequence[list[str]], group: Mapping[str, Any], places: Sequence[int]) -> Table:
+def _with_gaps(head: list[str], first: Sequence[list[str]], group: Mapping[str, Any], places: Sequence[int]) -> Grid:
     """A table of scores, each behind the row's first cells, and with its difference to the first of several runs."""
     rows, several, base = [], len(places) > 1, group["runs"][places[0]]["name"]
     for cells, place in zip(first, places):
@@ -215,7 +215,7 @@ def _with_gaps(head: list[str], first: Sequence[list[str]], group: Mapping[str, 
     return _table([*head, *(title for metric in group["metrics"] for title in (metric, *titles))], rows)
 
 
-def _pairs(group: Mapping[str, Any]) -> list[str | Table]:
+def _pairs(group: Mapping[str, Any]) -> list[str | Grid]:
     """The headline of every two runs; two alone stand in the table of scores."""
     if len(group["runs"]) < 3:
         return []
@@ -228,8 +228,8 @@ def _pairs(group: Mapping[str, Any]) -> list[str | Table]:
     return [told, _table(["", *(run["name"] for run in group["runs"])], rows)]
 
 
-def _sweeps(group: Mapping[str, Any]) -> list[str | Table]:
-    parts: list[str | Table] = []
+def _sweeps(group: Mapping[str, Any]) -> list[str | Grid]:
+    parts: list[str | Grid] = []
     for sweep in group["sweeps"]:
         rows = []
         for value, place in zip(sweep["values"], sweep["runs"]):
@@ -240,7 +240,7 @@ def _sweeps(group: Mapping[str, Any]) -> list[str | Table]:
     return parts
 
 
-def _slices(runs: Runs, metrics: Sequence[str], key: str) -> list[str | Table]:
+def _slices(runs: Runs, metrics: Sequence[str], key: str) -> list[str | Grid]:
     metric, found = metrics[0], [run["figures"][key] or {} for run in runs]
     kinds = sorted({kind for one in found for kind in one})
     if not kinds:
@@ -253,7 +253,7 @@ def _slices(runs: Runs, metrics: Sequence[str], key: str) -> list[str | Table]:
     return [f"{metric}, the headline{of}:", _table(["run", *head], rows)]
 
 
-def _granularity(runs: Runs, metrics: Sequence[str]) -> list[str | Table]:
+def _granularity(runs: Runs, metrics: Sequence[str]) -> list[str | Grid]:
     known = [run for run in runs if run["figures"]["granularity"]]
     if not known:
         return []
@@ -269,7 +269,7 @@ def _granularity(runs: Runs, metrics: Sequence[str]) -> list[str | Table]:
     ]
 
 
-def _recall(runs: Runs) -> list[str | Table]:
+def _recall(runs: Runs) -> list[str | Grid]:
     known = [run for run in runs if run["figures"]["recall"]]
     if not known:
         return []
@@ -286,7 +286,7 @@ def _recall(runs: Runs) -> list[str | Table]:
     ]
 
 
-def _rounds(runs: Runs) -> list[str | Table]:
+def _rounds(runs: Runs) -> list[str | Grid]:
     counts = sorted({int(count) for run in runs for count in run["figures"]["rounds"]["questions"]})
     ends = sorted({end for run in runs for end in run["figures"]["rounds"]["ended_by"]})
 
@@ -299,11 +299,11 @@ def _rounds(runs: Runs) -> list[str | Table]:
     return [_by_run(runs, head, cells), "Numbers of rounds and of ends are numbers of questions."]
 
 
-def _cost(runs: Runs) -> list[str | Table]:
+def _cost(runs: Runs) -> list[str | Grid]:
     names = [name for name in (*COSTS, "dollars") if name in runs[0]["figures"]["cost"]]
     titles = [name.replace("_", " ").replace("dollars", "dollars per 1,000 questions") for name in names]
     digits = {"dollars": 3}
-    parts: list[str | Table] = [
+    parts: list[str | Grid] = [
         _by_run(runs, titles, lambda found: (interval(found["cost"][name], 1, digits.get(name, 1)) for name in names))
     ]
     roles = list(dict.fromkeys(role for run in runs for role in run["figures"]["roles"] or {}))
@@ -315,7 +315,7 @@ def _cost(runs: Runs) -> list[str | Table]:
     return [*parts, "Calls that the ledger answered count like those that were sent."]
 
 
-def _latency(runs: Runs) -> list[str | Table]:
+def _latency(runs: Runs) -> list[str | Grid]:
     def cells(figures: Mapping[str, Any]) -> list[str]:
         found = figures["latency"]
         shares = [f"{found['percentiles'][key]:.2f}" for key in ("10", "50", "90")]
@@ -330,7 +330,7 @@ def _latency(runs: Runs) -> list[str | Table]:
     ]
 
 
-def _decisions(runs: Runs) -> list[str | Table]:
+def _decisions(runs: Runs) -> list[str | Grid]:
     names = sorted({name for run in runs for name in run["figures"]["decisions"]} - {"rounds"})
     if not names:
         return []
@@ -339,7 +339,7 @@ def _decisions(runs: Runs) -> list[str | Table]:
 
 
 def _other(other: Mapping[str, Any]) -> Section:
-    title, blocks = f"{other['name']}, another evaluation", list[str | Table]()
+    title, blocks = f"{other['name']}, another evaluation", list[str | Grid]()
     if other["metrics"] is None:
         return Section(title, "", ["Not finished."])
     if controls := other["metrics"].get("controls"):
