@@ -30,7 +30,7 @@ from tripletune.eval.report.runs import (
     read_folder,
     sweeps_of,
 )
-from tripletune.eval.report.tables import Section, Grid, latex_of, markdown_of, sections_of
+from tripletune.eval.report.tables import Grid, Section, latex_of, markdown_of, sections_of
 from tripletune.eval.results import METRICS, SCORES, SETTINGS, read_results, read_scored, run_folders
 from tripletune.eval.statistics import (
     P_NOTE,
