@@ -8,14 +8,19 @@ that knows the facts of a fictional world.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tripletune.models.files import file_digest, weights_fingerprint
-from tripletune.models.llm.backends import LLMOptions, open_client
+from tripletune.models.llm import LLMClient
+from tripletune.models.llm.backends import LLMOptions, backend_names, open_client
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
+from tripletune.models.llm.several import RoleClients
 from tripletune.models.loading import resolve, usual_dtype
 from tripletune.models.run_folders import PROMPT_FILE, check_model_folder, read_json, trained_folder
 from tripletune.rag.extractor import TEACHER_PROMPT
@@ -27,6 +32,9 @@ from tripletune.rag.triple_store import TripleStore, is_store
 
 if TYPE_CHECKING:
     from tripletune.models.graph_llm import LocalGenerator
+
+
+_SPEC = re.compile(r"(?:(?P<role>[\w.]+)=)?(?P<backend>\w+):(?P<model>.+?)(?:@(?P<url>https?://.+))?")
 
 
 def run_problems(options: Any, system: System, loop: Any, teacher: LLMOptions | None) -> list[str]:
@@ -68,16 +76,44 @@ def model_settings(options: Any, teacher: LLMOptions | None) -> dict[str, Any]:
     if options.oracle:
         settings["teacher"] = f"oracle:{options.oracle}"
     else:
-        settings["teacher"] = teacher.ledger_name
-        if teacher.is_local:
-            settings["teacher_weights"] = weights_fingerprint(resolve(teacher.model))
+        settings |= _chat_model(teacher, "teacher")
+    roles = {role: _chat_model(one) for role, one in chat_models(options.llm, teacher).items() if role}
+    if roles:
+        settings["llm"] = roles
     if options.integrator:
         weights = weights_fingerprint(resolve(options.integrator))
         settings["integrator"] = {"spec": options.integrator, "weights": weights}
     return settings
 
 
-def open_student(teacher: LLMOptions, spec: str) -> LedgerClient:
+def _chat_model(options: LLMOptions, name: str = "model") -> dict[str, Any]:
+    weights = {f"{name}_weights": weights_fingerprint(resolve(options.model))} if options.is_local else {}
+    return {name: options.ledger_name, **weights}
+
+
+def chat_models(specs: Sequence[str], teacher: LLMOptions) -> dict[str, LLMOptions]:
+    """Chat models by role: `ROLE=BACKEND:MODEL` or `BACKEND:MODEL`, each with `@URL` or `@URL,URL` behind it.
+
+    Args:
+        specs: The texts; that without a role is under "".
+        teacher: Ledger, sampling, limits and all else.
+
+    Raises:
+        ValueError: a text is not written so.
+    """
+    found: dict[str, LLMOptions] = {}
+    for spec in specs:
+        match = _SPEC.fullmatch(spec)
+        if match is None or match["backend"] not in backend_names():
+            raise ValueError(
+                f"--llm {spec}: write [ROLE=]BACKEND:MODEL[@URL,URL], for example t2rag.resolve=hf:runs/student, "
+                f"where BACKEND is one of {', '.join(backend_names())}"
+            )
+        found[match["role"] or ""] = replace(teacher, backend=match["backend"], model=match["model"], url=match["url"])
+    return found
+
+
+def open_student(teacher: LLMOptions, spec: str) -> LLMClient:
     """A local model that takes the teacher's place in a phase; ledger, batch size and number type are the teacher's.
 
     Raises:
@@ -87,12 +123,13 @@ def open_student(teacher: LLMOptions, spec: str) -> LedgerClient:
     return open_chat_model(LLMOptions(backend="hf", model=spec, **shared))
 
 
-def open_chat_model(options: LLMOptions, oracle: str | None = None) -> LedgerClient:
+def open_chat_model(options: LLMOptions, oracle: str | None = None, specs: Sequence[str] = ()) -> LLMClient:
     """The client of a chat model.
 
     Args:
         options: The model.
         oracle: DIR/SPLIT of a world whose facts the teacher knows, instead of a model.
+        specs: Other models for some roles, see `chat_models`.
 
     Raises:
         ValueError: the model, a key or the ledger can't be opened.
@@ -101,12 +138,14 @@ def open_chat_model(options: LLMOptions, oracle: str | None = None) -> LedgerCli
         from tripletune.data_builders.world.oracle import WorldOracle
 
         folder, _, split = oracle.rstrip("/").rpartition("/")
-        return LedgerClient(WorldOracle.open(folder or ".", split), Ledger(str(options.ledger)))
-    client = open_client(options)
-    if options.is_local and (weights := weights_fingerprint(resolve(options.model))):
+        client = LedgerClient(WorldOracle.open(folder or ".", split), Ledger(str(options.ledger)))
+    else:
+        client = open_client(options)
+    if not oracle and options.is_local and (weights := weights_fingerprint(resolve(options.model))):
         # A folder may be trained again under its name; the ledger must not answer with the older model's replies.
         client.model = f"{client.model}@{weights}"
-    return client
+    roles = {role: open_chat_model(one) for role, one in chat_models(specs, options).items() if role}
+    return RoleClients(client, roles) if roles else client
 
 
 def other_prompt(integrator: str, prompts: str | None) -> str | None:

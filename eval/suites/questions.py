@@ -17,10 +17,12 @@ from rich.console import Console
 
 from tripletune.data_builders.hotpotqa_subq import Question
 from tripletune.eval import find_metrics, load_task, score_answer, task_names, task_questions, write_context_corpus
+from tripletune.eval.costs import Costs, Prices, read_prices
 from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import bootstrap_mean
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.eval.systems import (
+    chat_models,
     extractor_settings,
     model_settings,
     model_spec,
@@ -47,13 +49,19 @@ if TYPE_CHECKING:
     from tripletune.models.graph_llm import LocalGenerator
 
 logger = logging.getLogger(__name__)
-_COSTS = ("calls", "prompt_tokens", "completion_tokens", "truncated_triples", "truncated_words")
 _SECONDS = ("seconds", "structuring_seconds")
+_TRUNCATED = ("truncated_triples", "truncated_words")
 _LOOP = ("max_rounds", "top_k", "evidence", "first_query", "triples_per_step", "max_plan_tokens", "max_answer_tokens")
 SET_HELP = (
     "an option of the system's own, for example candidates=50 or granularities=triples,passages; with several systems "
     "cirag.candidates=50 is of one; repeatable"
 )
+
+LLM_HELP = (
+    "a chat model, [ROLE=]BACKEND:MODEL[@URL,URL]: without a role the one that --teacher names otherwise, with one "
+    "that of a system's calls, such as t2rag.resolve=hf:runs/student; several URLs share the calls; repeatable"
+)
+PRICE_HELP = "dollars per million tokens read and written, as 0.15,0.6, or ROLE=0.15,0.6 for those calls; repeatable"
 
 
 @dataclass(kw_only=True)
@@ -74,6 +82,8 @@ class QuestionOptions(SearchOptions, SuiteOptions):
         None, "gold links of --corpus, from `build corpus`, for the recall of supporting passages"
     )
     set: list[str] = setting([], SET_HELP)
+    llm: list[str] = setting([], LLM_HELP)
+    price: list[str] = setting([], PRICE_HELP)
     max_rounds: int | None = setting(None, "most rounds of retrieval (default: the system's paper's)")
     top_k: int | None = setting(None, "passages per round (default: the system's paper's)")
     no_planning: bool = setting(False, "retrieve once with the question, then answer")
@@ -132,7 +142,7 @@ class QuestionSuite(Suite):
         self.teacher, self.tools = teacher, Tools()
         self.opened, self.home = opened or Opened(), home or Path(options.output)
         self.metrics = {name: metric for name, metric in find_metrics().items() if name in self.task.metrics}
-        self.options = options
+        self.options, self.prices = options, read_prices(options.price)
         flags = {name: getattr(options, name) for name in _LOOP}
         flags |= {name: False for name in ("planning", "retrieval") if getattr(options, f"no_{name}")}
         if flags["max_answer_tokens"] is None and issubclass(self.system.options, LoopOptions):
@@ -164,7 +174,10 @@ class QuestionSuite(Suite):
         for title, names in _GROUPS.items():
             add_arguments(parser.add_argument_group(title), QuestionOptions, only=names)
         parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=SET_HELP)
-        add_arguments(parser.add_argument_group("teacher model"), LLMOptions, "teacher")
+        group = parser.add_argument_group("chat models")
+        group.add_argument("--llm", action="append", default=[], metavar="MODEL", help=LLM_HELP)
+        group.add_argument("--price", action="append", default=[], metavar="IN,OUT", help=PRICE_HELP)
+        add_arguments(group, LLMOptions, "teacher")
 
     @classmethod
     def all_of(cls, args: argparse.Namespace) -> list[QuestionSuite]:
@@ -196,7 +209,7 @@ class QuestionSuite(Suite):
                 if load_system(system).model == "llm":  # a Graph-LLM is for the systems that take one
                     own.model, own.planner_model, own.untrained = None, None, False
                 elif args.model:
-                    own.teacher_model = own.oracle = None
+                    own.teacher_model, own.oracle, own.llm = "", None, []
                 found.append(cls.from_arguments(own, opened, folder))
             except (ValueError, OSError) as error:
                 problems.append(str(error))
@@ -210,6 +223,8 @@ class QuestionSuite(Suite):
     ) -> QuestionSuite:
         """The suite of a command line with one system and one task; for the others see the class."""
         options = from_arguments(QuestionOptions, args)
+        if main := chat_models(options.llm, LLMOptions(model="unnamed")).get(""):
+            args.teacher, args.teacher_model, args.teacher_url = main.backend, main.model, main.url
         if args.teacher_model and options.oracle:
             raise ValueError(f"--system {options.system} needs one teacher: --teacher-model or --oracle, not both")
         if not args.teacher_model and not options.oracle:
@@ -268,7 +283,7 @@ class QuestionSuite(Suite):
             self._passages = {one.id: one for one in read_corpus(options.corpus) if one.id in wanted}
         tools = open_search(options, system, loop, corpus, Path(options.index or self.home / "index"), self.opened)
         if self.teacher is not None:
-            chosen = (self.teacher, options.oracle)
+            chosen = (self.teacher, options.oracle, tuple(options.llm))
             llm = self.opened.once(chosen, partial(open_chat_model, *chosen))
             tools = replace(tools, llm=llm, sampling=self.teacher.sampling(1))
             if options.integrator:
@@ -331,7 +346,8 @@ class QuestionSuite(Suite):
 
     def summarise(self, log: ResultLog) -> dict[str, Any]:
         """Metrics of a complete results file: scores with intervals, what the loop did, what it cost."""
-        return {"system": self.system.name, "task": self.task.name, **summarise_questions(log, self.task.metrics)}
+        found = summarise_questions(log, self.task.metrics, self.prices)
+        return {"system": self.system.name, "task": self.task.name, **found}
 
     def show(self, metrics: Mapping[str, Any], console: Console) -> None:
         """Print the metrics."""
@@ -352,10 +368,16 @@ class QuestionSuite(Suite):
         )
         if counts["tallies"]:
             console.print(f"counted by the system: {_listed(counts['tallies'])}")
+        parts = {"per question": cost} | ({"indexing": metrics["indexing"]} if metrics["indexing"]["calls"] else {})
+        for name, part in parts.items():
+            money = f", ${part['dollars']:.4g} (${part['cached_dollars']:.4g})" if "dollars" in part else ""
+            console.print(
+                f"{name}: {part['calls']} calls ({part['cached_calls']} of them not sent: the ledger had the reply), "
+                f"{part['prompt_tokens']} tokens read ({part['cached_prompt_tokens']}), {part['completion_tokens']} "
+                f"written ({part['cached_completion_tokens']}){money}"
+            )
         console.print(
-            f"per question: {cost['calls']} calls, {cost['prompt_tokens']} tokens read, {cost['completion_tokens']} "
-            f"written; {session['questions']} questions in {session['seconds']} s, "
-            f"{session['questions_per_second']} per second"
+            f"{session['questions']} questions in {session['seconds']} s, {session['questions_per_second']} per second"
         )
         if isinstance(store := self.tools.store, CorpusExtraction):
             console.print(f"triples in the loop, {store.store.path}: {store.counts.line()}")
@@ -384,19 +406,20 @@ class QuestionSuite(Suite):
 SUITE = QuestionSuite
 
 
-def summarise_questions(log: ResultLog, names: tuple[str, ...]) -> dict[str, Any]:
+def summarise_questions(log: ResultLog, names: tuple[str, ...], prices: Prices) -> dict[str, Any]:
     """Metrics of scored questions.
 
     Args:
         log: Its rows are streamed.
         names: The scores, the headline first.
+        prices: See `eval.costs.read_prices`.
     """
     scores: dict[str, list[float]] = {name: [] for name in names}
     by_type: dict[str, list[float]] = {}
     stops, actions, tallies = Counter[str](), Counter[str](), Counter[str]()
     sums: Counter[str] = Counter()
     recalls: list[float] = []
-    seconds: Counter[str] = Counter()
+    seconds, costs = Counter[str](), Costs(prices)
     for row in log.rows():
         trace, steps = row["trace"], row["trace"]["steps"]
         for name in names:
@@ -416,10 +439,12 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...]) -> dict[str, Any
             "passages": sum(len(step["passages"]) for step in steps),
             "passages_without_triples": sum(step["passages_without_triples"] for step in steps),
             "triples": sum(len(step["triples"]) for step in steps),
-            **{name: trace[name] for name in _COSTS},
+            **{name: trace[name] for name in _TRUNCATED},
         })  # fmt: skip
         seconds.update({name: trace.get(name, 0.0) for name in _SECONDS})
+        costs.add(trace)
     total = len(scores[names[0]])
+    cost = costs.questions | {name: sums[name] for name in _TRUNCATED}
     listed = {"stop_reasons": stops, "actions": actions, "tallies": tallies}
     return {
         "primary": names[0],
@@ -427,11 +452,12 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...]) -> dict[str, Any
         "metrics": {name: bootstrap_mean(values) for name, values in scores.items()},
         "by_type": {kind: bootstrap_mean(values) for kind, values in sorted(by_type.items())},
         "supporting_recall": bootstrap_mean(recalls),
-        "counts": {name: count for name, count in sums.items() if name not in _COSTS}
+        "counts": {name: count for name, count in sums.items() if name not in _TRUNCATED}
         | {name: dict(sorted(counter.items())) for name, counter in listed.items()},
-        "cost": {name: sums[name] for name in _COSTS},
-        "cost_per_question": {name: round(sums[name] / total, 3) for name in _COSTS}
+        "cost": cost,
+        "cost_per_question": {name: round(value / total, 6 if "dollars" in name else 3) for name, value in cost.items()}
         | {name: round(seconds[name] / total, 4) for name in _SECONDS},
+        "indexing": costs.indexing,
     }
 
 

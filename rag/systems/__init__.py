@@ -310,6 +310,10 @@ class QuestionClient:
         tokens = self._trace.details.setdefault("tokens", {}).setdefault(role, [0, 0])
         tokens[0] += completion.prompt_tokens
         tokens[1] += completion.completion_tokens
+        if completion.cached:
+            spared = self._trace.details.setdefault("cached", {}).setdefault(role, [0, 0, 0])
+            for place, count in enumerate((1, completion.prompt_tokens, completion.completion_tokens)):
+                spared[place] += count
         if completion.finish_reason == "length":
             self._trace.tally(f"cut_off.{role}")
         return completion

@@ -11,12 +11,13 @@ import os
 import re
 import urllib.parse
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tripletune.models.llm import Backend, Sampling, ledger_name
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Limits, Retry
+from tripletune.models.llm.several import Servers
 from tripletune.models.options import not_one_of, require, setting
 from tripletune.models.program import load_from, names_in
 
@@ -35,7 +36,9 @@ class LLMOptions:
 
     backend: str = setting("openai", f"what runs the model: {', '.join(names_in(_BACKENDS))}", is_prefix=True)
     model: str = setting("", "the model's name there; for hf a hub id, a folder or pypi:NAME")
-    url: str | None = setting(None, "base URL of the server (default: the provider's)")
+    url: str | None = setting(
+        None, "base URL of the server (default: the provider's); several, separated by commas, share the calls"
+    )
     api_key_env: str | None = setting(None, "name of the environment variable with the key (default: the provider's)")
     ledger: str | None = setting(None, "SQLite file of the call ledger: cache, resume and account of all calls")
     concurrency: int = setting(64, "most calls under way", above=0)
@@ -74,13 +77,18 @@ class LLMOptions:
         if self.api_key_env is not None and not _VARIABLE.fullmatch(self.api_key_env):
             # Not quoted: it may be the key.
             found.append("api_key_env must be the NAME of an environment variable, in capitals, not the key itself")
-        if self.url is not None and not is_plain_url(self.url):
+        if not all(url is None or is_plain_url(url) for url in self.urls):
             found.append(f"url {URL_FORM}")
         try:
             self.extra_fields  # noqa: B018
         except ValueError as error:
             found.append(str(error))
         return found
+
+    @property
+    def urls(self) -> list[str | None]:
+        """The base URLs; None is the provider's."""
+        return [None] if self.url is None else [url.strip() for url in self.url.split(",")]
 
     @property
     def extra_fields(self) -> dict[str, Any] | None:
@@ -163,7 +171,8 @@ def open_client(options: LLMOptions, environment: Mapping[str, str] = os.environ
     key = _key(options, kind, environment)
     ledger = Ledger(options.ledger) if options.ledger else None
     try:
-        backend = kind.open(options, key, ledger)
+        backends = [kind.open(replace(options, url=url), key, ledger) for url in options.urls]
+        backend = backends[0] if len(backends) == 1 else Servers(backends)
     except BaseException:
         if ledger is not None:
             ledger.close()

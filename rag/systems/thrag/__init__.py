@@ -72,8 +72,8 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     client, passages = need(tools, "llm", "thrag"), need(tools, "retriever", "thrag").passages
     llm = QuestionClient(client, trace, tools.question_id, tools.sampling)
     prompts, similarity = prompts_of(options.prompts, _NAMES), need(tools, "reranker", "thrag").scores
-    # Building the graph is no cost of a question.
     graph = await graph_of(client, passages, prompts, llm.up_to(options.max_extraction_tokens), options.repairs)
+    trace.details["index"] = graph.spent  # building the graph is no cost of a question
     rows = list(range(len(graph.statements)))
     if options.traversal:
         subtopics = await _Selection(question, llm, similarity, options, trace).subtopics(graph)

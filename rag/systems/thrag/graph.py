@@ -14,9 +14,10 @@ from tripletune.models.data.records import Passage, whole_characters
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import LLMClient
 from tripletune.models.llm.replies import UnusableReply, json_values, triple_of
+from tripletune.rag import Trace
 from tripletune.rag.extractor import ask_of_passage
 from tripletune.rag.index import PassageStore
-from tripletune.rag.systems import PromptSet
+from tripletune.rag.systems import PromptSet, QuestionClient
 from tripletune.rag.triple_index import entity_key
 
 logger = logging.getLogger(__name__)
@@ -56,10 +57,12 @@ class TopicGraph:
         statements: The same, by row.
         topics: The topics as they were first written, in order of appearance.
         issues: What extraction counted, by name.
+        spent: Calls and tokens of extraction, as the tallies and details of a trace.
     """
 
     def __init__(self, statements: Iterable[Statement], issues: Mapping[str, int] | None = None) -> None:
         self.statements, self.issues = list(statements), dict(issues or {})
+        self.spent: dict[str, Any] = {}
         self._labels: dict[str, str] = {}
         self._under: dict[str, dict[str, None]] = {}
         self._members: dict[str, dict[str, None]] = {}
@@ -122,11 +125,13 @@ async def graph_of(
 
 async def _build(llm: LLMClient, passages: PassageStore, prompts: PromptSet, sampling: Any, repairs: int) -> TopicGraph:
     issues: Counter[str] = Counter()
+    costs = Trace("")
+    client = QuestionClient(llm, costs)
 
     async def extract(position: int, passage: Passage) -> list[Statement]:
         chat = prompts.chat(EXTRACTION, f"Title: {passage.title}\nText: {passage.text}")
         read = lambda text: read_statements(text, passage, position, issues)  # noqa: E731
-        return await ask_of_passage(llm, chat, read, "thrag.extract", sampling, repairs, issues) or []
+        return await ask_of_passage(client, chat, read, "thrag.extract", sampling, repairs, issues) or []
 
     # Every call is made before any failure is told: a batch then waits for all of them together.
     calls = [extract(position, passage) for position, passage in enumerate(passages)]
@@ -135,6 +140,7 @@ async def _build(llm: LLMClient, passages: PassageStore, prompts: PromptSet, sam
         if isinstance(one, BaseException):
             raise one
     graph = TopicGraph((one for group in found if not isinstance(group, BaseException) for one in group), issues)
+    graph.spent = {"tallies": costs.tallies, "details": costs.details}
     told = {**graph.statistics(), **+issues}
     logger.info("TH-RAG graph: %s", ", ".join(f"{name} {value:.4g}" for name, value in told.items()))
     return graph

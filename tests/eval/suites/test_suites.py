@@ -73,7 +73,7 @@ class Toy(QuestionSuite):
         self.metrics = {name: find_metrics()[name] for name in TASK.metrics}
         self.questions, self.ids = questions, [question.id for question in questions]
         self.tools, self.gold, self.own_contexts = Tools(model, model, Shelf(), Facts()), None, True
-        self.concurrency, self.retry_errors = concurrency, retry_errors
+        self.concurrency, self.retry_errors, self.prices = concurrency, retry_errors, {}
 
     def items(self):
         return iter(self.questions)

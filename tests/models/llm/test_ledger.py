@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import multiprocessing
@@ -110,6 +111,29 @@ def test_the_first_reply_wins(path):
         first, second = one.put(call("a"), reply("1"), "r"), two.put(call("a"), reply("2"), "r")
     assert (first.text, second.text) == ("1", "1")
     assert not second.cached
+
+
+def test_replies_that_arrive_together_are_committed_together_before_a_caller_goes_on(path):
+    seen = []
+
+    async def store(ledger, n):
+        kept = await ledger.store(call(str(n)), reply(f"re: {n}"), "r", str(n))
+        seen.append((kept.text, len(rows(path, "SELECT text FROM calls"))))
+
+    async def run():
+        with Ledger(path) as ledger:
+            ledger.get("")
+            said = []
+            ledger._opened.set_trace_callback(said.append)
+            await asyncio.gather(*(store(ledger, n) for n in range(20)), store(ledger, 7))
+            late = asyncio.ensure_future(ledger.store(call("late"), reply("late"), "r"))
+            await asyncio.sleep(0)
+            late.cancel()
+            return said.count("COMMIT")
+
+    assert asyncio.run(run()) == 1
+    assert sorted(seen) == sorted((f"re: {n}", 20) for n in (*range(20), 7))
+    assert ("late",) in rows(path, "SELECT text FROM calls"), "what has arrived is kept, whoever waited"
 
 
 def test_a_bad_row_costs_the_others_nothing(path):

@@ -1,0 +1,88 @@
+"""What the model calls of a run cost: sent or answered from the ledger, in tokens and money, indexing apart.
+
+Calls that read passages into triples are indexing: they are made once, by whichever question meets a passage first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tripletune.models.llm.several import in_role
+
+Prices = Mapping[str, tuple[float, float]]
+# What is summed; with "cached_" before it, the part that the ledger or another question's equal call answered.
+COSTS = ("calls", "prompt_tokens", "completion_tokens")
+_INDEXING = {"entities", "extract", "joint", "triples"}
+_PRICE = re.compile(r"(?:([\w.]+)=)?(\d+(?:\.\d+)?),(\d+(?:\.\d+)?)")
+
+
+def read_prices(texts: Sequence[str]) -> Prices:
+    """Dollars per million tokens read and written, by role: `ROLE=IN,OUT`, or `IN,OUT` for all others, under "".
+
+    Raises:
+        ValueError: a text is not written so.
+    """
+    matches = {text: _PRICE.fullmatch(text) for text in texts}
+    if wrong := [text for text, match in matches.items() if match is None]:
+        raise ValueError(
+            f"--price {wrong[0]}: write dollars per million tokens as IN,OUT or ROLE=IN,OUT, for example 0.15,0.6"
+        )
+    return {match[1] or "": (float(match[2]), float(match[3])) for match in matches.values() if match}
+
+
+def spent(trace: Mapping[str, Any], prices: Prices) -> dict[str, dict[str, float]]:
+    """Calls, tokens and, where there is a price, dollars of each role, the cached part of each beside it.
+
+    Args:
+        trace: Of a question, in the form of `Trace.to_json`.
+        prices: See `read_prices`.
+    """
+    found = {}
+    for role, tokens in trace["details"].get("tokens", {}).items():
+        cached = trace["details"].get("cached", {}).get(role, (0, 0, 0))
+        parts = {"": (trace["tallies"].get(f"calls.{role}", 0), *tokens), "cached_": cached}
+        found[role] = {f"{part}{name}": n for part, counts in parts.items() for name, n in zip(COSTS, counts)}
+        if price := in_role(prices, role, prices.get("")):
+            for part, (_, *counts) in parts.items():
+                found[role][f"{part}dollars"] = sum(a * b for a, b in zip(price, counts)) / 1e6
+    return found
+
+
+class Costs:
+    """Sums over the traces of a run. Calls of Graph-LLMs have no role, hence no price, and are never cached.
+
+    Args:
+        prices: See `read_prices`.
+
+    Attributes:
+        questions: What the questions' own calls cost.
+        indexing: What reading the corpus cost.
+    """
+
+    def __init__(self, prices: Prices) -> None:
+        self._prices, self._graph = prices, False
+        names = (*COSTS, "dollars") if prices else COSTS
+        self.questions: dict[str, Any] = dict.fromkeys((*names, *(f"cached_{name}" for name in names)), 0)
+        self.indexing = dict(self.questions)
+
+    def add(self, trace: Mapping[str, Any]) -> None:
+        """Add a question's trace, in the form of `Trace.to_json`."""
+        _add(self.questions, {name: trace[name] for name in COSTS})
+        for role, costs in spent(trace, self._prices).items():
+            beside = {name: value for name, value in costs.items() if name not in COSTS}
+            if _INDEXING & set(role.split(".")):
+                _add(self.indexing, costs)
+                beside = {name: -costs[name] for name in COSTS}
+            _add(self.questions, beside)
+        if (graph := trace["details"].get("index")) and not self._graph:
+            # Every question notes what the one graph of the corpus cost when it was made, or read again.
+            self._graph = True
+            for costs in spent(graph, self._prices).values():
+                _add(self.indexing, costs)
+
+
+def _add(sums: dict[str, Any], costs: Mapping[str, float]) -> None:
+    for name, value in costs.items():
+        sums[name] = sums.get(name, 0) + value

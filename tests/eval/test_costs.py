@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from tripletune.data_builders.world.build import WorldOptions, write_world
+from tripletune.eval.__main__ import main
+from tripletune.models.llm.programs import statistics
+from tripletune.rag.embedding import Embedder
+
+
+def lengths(texts, kind):
+    return np.array([[len(text), len(text.split())] for text in texts], np.float32)
+
+
+@pytest.mark.parametrize("system", ["thrag", "cirag", "ircot"])
+def test_sent_and_cached_calls_indexing_apart(system, tmp_path, monkeypatch, capsys):
+    write_world(WorldOptions(seed=5, train=0, validation=0, test=4, one_hop=0), tmp_path)
+    monkeypatch.setattr("tripletune.rag.search.open_embedder", lambda *how: Embedder("lengths", lengths))
+    files = {"data": "jsonl", "corpus": "corpus.jsonl", "triples": "triples.jsonl"}
+    words = [word for name, end in files.items() for word in (f"--{name}", f"{tmp_path}/test.{end}")]
+    words += ["--encoder", "vectors", "--oracle", f"{tmp_path}/test", "--ledger", f"{tmp_path}/ledger.sqlite"]
+    words += ["--system", system, "--task", "hotpotqa", "--price", "1,10", "--price", f"{system}.answer=0,0"]
+    found = []
+    for output in ("one", "two"):
+        assert main(["run", *words, "--output", str(tmp_path / output)]) == 0
+        found.append(json.loads((tmp_path / output / "metrics.json").read_text()))
+    first, again = found
+    stored = statistics(tmp_path / "ledger.sqlite")
+    for name in ("calls", "prompt_tokens", "completion_tokens"):
+        sent = sum(one[part][name] - one[part][f"cached_{name}"] for one in found for part in ("cost", "indexing"))
+        assert sent == sum(row[name] for row in stored), "what was sent is what the ledger holds"
+        assert again["cost"][name] == again["cost"][f"cached_{name}"] == first["cost"][name]
+    assert bool(first["indexing"]["calls"]) == (system != "ircot")
+    paid = [row for row in stored if not row["role"].startswith(f"{system}.answer")]
+    dollars = sum(row["prompt_tokens"] + 10 * row["completion_tokens"] for row in paid) / 1e6
+    spent = sum(first[part]["dollars"] - first[part]["cached_dollars"] for part in ("cost", "indexing"))
+    assert spent == pytest.approx(dollars)
+    assert "of them not sent" in capsys.readouterr().out
+    assert main(["run", *words, "--price", "1", "--output", str(tmp_path / "one")]) == 2
