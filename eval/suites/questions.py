@@ -38,7 +38,7 @@ from tripletune.models.files import file_digest
 from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.llm.replies import is_refusal
 from tripletune.models.loading import DTYPE_HELP
-from tripletune.models.options import add_arguments, convert, from_arguments, setting
+from tripletune.models.options import add_arguments, convert, from_arguments, not_one_of, setting
 from tripletune.rag import Trace
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.search import Opened, SearchOptions, extracts, open_extraction, open_search
@@ -189,11 +189,9 @@ class QuestionSuite(Suite):
         systems, tasks = (convert(text, list[str]) for text in (args.system, args.task))
         if len(systems) * len(tasks) == 1:
             return [cls.from_arguments(args)]
-        found, problems = [], [
-            f"--set {word}: {word.split('.')[0]} is none of the systems {', '.join(systems)}"
-            for word in args.set
-            if "." in word.split("=")[0] and word.split(".")[0] not in systems
-        ]  # fmt: skip
+        names = system_names()
+        owners = [word.split(".")[0] for word in args.set if "." in word.split("=")[0]]
+        found, problems = [], [not_one_of("--set", name, names) for name in owners if name not in names]
         opened, home = Opened(), Path(args.output)
         args.teacher_ledger = args.teacher_ledger or args.ledger or str(home / "ledger.sqlite")
         for task, system in product(tasks, systems):

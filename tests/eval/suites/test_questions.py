@@ -236,10 +236,10 @@ def test_several_systems_and_tasks(files, oracle, error_of, monkeypatch):
         (files / f"{name}.corpus").write_text('{"title": "Town1", "text": "Town1 lies on the River1."}\n')
     words = command(files, data=files / "{task}.jsonl", corpus=files / "{task}.corpus")
     words[1:5] = ["--systems", "ras,standard,no_retrieval", "--tasks", ",".join(tasks)]
-    assert main([*words, "--set", "ras.graf=no", "--set", "gear.top_k=3", "--set", "planning=no"]) == 2
+    assert main([*words, "--set", "ras.graf=no", "--set", "geer.top_k=3", "--set", "planning=no"]) == 2
     error = error_of()
     for part in (
-        "gear is none of the systems ras, standard",
+        "(did you mean gear?)",
         "system 'ras' has no option 'graf' (did you mean graph?)",
     ):
         assert error.count(part) == 1, error
