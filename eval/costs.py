@@ -32,21 +32,22 @@ def read_prices(texts: Sequence[str]) -> Prices:
     return {match[1] or "": (float(match[2]), float(match[3])) for match in matches.values() if match}
 
 
-def spent(trace: Mapping[str, Any], prices: Prices) -> dict[str, dict[str, float]]:
+def spent(trace: Mapping[str, Any], prices: Prices, index: bool = False) -> dict[str, dict[str, float]]:
     """Calls, tokens and, where there is a price, dollars of each role, the cached part of each beside it.
 
     Args:
         trace: Of a question, in the form of `Trace.to_json`.
         prices: See `read_prices`.
+        index: Those of the corpus's index, which the trace notes, in the place of the question's.
     """
-    found = {}
-    for role, tokens in trace["details"].get("tokens", {}).items():
-        cached = trace["details"].get("cached", {}).get(role, (0, 0, 0))
-        parts = {"": (trace["tallies"].get(f"calls.{role}", 0), *tokens), "cached_": cached}
+    details, found = trace["details"], {}
+    own = {role: (trace["tallies"].get(f"calls.{role}", 0), *n) for role, n in details.get("tokens", {}).items()}
+    for role, counts in (details.get("index", {}) if index else own).items():
+        parts = {"": counts, "cached_": trace.get("cached", {}).get(role, (0, 0, 0))}
         found[role] = {f"{part}{name}": n for part, counts in parts.items() for name, n in zip(COSTS, counts)}
         if price := in_role(prices, role, prices.get("")):
-            for part, (_, *counts) in parts.items():
-                found[role][f"{part}dollars"] = sum(a * b for a, b in zip(price, counts)) / 1e6
+            for part, (_, *tokens) in parts.items():
+                found[role][f"{part}dollars"] = sum(a * b for a, b in zip(price, tokens)) / 1e6
     return found
 
 
@@ -76,10 +77,10 @@ class Costs:
                 _add(self.indexing, costs)
                 beside = {name: -costs[name] for name in COSTS}
             _add(self.questions, beside)
-        if (graph := trace["details"].get("index")) and not self._graph:
-            # Every question notes what the one graph of the corpus cost when it was made, or read again.
-            self._graph = True
-            for costs in spent(graph, self._prices).values():
+        if not self._graph:
+            # Every question notes what the one graph of the corpus cost; the first knows what of it was sent.
+            for costs in spent(trace, self._prices, index=True).values():
+                self._graph = True
                 _add(self.indexing, costs)
 
 

@@ -90,6 +90,8 @@ class Trace:
         error: The message of the exception that ended the run, else empty.
         tallies: Counts of a system's own, such as recovered replies by kind; a run's metrics add them up.
         details: What else a system notes, as JSON values.
+        cached: Of each role the calls that were not sent, and the tokens that they would have read and written. As
+            with the seconds, it depends on what ran before and beside.
     """
 
     question: str
@@ -110,6 +112,7 @@ class Trace:
     error: str = ""
     tallies: dict[str, int] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
+    cached: dict[str, list[int]] = field(default_factory=dict)
 
     def tally(self, name: str, count: int = 1) -> None:
         """Count something of the system's own."""

@@ -276,7 +276,8 @@ class QuestionClient:
         client: Answers the calls.
         trace: Calls and tokens are added to it; to its tallies the calls of each role (`calls.<role>`) and the
             replies that were cut off at their limit (`cut_off.<role>`); to its details, under "tokens", the tokens
-            that each role read and wrote, and under "calls" how the keys of its calls in the ledger begin.
+            that each role read and wrote, and under "calls" how the keys of its calls in the ledger begin; to `cached`
+            what of them was not sent.
         question_id: The question, for the ledger.
         sampling: How replies are drawn; their length is each call's own.
 
@@ -311,7 +312,7 @@ class QuestionClient:
         tokens[0] += completion.prompt_tokens
         tokens[1] += completion.completion_tokens
         if completion.cached:
-            spared = self._trace.details.setdefault("cached", {}).setdefault(role, [0, 0, 0])
+            spared = self._trace.cached.setdefault(role, [0, 0, 0])
             for place, count in enumerate((1, completion.prompt_tokens, completion.completion_tokens)):
                 spared[place] += count
         if completion.finish_reason == "length":

@@ -41,7 +41,8 @@ def command(world, output, *more, oracle=True, split="test"):
 def rows(folder):
     found = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     for row in found:
-        del row["trace"]["seconds"], row["trace"]["structuring_seconds"]
+        for name in ("seconds", "structuring_seconds", "cached"):
+            row["trace"].pop(name)
     return found
 
 

@@ -73,7 +73,8 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     llm = QuestionClient(client, trace, tools.question_id, tools.sampling)
     prompts, similarity = prompts_of(options.prompts, _NAMES), need(tools, "reranker", "thrag").scores
     graph = await graph_of(client, passages, prompts, llm.up_to(options.max_extraction_tokens), options.repairs)
-    trace.details["index"] = graph.spent  # building the graph is no cost of a question
+    # Building the graph is no cost of a question.
+    trace.details["index"], trace.cached = graph.spent, {**graph.cached}
     rows = list(range(len(graph.statements)))
     if options.traversal:
         subtopics = await _Selection(question, llm, similarity, options, trace).subtopics(graph)

@@ -57,12 +57,13 @@ class TopicGraph:
         statements: The same, by row.
         topics: The topics as they were first written, in order of appearance.
         issues: What extraction counted, by name.
-        spent: Calls and tokens of extraction, as the tallies and details of a trace.
+        spent: Calls, tokens read and written of extraction, by role; `cached`, those that were not sent.
     """
 
     def __init__(self, statements: Iterable[Statement], issues: Mapping[str, int] | None = None) -> None:
         self.statements, self.issues = list(statements), dict(issues or {})
-        self.spent: dict[str, Any] = {}
+        self.spent: dict[str, list[int]] = {}
+        self.cached: dict[str, list[int]] = {}
         self._labels: dict[str, str] = {}
         self._under: dict[str, dict[str, None]] = {}
         self._members: dict[str, dict[str, None]] = {}
@@ -140,7 +141,9 @@ async def _build(llm: LLMClient, passages: PassageStore, prompts: PromptSet, sam
         if isinstance(one, BaseException):
             raise one
     graph = TopicGraph((one for group in found if not isinstance(group, BaseException) for one in group), issues)
-    graph.spent = {"tallies": costs.tallies, "details": costs.details}
+    tokens = costs.details.get("tokens", {})
+    graph.spent = {role: [costs.tallies[f"calls.{role}"], *counts] for role, counts in tokens.items()}
+    graph.cached = costs.cached
     told = {**graph.statistics(), **+issues}
     logger.info("TH-RAG graph: %s", ", ".join(f"{name} {value:.4g}" for name, value in told.items()))
     return graph
