@@ -177,6 +177,7 @@ class Completion:
         retries: Attempts that failed before this one.
         cached: Whether it came from the ledger, so that nothing was paid for it now.
         truncated_words: Words of raw text left out so that the prompt fits.
+        key: The call's in the ledger; empty where there is none.
     """
 
     text: str
@@ -188,6 +189,7 @@ class Completion:
     retries: int = 0
     cached: bool = False
     truncated_words: int = 0
+    key: str = ""
 
 
 class Generator(Protocol):

@@ -19,6 +19,7 @@ import json
 import sqlite3
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -175,7 +176,7 @@ class Ledger:
         """The stored reply of a call, or `None`."""
         with self._connected() as connection:
             row = connection.execute(_REPLY, (key,)).fetchone()
-        return None if row is None else _completion(row, cached=True)
+        return None if row is None else _completion(key, row, cached=True)
 
     def state(self, key: str) -> tuple[str, str] | None:
         """Status and detail of a call; `None` when it was never made.
@@ -203,7 +204,7 @@ class Ledger:
         written = connection.execute(PUT, row_of(call, completion)).rowcount
         self._uses.append((call.key, role, question_id))
         row = None if written else connection.execute(_REPLY, (call.key,)).fetchone()
-        return completion if row is None else _completion(row, cached=False)
+        return replace(completion, key=call.key) if row is None else _completion(call.key, row, cached=False)
 
     async def store(self, call: Call, completion: Completion, role: str, question_id: str = "") -> Completion:
         """`put` from an event loop: the replies that arrive in one of its turns are safe after one commit."""
@@ -402,6 +403,6 @@ def _check_or_create(connection: sqlite3.Connection, path: Path) -> None:
         raise
 
 
-def _completion(row: tuple[Any, ...], cached: bool) -> Completion:
+def _completion(key: str, row: tuple[Any, ...], cached: bool) -> Completion:
     text, prompt_tokens, completion_tokens, seconds, finish_reason, retries = row
-    return Completion(text, prompt_tokens, completion_tokens, seconds, 0, finish_reason, retries, cached)
+    return Completion(text, prompt_tokens, completion_tokens, seconds, 0, finish_reason, retries, cached, key=key)

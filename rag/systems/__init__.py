@@ -15,7 +15,6 @@ from typing import Any, Literal, get_args
 from tripletune.models.data.records import Passage
 from tripletune.models.files import read_text
 from tripletune.models.llm import Completion, Generator, LLMClient, Message, Sampling
-from tripletune.models.llm.ledger import make_call
 from tripletune.models.options import nearest, require, set_values, setting
 from tripletune.models.program import load_from, names_in
 from tripletune.rag import Trace
@@ -305,9 +304,8 @@ class QuestionClient:
         )
         self._trace.count(completion)
         self._trace.tally(f"calls.{role}")
-        key = make_call(self.model, sampling or self._sampling, messages).key
         # Sorted: in which order calls made together are answered is no part of a result.
-        insort(self._trace.details.setdefault("calls", {}).setdefault(role, []), key[:CALL_NAME])
+        insort(self._trace.details.setdefault("calls", {}).setdefault(role, []), completion.key[:CALL_NAME])
         tokens = self._trace.details.setdefault("tokens", {}).setdefault(role, [0, 0])
         tokens[0] += completion.prompt_tokens
         tokens[1] += completion.completion_tokens

@@ -101,7 +101,8 @@ def test_what_is_put_is_read_back_by_another_process(path):
     fill(path, "a\0b", "日本 🙂")
     with Ledger(path) as ledger:
         found = ledger.get(call("日本 🙂").key)
-        assert found == Completion("re: 日本 🙂", 10, 2, 0.5, 0, "length", 3, True)
+        assert found == Completion("re: 日本 🙂", 10, 2, 0.5, 0, "length", 3, True, key=found.key)
+        assert found.key == call("日本 🙂").key
         assert ledger.get(call("a\0b").key).text == "re: a\0b"
         assert ledger.get(call("c").key) is None
 
