@@ -9,6 +9,8 @@ export GLIBC_TUNABLES := glibc.malloc.hugetlb=1
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY := 1
+# DeepSpeed's own kernels are compiled on first use, and for the tests of ZeRO none is needed.
+export DS_BUILD_OPS := 0
 
 .PHONY: setup demo test lint bench clean
 

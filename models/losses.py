@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PretrainedConfig
-from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.modeling_outputs import CausalLMOutput
 
 from tripletune.models.data.records import IGNORED
@@ -107,9 +106,6 @@ def learn_labels_only(model: Any) -> bool:
 @torch.no_grad()
 def scales_alike(model: Any) -> bool:
     """Whether a causal language model does to its logits what `scaled_logits` does, which a tiny input shows."""
-    if is_deepspeed_zero3_enabled():
-        # Weights that lie on several devices can't be tried here.
-        return True
     text_config = model.config.get_text_config()
     ids = torch.arange(1, 5, device=model.device)[None] % text_config.vocab_size
     was_training = model.training
@@ -166,8 +162,7 @@ def check_shared_prefixes(model: Any, longest: int) -> None:
                 f"train.shared_prefixes: {name} has layers that see {size} tokens ({window}), samples have up to "
                 f"{longest}, and the mask of shared prefixes knows no window; set it to false"
             )
-    # Weights that lie on several devices can't be tried here.
-    if not is_deepspeed_zero3_enabled() and not _sees_alike(model, text.vocab_size):
+    if not _sees_alike(model, text.vocab_size):
         raise ValueError(
             f"train.shared_prefixes: {name} does not compute the same for a sample that shares its beginning with "
             "another; set it to false"

@@ -62,9 +62,10 @@ def train(task: TrainingTask, dry_run: bool = False) -> None:
         OSError: data or model are not there, or the run folder can't be written.
         ValueError: data are not well formed, or the folder holds another run.
     """
-    from tripletune.train.resume import check_same_run, check_writable, newest_checkpoint
+    from tripletune.train.resume import check_same_run, check_writable, newest_checkpoint, sharding
 
     config = task.config
+    sharding()
     state = _start_process(config.train.ddp_timeout)
     config.train.micro_batches(state.num_processes)
     check_writable(config.output_dir)

@@ -30,7 +30,7 @@ from transformers.trainer_callback import PrinterCallback
 from tripletune.models.data.records import IGNORED
 from tripletune.models.files import lock_folder, new_file
 from tripletune.models.loading import best_dtype
-from tripletune.train.resume import forget_checkpoints, process_count, save_run_settings, set_result_aside
+from tripletune.train.resume import forget_checkpoints, process_count, save_run_settings, set_result_aside, sharding
 
 if TYPE_CHECKING:
     from transformers import Trainer as Mixed
@@ -41,6 +41,8 @@ else:
 
 logger = logging.getLogger(__name__)
 LOSS_FILE, EVALUATIONS = "losses.jsonl", "evaluations.jsonl"
+# How the classes begin that `train.resume.sharding` puts around a model.
+_WRAPPERS = {"ZeRO": "DeepSpeedEngine", "FSDP2": "FSDP"}
 
 
 def shared_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
@@ -85,7 +87,6 @@ def shared_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
         "report_to": config.report_to,
         "remove_unused_columns": False,
         "label_names": ["labels"],
-        "deepspeed": train.deepspeed,
         "ddp_timeout": train.ddp_timeout,
         "disable_tqdm": None if os.isatty(2) else True,
         "log_level": "warning",
@@ -132,7 +133,12 @@ class EngineMixin(Mixed):
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         prepared = super()._prepare_for_training(*args, **kwargs)
         # What the launcher's settings have come to, whatever they say.
-        kind = type(self.model_wrapped).__name__
+        kind, wanted = type(self.model_wrapped).__name__, sharding()
+        if not kind.startswith(_WRAPPERS.get(wanted.partition("-")[0], "")):
+            raise ValueError(
+                f"the launcher's settings ask for {wanted}, and the module in training is a {kind}, on "
+                f"{self.args.world_size} process(es): start it with a file of recipes/accelerate as it is"
+            )
         logger.info("%s; the module in training is a %s", self.task.step_size(self.args.world_size), kind)
         return prepared
 

@@ -27,8 +27,8 @@ from tripletune.models.run_folders import FINAL, check_weights
 
 logger = logging.getLogger(__name__)
 SETTINGS, ENVIRONMENT = "config.yaml", "environment.json"
-# Keys of `environment.json`: the training data's digest, and the processes of the run.
-TRAIN_DIGEST, PROCESSES = "train_sha256", "processes"
+# Keys of `environment.json`: the training data's digest, the processes of the run, and what is divided among them.
+TRAIN_DIGEST, PROCESSES, SHARDING = "train_sha256", "processes", "sharding"
 PACKAGES = (
     "torch", "transformers", "peft", "accelerate", "torch-geometric", "datasets", "sentence-transformers", "trl",
 )  # fmt: skip
@@ -36,8 +36,8 @@ PACKAGES = (
 _FREE = {
     "output_dir", "run_name", "report_to", "resume",
     "data.train", "data.validation", "data.validation_split", "data.max_validation_records",
-    "train.gradient_checkpointing", "train.torch_compile", "train.logging_steps", "train.workers", "train.deepspeed",
-    "train.ddp_timeout", "model.attention",
+    "train.gradient_checkpointing", "train.torch_compile", "train.logging_steps", "train.workers", "train.ddp_timeout",
+    "model.attention",
     # Of these only the records of a step count, which are compared for themselves.
     "train.gradient_accumulation", "train.records_per_step",
 }  # fmt: skip
@@ -62,6 +62,7 @@ def save_run_settings(config: Any, train_digest: str) -> None:
         "versions": {name: metadata.version(name) for name in PACKAGES},
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         PROCESSES: process_count(),
+        SHARDING: sharding(),
         TRAIN_DIGEST: train_digest,
     }
     write_json(folder / ENVIRONMENT, about)
@@ -101,6 +102,11 @@ def check_same_run(config: Any, train_digest: str) -> None:
         changed.append(
             f"records per step were {per_step[0]} on {counts[0]} process(es) and are {per_step[1]} on {counts[1]}"
         )
+    # Optimiser states lie in other files, and those of ZeRO in as many as there were processes.
+    saved, divided = about.get(SHARDING, ""), sharding()
+    if saved != divided or (divided.startswith("ZeRO") and counts[0] != counts[1]):
+        ways = [f"{how or 'DDP or one process'} on {count}" for how, count in zip((saved, divided), counts)]
+        changed.append(f"states were saved under {ways[0]} process(es), and this is {ways[1]}")
     if about[TRAIN_DIGEST] != train_digest:
         changed.append("the training data have another content")
     if changed:
@@ -184,6 +190,27 @@ def process_count() -> int:
     from accelerate import PartialState
 
     return int(PartialState().num_processes)
+
+
+def sharding() -> str:
+    """What accelerate's launcher asks to divide a model's states: "ZeRO-2", "ZeRO-3", "FSDP2", or "" for nothing.
+
+    Raises:
+        ValueError: it asks for what would train without it, or end without a result.
+    """
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
+        return f"ZeRO-{os.environ.get('ACCELERATE_DEEPSPEED_ZERO_STAGE', '2')}"
+    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() != "true":
+        return ""
+    for name, value, why in (
+        ("fsdp_version", "2", "FSDP1 is not supported"),
+        ("fsdp_state_dict_type", "FULL_STATE_DICT", "with any other the result would hold no weights"),
+    ):
+        if (found := os.environ.get(name.upper())) != value:
+            raise ValueError(
+                f"{name} of the launcher is {found}, and must be {value}: {why}; see recipes/accelerate/fsdp2.yaml"
+            )
+    return "FSDP2"
 
 
 def _is_free(name: str, shared_prefixes: bool) -> bool:

@@ -18,7 +18,7 @@ from tripletune.models.loading import (
     parse_dtype,
 )
 from tripletune.models.options import setting
-from tripletune.train.tasks import Examples, TrainingTask, TrainSection
+from tripletune.train.tasks import Examples, TrainingTask, TrainSection, spread
 
 if TYPE_CHECKING:
     import torch
@@ -172,25 +172,22 @@ def generate_replies(
     Returns:
         The replies in the order of the prompts, without special tokens, on every process.
     """
-    from accelerate import PartialState
-    from accelerate.utils import gather_object
-
     from tripletune.models.local import Request, decode
     from tripletune.models.local.chat import eos_token_ids
     from tripletune.models.local.continuous_batch import make_decoder
 
-    was_training = model.training
+    def reply(mine: Sequence[list[int]]) -> list[str]:
+        decoder = make_decoder(model, eos_ids, tokenizer.pad_token_id, rows=train.eval_batch_size)
+        requests = [Request(list(prompt), train.eval_max_new_tokens, criterion=criterion) for prompt in mine]
+        decode(decoder, requests)
+        return [tokenizer.decode(request.tokens, skip_special_tokens=True) for request in requests]
+
+    eos_ids, was_training = eos_token_ids(tokenizer, model.generation_config), model.training
     model.eval()
     try:
-        eos_ids = eos_token_ids(tokenizer, model.generation_config)
-        decoder = make_decoder(model, eos_ids, tokenizer.pad_token_id, rows=train.eval_batch_size)
-        with PartialState().split_between_processes(list(prompts)) as mine:
-            requests = [Request(list(prompt), train.eval_max_new_tokens, criterion=criterion) for prompt in mine]
-        decode(decoder, requests)
+        return spread(model, prompts, reply)
     finally:
         model.train(was_training)
-    replies = gather_object([tokenizer.decode(request.tokens, skip_special_tokens=True) for request in requests])
-    return replies[: len(prompts)]  # some versions of accelerate repeat the last one for processes without any
 
 
 def choose_examples(examples: Iterable[Example], count: int, text: Callable[[Example], str]) -> list[Example]:

@@ -164,15 +164,20 @@ class GraphEncoder(nn.Module):
         num_samples = graphs.num_graphs
         weight = next(self.parameters())
         graphs = graphs.to(weight.device)
-        x = graphs.x.to(weight.dtype)
+        x, edge_index = graphs.x.to(weight.dtype), graphs.edge_index
         edge_attr = graphs.edge_attr.to(weight.dtype)
-        if x.shape[0] == 0:
-            # The parameters still take part, so that distributed training finds a gradient for each of them.
-            return x.new_zeros(num_samples, self.hidden_width) + 0.0 * sum(p.sum() for p in self.parameters())
+        empty = x.shape[0] == 0
+        if empty:
+            # A node with an edge to itself goes through all layers and counts nothing, so that distributed training
+            # finds a gradient for each parameter, also where parameters are there only while their layer runs.
+            x, edge_attr = x.new_zeros(1, x.shape[1]), x.new_zeros(1, edge_attr.shape[1])
+            edge_index = edge_index.new_zeros(2, 1)
         for layer, convolution in enumerate(self.convolutions):
-            x = convolution(x, graphs.edge_index, edge_attr)
+            x = convolution(x, edge_index, edge_attr)
             if layer < len(self.norms):
                 x = self.dropout(torch.relu(self.norms[layer](x)))
+        if empty:
+            return 0.0 * x.expand(num_samples, -1)
         # No numbered sub-graph is empty.
         pooled = scatter(x, graphs.subgraph_of, dim=0, reduce="mean")
         sample_of = scatter(graphs.batch, graphs.subgraph_of, dim=0, reduce="max")

@@ -19,10 +19,9 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
-from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
-from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from tripletune.models.local import ROWS, Decoder, GenerateBatch, Request, choose
 
@@ -217,9 +216,14 @@ def fits(model: Any) -> bool:
 
     The processes that share the weights of one model take every step together, so it can't serve those.
     """
-    if model.config.is_encoder_decoder or is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model):
+    if model.config.is_encoder_decoder or is_sharded(model):
         return False
     return all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether several processes share the weights of a model (ZeRO-3, FSDP2), so that all must call it together."""
+    return any(hasattr(weight, "ds_id") or isinstance(weight, DTensor) for weight in model.parameters())
 
 
 @dataclass(eq=False)

@@ -1,7 +1,6 @@
 """The recipe as people run it: golden losses, real kills, and one clear message for every bad input."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,53 +102,6 @@ def test_kills_leave_no_trace(make_config: Config, tmp_path: Path, run_recipe: C
     # And once more: there is nothing left to do, and nothing changes.
     assert run_recipe(arguments) == ""
     assert lines(killed) == lines(whole)
-
-
-@pytest.mark.slow
-def test_two_processes_are_as_one(
-    make_config: Config,
-    tmp_path: Path,
-    run_recipe: Callable[[list[str]], str],
-    records: list[Record],
-    write_records: Any,
-) -> None:
-    data = str(write_records(records[5:10], "validation", tmp_path / "five"))
-    quiet = {"model.graph_dropout": 0.0, "model.lora_dropout": 0.0, "train.max_steps": 10}
-    # Three evaluation batches of short and long labels for two processes.
-    quiet |= {
-        "train.save_steps": 4,
-        "train.save_total_limit": None,
-        "train.eval_batch_size": 2,
-        "data.validation": data,
-    }
-    one = make_config({**quiet, "output_dir": str(tmp_path / "one")})
-    assert run_recipe(command_line(RECIPE, one)) == ""
-    half = {"train.batch_size": 1, "train.records_per_step": 4}
-    two = make_config({**quiet, "output_dir": str(tmp_path / "two"), **half})
-    arguments = command_line(RECIPE, two)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = run([*launch, *arguments])
-    assert done.returncode == 0, done.stderr
-    step = "4 records per optimiser step (batch_size 1 x 2 micro-batch(es) x 2 process(es))"
-    assert step in done.stderr
-    assert "the module in training is a DistributedDataParallel" in done.stderr
-
-    def log(name: str, file: str = "losses.jsonl") -> list[float]:
-        lines = (tmp_path / name / file).read_text().splitlines()
-        return [json.loads(line)["loss"] for line in lines]
-
-    assert log("two") == pytest.approx(log("one"), rel=1e-4)
-    assert log("two", "evaluations.jsonl") == pytest.approx(log("one", "evaluations.jsonl"), rel=1e-3)
-    # And from the middle of the second epoch on, with as many processes and with one.
-    for words, micro_batches in (([*launch, *arguments], 2), (arguments, 4)):
-        for path in (tmp_path / "two").glob("checkpoint-*"):
-            if path.name != "checkpoint-4":
-                shutil.rmtree(path)
-        done = run(words)
-        assert done.returncode == 0, done.stderr
-        assert "continuing from" in done.stderr
-        assert f"4 records per optimiser step (batch_size 1 x {micro_batches} micro-batch(es)" in done.stderr
-        assert log("two") == pytest.approx(log("one"), rel=1e-4)
 
 
 GROUP = """

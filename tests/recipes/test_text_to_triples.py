@@ -54,24 +54,6 @@ def test_without_validation_pairs_nothing_is_evaluated(
     assert not (folder / "evaluations.jsonl").exists()
 
 
-@pytest.mark.slow
-def test_two_processes_are_as_one(make_extraction_config: Config, tmp_path: Path, run_recipe: Call) -> None:
-    # Of an encoder-decoder, whose loss is our own; tests of the RAS recipe do it with a decoder.
-    seq2seq = True
-    quiet = {"model.lora_dropout": 0.0, "train.max_steps": 4}
-    one = make_extraction_config({**quiet, "output_dir": str(tmp_path / "one")}, seq2seq)
-    assert run_recipe(command_line(RECIPE, one)) == ""
-    two = make_extraction_config({**quiet, "output_dir": str(tmp_path / "two"), "train.batch_size": 1}, seq2seq)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = run([*launch, *command_line(RECIPE, two)])
-    assert done.returncode == 0, done.stderr
-    assert "2 process(es)" in done.stderr
-    losses = [[line["loss"] for line in lines(config, "losses.jsonl")] for config in (one, two)]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-    scores = [lines(config, "evaluations.jsonl")[-1] for config in (one, two)]
-    assert scores[1]["loss"] == pytest.approx(scores[0]["loss"], rel=1e-4)
-
-
 def binary_file(config: Any) -> None:
     (Path(config.data.train) / "train-00000.jsonl").write_bytes(b"\x80\x81\x00\xff" * 100)
 

@@ -7,7 +7,7 @@ settings to those of `RunConfig`. Nothing heavy is imported here, so that `--hel
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -95,7 +95,6 @@ class TrainSection:
     save_steps: int = setting(500, "optimiser steps between checkpoints", above=0)
     save_total_limit: int | None = setting(2, "checkpoints kept")
     workers: int = setting(0, "data-loading processes", at_least=0)
-    deepspeed: str | None = setting(None, "DeepSpeed JSON file")
     ddp_timeout: int = setting(
         14400, "seconds that processes wait for each other, at the start for the first one to tokenise", above=0
     )
@@ -104,7 +103,7 @@ class TrainSection:
 
     def check(self) -> list[str]:
         """Problems that can be seen without loading anything."""
-        found = missing_files({"train.deepspeed": self.deepspeed})
+        found = []
         if self.records_per_step is not None and self.gradient_accumulation is not None:
             found.append(
                 f"train.records_per_step {self.records_per_step} and train.gradient_accumulation "
@@ -343,3 +342,26 @@ class TrainingTask:
             except FileNotFoundError:
                 return train, None
         return train, found
+
+
+def spread(model: Any, items: Sequence[Any], work: Callable[[Sequence[Any]], list[str]]) -> list[str]:
+    """Do work for items, each process a part of it.
+
+    Args:
+        model: The model that works. Where processes share its weights, they must call it together: all do all of it.
+        items: What to work on, the same on every process.
+        work: Gives a result for each item.
+
+    Returns:
+        The results in the order of the items, on every process.
+    """
+    from accelerate import PartialState
+    from accelerate.utils import gather_object
+
+    from tripletune.models.local.continuous_batch import is_sharded
+
+    if is_sharded(model):
+        return work(items)
+    with PartialState().split_between_processes(list(items)) as mine:
+        done = gather_object(work(mine))
+    return list(done[: len(items)])  # some versions of accelerate repeat the last one for processes without any

@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ from tripletune.train.tasks import (
     TrainingTask,
     TrainSection,
     missing_files,
+    spread,
 )
 
 if TYPE_CHECKING:
@@ -342,9 +343,6 @@ class GraphTask(TrainingTask):
 
         They are action accuracy (overall, with history, per label), sub-query F1, answer EM and F1, malformed share.
         """
-        from accelerate import PartialState
-        from accelerate.utils import gather_object
-
         from tripletune.eval.statistics import flatten_means
         from tripletune.eval.suites.records import score_predictions
         from tripletune.models.graph_llm import LocalGenerator
@@ -353,10 +351,12 @@ class GraphTask(TrainingTask):
             return {}
         train = self.config.train
         generator = LocalGenerator(model, self.processor, train.eval_batch_size, self.table)
-        with PartialState().split_between_processes([record.input for record in self.scored]) as mine:
-            completions = generator.generate_many(mine, train.eval_max_new_tokens)
-        texts = gather_object([completion.text for completion in completions])
-        return flatten_means(score_predictions(self.scored, texts[: len(self.scored)]))
+
+        def reply(inputs: Sequence[ModelInput]) -> list[str]:
+            return [completion.text for completion in generator.generate_many(inputs, train.eval_max_new_tokens)]
+
+        texts = spread(model, [record.input for record in self.scored], reply)
+        return flatten_means(score_predictions(self.scored, texts))
 
     def save(self, folder: Path) -> None:
         """The base's configuration and the processor."""

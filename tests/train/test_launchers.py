@@ -1,0 +1,152 @@
+"""One process, DDP, ZeRO-2, ZeRO-3 and FSDP2 are one run: two processes on CPUs, in one start of Python."""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+from safetensors.torch import load_file
+
+from tests.conftest import GRAPH_WIDTHS, RUN, _writer
+from tests.recipes.command_lines import ROOT, run
+from tests.train.launched import digest_of_replies
+from tripletune.train import main, train
+from tripletune.train.resume import check_same_run, save_run_settings
+
+ACCELERATE = ROOT / "recipes" / "accelerate"
+ZERO = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
+WAYS = ["ddp", pytest.param("zero2", marks=ZERO), pytest.param("zero3", marks=ZERO), "fsdp2"]
+# The same step on one process and on two.
+HALF = {"train.batch_size": 1, "train.records_per_step": 4}
+
+
+def environment(name: str) -> dict[str, str]:
+    """The variables that `accelerate launch --config_file` sets, of those that say how to train."""
+    args = launch_command_parser().parse_args(["--config_file", str(ACCELERATE / f"{name}.yaml"), "script.py"])
+    args = _validate_launch_command(args)[0]
+    args.deepspeed_fields_from_accelerate_config = ""
+    found = prepare_deepspeed_cmd_env(args)[1] if args.use_deepspeed else prepare_multi_gpu_env(args)
+    kept = {"ACCELERATE_DYNAMO_BACKEND", "OMP_NUM_THREADS"}
+    return {
+        key: value
+        for key, value in found.items()
+        if key.startswith(("ACCELERATE_", "FSDP_")) and key not in kept and os.environ.get(key) != value
+    }
+
+
+def words(values: dict[str, Any]) -> list[str]:
+    return [word for name, value in values.items() for word in (f"--{name}", str(value))]
+
+
+@pytest.fixture(scope="module")
+def folder(
+    tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path, tiny_t5: Path, tiny_encoder: Path, records: Any,
+    extraction_pairs: Any,
+) -> Path:  # fmt: skip
+    """The folder of all runs."""
+    folder = tmp_path_factory.mktemp("launchers")
+    write = _writer(folder)
+    write(records, "train", folder / "records")
+    # Three evaluation batches of short and long labels for two processes.
+    write(records[5:10], "validation", folder / "records")
+    write(extraction_pairs, "train", folder / "pairs")
+    write(extraction_pairs[:5], "validation", folder / "pairs")
+    shared = RUN | {"model.lora_dropout": 0.0, "train.save_total_limit": "none", "train.eval_batch_size": 2}
+    ras = shared | {f"model.{name}": width for name, width in GRAPH_WIDTHS.items()} | {
+        "model.base": tiny_llama, "model.encoder": tiny_encoder, "model.graph_dropout": 0.0,
+        "data.train": folder / "records", "train.max_steps": 6, "train.save_steps": 4, "train.eval_steps": 3,
+    }  # fmt: skip
+    pairs = shared | {
+        "model.base": tiny_t5, "model.lora_rank": 4, "data.train": folder / "pairs", "train.max_steps": 3,
+        "train.batch_size": 2, "train.gradient_accumulation": 2,
+    }  # fmt: skip
+
+    def job(name: str, launcher: str | None = None, task: str = "ras", copy: str | None = None) -> list[Any]:
+        # Of a copy what was done after its first checkpoint is done again.
+        if copy is not None:
+            shutil.copytree(folder / copy, folder / name, ignore=shutil.ignore_patterns("checkpoint-6"))
+        more = {"output_dir": folder / name} | (
+            (HALF if task == "ras" else {"train.batch_size": 1}) if launcher else {}
+        )
+        return [environment(launcher) if launcher else {}, task, words((ras if task == "ras" else pairs) | more)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tripletune.eval.suites.records.score_predictions", digest_of_replies)
+        assert [main(task, argv=line) for _, task, line in (job("one"), job("one_t5", task="text_to_triples"))] == [
+            0,
+            0,
+        ]
+        jobs = [job("ddp", "ddp"), job("t5", "ddp", "text_to_triples"), job("one_then_two", "ddp", copy="one")]
+        ways = ["fsdp2", *(["zero2", "zero3"] if importlib.util.find_spec("deepspeed") else [])]
+        for way in ways:
+            jobs.append(job(way, way))
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        done = run([*launch, str(ROOT / "tests/train/launched.py"), json.dumps(jobs, default=str)])
+        (folder / "log").write_text(done.stderr)
+        assert done.returncode == 0, [line for line in done.stderr.splitlines() if "Error" in line or "error:" in line]
+        # And back: one process goes on where two have saved.
+        assert main("ras", argv=job("two_then_one", copy="ddp")[2]) == 0
+    return folder
+
+
+def lines(folder: Path, name: str, key: str = "loss") -> list[float]:
+    return [json.loads(line)[key] for line in (folder / name).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("way", [*WAYS, "one_then_two", "two_then_one"])
+def test_every_way_to_train_is_the_run_of_one_process(way: str, folder: Path) -> None:
+    one, other = folder / "one", folder / way
+    assert lines(other, "losses.jsonl") == pytest.approx(lines(one, "losses.jsonl"), rel=1e-5)
+    assert lines(other, "evaluations.jsonl") == pytest.approx(lines(one, "evaluations.jsonl"), rel=1e-5)
+    assert lines(other, "evaluations.jsonl", "replies") == lines(one, "evaluations.jsonl", "replies")
+    assert len(set(lines(one, "evaluations.jsonl", "replies"))) == 2, "training changes the replies"
+    weights = [load_file(path / "final" / "adapter_model.safetensors") for path in (one, other)]
+    assert weights[0].keys() == weights[1].keys()
+    assert max(float((weights[0][name] - weights[1][name]).abs().max()) for name in weights[0]) < 1e-4
+
+
+def test_the_log_names_the_wrapper_in_use(folder: Path) -> None:
+    found = re.findall(r"the module in training is an? (\w+)", (folder / "log").read_text())
+    expected = ["DistributedDataParallel"] * 3 + ["FSDPPeftModel"]
+    assert found == expected + ["DeepSpeedEngine"] * (len(found) - len(expected))
+
+
+def test_an_encoder_decoder_trains_alike_on_two_processes(folder: Path) -> None:
+    for file in ("losses.jsonl", "evaluations.jsonl"):
+        assert lines(folder / "t5", file) == pytest.approx(lines(folder / "one_t5", file), rel=1e-4)
+
+
+FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (FSDP | {"FSDP_VERSION": "1"}, "fsdp_version of the launcher is 1, and must be 2"),
+        (FSDP | {"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}, "the result would hold no weights"),
+        # One process on a CPU, and accelerate says nothing.
+        (FSDP, "the launcher's settings ask for FSDP2, and the module in training is a PeftModel, on 1 process"),
+    ],
+)
+def test_what_would_train_in_another_way_is_refused(
+    variables: dict[str, str], message: str, make_task: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=message):
+        train(make_task("ras"))
+
+
+def test_a_run_continues_as_it_was_saved(make_task: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_task("ras")
+    save_run_settings(task.config, "digest")
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
+    with pytest.raises(ValueError, match=r"saved under DDP or one process on 1 process\(es\), and this is ZeRO-3 on 1"):
+        check_same_run(task.config, "digest")
