@@ -189,14 +189,23 @@ def model_spec(spec: str, untrained: bool) -> str:
     return str(folder)
 
 
-def open_generator(spec: str, options: Any) -> LocalGenerator:
-    """A Graph-LLM for `untrained`, `batch_size` and `dtype` of the options, and for `ledger` where they have it."""
+def open_generator(spec: str, options: Any, graph: bool = True) -> LocalGenerator:
+    """A Graph-LLM for `untrained`, `batch_size` and `dtype` of the options, and for `ledger` where they have it.
+
+    Args:
+        spec: From `model_spec`.
+        options: The options.
+        graph: Whether its prompts hold the graph token that it was trained with.
+    """
     if not options.untrained:
         check_model_folder(spec)
     from tripletune.models.graph_llm import load_generator
 
     ledger = getattr(options, "ledger", None)
-    return load_generator(spec, batch_size=options.batch_size, dtype=usual_dtype(options.dtype), ledger=ledger)
+    generator = load_generator(spec, batch_size=options.batch_size, dtype=usual_dtype(options.dtype), ledger=ledger)
+    if not graph:
+        generator.processor = generator.processor.without_graph()
+    return generator
 
 
 def extractor_settings(options: SearchOptions) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -66,17 +66,17 @@ class SearchOptions:
     index: str | None = setting(None, "folder of the indexes (default: OUTPUT/index of a run, a temporary one of ask)")
 
 
+@dataclass
 class Opened:
     """What several runs share: indexes, stores, models, each opened when the first of them needs it."""
 
-    def __init__(self) -> None:
-        self._things: dict[Hashable, Any] = {}
+    things: dict[Hashable, Any] = field(default_factory=dict)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """What was made under that key, now or before."""
-        if key not in self._things:
-            self._things[key] = make()
-        found: T = self._things[key]
+        if key not in self.things:
+            self.things[key] = make()
+        found: T = self.things[key]
         return found
 
 

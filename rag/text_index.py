@@ -104,12 +104,12 @@ class Bm25Index:
 
         prepare(folder, {"kind": "bm25", **wanted, "k1": k1, "b": b, "stemmer": "english"}, build)
         self._index: Any = bm25s.BM25.load(folder, mmap=True, allow_pickle=False, show_progress=False)
-        self._together: Together[tuple[str, int], Ranking] = Together(self._search)
+        self._together = Together(self._search) if self._index.scores["num_docs"] > _FEW else None
 
     async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """See `TextIndex`; rows that share no word with the query are left out."""
         keys = [(query, k) for query in queries]
-        return self._search(keys) if self._index.scores["num_docs"] <= _FEW else await self._together(keys)
+        return self._search(keys) if self._together is None else await self._together(keys)
 
     def _search(self, keys: list[tuple[str, int]]) -> list[Ranking]:
         read = [(self._index.get_tokens_ids(_tokens(query)), k) for query, k in keys]

@@ -46,7 +46,7 @@ from tripletune.rag.systems import Evidence, FirstQuery, LoopOptions, Tools, loa
 from tripletune.rag.triple_store import read_gold
 
 if TYPE_CHECKING:
-    from tripletune.models.graph_llm import LocalGenerator
+    pass
 
 logger = logging.getLogger(__name__)
 _SECONDS = ("seconds", "structuring_seconds")
@@ -289,8 +289,8 @@ class QuestionSuite(Suite):
                     logger.warning("%s", warning)
                 tools = replace(tools, integrator=open_student(self.teacher, options.integrator))
         planner, answerer = (
-            self.opened.once((spec, loop.graph), partial(self._generator, spec)) if spec else None
-            for spec in (options.planner_model, options.model)
+            self.opened.once((spec, loop.graph), partial(open_generator, spec, options, loop.graph)) if spec else None
+            for spec in (one and model_spec(one, options.untrained) for one in (options.planner_model, options.model))
         )
         if self.teacher is None:
             planner = planner or answerer
@@ -383,12 +383,6 @@ class QuestionSuite(Suite):
             logger.warning(
                 "most retrieved passages have no triples in %s: does it cover this corpus?", self.options.triples
             )
-
-    def _generator(self, spec: str) -> LocalGenerator:
-        generator = open_generator(model_spec(spec, self.options.untrained), self.options)
-        if not self.loop.graph:
-            generator.processor = generator.processor.without_graph()
-        return generator
 
     def _read_gold(self) -> Mapping[str, frozenset[str]]:
         path = self.options.gold

@@ -8,7 +8,6 @@ strings share a hash with probability n^2 / 3.7e19, 1e-7 for two million strings
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -68,7 +67,9 @@ def encoder_dimension(spec: str) -> int:
 
 def string_key(text: str) -> int:
     """The 64-bit hash a string is stored under."""
-    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+    return int.from_bytes(
+        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little", signed=True
+    )
 
 
 class EmbeddingTable:
@@ -76,44 +77,36 @@ class EmbeddingTable:
 
     Attributes:
         dimension: Width D of a vector.
-        digest: Name of the table: row numbers are only good with the table they were looked up in.
     """
 
     def __init__(self, folder: str | Path) -> None:
         folder = Path(folder)
         if not (folder / "table.json").exists():
             raise FileNotFoundError(f"{folder} holds no embedding table (table.json is missing); build it first")
-        about = read_json(folder / "table.json")
         self._keys = np.load(folder / "keys.npy", mmap_mode="r", allow_pickle=False)
         self._vectors = np.load(folder / "vectors.npy", mmap_mode="r", allow_pickle=False)
         self.dimension = int(self._vectors.shape[1])
-        self.digest = hashlib.sha256(self._keys.tobytes() + json.dumps(about).encode()).hexdigest()[:16]
 
     def __len__(self) -> int:
         return len(self._keys)
 
-    def rows(self, strings: Sequence[str]) -> list[int]:
-        """Row number of each string.
+    def __getitem__(self, keys: Sequence[int]) -> torch.Tensor:
+        """(n, D) float32 tensor, one row per key (`string_key`) in the given order.
 
         Raises:
             KeyError: a string is not in the table.
         """
-        keys = np.array([string_key(text) for text in strings], np.uint64)
-        found = np.searchsorted(self._keys, keys)
-        good = found < len(self._keys)
-        good[good] = self._keys[found[good]] == keys[good]
-        if not good.all():
-            missing = strings[int(np.flatnonzero(~good)[0])]
-            raise KeyError(f"{missing!r} is not in the embedding table: it was built from other records")
-        return list(found.tolist())
-
-    def __getitem__(self, rows: Sequence[int]) -> torch.Tensor:
-        """(n, D) float32 tensor of the given rows."""
-        return torch.from_numpy(self._vectors[np.asarray(rows, np.int64)].astype(np.float32))
+        wanted = np.asarray(keys, np.int64)
+        found = np.searchsorted(self._keys, wanted)
+        known = found < len(self._keys)
+        known[known] = self._keys[found[known]] == wanted[known]
+        if not known.all():
+            raise KeyError(f"{np.sum(~known)} strings are not in the embedding table: it was built from other records")
+        return torch.from_numpy(self._vectors[found].astype(np.float32))
 
     def vectors(self, strings: Sequence[str]) -> torch.Tensor:
         """(n, D) float32 tensor, one row per string in the given order, as `LiveEmbeddings` gives it."""
-        return self[self.rows(strings)]
+        return self[[string_key(text) for text in strings]]
 
     @classmethod
     def build(cls, strings: Iterable[str], encoder_spec: str, folder: str | Path) -> EmbeddingTable:
@@ -145,7 +138,7 @@ class EmbeddingTable:
             while chunk := list(islice(new, CHUNK)):
                 out.write(encoder.encode(chunk).tobytes())
                 bar.update(len(chunk))
-        _sort_table(folder, raw, np.array([*keys], np.uint64), encoder.dimension)
+        _sort_table(folder, raw, np.array([*keys], np.int64), encoder.dimension)
         about = {"encoder": encoder_spec, "dimension": encoder.dimension, "strings": len(keys)}
         write_json(folder / "table.json", about)
         logger.info("embedded %d distinct strings with %s", len(keys), encoder_spec)

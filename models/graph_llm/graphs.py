@@ -29,8 +29,8 @@ class SampleGraph(NamedTuple):
     """Sub-graphs of a sample side by side; empty ones leave no trace.
 
     Attributes:
-        nodes: N names, or their rows in an embedding table.
-        edges: E texts, or their rows.
+        nodes: N names, or the keys of their embeddings.
+        edges: E texts, or their keys.
         sources: E node numbers.
         targets: E node numbers.
         subgraph: N sub-graph numbers.
@@ -73,7 +73,7 @@ def batch_graphs(samples: Sequence[SampleGraph], vectors: Callable[[list[Any]], 
 
     Args:
         samples: One entry a sample, in batch order.
-        vectors: From a list of n names and texts, or of their rows, to (n, D) floats.
+        vectors: From a list of n names and texts, or of their keys, to (n, D) floats.
 
     Returns:
         For N nodes and E edges of all samples `x` (N, D), `edge_index` (2, E), `edge_attr` (E, D), `batch` (N,), the

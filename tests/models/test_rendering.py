@@ -48,7 +48,7 @@ def test_training_and_inference_use_one_renderer(tokenizer: Any, monkeypatch: py
     monkeypatch.setattr(graph_processor, "render", spy)
     processor = graph_processor.GraphLLMProcessor.create(tokenizer, use_graph=False)
     record = Record("1", "1", "planning", "Q?", Action.SUFFICIENT, STEPS)
-    row = encode_row(record, processor, None)
+    row = encode_row(record, processor)
     inference = processor.encode_input(ModelInput("planning", "Q?", STEPS))
     assert calls == [record.input, record.input]
     assert row["input_ids"] == inference.input_ids

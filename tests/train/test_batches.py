@@ -100,7 +100,7 @@ def processor(tokenizer: Any) -> GraphLLMProcessor:
 
 
 def test_label_and_end_of_sequence_alone_are_learned(processor: GraphLLMProcessor, records: list[Record]) -> None:
-    rows = [encode_row(record, processor, None) for record in records]
+    rows = [encode_row(record, processor) for record in records]
     batch = RecordCollator(processor.tokenizer.pad_token_id, None)(rows)
     eos = processor.tokenizer.eos_token
     for ids, labels, record in zip(batch["input_ids"], batch["labels"], records):
@@ -120,7 +120,7 @@ def test_graphs_are_those_of_the_records(
     strings = [text for record in records for part in build_graph(record.steps)[:2] for text in part]
     table = EmbeddingTable.build(strings, str(tiny_encoder), tmp_path)
     chosen = [records[1], records[3], records[9]]
-    batch = RecordCollator(3, table)([encode_row(record, processor, table) for record in chosen])
+    batch = RecordCollator(3, table)([encode_row(record, processor) for record in chosen])
     graphs = batch["graphs"]
     assert graphs.num_graphs == 3
     names = [name for record in chosen for name in build_graph(record.steps).nodes]
@@ -130,7 +130,7 @@ def test_graphs_are_those_of_the_records(
 
 
 def test_weights_reach_markers_and_answers_alone(records: list[Record], processor: GraphLLMProcessor) -> None:
-    rows = [encode_row(record, processor, None) for record in records]
+    rows = [encode_row(record, processor) for record in records]
     batch = RecordCollator(3, None, action_weight=4.0, answer_weight=2.5)(rows)
     assert batch["input_ids"].shape[1] == -(-max(row["length"] for row in rows) // 8) * 8
     for record, row, ids, weights in zip(records, rows, batch["input_ids"], batch["label_weights"]):

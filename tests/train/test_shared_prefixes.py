@@ -67,7 +67,7 @@ def collated(tiny_encoder: Path, tmp_path: Path, records: list[Record]) -> Calla
         if processor.settings.use_graph:
             strings = [text for record in records for part in build_graph(record.steps)[:2] for text in part]
             table = EmbeddingTable.build(strings, str(tiny_encoder), tmp_path)
-        rows = [encode_row(record, processor, table) for record in records]
+        rows = [encode_row(record, processor) for record in records]
         pad, own = processor.tokenizer.pad_token_id, processor.graph_token_id
         return (
             RecordCollator(pad, table, **options)(rows),

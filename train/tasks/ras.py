@@ -253,7 +253,7 @@ class GraphTask(TrainingTask):
 
         sources, encoder = [source for source in self.sources if source is not None], self.config.model.encoder
         parts = [[source.digest for source in sources], encoder, self.processor.settings.graph_pooling]
-        name = f"embeddings-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
+        name = f"strings-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
         folder = Path(self.config.output_dir) / "cache" / name
         if (folder / "table.json").exists():
             return EmbeddingTable(folder)
@@ -266,32 +266,31 @@ class GraphTask(TrainingTask):
 
         Columns: `input_ids`, `label_ids`, `marker` (label tokens of the action marker), `length`, `question` (a number
         that records of one question have in common) and, with graphs, those of a `models.graph_llm.graphs.SampleGraph`
-        of table rows.
+        of keys.
 
         Raises:
             ValueError: there is no record, or a label is too long where that is an error.
         """
         from tripletune.train.batches import cached_rows
 
-        processor, table = self.processor, self.table
+        processor = self.processor
         learn_copies, long_labels = self.config.data.learn_copies, self.config.data.long_labels
         columns = {"input_ids": "[int32]", "label_ids": "[int32]", "marker": "int32", "length": "int32"}
         columns["question"] = "int64"
-        if table is not None:
+        if self.table is not None:
             columns |= dict.fromkeys(("nodes", "edges"), "[int64]")
             columns |= dict.fromkeys(("sources", "targets", "subgraph"), "[int32]")
         # An empty prompt shows template and tokenizer, which may change while their folder keeps its name.
         empty = [processor.encode_input(ModelInput(task, "?")).input_ids for task in TASKS]
         settings = dataclasses.asdict(processor.settings)
         tokenizer = [processor.tokenizer.name_or_path, len(processor.tokenizer)]
-        strings = table.digest if table is not None else None
-        key = ["records", source.digest, settings, tokenizer, empty, learn_copies, long_labels, strings]
+        key = ["records", source.digest, settings, tokenizer, empty, learn_copies, long_labels]
 
         return cached_rows(
             key,
             cache,
             lambda counts: filter(
-                None, (encode_row(one, processor, table, learn_copies, counts, long_labels) for one in source)
+                None, (encode_row(one, processor, learn_copies, counts, long_labels) for one in source)
             ),
             columns,
         )
@@ -396,7 +395,6 @@ TASK = GraphTask
 def encode_row(
     record: Record,
     processor: GraphLLMProcessor,
-    table: EmbeddingTable | None,
     learn_copies: bool = True,
     counts: Counter[str] | None = None,
     long_labels: str = "error",
@@ -406,12 +404,13 @@ def encode_row(
     Args:
         record: The record.
         processor: Makes prompt and label.
-        table: Rows of node and edge strings; None for models without graph.
         learn_copies: Whether a first sub-query that repeats the main question is part of its label. A loop whose q_0 is
             the main question (RAS, section 3.1) fills it in itself and reads the action alone.
         counts: Counts records of each kind, and truncated records, triples, words and labels.
         long_labels: "truncate", "skip" or "error"; see `GraphLLMProcessor.encode_label`.
     """
+    from tripletune.models.graph_llm.embeddings import string_key
+
     label, marker = processor.encode_label(record, "error" if long_labels == "error" else "truncate")
     too_long = label[-1] != processor.tokenizer.eos_token_id
     if counts is not None and long_labels != "error":
@@ -422,9 +421,9 @@ def encode_row(
     if not learn_copies and not record.steps and record.subquery == record.question:
         label = label[:marker]
     row: dict[str, Any] = {"input_ids": encoded.input_ids, "label_ids": label}
-    if table is not None:
-        graph = encoded.graph
-        row |= graph._replace(nodes=table.rows(graph.nodes), edges=table.rows(graph.edges))._asdict()
+    if processor.settings.use_graph:
+        nodes, edges = ([string_key(text) for text in texts] for texts in encoded.graph[:2])
+        row |= encoded.graph._replace(nodes=nodes, edges=edges)._asdict()
     row["marker"] = marker
     row["length"] = len(encoded.input_ids) + len(label)
     row["question"] = int.from_bytes(hashlib.sha256(record.question_id.encode()).digest()[:7])

@@ -142,7 +142,7 @@ def test_a_training_row_begins_with_the_prompt_of_inference(tokenizer: Any, reco
     for form, order in product(("chat", "plain", "llama2"), ("instruction_first", "history_first")):
         made = processor(tokenizer, prompt_format=form, prompt_order=order)
         for record in records:
-            row = encode_row(record, made, None)
+            row = encode_row(record, made)
             prompt = made.encode_input(ModelInput(record.task, record.question, record.steps)).input_ids
             assert row["input_ids"] == prompt
             assert made.decode(row["label_ids"]) == record.label
