@@ -17,7 +17,7 @@ from rich.console import Console
 
 from tripletune.eval import Metric, find_metrics, score_answer
 from tripletune.eval.results import SCORES, SETTINGS, read_results, read_scored, run_folders
-from tripletune.eval.statistics import Interval, bootstrap_mean
+from tripletune.eval.statistics import Interval, bootstrap_means
 from tripletune.eval.suites import interval_cells, show_table
 from tripletune.models.files import lock_folder, new_file, read_json
 from tripletune.models.options import not_one_of
@@ -90,7 +90,7 @@ def score_run(
     for name, count in changed.items():
         if count:
             logger.warning("%s: %s of %d questions is another than before; the new score counts", folder, name, count)
-    return {name: bootstrap_mean(found) for name, found in values.items()}
+    return bootstrap_means(values)
 
 
 def score_row(

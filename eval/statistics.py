@@ -47,8 +47,28 @@ def bootstrap_mean(values: Sequence[float], bounds: Bounds | None = SCORE) -> In
     Raises:
         ValueError: a value is not a finite number.
     """
-    numbers = _finite(values)
-    return _interval(numbers, np.ones_like(numbers), len(values), bounds)
+    return bootstrap_means({"": values}, bounds)[""]
+
+
+def bootstrap_means(values: Mapping[str, Sequence[float]], bounds: Bounds | None = SCORE) -> dict[str, Interval]:
+    """Several means at once, such as the metrics of one run: what is drawn for one serves all of the same number.
+
+    Args:
+        values: By name, one value per question.
+        bounds: As in `bootstrap_mean`.
+
+    Raises:
+        ValueError: a value is not a finite number.
+    """
+    columns = {name: _finite(column) for name, column in values.items()}
+    found: dict[str, Interval] = {name: {"mean": None, "low": None, "high": None, "n": 0} for name in columns}
+    for size in {len(column) for column in columns.values()} - {0}:
+        names = [name for name, column in columns.items() if len(column) == size]
+        samples = _resampled(np.column_stack([columns[name] for name in names])) / size
+        for name, drawn in zip(names, samples.T):
+            mean = float(columns[name].sum() / size)
+            found[name] = {"mean": mean, **_limits(mean, drawn, bounds, size), "n": size}
+    return found
 
 
 def bootstrap_pairs(pairs: Sequence[tuple[Hashable, float]], bounds: Bounds = SCORE) -> Interval:
@@ -190,7 +210,7 @@ def _columns(parts: Sequence[Sequence[float]]) -> np.ndarray:
     return np.column_stack([_finite(part) for part in parts])
 
 
-def _interval(above: np.ndarray, below: np.ndarray, n: int, bounds: Bounds | None = SCORE) -> Interval:
+def _interval(above: np.ndarray, below: np.ndarray, n: int, bounds: Bounds = SCORE) -> Interval:
     if not below.sum():
         return {"mean": None, "low": None, "high": None, "n": 0}
     mean, samples = float(above.sum() / below.sum()), _ratios(_resampled(np.column_stack([above, below])))

@@ -25,6 +25,7 @@ import pandas as pd
 from tripletune.eval.results import ABOUT, METRICS, RESULTS, SETTINGS, read_results, read_scored
 from tripletune.eval.statistics import (
     bootstrap_mean,
+    bootstrap_means,
     correct_table,
     flatten,
     paired_difference,
@@ -177,7 +178,7 @@ def figures_of(run: Run, price: Price | None = None) -> dict[str, Any]:
             "questions": _counted(rows["rounds"]),
             "ended_by": _counted(rows["stop"]),
         },
-        "cost": {name: bootstrap_mean(values, None) for name, values in costs.items()},
+        "cost": bootstrap_means(costs, None),
         "roles": _roles(rows),
         "latency": {
             "mean": bootstrap_mean(seconds, None),
@@ -241,7 +242,7 @@ def _counted(values: pd.Series) -> dict[str, int]:
 
 def _means_of(rows: pd.DataFrame, metrics: Sequence[str]) -> dict[str, Any]:
     # Where gold passages are not known, a ranking has no score.
-    return {name: bootstrap_mean(rows[name].dropna()) for name in metrics}
+    return bootstrap_means({name: rows[name].dropna() for name in metrics})
 
 
 def _slices(rows: pd.DataFrame, column: str, metrics: Sequence[str]) -> dict[str, Any] | None:

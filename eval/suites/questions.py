@@ -19,7 +19,7 @@ from tripletune.data_builders.hotpotqa_subq import Question
 from tripletune.eval import find_metrics, load_task, score_answer, task_names, task_questions, write_context_corpus
 from tripletune.eval.costs import Costs, Prices, read_prices
 from tripletune.eval.results import ResultLog
-from tripletune.eval.statistics import bootstrap_mean
+from tripletune.eval.statistics import bootstrap_mean, bootstrap_means
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.eval.systems import (
     chat_models,
@@ -441,7 +441,7 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...], prices: Prices) 
     return {
         "primary": names[0],
         "questions": total,
-        "metrics": {name: bootstrap_mean(values) for name, values in scores.items()},
+        "metrics": bootstrap_means(scores),
         "by_type": {kind: bootstrap_mean(values) for kind, values in sorted(by_type.items())},
         "supporting_recall": bootstrap_mean(recalls),
         "counts": {name: count for name, count in sums.items() if name not in _TRUNCATED}
