@@ -278,6 +278,19 @@ def test_ask_with_a_chat_model(world, chat_model, capsys, system):
     assert chat_model.closed
 
 
+def test_the_chat_model_reads_the_triples_and_a_second_question_finds_them(world, chat_model, tmp_path, capsys):
+    triple, answer = "(S> Ida Morn| P> born in| O> Velsund)", chat_model.answer
+    chat_model.answer = lambda asked: triple if asked.role == "extract.triples" else answer(asked)
+    ask = ["ask", "Where was Ida Morn born?", "--teacher", "openai", "--teacher-model", "m", *world[:2], "--top-k", "1"]
+    ask += ["--extractor", "teacher", "--triples", str(tmp_path / "read.sqlite")]
+    for _ in range(2):
+        assert main(ask) == 0
+        assert chat_model.roles.count("extract.triples") == 1
+        assert triple in chat_model.asked[-1].text
+    assert main([*ask, "--extractor-set", "beams=4"]) == 2
+    assert "--extractor-set is for a trained model" in capsys.readouterr().err
+
+
 def test_a_chat_model_and_a_graph_llm_share_the_work(model, world, chat_model, monkeypatch, capsys):
     llm = Model(answer="Ida Morn")
     monkeypatch.setattr("tripletune.models.graph_llm.load_generator", lambda *args, **options: llm)
