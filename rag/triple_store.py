@@ -1,4 +1,4 @@
-"""Triples by passage, kept in one SQLite file: extracted beforehand (RAS, section 3.2 and F.2), looked up by the loops.
+"""Triples by passage, kept in one SQLite file: extracted beforehand or in the loop (RAS, section 3.2 and F.2).
 
 The key is (passage, model, prompt). A run that was killed continues from the file, several processes write into one,
 and the loops read from it through `StoredTriples`. JSON lines of `{"title", "text", "triples"}` are read once into such
