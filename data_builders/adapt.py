@@ -41,6 +41,9 @@ class AdaptOptions:
     piece_limit: int = setting(
         4800, "characters; longer articles and books are cut between sentences (about 1,200 tokens)", at_least=1
     )
+    piece_overlap: int = setting(
+        400, "most characters that a piece repeats from the one before (about 100 tokens)", at_least=0
+    )
 
 
 def adapt_rows(options: AdaptOptions) -> Counter[str]:
@@ -59,7 +62,7 @@ def adapt_rows(options: AdaptOptions) -> Counter[str]:
     graph: dict[str, set[Any]] = {"nodes": set(), "relations": set(), "distinct triples": set()}
     with new_file(options.output) as scratch, scratch.open("w", encoding="utf-8") as file:
         for where, row in _rows(options.input):
-            for made in _made(row, where, aliases, options.piece_limit, seen):
+            for made in _made(row, where, aliases, options, seen):
                 counts["rows" if "text" not in made else "passages"] += 1
                 for fields in made.get("triples", ()):
                     counts["triples"] += 1
@@ -87,7 +90,9 @@ def _rows(location: str) -> Iterator[tuple[str, Row]]:
     yield from source_rows(location)
 
 
-def _made(row: Row, where: str, aliases: Mapping[str, list[str]] | None, limit: int, seen: set[int]) -> Iterator[Row]:
+def _made(
+    row: Row, where: str, aliases: Mapping[str, list[str]] | None, options: AdaptOptions, seen: set[int]
+) -> Iterator[Row]:
     if aliases is not None:
         known = aliases.get(str(row.get("answer_id")), [])
         yield row | ({"answer_aliases": known} if known else {})
@@ -106,7 +111,8 @@ def _made(row: Row, where: str, aliases: Mapping[str, list[str]] | None, limit: 
         text = required_text(row, ("body", "context"), where)
         if (key := hash((title, text))) not in seen:  # UltraDomain repeats a book with each question on it
             seen.add(key)
-            yield from ({"title": title, "text": piece} for piece in split_passage(text, limit))
+            pieces = split_passage(text, options.piece_limit, options.piece_overlap)
+            yield from ({"title": title, "text": piece} for piece in pieces)
     elif "text" in row:
         yield {name: row[name] for name in ("id", "title", "text", "triples") if name in row}
     else:

@@ -337,7 +337,7 @@ def source_pieces(title: str, text: str, limit: int = PIECE_LIMIT) -> list[str]:
     return [render_source(title, piece) for piece in split_passage(text, room)]
 
 
-def split_passage(text: str, limit: int = PIECE_LIMIT) -> list[str]:
+def split_passage(text: str, limit: int = PIECE_LIMIT, overlap: int = 0) -> list[str]:
     """Cut a text into pieces of whole sentences, as few as filling them one after the other gives.
 
     A sentence that is longer than a piece is cut between words, a word that is longer anywhere.
@@ -345,6 +345,7 @@ def split_passage(text: str, limit: int = PIECE_LIMIT) -> list[str]:
     Args:
         text: The text; white space is folded.
         limit: Longest piece, in characters.
+        overlap: Most characters that a piece repeats from the end of the one before, in whole sentences.
 
     Returns:
         The pieces in order; together they hold every character of the text but white space.
@@ -354,11 +355,13 @@ def split_passage(text: str, limit: int = PIECE_LIMIT) -> list[str]:
         return [text] if text else []
     from sentencex import segment
 
-    pieces: list[str] = []
+    pieces: list[list[str]] = [[]]
     for sentence in segment("en", text):
         for part in textwrap.wrap(sentence, limit, break_on_hyphens=False):
-            if pieces and len(pieces[-1]) + 1 + len(part) <= limit:
-                pieces[-1] += f" {part}"
-            else:
-                pieces.append(part)
-    return pieces
+            if pieces[-1] and len(" ".join([*pieces[-1], part])) > limit:
+                common = pieces[-1]
+                while common and (len(" ".join(common)) > overlap or len(" ".join([*common, part])) > limit):
+                    common = common[1:]
+                pieces.append(list(common))
+            pieces[-1].append(part)
+    return [" ".join(piece) for piece in pieces]

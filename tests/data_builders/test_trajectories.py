@@ -89,7 +89,7 @@ def test_each_role_of_a_system_has_trajectories_of_right_answers(system, tmp_pat
     # A second run in the same ledger, whose calls are not those of the results.
     for rounds in (1, 2):
         small = {"top_k": 1, "length": 1, "width": 1} if system == "gear" else {}
-        settings = {"hops": 0, "chunks": rounds} if system == "thrag" else {"max_rounds": rounds + 1, **small}
+        settings = {"chunks": rounds} if system == "thrag" else {"max_rounds": rounds + 1, **small}
         traces = answer_all(world, system, tools, Ledger(tmp_path / "ledger.sqlite"), **settings)
     right = [trace.answer == question.answer for question, trace in zip(world.questions, traces)]
     assert any(right)

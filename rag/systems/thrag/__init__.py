@@ -1,7 +1,7 @@
 """TH-RAG: topics, then subtopics of a graph are selected, and their sentences read (sections 3.2 and 3.3, algorithm 2).
 
-Where the paper leaves a choice: chunks are the passages of the corpus, so that all systems read the same (the paper
-cuts 1,200 tokens with 100 in common; cut long documents before); a selected label that is not in the list is dropped
+Where the paper leaves a choice: chunks are the passages of the corpus, so that all systems read the same
+(`tripletune data adapt` cuts long documents as the paper does); a selected label that is not in the list is dropped
 and counted; of a list with more than `most_labels` those closest to the question are shown; where nothing was selected
 all sentences are compared; a sentence stands after the title of its passage, without which "she" has no name.
 """
@@ -41,7 +41,7 @@ class ThragOptions:
     sentences: int = setting(30, 'K1, sentences that are read; 0 is "w/o triplets" (table 7)', at_least=0)
     chunks: int = setting(5, 'K2, best sentences whose passages are read; 0 is "w/o chunks" (table 7)', at_least=0)
     traversal: bool = setting(True, 'no compares the question with all sentences ("w/o traversal", table 7)')
-    hops: int = setting(1, "how far from the entities of a subtopic sentences are collected", at_least=0)
+    hops: int = setting(1, "how far triples lead from a subtopic's entities; 2 takes their neighbours' too", at_least=1)
     min_topics: int = setting(5, "fewest topics that the model is asked for", at_least=1)
     max_topics: int = setting(10, "most topics", at_least=1)
     min_subtopics: int = setting(10, "fewest subtopics of a topic that the model is asked for", at_least=1)

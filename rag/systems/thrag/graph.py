@@ -83,10 +83,10 @@ class TopicGraph:
         return [self._labels[one] for one in self._under.get(entity_key(topic), ())]
 
     def candidates(self, subtopics: Iterable[str], hops: int = 1) -> list[int]:
-        """Rows of all triples of the entities under subtopics, and of the entities at most `hops` away from these."""
+        """Rows of all triples of the entities under subtopics, and of those less than `hops` steps away from these."""
         entities = {entity for one in subtopics for entity in self._members.get(entity_key(one), ())}
         rows = {row for entity in entities for row in self._edges[entity]}
-        for _ in range(hops):
+        for _ in range(hops - 1):
             entities = {entity_key(name) for row in rows for name in self.statements[row].triple.as_list()[::2]}
             rows = {row for entity in entities for row in self._edges[entity]}
         return sorted(rows)

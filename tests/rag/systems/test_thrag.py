@@ -90,9 +90,9 @@ def test_levels_candidates_and_statistics():
     assert graph.subtopics("literature") == ["writer", "novel"]
     assert graph.subtopics("Geography") == ["Town", "river"]
     assert graph.subtopics("none") == []
-    assert graph.candidates(["river"], 0) == [2], "the edges of Sarn"
-    assert graph.candidates(["river"]) == [1, 2], "and those of Kelm, one step away"
-    assert graph.candidates(["river"], 2) == [0, 1, 2]
+    assert graph.candidates(["river"]) == [2], "the edges of Sarn"
+    assert graph.candidates(["river"], 2) == [1, 2], "and those of Kelm, one step away"
+    assert graph.candidates(["river"], 3) == [0, 1, 2]
     assert graph.candidates(["nothing"]) == []
     found = graph.statistics()
     assert found["largest_share"] == pytest.approx(10 / 15)
