@@ -191,17 +191,18 @@ class LLMTeacher:
         self, role: str, messages: list[Message], parse: Callable[[str, Counter[str]], T], question: Question
     ) -> T:
         """What a reply says; bad ones are counted, and one is sent back."""
-        rejected, recovered = Counter[str](), Counter[str]()
-
-        def read(text: str) -> T:
-            recovered.clear()
-            return parse(text, recovered)
-
+        rejected = Counter[str]()
         self.calls[role] += 1
         sampling = self._sampling[role]
         try:
-            value = await ask(
-                self._client, messages, read, role=role, sampling=sampling, question_id=question.id, repaired=rejected
+            value, recovered = await ask(
+                self._client,
+                messages,
+                lambda text: (parse(text, notes := Counter[str]()), notes),
+                role=role,
+                sampling=sampling,
+                question_id=question.id,
+                repaired=rejected,
             )
             self.repairs.update([role] if rejected else [])
         except UnusableReply as error:

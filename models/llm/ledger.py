@@ -4,7 +4,7 @@ A call is known by a hash of model, sampling and messages, so the ledger is the 
 the account of tokens at once. Several processes may use one file: the first reply stored for a call wins, and all of
 them see that one. A call that one process makes is waited for by the others.
 
-`Ledger.put` and `Ledger.store` return after the commit, so a reply that a caller has seen outlives `kill -9`. (The file
+`Ledger.store` returns after the commit, so a reply that a caller has seen outlives `kill -9`. (The file
 is in WAL mode with synchronous=NORMAL: a power cut may take the last moments, never the file.) A commit takes 0.2 ms,
 so the event loop does it itself, one for all replies that arrive together. WAL needs a local disk, not a network file
 system.
@@ -189,25 +189,12 @@ class Ledger:
             ).fetchone()
         return found
 
-    def put(self, call: Call, completion: Completion, role: str, question_id: str = "") -> Completion:
-        """Store a reply; it is safe on return.
+    async def store(self, call: Call, completion: Completion, role: str, question_id: str = "") -> Completion:
+        """Store a reply; it is safe on return. Those that arrive in one turn of the event loop share a commit.
 
         Returns:
             The reply that the ledger keeps: this one, or the one that another process stored before.
         """
-        with self.transaction() as connection:
-            return self._put(connection, call, completion, role, question_id)
-
-    def _put(
-        self, connection: sqlite3.Connection, call: Call, completion: Completion, role: str, question_id: str
-    ) -> Completion:
-        written = connection.execute(PUT, row_of(call, completion)).rowcount
-        self._uses.append((call.key, role, question_id))
-        row = None if written else connection.execute(_REPLY, (call.key,)).fetchone()
-        return replace(completion, key=call.key) if row is None else _completion(call.key, row, cached=False)
-
-    async def store(self, call: Call, completion: Completion, role: str, question_id: str = "") -> Completion:
-        """`put` from an event loop: the replies that arrive in one of its turns are safe after one commit."""
         loop = asyncio.get_running_loop()
         if not self._arrived:
             loop.call_soon(self._store_arrived)
@@ -223,7 +210,12 @@ class Ledger:
         failure: Exception | None = None
         try:
             with self.transaction() as connection:
-                kept = [self._put(connection, *what) for _, what in arrived]
+                for _, (call, completion, role, question_id) in arrived:
+                    written = connection.execute(PUT, row_of(call, completion)).rowcount
+                    self._uses.append((call.key, role, question_id))
+                    row = None if written else connection.execute(_REPLY, (call.key,)).fetchone()
+                    own = replace(completion, key=call.key)
+                    kept.append(own if row is None else _completion(call.key, row, cached=False))
         except Exception as error:
             failure = error
         for number, (future, _) in enumerate(arrived):

@@ -43,10 +43,14 @@ def reply(text: str = "yes") -> Completion:
     return Completion(text, 10, 2, 0.5, finish_reason="length", retries=3)
 
 
+def put(ledger: Ledger, *what) -> Completion:
+    return asyncio.run(ledger.store(*what))
+
+
 def fill(path: Path, *texts: str, role: str = "r", question: str = "q") -> None:
     with Ledger(path) as ledger:
         for text in texts:
-            ledger.put(call(text), reply(f"re: {text}"), role, question)
+            put(ledger, call(text), reply(f"re: {text}"), role, question)
 
 
 def rows(path: Path, query: str) -> list[tuple]:
@@ -109,7 +113,7 @@ def test_what_is_put_is_read_back_by_another_process(path):
 
 def test_the_first_reply_wins(path):
     with Ledger(path) as one, Ledger(path) as two:
-        first, second = one.put(call("a"), reply("1"), "r"), two.put(call("a"), reply("2"), "r")
+        first, second = put(one, call("a"), reply("1"), "r"), put(two, call("a"), reply("2"), "r")
     assert (first.text, second.text) == ("1", "1")
     assert not second.cached
 
@@ -139,10 +143,10 @@ def test_replies_that_arrive_together_are_committed_together_before_a_caller_goe
 
 def test_a_bad_row_costs_the_others_nothing(path):
     with Ledger(path) as ledger:
-        ledger.put(call("a"), reply("1"), "r")
+        put(ledger, call("a"), reply("1"), "r")
         with pytest.raises(UnicodeEncodeError):
-            ledger.put(call("b"), reply("\ud800"), "r")
-        ledger.put(call("c"), reply("3"), "r", "half \ud83d")
+            put(ledger, call("b"), reply("\ud800"), "r")
+        put(ledger, call("c"), reply("3"), "r", "half \ud83d")
     assert rows(path, "SELECT text FROM calls") == [("1",), ("3",)]
 
 
@@ -151,7 +155,7 @@ def test_a_failure_is_no_reply_and_gives_way_to_one(path):
         ledger.fail(call("a"), "no such model", 0, "r", "q")
         assert ledger.get(call("a").key) is None
         assert ledger.state(call("a").key) == ("failed", "no such model")
-        ledger.put(call("a"), reply("1"), "r", "q")
+        put(ledger, call("a"), reply("1"), "r", "q")
         ledger.fail(call("a"), "gone", 0, "r", "q")
         assert ledger.get(call("a").key).text == "1"
     assert rows(path, "SELECT status, detail FROM calls") == [("ok", "")]
@@ -165,7 +169,7 @@ def test_a_pending_call_gives_way_to_its_reply_alone(path):
         ledger.wait_for(call("a"))
         ledger.fail(call("a"), "x", 0, "r")
         assert ledger.state(call("a").key) == ("pending", "file")
-        ledger.put(call("a"), reply("1"), "r")
+        put(ledger, call("a"), reply("1"), "r")
         assert ledger.state(call("a").key) == ("ok", "")
 
 
@@ -181,12 +185,12 @@ def test_uses_keep_role_question_and_order(path):
 
 def test_a_full_disk_is_told_as_such(path):
     with Ledger(path) as ledger:
-        ledger.put(call("a"), reply("1"), "r")
+        put(ledger, call("a"), reply("1"), "r")
         with ledger.transaction() as connection:
             pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {pages}")
         with pytest.raises(OSError, match="could not be stored") as caught:
-            ledger.put(call("b"), reply("x" * 10**6), "r")
+            put(ledger, call("b"), reply("x" * 10**6), "r")
         assert caught.value.errno == errno.ENOSPC
         assert ledger.get(call("a").key).text == "1"
 
@@ -203,6 +207,7 @@ def test_a_closed_ledger_says_so_and_an_unused_one_leaves_no_file(path):
 # Processes.
 
 WRITER = """
+import asyncio
 import sys
 from tripletune.models.llm import Completion
 from tripletune.models.llm import Sampling
@@ -211,7 +216,7 @@ from tripletune.models.llm.ledger import Ledger, make_call
 with Ledger(sys.argv[1]) as ledger:
     for n in range(10**6):
         call = make_call("openai:m", Sampling(), [{"role": "user", "content": str(n)}])
-        ledger.put(call, Completion(str(n)), "r", str(n))
+        asyncio.run(ledger.store(call, Completion(str(n)), "r", str(n)))
         print(n, flush=True)
 """
 
@@ -230,7 +235,7 @@ def test_what_a_caller_has_seen_outlives_kill_9(path):
 def _write_many(path: str, name: str, start) -> None:
     start.wait()
     with Ledger(path) as ledger:
-        texts = [ledger.put(call(str(n)), reply(name), "r", name) for n in range(60)]
+        texts = [put(ledger, call(str(n)), reply(name), "r", name) for n in range(60)]
         Path(f"{path}.{name}").write_text(json.dumps([one.text for one in texts]))
 
 

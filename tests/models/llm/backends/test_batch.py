@@ -297,7 +297,7 @@ def test_live_replies_stand_against_late_ones(tmp_path, capsys):
     build.run("a", "b")
 
     with Ledger(build.ledger) as ledger:
-        ledger.put(make_call("openai:m", Sampling(), chat("a")), Completion("live"), "r")
+        asyncio.run(ledger.store(make_call("openai:m", Sampling(), chat("a")), Completion("live"), "r"))
     assert "1 replies stored, 1 were known" in imported(build, build.answer(openai_reply), capsys)
     assert [one.text for one in build.run("a", "b")] == ["live", "re: b"]
 
