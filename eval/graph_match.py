@@ -46,6 +46,8 @@ def edit_distance(gold: Sequence[Triple], predicted: Sequence[Triple], seconds: 
         return bool(one["label"] == other["label"])
 
     distance = graph_edit_distance(first, second, node_match=same, edge_match=same, timeout=seconds)
+    if distance is None:  # there was no time for one path: all of one graph taken out, all of the other put in
+        distance = sum(len(graph) + graph.number_of_edges() for graph in (first, second))
     return min(1.0, distance / (len(first) + first.number_of_edges() + _WORST))
 
 

@@ -20,9 +20,9 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -95,54 +95,41 @@ def _spans_of(reference: Sequence[str], candidate: Sequence[str]) -> tuple[list[
     fields: list[_Field] = []
     for place in range(3):
         words = _words(reference[place], "reference"), _words(candidate[place], "candidate")
-        fields.append(_Field(*words, place, place, sum(field.length for field in fields)))
+        fields.append(_field(_match(*words), place, place, sum(field.length for field in fields)))
     for first, last in ((SUBJECT, OBJECT), (SUBJECT, PREDICATE), (PREDICATE, OBJECT)):
         if fields[first].matches or fields[last].matches:
             continue
         one, other = (
-            (_words(reference[a], "crosswise"), _words(candidate[b], "crosswise"), a, b)
+            _match(_words(reference[a], "crosswise"), _words(candidate[b], "crosswise"))
             for a, b in ((first, last), (last, first))
         )
-        left = _Field(*one, 0 if first == SUBJECT else fields[SUBJECT].length)
+        left = _field(one, first, last, fields[SUBJECT].length if first else 0)
         between = fields[PREDICATE].length if last - first == 2 else 0
-        right = _Field(*other, left.base + left.length + between)
+        right = _field(other, last, first, (fields[SUBJECT].length if first else 0) + left.length + between)
         if left.matches or right.matches:
             fields[first], fields[last] = left, right
             if last - first == 2:
                 # The script measures the predicate by the words of the object.
-                fields[PREDICATE] = right.again(PREDICATE, left.length)
+                fields[PREDICATE] = _field(other, PREDICATE, PREDICATE, left.length)
             break
     return [span for field in fields for span in field.true], [span for field in fields for span in field.found]
 
 
-class _Field:
-    """Where the spans of a field lie.
+class _Field(NamedTuple):
+    """Spans of a field, how many words they number, and whether any word matched."""
 
-    Args:
-        reference: Words of the reference.
-        candidate: Words of the candidate.
-        true_label: The reference's label.
-        label: The candidate's label.
-        base: Number of the field's first word.
-    """
+    true: list[Span]
+    found: list[Span]
+    length: int
+    matches: bool
 
-    def __init__(self, reference: list[str], candidate: list[str], true_label: int, label: int, base: int) -> None:
-        self.marks = _match(reference, candidate)
-        self._place(true_label, label, base)
 
-    def again(self, label: int, base: int) -> _Field:
-        """The same words, laid out once more as another field."""
-        other = object.__new__(_Field)
-        other.marks = self.marks
-        other._place(label, label, base)
-        return other
-
-    def _place(self, true_label: int, label: int, base: int) -> None:
-        reference, candidate = self.marks
-        self.base, self.matches = base, any(candidate)
-        true, found, self.length = _lay_out(reference, candidate)
-        self.true: list[Span] = [(true_label, base + first, base + last) for first, last in true]
-        self.found: list[Span] = [(label, base + first, base + last) for first, last in found]
+def _field(marks: tuple[list[Mark], list[Mark]], true_label: int, label: int, base: int) -> _Field:
+    matches = any(marks[1])
+    true, found, length = _lay_out(*marks)
+    spans = ((true_label, true), (label, found))
+    placed = ([(kind, base + first, base + last) for first, last in side] for kind, side in spans)
+    return _Field(*placed, length, matches)  # type: ignore[call-arg]
 
 
 def _match(reference: list[str], candidate: list[str]) -> tuple[list[Mark], list[Mark]]:
@@ -226,5 +213,6 @@ def _tokenizer() -> Any:
     return NLTKWordTokenizer()
 
 
+@lru_cache(maxsize=4096)
 def _words(text: str, kind: str) -> list[str]:
     return [word.lower() for word in _tokenizer().tokenize(text) if not re.search(_NO_WORD[kind], word)]

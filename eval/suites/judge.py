@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 KIND = "judge"
 PROMPT = Path(__file__).parents[1] / "prompts" / "judge_pair.md"
 CRITERIA = ("comprehensiveness", "diversity", "empowerment", "overall")
+_NUMBER = re.compile(r"(?<!\d)[12](?!\d)")
 _TIE = re.compile(r"\b(0|tie|draw|equal|both|neither|same)\b", re.IGNORECASE)
 
 
@@ -74,9 +75,7 @@ class JudgeSuite(Suite):
 
     def __init__(self, options: JudgeOptions, teacher: LLMOptions) -> None:
         self.teacher, self.prompt = teacher, read_text(options.prompt).strip()
-        waits = teacher.backend == "batch"
-        self.concurrency = 1 if waits else options.concurrency
-        self.client: Any = None
+        self.concurrency = 1 if teacher.backend == "batch" else options.concurrency
         super().__init__(options)
 
     @classmethod
@@ -118,8 +117,7 @@ class JudgeSuite(Suite):
 
     def open(self) -> None:
         """Open the judge."""
-        self.client = open_client(self.teacher)
-        self.clients = (self.client,)
+        self.clients = (open_client(self.teacher),)
 
     async def ask(self, batch: list[Pair]) -> list[list[dict[str, int] | None]]:
         """The judge's verdicts in both orders; None for a reply that can't be read. Equal answers need no judge."""
@@ -129,8 +127,9 @@ class JudgeSuite(Suite):
         calls = (self._verdict(pair, order) for order in (False, True))
         # Both calls are made before a failure is told: a batch then waits for both.
         found = await asyncio.gather(*calls, return_exceptions=True)
-        if error := next((one for one in found if isinstance(one, BaseException)), None):
-            raise error
+        for one in found:
+            if isinstance(one, BaseException):
+                raise one
         return [list(found)]  # type: ignore[arg-type]
 
     async def _verdict(self, pair: Pair, swapped: bool) -> dict[str, int] | None:
@@ -145,7 +144,7 @@ class JudgeSuite(Suite):
         sampling = self.teacher.sampling(self.options.max_reply_tokens)
         try:
             verdict = await ask(
-                self.client, messages, read, role="judge.pair", sampling=sampling, question_id=pair.id,
+                self.clients[0], messages, read, role="judge.pair", sampling=sampling, question_id=pair.id,
                 repairs=self.options.repairs,
             )  # fmt: skip
         except UnusableReply as error:
@@ -155,30 +154,25 @@ class JudgeSuite(Suite):
 
     def score(self, item: Pair, reply: list[dict[str, int] | None] | Failure) -> dict[str, Any]:
         """The row of a question: its verdicts, and by criterion the share of a win, ties counting half."""
-        error, verdicts = (reply.error, [None, None]) if isinstance(reply, Failure) else ("", reply)
+        error, verdicts = (reply.error, []) if isinstance(reply, Failure) else ("", reply)
         known = [verdict for verdict in verdicts if verdict]
         scores = {name: sum(0.5 + one[name] / 2 for one in known) / len(known) for name in known[0]} if known else {}
         return {"id": item.id, "question": item.question, "verdicts": verdicts, "scores": scores, "error": error}
 
     def summarise(self, log: ResultLog) -> dict[str, Any]:
         """Win rates, and how far the judge can be trusted."""
-        values: dict[str, list[float]] = {name: [] for name in self.options.criteria}
-        counts = Counter[str](questions=0, errors=0, unreadable=0, without_verdict=0, shown_first=0, decided=0)
-        agree: dict[str, list[float]] = {name: [] for name in self.options.criteria}
+        values, agree = ({name: list[float]() for name in self.options.criteria} for _ in range(2))
+        counts = Counter[str](questions=0, errors=0, without_verdict=0, unreadable_replies=0)
         for row in log.rows():
-            first, second = row["verdicts"]
             counts.update(questions=1, errors=bool(row["error"]), without_verdict=not row["scores"])
-            counts["unreadable"] += 0 if row["error"] else (first is None) + (second is None)
+            counts["unreadable_replies"] += row["verdicts"].count(None)
             for name, value in row["scores"].items():
                 values[name].append(value)
-            for name in self.options.criteria if first and second else ():
-                agree[name].append(float(first[name] == second[name]))
-                counts["shown_first"] += (first[name] == 1) + (second[name] == -1)
-                counts["decided"] += bool(first[name]) + bool(second[name])
+                if None not in row["verdicts"]:
+                    agree[name].append(float(len({one[name] for one in row["verdicts"]}) == 1))
         return {
             "evaluation": KIND,
-            "data": self.options.data,
-            "other": self.options.other,
+            "runs": [self.options.data, self.options.other],
             "win_rate": {name: bootstrap_mean(found) for name, found in values.items()},
             "agreement": {name: bootstrap_mean(found) for name, found in agree.items()},
             "counts": dict(counts),
@@ -186,17 +180,16 @@ class JudgeSuite(Suite):
 
     def show(self, metrics: Mapping[str, Any], console: Console) -> None:
         """Print the win rates."""
+        agree = metrics["agreement"]
         rows = [
-            (name, *interval_cells(one), interval_cells(metrics["agreement"][name])[0])
-            for name, one in metrics["win_rate"].items()
+            (name, *interval_cells(one), interval_cells(agree[name])[0]) for name, one in metrics["win_rate"].items()
         ]
         heads = ("criterion", "win rate", "95 % interval", "both orders agree")
-        show_table(console, f"{metrics['data']} against {metrics['other']}", heads, rows, "questions")
+        show_table(console, " against ".join(metrics["runs"]), heads, rows, "questions")
         counts = metrics["counts"]
         console.print(
             f"ties count half; {counts['questions']} questions, {counts['without_verdict']} without a verdict (left "
-            f"out), {counts['unreadable']} replies that could not be read, {counts['errors']} errors; the answer shown "
-            f"first won {counts['shown_first']} of {counts['decided']} decided comparisons"
+            f"out), {counts['unreadable_replies']} replies that could not be read, {counts['errors']} errors"
         )
 
 
@@ -211,19 +204,14 @@ def read_verdict(text: str, criteria: Sequence[str] = CRITERIA) -> dict[str, int
     Raises:
         UnusableReply: there is no JSON, or a criterion has no readable winner.
     """
-    names = ", ".join(criteria)
-    advice = f"write one JSON object with the keys {names}, each 1, 2 or 0"
-    value = find_json(text, dict, advice=advice)
+    advice = f"write one JSON object with the keys {', '.join(criteria)}, each 1, 2 or 0"
     found: dict[str, int] = {}
-    for key, one in value.items():
+    for key, one in find_json(text, dict, advice=advice).items():
         name = next((name for name in criteria if str(key).lower().startswith(name.lower())), None)
-        if isinstance(one, dict):
-            one = next((inner for key, inner in one.items() if str(key).lower() == "winner"), None)
-        winners = set(re.findall(r"(?<!\d)[12](?!\d)", str(one)))
-        if name and len(winners) == 1:
-            found[name] = 1 if "1" in winners else -1
-        elif name and (len(winners) == 2 or _TIE.search(str(one))):
-            found[name] = 0
+        told = str({key.lower(): inner for key, inner in one.items()}.get("winner") if isinstance(one, dict) else one)
+        winners = set(_NUMBER.findall(told))
+        if name and (winners or _TIE.search(told)):
+            found[name] = {frozenset("1"): 1, frozenset("2"): -1}.get(frozenset(winners), 0)
     if missing := [name for name in criteria if name not in found]:
         raise UnusableReply("no_verdict", f"The reply names no winner for {', '.join(missing)}; {advice}.")
     return {name: found[name] for name in criteria}

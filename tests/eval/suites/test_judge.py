@@ -42,8 +42,7 @@ def test_the_better_answer_wins_in_both_orders_and_a_place_wins_half(tmp_path, m
     # Two wins, a tie, and a judge that contradicts itself.
     assert metrics["win_rate"]["overall"]["mean"] == pytest.approx((1 + 1 + 0.5 + 0.5) / 4)
     assert metrics["agreement"]["overall"]["mean"] == pytest.approx(3 / 4)
-    assert metrics["counts"]["shown_first"] == 4 * (2 + 2)
-    assert metrics["counts"]["unreadable"] == 0
+    assert metrics["counts"]["unreadable_replies"] == 0
     again, _, idle = judged(tmp_path, answer, monkeypatch)
     assert (again, idle.asked) == (0, [])
 
@@ -53,7 +52,7 @@ def test_replies_that_cannot_be_read_are_counted_and_left_out(tmp_path, monkeypa
     run(tmp_path, "b", "bad", "bad")
     answer = lambda asked: "I like both." if "Q0?" in asked.messages[1]["content"] else verdict("Answer 1")  # noqa: E731
     _, metrics, client = judged(tmp_path, answer, monkeypatch, repairs=1)
-    assert metrics["counts"]["unreadable"] == 2
+    assert metrics["counts"]["unreadable_replies"] == 2
     assert metrics["counts"]["without_verdict"] == 1
     assert metrics["win_rate"]["overall"] == metrics["win_rate"]["diversity"]
     assert metrics["win_rate"]["overall"]["n"] == 1
