@@ -127,9 +127,8 @@ class _Field(NamedTuple):
 def _field(marks: tuple[list[Mark], list[Mark]], true_label: int, label: int, base: int) -> _Field:
     matches = any(marks[1])
     true, found, length = _lay_out(*marks)
-    spans = ((true_label, true), (label, found))
-    placed = ([(kind, base + first, base + last) for first, last in side] for kind, side in spans)
-    return _Field(*placed, length, matches)  # type: ignore[call-arg]
+    placed, other = [(true_label, base + a, base + b) for a, b in true], [(label, base + a, base + b) for a, b in found]
+    return _Field(placed, other, length, matches)
 
 
 def _match(reference: list[str], candidate: list[str]) -> tuple[list[Mark], list[Mark]]:
