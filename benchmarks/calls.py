@@ -16,18 +16,26 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+import numpy as np
 
 from benchmarks import ENCODER, MODEL, Options, Result, Way, quiet, take_turns
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.suites.questions import QuestionOptions, QuestionSuite
 from tripletune.models.llm import Message
 from tripletune.models.llm.backends import LLMOptions, open_client
+from tripletune.models.llm.ledger_client import LedgerClient
 from tripletune.models.options import setting
+from tripletune.rag.embedding import Embedder
 
 _PROMPT = "You look at a question and at the documents that were found for it. " * 12
 
@@ -76,6 +84,17 @@ class CiragLoopOptions(LoopsOptions):
         ["max_rounds=2", "top_k=5", "candidates=15", "max_extraction_tokens=96", "max_integration_tokens=96",
          "max_generation_tokens=48"], "options of the loop, NAME=VALUE, separated by commas",
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WaitingOptions(Options):
+    """Options of `waiting`."""
+
+    system: str = setting("ircot", "the loop; one whose calls and searches follow one another")
+    questions: int = setting(64, "questions asked together", at_least=1)
+    call: float = setting(0.05, "seconds of a model call", at_least=0)
+    search: float = setting(0.1, "seconds of a call of the encoder, for any number of texts", at_least=0)
+    set: list[str] = setting([], "options of the loop, NAME=VALUE, separated by commas")
 
 
 def llm_client(options: ClientOptions) -> Result:
@@ -244,6 +263,77 @@ def _compare(
     )
 
 
+def waiting(options: WaitingOptions) -> Result:
+    """Questions asked together whose time is all waiting: for a model that knows a world's facts, and an encoder.
+
+    The ideal is the question that waits longest: the sum of its calls and searches, one after the other. The encoder is
+    one thread, as a local one is: a search that just missed a batch waits for it.
+    """
+    quiet()
+    asleep: list[float] = []
+    found: dict[str, list[Any]] = {}
+
+    def encode(texts: list[str], _: str) -> np.ndarray:
+        time.sleep(sum(asleep))
+        vectors = np.zeros((len(texts), 512), np.float32)
+        for row, text in enumerate(texts):
+            np.add.at(vectors[row], [zlib.crc32(word.encode()) % 512 for word in text.lower().split()], 1)
+        return vectors
+
+    with tempfile.TemporaryDirectory() as folder:
+        splits = WorldOptions(seed=options.seed, train=0, validation=0, test=options.questions + 1, one_hop=0)
+        write_world(splits, folder)
+        asked = QuestionOptions(
+            system=options.system, task="hotpotqa", data=f"{folder}/test.jsonl", corpus=f"{folder}/test.corpus.jsonl",
+            triples=f"{folder}/test.triples.jsonl", output=folder, retriever="dense", encoder="a mock",
+            oracle=f"{folder}/test", set=options.set,
+        )  # fmt: skip
+        numbers = count()
+
+        def work(name: str) -> float:
+            ledger = f"{folder}/{next(numbers)}.sqlite"
+            suite = QuestionSuite(asked, LLMOptions(model="a world", ledger=ledger))
+            with patch("tripletune.rag.search.open_embedder", lambda *_: Embedder("a mock", encode)):
+                suite.open()
+            client = suite.tools.llm
+            backend = _Late(client.backend, options.call)
+            late = LedgerClient(backend, client.ledger if name == "with ledger" else None)
+            suite.tools, suite.clients = replace(suite.tools, llm=late), (late, client)
+            asleep[:] = [options.search]
+            found[name], seconds = asyncio.run(_answers(suite, options.questions, options.questions))
+            asleep.clear()
+            return seconds
+
+        ways = [Way(name, partial(work, name)) for name in ("without ledger", "with ledger")]
+        take_turns(ways, options.repeats)
+    traces = found["with ledger"]
+    ideal = max(one.calls * options.call + len(one.steps) * options.search for one in traces)
+    rows = [way.row("questions", questions=options.questions) for way in ways]
+    for row, way in zip(rows, ways):
+        row |= {"ideal_seconds": ideal, "fastest_seconds": min(way.seconds), "own_seconds": min(way.cpu_seconds)}
+    calls = sum(one.calls for one in traces)
+    return Result(
+        f"{options.system}: {options.questions} questions, {calls} calls of {options.call} s, searches of "
+        f"{options.search} s, median of {options.repeats}",
+        "name seconds fastest_seconds ideal_seconds own_seconds",
+        rows,
+    )
+
+
+class _Late:
+    """A backend whose replies come later."""
+
+    def __init__(self, backend: Any, seconds: float) -> None:
+        self.model, self._backend, self._seconds = backend.model, backend, seconds
+
+    async def complete(self, messages: Any, sampling: Any) -> Any:
+        await asyncio.sleep(self._seconds)
+        return await self._backend.complete(messages, sampling)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
 async def _answers(suite: QuestionSuite, count: int, concurrency: int) -> tuple[list[Any], float]:
     """Traces of the first questions, and the seconds that they took."""
     slots = asyncio.Semaphore(concurrency)
@@ -260,7 +350,7 @@ async def _answers(suite: QuestionSuite, count: int, concurrency: int) -> tuple[
         traces = await asyncio.gather(*(answer(question) for question in questions[:count]))
         return traces, time.perf_counter() - start
     finally:
-        await suite.close()
+        await asyncio.gather(*(one.close() for one in suite.clients if hasattr(one, "close")))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import Any, Generic, Literal, TypeVar, get_args
@@ -48,7 +48,7 @@ class Together(Generic[K, V]):
     ) -> None:
         self._work, self._size, self._patience, self._seconds = work, kept, patience, 0.0
         self._kept: dict[K, V] = {}
-        self._waiting: list[tuple[Sequence[K], Future[list[V]]]] = []
+        self._waiting: list[tuple[Sequence[K], asyncio.Future[list[V]]]] = []
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(threads)
 
@@ -57,43 +57,52 @@ class Together(Generic[K, V]):
         known = [self._kept.get(key) for key in keys]
         if all(value is not None for value in known):
             return known  # type: ignore[return-value]
-        future: Future[list[V]] = Future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[V]] = loop.create_future()
         with self._lock:
+            first = not self._waiting or self._waiting[-1][1].get_loop() is not loop
             self._waiting.append((keys, future))
-        self._thread.submit(self._work_off)
-        return await asyncio.wrap_future(future)
+        if first:
+            # In the loop's next turn: what others ask for in this one goes with it.
+            loop.call_soon(self._thread.submit, self._work_off)
+        return await future
 
     def _work_off(self) -> None:
-        # A job may find nothing to do: an earlier one has done its call too, and has answered it at once.
-        if not self._waiting:
-            return
         # As long as others still come, but not for longer than half of what the work takes.
-        before, end = 0, time.monotonic() + self._seconds / 2
+        gap, before, end = max(self._patience, self._seconds / 10), 0, time.monotonic() + self._seconds / 2
         while self._patience and (not before or (len(self._waiting) > before and time.monotonic() < end)):
             before = len(self._waiting)
-            time.sleep(self._patience)
+            time.sleep(gap)
         with self._lock:
-            calls, self._waiting = self._waiting, []
-        calls = [call for call in calls if call[1].set_running_or_notify_cancel()]
-        wanted = dict.fromkeys(key for keys, _ in calls for key in keys)
-        with self._lock:
+            calls, self._waiting = [call for call in self._waiting if not call[1].cancelled()], []
+            wanted = dict.fromkeys(key for keys, _ in calls for key in keys)
             values = {key: self._kept[key] for key in wanted if key in self._kept}
         missing = [key for key in wanted if key not in values]
-        start = time.monotonic()
+        start, failure = time.monotonic(), None
         try:
             fresh = dict(zip(missing, self._work(missing))) if missing else {}
         except Exception as error:
-            for _, future in calls:
-                future.set_exception(error)
-            return
+            fresh, failure = {}, error
         self._seconds = time.monotonic() - start
         values |= fresh
         with self._lock:
             self._kept |= fresh
             for key in list(self._kept)[: max(0, len(self._kept) - self._size)]:
                 del self._kept[key]
-        for keys, future in calls:
-            future.set_result([values[key] for key in keys])
+
+        def answer(loop: asyncio.AbstractEventLoop) -> None:
+            for keys, future in calls:
+                if future.get_loop() is not loop or future.done():
+                    continue
+                if failure is not None:
+                    future.set_exception(failure)
+                else:
+                    future.set_result([values[key] for key in keys])
+
+        # Once a loop: each call into it from another thread costs a turn of the interpreter's lock.
+        for loop in {id(found): found for found in (future.get_loop() for _, future in calls)}.values():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(answer, loop)
 
 
 class Embedder:
