@@ -49,6 +49,8 @@ class ExtractionCounts:
         only_names: No more than a name: by the paper's rule, without a call.
         split: Cut into pieces.
         pieces: Texts that the extractor read.
+        tokens_read: Tokens of these calls, but for those that a ledger answered.
+        tokens_written: Tokens of their replies.
         triples: Triples found, repeated ones once a passage.
         malformed_triples: Triples that could not be read.
         malformed_replies: Replies with such a triple, or without any that could be read.
@@ -67,6 +69,8 @@ class ExtractionCounts:
     only_names: int = 0
     split: int = 0
     pieces: int = 0
+    tokens_read: int = 0
+    tokens_written: int = 0
     triples: int = 0
     malformed_triples: int = 0
     malformed_replies: int = 0
@@ -78,8 +82,8 @@ class ExtractionCounts:
     def line(self) -> str:
         """All that is not 0, on one line."""
         shown = [f"{name.replace('_', ' ')} {n:,}" for name, n in vars(self).items() if n and name != "seconds"]
-        speed = self.passages / self.seconds if self.seconds else 0.0
-        return ", ".join([*shown, f"{self.seconds:,.1f} s, {speed:,.1f} passages/s"])
+        speeds = [f"{n / self.seconds if self.seconds else 0:,.1f}" for n in (self.passages, self.tokens_written)]
+        return ", ".join([*shown, f"{self.seconds:,.1f} s, {speeds[0]} passages/s, {speeds[1]} tokens/s"])
 
 
 @dataclass(slots=True)
@@ -265,6 +269,9 @@ class CorpusExtraction:
             return
         for piece, completion in zip(batch, replies):
             reply = read_reply(completion.text)
+            if not completion.cached:
+                self.counts.tokens_read += completion.prompt_tokens
+                self.counts.tokens_written += completion.completion_tokens
             if reply.is_malformed:
                 self.counts.malformed_replies += 1
                 self.counts.recovered_replies += bool(reply.triples)

@@ -242,7 +242,7 @@ def teacher_extractor(
     """
     instruction, sampling = load_instruction(prompt or TEACHER_PROMPT), options.sampling(max_tokens or TEACHER_TOKENS)
     if not options.is_local:
-        return TextExtractor(client, instruction, shots, sampling, options.concurrency)
+        return TextExtractor(client, instruction, shots, sampling, options.concurrency, name=options.ledger_name)
     # The same folder may hold other weights tomorrow: their fingerprint is part of the name.
     name = f"{options.ledger_name} {weights_fingerprint(resolve(options.model))}".strip()
     # Calls that wait are grouped by the backend; some more than a batch keep the next one full.

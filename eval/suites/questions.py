@@ -37,10 +37,12 @@ from tripletune.models.data.records import Passage, read_corpus
 from tripletune.models.files import file_digest
 from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.llm.replies import is_refusal
+from tripletune.models.llm.several import in_role
 from tripletune.models.loading import DTYPE_HELP
 from tripletune.models.options import add_arguments, convert, from_arguments, not_one_of, setting
 from tripletune.rag import Trace
 from tripletune.rag.extract import CorpusExtraction
+from tripletune.rag.extractor import ROLE
 from tripletune.rag.search import Opened, SearchOptions, extracts, open_extraction, open_search
 from tripletune.rag.systems import Evidence, FirstQuery, LoopOptions, Tools, load_system, make_options, system_names
 from tripletune.rag.triple_store import read_gold
@@ -298,7 +300,9 @@ class QuestionSuite(Suite):
         self.clients = (self.tools.llm, self.tools.integrator, planner, answerer)
         if system.needs_triples(loop) and options.extractor and extracts(options):
             index = Path(options.index or self.home / "index")
-            make = partial(open_extraction, options, index, self.tools.llm, self.teacher)
+            # The model of `--teacher`, or that of `--llm extract=...`.
+            teacher = self.teacher and in_role(chat_models(options.llm, self.teacher), ROLE, self.teacher)
+            make = partial(open_extraction, options, index, self.tools.llm, teacher)
             which = ("extraction", options.triples or index, options.extractor, options.extractor_set)
             extraction = self.opened.once(which, make)
             self.tools = replace(self.tools, store=extraction)
