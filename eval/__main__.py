@@ -65,7 +65,8 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         help="questions of a task whose traces are put into the page (default: 200)")  # fmt: skip
     add("--corpus", action="append", default=[], metavar="FILE",
         help="a corpus of the runs, for the texts of the passages in the traces; repeatable")  # fmt: skip
-    add("--price", metavar="IN,OUT", help="dollars per million tokens read and written, for the cost in money")
+    about = "dollars per million tokens read and written, as 0.15,0.6, or ROLE=0.15,0.6 for those calls; repeatable"
+    add("--price", action="append", default=[], metavar="IN,OUT", help=about)
     add("--wandb", metavar="PROJECT", help="also log the tables to this project of Weights & Biases")
     return top
 

@@ -16,15 +16,14 @@ from typing import Any
 from rich.console import Console
 
 from tripletune.eval import find_metrics
+from tripletune.eval.costs import read_prices
 from tripletune.eval.report.curve import MALFORMED_OUTPUT, draw_curve, panels_of, read_curve
 from tripletune.eval.report.page import write_page
 from tripletune.eval.report.runs import (
     Group,
-    Price,
     Run,
     compare_pairs,
     differences,
-    dollars_of,
     figures_of,
     group_runs,
     read_folder,
@@ -69,10 +68,11 @@ def report(args: argparse.Namespace, console: Console) -> None:
         raise ValueError(f"--traces {args.traces}: it is a number of questions, 0 or more")
     output = Path(args.output or Path(args.folders[0]) / "report")
     check_folder(output, _MADE, overwrite=True)
-    found = [read_folder(one) for spec in args.folders for one in _folders(spec)]
+    prices = read_prices(args.price)
+    found = [read_folder(one, prices) for spec in args.folders for one in _folders(spec)]
     places = [Path(one.folder).resolve() for one in found]
     groups = group_runs([one for one in found if one.rows is not None])
-    figures = build_report(found, groups, dollars_of(args.price))
+    figures = build_report(found, groups)
     sections = sections_of(figures)
     with new_folder(output, _MADE, overwrite=True, sources=places) as scratch:
         write_page(scratch / PAGE, figures, groups, sections, args.traces, args.corpus)
@@ -93,18 +93,17 @@ def _folders(spec: str) -> list[str]:
     return list(map(str, run_folders([spec])))
 
 
-def build_report(found: Sequence[Run], groups: Sequence[Group], price: Price | None = None) -> dict[str, Any]:
+def build_report(found: Sequence[Run], groups: Sequence[Group]) -> dict[str, Any]:
     """All figures of a report.
 
     Args:
         found: Results folders, in the order given.
         groups: Those of them that are runs over questions.
-        price: Dollars per million tokens read, and written.
 
     Returns:
         `groups` of runs over the same questions, `others`, and `missing`: sentences on what could not be said.
     """
-    made = [_figures(group, price) for group in groups]
+    made = [_figures(group) for group in groups]
     others = [
         {
             "name": one.name or one.folder,
@@ -144,7 +143,7 @@ def _log_tables(project: str, sections: Sequence[Section]) -> None:
         run.log({name: wandb.Table(columns=table.head, data=table.rows) for name, (_, table) in zip(names, tables)})
 
 
-def _figures(group: Group, price: Price | None) -> dict[str, Any]:
+def _figures(group: Group) -> dict[str, Any]:
     reference = group.runs[0]
     return {
         "task": reference.task,
@@ -163,7 +162,7 @@ def _figures(group: Group, price: Price | None) -> dict[str, Any]:
                 "finished": run.finished,
                 "cut_off": run.cut_off,
                 "unshared": [name for name in run.scores if name not in group.metrics],
-                "figures": figures_of(run, price),
+                "figures": figures_of(run),
             }
             for run, name, ablations in zip(group.runs, group.names, group.ablations)
         ],

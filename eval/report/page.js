@@ -14,7 +14,7 @@ const OUTCOMES = {
   failed: ["!", "bad", "failed"], none: ["·", "", "no result"],
 };
 const COSTS = {
-  tokens: "tokens per question", calls: "calls per question", seconds: "seconds per question, as measured",
+  tokens: "tokens per question", calls: "calls per question", sent: "calls sent per question", seconds: "seconds per question, as measured",
   dollars: "dollars per 1,000 questions",
 };
 
@@ -45,8 +45,8 @@ const short = (text, most) => (text.length > most ? text.slice(0, most - 1) + "�
 const note = (...text) => h("p", { class: "note" }, text);
 const section = (title, told, ...body) => h("section", {}, h("h2", {}, title), told && note(told), body);
 const fold = (title, ...body) => h("details", {}, h("summary", { class: "soft" }, title), body);
-const legend = (names) => h("div", { class: "legend" },
-  names.map((name, number) => h("span", { style: `--own:${colour(number)}` }, name)));
+const legend = (names, numbers = []) => h("div", { class: "legend" },
+  names.map((name, n) => h("span", { style: `--own:${colour(numbers[n] === undefined ? n : numbers[n])}` }, name)));
 
 function table(head, rows, kind) {
   const line = (row) => (row instanceof Node ? row : h("tr", {}, row.map((cell) => h("td", {}, cell))));
@@ -116,7 +116,7 @@ function leaderboard({ group, metric, runs }) {
     const gap = group.pairs[metric][run.number][runs[0].number];
     if (!gap) return { said: run === runs[0] && runs.length > 1 ? "highest score" : "" };
     if (gap.verdict !== "worse") return { said: `${signed(gap.mean)}, ${gap.verdict}` };
-    return { said: `${signed(gap.mean)} to the highest, p ${chance(gap)}`, kind: "bad" };
+    return { said: `${signed(gap.mean)}, worse, p ${chance(gap)}`, kind: "bad" };
   };
   const part = (run) => (run.finished ? "" : ` (${whole(run.questions)} questions, not finished)`);
   return section(`${group.task}: ${metric}`, "Points are means, bars 95 % intervals over questions, times 100. "
@@ -163,7 +163,7 @@ function frame(low, high, label, yLabel, log, places) {
 
 function costs({ metric, runs }) {
   const spend = (run, key) => (key === "seconds" ? run.figures.latency.mean : run.figures.cost[key]);
-  const known = Object.keys(COSTS).filter((key) => spend(runs[0], key));
+  const known = Object.keys(COSTS).filter((key) => runs.every((run) => spend(run, key)));
   const key = known.includes(state.cost) ? state.cost : known[0];
   const cost = new Map(runs.map((run) => [run, spend(run, key)]));
   const least = Math.min(...runs.map((run) => cost.get(run).mean));
@@ -194,10 +194,10 @@ function costs({ metric, runs }) {
     parts: Object.entries(run.figures.roles).map(([role, found]) =>
       [role.replace(`${run.system}.`, ""), names.reduce((sum, name) => sum + found[name], 0)]) }));
   return section("Quality against cost", "Up and to the left is better; the dashed line joins the runs that no other "
-    + "beats in both. Calls that the ledger answered count like those that were sent.",
+    + "beats in both. Tokens and dollars are those of all calls, as if the ledger had answered none.",
   select("Cost", "cost", known.map((name) => [name, COSTS[name]]), draw), plot.svg,
   !wide && note(runs.map((run, n) => `${n + 1} ${run.name}`).join(" · ")),
-  split.length > 0 && [h("h3", {}, `${COSTS[key]}, by role`), stacks(split, compact)]);
+  split.length > 0 && [h("h3", {}, `${COSTS[key]}, by role; those that read the corpus, too`), stacks(split, compact)]);
 }
 
 // Bars of parts, one a row, all on one scale.
@@ -217,14 +217,15 @@ function curves(series, label, yLabel) {
   const xs = series.flatMap((one) => one.points.map(([at]) => at)), low = Math.min(...xs), high = Math.max(...xs);
   const pad = (high - low || 1) * 0.06, marks = [...new Set(xs)];
   const { svg, x, y } = frame(low - pad, high + pad, label, yLabel, false, marks);
-  series.forEach(({ name, points }, n) => {
+  series.forEach(({ name, points, number }, place) => {
+    const n = number === undefined ? place : number;
     const line = points.map(([at, value]) => `${x(at)} ${y(value.mean)}`).join("L");
     svg.append(s("path", { stroke: colour(n), "stroke-width": 2, fill: "none", d: `M${line}` }),
       ...points.map(([at, value]) => s("g", {}, s("title", {}, `${name}, ${at}: ${interval(value)}`),
         s("path", { stroke: colour(n), opacity: 0.5, d: `M${x(at)} ${y(value.low)}V${y(value.high)}` }),
         s("circle", { cx: x(at), cy: y(value.mean), r: 3.5, style: `fill:${colour(n)}` }))));
   });
-  return [svg, legend(series.map((one) => one.name))];
+  return [svg, legend(series.map((one) => one.name), series.map((one) => one.number))];
 }
 
 // Slices, ablations, sweeps, granularity and recall, where the runs have them.
@@ -244,7 +245,7 @@ function more({ all, group, runs }) {
   const levels = runs.filter((run) => run.figures.granularity).map((run) => ({ name: run.name,
     parts: Object.entries(run.figures.granularity).map(([level, found]) => [level, found.share.mean]) }));
   if (levels.length) add("What the answer was given from, % of the questions", stacks(levels, percent));
-  const found = runs.filter((run) => run.figures.recall).map((run) => ({ name: run.name,
+  const found = runs.filter((run) => run.figures.recall).map((run) => ({ name: run.name, number: run.number,
     points: Object.entries(run.figures.recall.by_round).map(([round, value]) => [Number(round), value]) }));
   if (found.length) add("Supporting passages found up to each round, %", curves(found, "rounds", "recall"));
   return parts.length > 0 && section("Where each is good", null, parts);

@@ -26,8 +26,8 @@ from tripletune.models.files import file_digest
 
 _HERE = Path(__file__).parent
 _COLUMNS = ("prediction", "failed", "rounds", "stop", "calls", "tokens_read", "tokens_written", "seconds")
-# What a trace has beyond what the columns say.
-_TRACE = ("steps", "actions", "details", "error")
+# What a trace has beyond what the columns and the tables say.
+_TRACE, _ELSEWHERE = ("steps", "actions", "details", "error"), ("tokens", "calls", "index", "ranking")
 # Characters of a passage.
 _LONGEST = 2000
 
@@ -151,6 +151,7 @@ def _lines(
                 if row["id"] not in chosen:
                     continue
                 trace = {name: row["trace"].get(name) for name in _TRACE}
+                trace["details"] = {name: one for name, one in trace["details"].items() if name not in _ELSEWHERE}
                 yield f"{number}.{place}.{chosen[row['id']]}", trace | {"supporting": row.get("supporting") or []}
                 if _corpus(run) in wanted:
                     wanted[_corpus(run)] |= {one["id"] for step in trace["steps"] for one in step["passages"]}

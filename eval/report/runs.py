@@ -22,6 +22,7 @@ from typing import Any
 
 import pandas as pd
 
+from tripletune.eval.costs import Costs, Prices
 from tripletune.eval.results import ABOUT, METRICS, RESULTS, SETTINGS, read_results, read_scored
 from tripletune.eval.statistics import (
     bootstrap_mean,
@@ -38,8 +39,6 @@ from tripletune.rag.systems.cirag import DEFAULT, GRANULARITIES
 LEVELS = (*GRANULARITIES, DEFAULT)
 COSTS = ("calls", "tokens_read", "tokens_written")
 _CALLS = "calls."
-# Dollars per million tokens read, and written.
-Price = tuple[float, float]
 WITHOUT_TD, WITHOUT_RERANKER = "w/o TD", "w/o reranker"
 # Table 3: the levels that are asked, and the name of the row.
 CASCADES: dict[tuple[str, ...], str] = {
@@ -72,10 +71,11 @@ class Run:
         results: How many results it has.
         rows: Of `eval run`, the questions that have a result, one row each: `id`, `question`, `answers`, `prediction`,
             `type`, a column per score (`f1`), `failed`, `rounds`, `stop`, `calls`, `tokens_read`, `tokens_written`,
-            `seconds`, `tallies`, `malformed`, and, where they are known and else None, `hops` (number of supporting
-            passages), `tokens` (by role), `granularity`, `recall` (share of the supporting passages found up to each
-            round) and `kept` (share that a kept triple comes from). None for other evaluations, whose figures are
-            taken as they stand.
+            `tokens` (both), `seconds`, `tallies`, `malformed`, and, where they are known and else None, `sent` (calls
+            that the ledger did not answer), `dollars` (for 1,000 such questions), `hops` (number of supporting
+            passages), `role_tokens`, `granularity`, `recall` (share of the supporting passages found up to each round)
+            and `kept` (share that a kept triple comes from). None for other evaluations, whose figures are taken as
+            they stand.
         cut_off: Whether the last line was cut off by a kill.
         added: Scores that `tripletune eval score` added.
     """
@@ -111,11 +111,12 @@ class Run:
         return bool(self.metrics) and not self.cut_off and self.results == self.about.get("questions")
 
 
-def read_folder(spec: str) -> Run:
+def read_folder(spec: str, prices: Prices | None = None) -> Run:
     """Read one output folder.
 
     Args:
         spec: The folder, or NAME=FOLDER to give it a name in the report.
+        prices: What tokens cost; see `eval.costs.read_prices`.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -134,29 +135,14 @@ def read_folder(spec: str) -> Run:
             f"{path} holds no results of `tripletune eval`: there is no {METRICS}, or {RESULTS} with {SETTINGS}"
         )
     if "system" in settings and results.is_file():
-        (rows, added), cut_off = _rows(path, settings), results.read_bytes()[-1:] not in (b"\n", b"")
+        (rows, added), cut_off = _rows(path, settings, prices or {}), results.read_bytes()[-1:] not in (b"\n", b"")
         return Run(str(path), name, settings, about, metrics, len(rows), rows, cut_off, added)
     count = sum(1 for _ in read_results(results, partial=True)) if results.is_file() else 0
     return Run(str(path), name, settings, about, metrics, count, None)
 
 
-def dollars_of(text: str | None) -> Price | None:
-    """A price as it is written on the command line: dollars per million tokens read, and written.
-
-    Raises:
-        ValueError: it is no price.
-    """
-    if not text:
-        return None
-    try:
-        read, written = (float(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"--price {text}: dollars per million tokens read and written, such as 0.15,0.6") from None
-    return read, written
-
-
-def figures_of(run: Run, price: Price | None = None) -> dict[str, Any]:
-    """All figures of a run; its cost has `dollars` per 1,000 questions where there is a price.
+def figures_of(run: Run) -> dict[str, Any]:
+    """All figures of a run.
 
     Returns:
         `scores`, `by_type`, `by_hops`, `rounds`, `cost`, `roles`, `latency`, `granularity`, `recall`, `decisions` and
@@ -166,9 +152,7 @@ def figures_of(run: Run, price: Price | None = None) -> dict[str, Any]:
     if rows is None or rows.empty:
         return {}
     seconds = rows["seconds"]
-    costs = {name: rows[name] for name in COSTS} | {"tokens": rows["tokens_read"] + rows["tokens_written"]}
-    if price:
-        costs["dollars"] = (rows["tokens_read"] * price[0] + rows["tokens_written"] * price[1]) / 1000
+    costs = {name: rows[name] for name in (*COSTS, "tokens", "sent", "dollars") if rows[name].notna().all()}
     return {
         "scores": _means_of(rows, metrics),
         "by_type": _slices(rows, "type", metrics),
@@ -179,6 +163,7 @@ def figures_of(run: Run, price: Price | None = None) -> dict[str, Any]:
             "ended_by": _counted(rows["stop"]),
         },
         "cost": bootstrap_means(costs, None),
+        "indexing": run.metrics.get("indexing"),
         "roles": _roles(rows),
         "latency": {
             "mean": bootstrap_mean(seconds, None),
@@ -194,25 +179,29 @@ def figures_of(run: Run, price: Price | None = None) -> dict[str, Any]:
     }
 
 
-def _rows(path: Path, settings: Mapping[str, Any]) -> tuple[pd.DataFrame, tuple[str, ...]]:
+def _rows(path: Path, settings: Mapping[str, Any], prices: Prices) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """The table of a folder's results, and the scores that were added."""
     found, added, metrics = [], dict[str, None](), settings["task"]["metrics"]
     for number, row in enumerate(read_scored(path, partial=True), 1):
         try:
-            found.append({**row["scores"], **_row(row, metrics)})
+            found.append({**row["scores"], **_row(row, metrics, prices)})
             added |= dict.fromkeys(name for name in row["scores"] if name not in metrics)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path / RESULTS}:{number}: not a result of `tripletune eval run`: {error!r}") from None
     return pd.DataFrame(found), tuple(added)
 
 
-def _row(row: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
+def _row(row: Mapping[str, Any], metrics: Sequence[str], prices: Prices) -> dict[str, Any]:
     trace = row["trace"]
     details, steps = trace.get("details", {}), trace["steps"]
     wanted = set(row.get("supporting") or ())
     known = bool(wanted) and not row["error"]
     found = accumulate((wanted & {passage["id"] for passage in step["passages"]} for step in steps), or_)
-    kept = details.get("core_passages")
+    kept, costs = details.get("core_passages"), Costs(prices)
+    costs.add(trace)
+    own = costs.questions
+    # Who notes no role of a call notes neither its price nor that it was not sent.
+    roles = sum(count for key, count in trace["tallies"].items() if key.startswith(_CALLS)) == trace["calls"]
     return {
         "id": row["id"],
         "type": row["type"] or "",
@@ -222,10 +211,13 @@ def _row(row: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
         "failed": bool(row["error"]),
         "rounds": len(steps),
         "stop": trace["stop_reason"] or "error",
-        "calls": trace["calls"],
-        "tokens_read": trace["prompt_tokens"],
-        "tokens_written": trace["completion_tokens"],
-        "tokens": details.get("tokens"),
+        "calls": own["calls"],
+        "tokens_read": own["prompt_tokens"],
+        "tokens_written": own["completion_tokens"],
+        "tokens": own["prompt_tokens"] + own["completion_tokens"],
+        "sent": own["calls"] - own["cached_calls"] if roles and "cached" in trace else None,
+        "dollars": 1000 * own["dollars"] if prices and roles else None,
+        "role_tokens": details.get("tokens"),
         "seconds": trace["seconds"],
         "structuring": trace.get("structuring_seconds", 0.0),
         "tallies": trace["tallies"],
@@ -255,7 +247,7 @@ def _slices(rows: pd.DataFrame, column: str, metrics: Sequence[str]) -> dict[str
 def _roles(rows: pd.DataFrame) -> dict[str, dict[str, float]] | None:
     """Calls, tokens read and tokens written per question, by role, in the order in which questions meet them."""
     sums: dict[str, Counter[str]] = {}
-    for tallies, used in zip(rows["tallies"], rows["tokens"]):
+    for tallies, used in zip(rows["tallies"], rows["role_tokens"]):
         for key, count in tallies.items():
             if key.startswith(_CALLS):
                 role = key.removeprefix(_CALLS)
@@ -344,6 +336,11 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         found.setdefault(json.dumps(asked), []).append(run)
     groups = []
     for members in found.values():
+        # A run without gold links takes the number of hops from the others.
+        tables = [run.rows for run in members if run.rows is not None and run.results]
+        hops = {name: n for table in tables for name, n in zip(table["id"], table["hops"]) if n and n == n}
+        for table in tables:
+            table["hops"] = table["id"].map(hops)
         names = [run.name or _name(members[0].settings, run.settings) for run in members]
         twice = {name for name in names if names.count(name) > 1}
         names = [f"{name} ({run.folder})" if name in twice else name for name, run in zip(names, members)]

@@ -300,19 +300,38 @@ def _rounds(runs: Runs) -> list[str | Grid]:
 
 
 def _cost(runs: Runs) -> list[str | Grid]:
-    names = [name for name in (*COSTS, "dollars") if name in runs[0]["figures"]["cost"]]
-    titles = [name.replace("_", " ").replace("dollars", "dollars per 1,000 questions") for name in names]
+    titles = {
+        "calls": "calls", "sent": "of them sent", "tokens_read": "tokens read", "tokens_written": "tokens written",
+        "dollars": "dollars per 1,000 questions",
+    }  # fmt: skip
+    names = [name for name in titles if any(name in run["figures"]["cost"] for run in runs)]
     digits = {"dollars": 3}
     parts: list[str | Grid] = [
-        _by_run(runs, titles, lambda found: (interval(found["cost"][name], 1, digits.get(name, 1)) for name in names))
+        _by_run(
+            runs,
+            [titles[name] for name in names],
+            lambda found: (interval(found["cost"].get(name), 1, digits.get(name, 1)) for name in names),
+        )
     ]
+    if any((run["figures"]["indexing"] or {}).get("calls") for run in runs):
+        head = dict.fromkeys(name for run in runs for name in run["figures"]["indexing"] or ())
+        parts += [
+            "Calls that read the corpus, in the whole run; cached: not sent.",
+            _by_run(
+                runs,
+                [name.replace("_", " ") for name in head],
+                lambda found: (
+                    _number((found["indexing"] or {}).get(name), 3 if "dollars" in name else 0) for name in head
+                ),
+            ),
+        ]
     roles = list(dict.fromkeys(role for run in runs for role in run["figures"]["roles"] or {}))
     if roles:
         parts += [
-            "By role, as calls / tokens read / tokens written:",
+            "By role, those that read the corpus too, as calls / tokens read / tokens written:",
             _by_run(runs, roles, lambda found: (_role((found["roles"] or {}).get(role)) for role in roles)),
         ]
-    return [*parts, "Calls that the ledger answered count like those that were sent."]
+    return [*parts, "Tokens and dollars are those of all calls, as if the ledger had answered none."]
 
 
 def _latency(runs: Runs) -> list[str | Grid]:

@@ -23,9 +23,10 @@ def row(number, system):
     step["passages"] = [{"id": f"p{n}", "title": title, "score": 1.0} for n, title in enumerate(TITLES)]
     trace = {
         "steps": [step], "actions": [{"reply": EVIL, "action": "ask", "subquery": "", "unexpected": False}],
-        "details": {"gist": triples[:1] if system == "good" else [], "note": EVIL}, "error": "",
-        "calls": 2, "prompt_tokens": 100, "completion_tokens": 10, "seconds": 0.5, "malformed": 0,
-        "tallies": {"calls.read": 2}, "stop_reason": "sufficient",
+        "details": {"gist": triples[:1] if system == "good" else [], "note": EVIL, "tokens": {"read": [100, 10]}},
+        "calls": 2, "prompt_tokens": 100, "seconds": 0.5, "malformed": 0,
+        "tallies": {"calls.read": 2}, "stop_reason": "sufficient", "error": "", "completion_tokens": 10,
+        "cached": {"read": [1, 50, 5]} if system == "bad" else {},
     }  # fmt: skip
     return {
         "id": f"q{number}", "question": f"Who was the father of Ada? {EVIL if number == 1 else number}",
@@ -101,7 +102,7 @@ def test_the_best_run_stands_first_and_differences_are_said_in_words(page, tmp_p
     ((names, verdicts, cells, text),) = see(page, tmp_path, ("", script))
     assert names[:2] == ["1. good", "2. bad"]
     assert verdicts[0] == "highest score"
-    assert verdicts[1].startswith("−83.3 to the highest, p 0.00")
+    assert verdicts[1].startswith("−83.3, worse, p 0.00")
     assert cells == ["-", "+83.3", "−83.3", "-"]
     assert "good against bad: +83.3 (" in text
     assert "on 12 questions, p 0.002 (McNemar's exact test, Holm): better." in text
@@ -159,4 +160,5 @@ def test_tables_go_to_latex_and_to_tracking(runs, tmp_path, monkeypatch):
     assert r"good & 12 & 91.7 (75.0 to 100.0) & +83.3" in latex
     assert latex.count(r"\begin{tabular}") == latex.count(r"\bottomrule") > 3
     assert r"\textless{}/script\textgreater{}" in latex
-    assert "dollars per 1,000 questions" in latex
+    assert "bad & 2.0 (2.0 to 2.0) & 1.0 (1.0 to 1.0) & 100.0" in latex, "half of the calls were not sent"
+    assert "0.120 (0.120 to 0.120)" in latex, "dollars per 1,000 questions"
