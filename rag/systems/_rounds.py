@@ -16,6 +16,7 @@ from tripletune.models.llm.replies import UnusableReply, ask, without_thoughts
 from tripletune.models.options import require, setting
 from tripletune.rag import StopReason, Trace, TraceAction
 from tripletune.rag.chat_generator import READER, answer_from, prompts_of
+from tripletune.rag.retrievers import Retriever
 from tripletune.rag.systems import QuestionClient, Tools, need
 
 
@@ -67,13 +68,15 @@ class Rounds:
     Attributes:
         trace: The notes.
         passages: All passages found, the first found first.
+        retriever: What is searched.
+        llm: The chat model.
     """
 
     def __init__(self, system: str, question: str, query: str, tools: Tools, options: RoundOptions) -> None:
         self.trace, self.passages = Trace(question), list[Passage]()
         self._system, self._options, self._started = system, options, time.perf_counter()
-        self._retriever = need(tools, "retriever", system)
-        self._llm = QuestionClient(need(tools, "llm", system), self.trace, tools.question_id, tools.sampling)
+        self.retriever: Retriever = need(tools, "retriever", system)
+        self.llm = QuestionClient(need(tools, "llm", system), self.trace, tools.question_id, tools.sampling)
         self._prompts = prompts_of(options.prompts, (system, READER))
         self._query, self._asked = query, set[str]()
 
@@ -84,7 +87,7 @@ class Rounds:
     async def search(self, query: str) -> list[Passage]:
         """Search; the passages that this search found."""
         self._asked.add(normalize_answer(query))
-        hits = await self._retriever.retrieve(query, self._options.top_k)
+        hits = await self.retriever.retrieve(query, self._options.top_k)
         self.trace.add_step(Step(query), hits)
         found = [hit.passage for hit in hits]
         known = {passage.id for passage in self.passages}
@@ -114,9 +117,9 @@ class Rounds:
             replies.append(text)
             return read(without_thoughts(text).strip())
 
-        role, sampling = f"{self._system}.{call}", self._llm.up_to(self._options.max_thought_tokens)
+        role, sampling = f"{self._system}.{call}", self.llm.up_to(self._options.max_thought_tokens)
         try:
-            move = await ask(self._llm, messages, parse, role=role, sampling=sampling, repairs=self._options.repairs)
+            move = await ask(self.llm, messages, parse, role=role, sampling=sampling, repairs=self._options.repairs)
         except UnusableReply as error:
             self.trace.tally(f"{call}.{error.reason}")
             self.trace.malformed += 1
@@ -131,7 +134,7 @@ class Rounds:
     async def read(self, question: str, passages: list[Passage]) -> str:
         """The reader's answer to a question."""
         limit = self._options.max_answer_tokens
-        return await answer_from(self._system, question, passages, self._llm, self._prompts, limit)
+        return await answer_from(self._system, question, passages, self.llm, self._prompts, limit)
 
     async def finish(self, answer: str = "") -> Trace:
         """The trace, with the answer; without one the reader gives it from all passages.

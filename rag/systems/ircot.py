@@ -18,8 +18,11 @@ from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, bare_answer, prompt_files, show_passages
 from tripletune.rag.systems import System, Tools
 from tripletune.rag.systems._rounds import Move, RoundOptions, Rounds
+from tripletune.rag.systems.ppr import SYSTEM as PPR
+from tripletune.rag.systems.ppr import PageRank, PprOptions
 
 _ANSWER = re.compile(r"so the (?:final )?answer is:?", re.IGNORECASE)
+_FILES = prompt_files("ircot", READER, names=("ircot", READER))
 _LABEL = re.compile(r"^(?:[-*•]|\d+[.)]|thought(?: \d+)?:)\s*", re.IGNORECASE)
 
 
@@ -28,11 +31,16 @@ class IRCoTOptions(RoundOptions):
     """Settings of a run; see `RoundOptions`."""
 
     reader: bool = setting(True, "a reader answers anew when the thoughts end; no takes the last thought's answer")
+    graph: bool = setting(False, "search by PageRank over the triples, as HippoRAG with IRCoT (GEAR, tables 2 and 3)")
+    synonyms: float | None = setting(0.8, "for graph: see ppr", above=0)
 
 
 async def ircot(question: str, search: str, tools: Tools, options: IRCoTOptions) -> Trace:
     """Answer one question with IRCoT; see `System.run`."""
     rounds = Rounds("ircot", question, search, tools, options)
+    if options.graph:
+        settings = PprOptions(synonyms=options.synonyms, repairs=options.repairs)
+        rounds.retriever = PageRank("ircot", tools, settings, rounds.llm, rounds.trace)
     thoughts: list[str] = []
     move: Move | None = Move(query=search)
     while move is not None and not move.answer:
@@ -63,8 +71,11 @@ SYSTEM = System(
     summary="searches with each thought of a chain, then answers from all passages",
     run=ircot,
     needs_corpus=lambda options: True,
-    needs_triples=lambda options: False,
+    needs_triples=lambda options: options.graph,
+    needs_reranker=lambda options: options.graph and options.synonyms is not None,
+    searches_triples=lambda options: options.graph,
+    searches_both=True,
     options=IRCoTOptions,
     model="llm",
-    files=prompt_files("ircot", READER, names=("ircot", READER)),
+    files=lambda options: {**_FILES(options), **(PPR.files(PprOptions()) if options.graph else {})},
 )

@@ -64,27 +64,12 @@ class PprOptions:
 
 async def ppr(question: str, search: str, tools: Tools, options: PprOptions) -> Trace:
     """Answer one question from the passages with the highest PageRank; see `System.run`."""
-    started = time.perf_counter()
-    trace = Trace(question, stop_reason="single_pass")
+    started, trace = time.perf_counter(), Trace(question, stop_reason="single_pass")
     index: TripleIndex = need(tools, "triples", "ppr")
     llm = QuestionClient(need(tools, "llm", "ppr"), trace, tools.question_id, tools.sampling)
     prompts = prompts_of(options.prompts, _NAMES)
 
-    hits: list[Retrieved] = await need(tools, "retriever", "ppr").retrieve(search, options.retrieved)
-    (found,) = await index.search([search], options.triples)
-    if options.filter and found:
-        facts = "\n".join(f"{number}. {verbalise(index[row])}" for number, (row, _) in enumerate(found, 1))
-        chat = prompts.chat("ppr_filter", f"Facts:\n{facts}\n\nQuestion: {one_line(question)}")
-        try:
-            kept = await ask(llm, chat, lambda text: _numbers(text, len(found)), role="ppr.filter",
-                             sampling=llm.up_to(options.max_filter_tokens), repairs=options.repairs)  # fmt: skip
-            found = [found[number - 1] for number in kept]
-        except UnusableReply as error:
-            trace.tally(f"filter.{error.reason}")
-    ranking: Ranking = [(hit.position, hit.score) for hit in hits]
-    if found:
-        embedder = need(tools, "reranker", "ppr") if options.synonyms is not None else None
-        ranking = await asyncio.to_thread(_walk, index, embedder, found, ranking, options)
+    found, ranking = await PageRank("ppr", tools, options, llm, trace).rank(search, question)
     best = [Retrieved(index.passages[position], score, position) for position, score in ranking[: options.top_k]]
     trace.add_step(Step(search, tuple(index[row] for row, _ in found)), best)
     trace.details["ranking"] = [index.passages[position].id for position, _ in ranking[:100]]
@@ -92,6 +77,45 @@ async def ppr(question: str, search: str, tools: Tools, options: PprOptions) -> 
     trace.answer = await answer_from("ppr", question, passages, llm, prompts, options.max_answer_tokens)
     trace.seconds = time.perf_counter() - started
     return trace
+
+
+class PageRank:
+    """Passages by PageRank for any query: a retriever, which IRCoT uses for each of its thoughts.
+
+    The filter's role is `<system>.filter`; the trace counts what could not be read of it.
+    """
+
+    def __init__(self, system: str, tools: Tools, options: PprOptions, llm: QuestionClient, trace: Trace) -> None:
+        self._system, self._tools, self._options, self._llm, self._trace = system, tools, options, llm, trace
+        self._index: TripleIndex = need(tools, "triples", system)
+
+    async def retrieve(self, query: str, k: int) -> list[Retrieved]:
+        """The at most `k` best passages for a query, best first."""
+        _, ranking = await self.rank(query, query)
+        return [Retrieved(self._index.passages[position], score, position) for position, score in ranking[:k]]
+
+    async def rank(self, search: str, question: str) -> tuple[Ranking, Ranking]:
+        """The triples that a walk starts from, and its passages, best first; the filter reads the question."""
+        options, index = self._options, self._index
+        hits: list[Retrieved] = await need(self._tools, "retriever", self._system).retrieve(search, options.retrieved)
+        (found,) = await index.search([search], options.triples)
+        if options.filter and found:
+            facts = "\n".join(f"{number}. {verbalise(index[row])}" for number, (row, _) in enumerate(found, 1))
+            chat = prompts_of(options.prompts, _NAMES).chat(
+                "ppr_filter", f"Facts:\n{facts}\n\nQuestion: {one_line(question)}"
+            )
+            sampling = self._llm.up_to(options.max_filter_tokens)
+            try:
+                kept = await ask(self._llm, chat, lambda text: _numbers(text, len(found)),
+                                 role=f"{self._system}.filter", sampling=sampling, repairs=options.repairs)  # fmt: skip
+                found = [found[number - 1] for number in kept]
+            except UnusableReply as error:
+                self._trace.tally(f"filter.{error.reason}")
+        ranking: Ranking = [(hit.position, hit.score) for hit in hits]
+        if found:
+            embedder = need(self._tools, "reranker", self._system) if options.synonyms is not None else None
+            ranking = await asyncio.to_thread(_walk, index, embedder, found, ranking, options)
+        return found, ranking
 
 
 def _numbers(text: str, most: int) -> list[int]:

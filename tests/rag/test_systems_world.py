@@ -187,6 +187,13 @@ def test_pagerank_finds_more_than_retrieval_alone(world, whole):
     assert {trace.calls for trace in answer_all(world, "ppr", whole, synonyms=None, filter=False)} == {1}
 
 
+def test_pagerank_searches_each_thought_of_ircot(world, whole):
+    alone, graph = (answer_all(world, "ircot", whole, top_k=2, graph=on, synonyms=None) for on in (False, True))
+    assert all(right(world, graph))
+    assert sum(len(trace.steps) for trace in graph) < sum(len(trace.steps) for trace in alone)
+    assert all(trace.tallies["calls.ircot.filter"] == len(trace.steps) for trace in graph)
+
+
 def test_thrag_calls_once_for_topics_and_once_for_each(world, whole):
     for question, trace in zip(world.questions, answer_all(world, "thrag", whole)):
         kinds = {world.entities[title].kind for title in question.helpful}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tripletune.data_builders.world.oracles.ppr import keep
 from tripletune.models.llm import Message
 
 if TYPE_CHECKING:
@@ -22,4 +23,4 @@ def think(oracle: WorldOracle, messages: Sequence[Message]) -> str:
     return next((query for query in missing[0].queries if query not in thoughts), missing[0].queries[0])
 
 
-REPLIES = {"think": think}
+REPLIES = {"think": think, "filter": keep}

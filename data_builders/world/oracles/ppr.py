@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def keep(oracle: WorldOracle, messages: Sequence[Message]) -> str:
     """The numbers of the gold facts."""
     facts, _, text = messages[-1]["content"].rpartition("\n\nQuestion: ")
-    wanted = {verbalise(hop.triple) for hop in oracle.hops(oracle.question(text))}
+    wanted = {verbalise(hop.triple) for hop in oracle.hops_of(text)}
     lines = facts.splitlines()[1:]
     return json.dumps([n for n, line in enumerate(lines, 1) if line.partition(". ")[2] in wanted])
 
