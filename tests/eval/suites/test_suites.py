@@ -121,7 +121,7 @@ def test_metrics_count_what_happened(tmp_path):
     assert metrics["questions"] == metrics["metrics"]["exact_match"]["n"] == 70
     assert not isinstance(metrics["counts"]["errors"], bool)
     assert metrics["counts"] == {
-        "errors": 0, "malformed_plans": 24, "unexpected_plans": 0, "rounds": 140, "passages": 138,
+        "errors": 0, "refusals": 0, "malformed_plans": 24, "unexpected_plans": 0, "rounds": 140, "passages": 138,
         "passages_without_triples": 2, "triples": 136, "tallies": {},
         "stop_reasons": {"malformed": 23, "repeated_subquery": 1, "sufficient": 46},  # question 6 has no graph
         "actions": {"[SUBQ]": 140, "[SUFFICIENT]": 46, "malformed": 24},
