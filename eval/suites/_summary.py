@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from tripletune.eval.costs import Costs, Prices
 from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import bootstrap_mean, bootstrap_means
-from tripletune.eval.suites._costs import Costs, Prices
 from tripletune.models.llm.replies import is_refusal
 
 _SECONDS = ("seconds", "structuring_seconds")
@@ -20,7 +20,7 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...], prices: Prices) 
     Args:
         log: Its rows are streamed.
         names: The scores, the headline first.
-        prices: See `eval.suites._costs.read_prices`.
+        prices: See `eval.costs.read_prices`.
     """
     scores: dict[str, list[float]] = {name: [] for name in names}
     by_type: dict[str, list[float]] = {}

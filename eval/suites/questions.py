@@ -17,9 +17,9 @@ from rich.console import Console
 
 from tripletune.data_builders.hotpotqa_subq import Question
 from tripletune.eval import find_metrics, load_task, score_answer, task_names, task_questions, write_context_corpus
+from tripletune.eval.costs import read_prices
 from tripletune.eval.results import ResultLog
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
-from tripletune.eval.suites._costs import read_prices
 from tripletune.eval.suites._summary import summarise_questions
 from tripletune.eval.systems import (
     chat_models,
