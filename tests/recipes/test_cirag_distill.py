@@ -81,6 +81,7 @@ def test_a_student_for_the_calls_of_another_system(
     card = (tmp_path / "exported" / "README.md").read_text()
     assert "# Student of t2rag: exported" in card
     assert "replies to the calls t2rag.decompose, t2rag.resolve of t2rag" in card
+    assert "--system t2rag --llm t2rag.decompose=hf:exported --llm t2rag.resolve=hf:exported …" in card
     assert "trajectories of `oracle:world5-test`" in card
 
 
