@@ -14,8 +14,8 @@ const OUTCOMES = {
   failed: ["!", "bad", "failed"], none: ["·", "", "no result"],
 };
 const COSTS = {
-  tokens: "tokens per question", calls: "calls per question", sent: "calls sent per question", seconds: "seconds per question, as measured",
-  dollars: "dollars per 1,000 questions",
+  tokens: "tokens per question", calls: "calls per question", sent: "calls sent per question",
+  seconds: "seconds per question, as measured", dollars: "dollars per 1,000 questions",
 };
 
 function maker(create) {
@@ -76,8 +76,9 @@ function select(label, name, options, changed) {
 function view() {
   const at = GROUPS[state.task] ? Number(state.task) : 0, group = GROUPS[at];
   const metric = group.metrics.includes(state.metric) ? state.metric : group.metrics[0];
-  const runs = group.runs.map((run, number) => ({ ...run, number, score: run.figures.scores && run.figures.scores[metric] }))
-    .filter((run) => run.score && run.score.mean !== null);
+  const score = (run) => (run.figures.scores || {})[metric] || { mean: null };
+  const runs = group.runs.map((run, number) => ({ ...run, number, score: score(run) }))
+    .filter((run) => run.score.mean !== null);
   runs.sort((a, b) => b.score.mean - a.score.mean);
   return { at, group, metric, runs, all: DATA.groups[at] };
 }
@@ -289,7 +290,7 @@ function questions(now) {
   const outcomes = Object.entries(OUTCOMES).map(([key, [, , text]]) => [key, text]);
   const any = (label, name, options) => options.length > 1 && select(label, name, [["", "any"], ...options], again);
   fill();
-  return section("Questions", `One mark a run, in the order above: ✓ right, ~ partly, ✗ wrong, ! failed (${metric}).`,
+  return section("Questions", "One mark a run, in the order above: ✓ right, ~ partly, ✗ wrong, ! failed.",
     h("div", { class: "filters" }, search, any("Run", "only", runs.map((run) => [`${run.number}`, run.name])),
       any("Outcome", "outcome", [["differ", "runs differ"], ...outcomes]),
       any("Type", "type", kinds("type")), any("Hops", "hops", kinds("hops")),
@@ -343,6 +344,7 @@ function traceOf({ at, group, all }, number, place) {
   if (!trace) return [note(`This trace is not in the page; see ${group.runs[number].folder}/results.jsonl.`)];
   const gold = new Set(trace.supporting), hits = trace.steps.flatMap((step) => step.passages.map((one) => one.id));
   const found = [...gold].filter((id) => hits.includes(id)).length;
+  const replies = trace.actions.map((one) => h("pre", {}, one.reply));
   const passage = (one) => {
     const name = [gold.has(one.id) && h("b", { class: "good" }, "★ "), one.title || one.id];
     return h("li", {}, texts[one.id] ? h("details", {}, h("summary", {}, name), texts[one.id]) : name);
@@ -358,7 +360,7 @@ function traceOf({ at, group, all }, number, place) {
   const told = h("div", {}, trace.error && h("p", { class: "bad" }, trace.error),
     rounds.length ? rounds : note("Nothing was retrieved."),
     gold.size > 0 && note(`★ ${found} of ${gold.size} supporting passages were found.`),
-    fold(`${trace.actions.length} decisions`, trace.actions.map((one) => h("pre", {}, one.reply))),
+    replies.length > 0 && fold(`${replies.length} decisions`, replies),
     fold("What else the system noted", h("pre", {}, JSON.stringify(trace.details, null, 1))));
   return [h("div", { class: "trace" }, told, graph(trace, all.question[place], all.answers[place]))];
 }
@@ -382,7 +384,7 @@ function graph(trace, asked, gold) {
     else triples.set(key, { from, predicate, to, ends, round, kept });
   };
   trace.steps.forEach((step, round) => step.triples.forEach((triple) => add(triple, round, false)));
-  keptIn(trace.details).forEach((triple) => add(triple, 0, true));
+  keptIn(trace.details).forEach((triple) => add(triple, -1, true));
   if (!triples.size) return note("This system read no triples for the question.");
   const edges = nearest([...triples.values()], isNamed);
   for (const edge of edges) {
@@ -456,7 +458,7 @@ function picture(nodes, edges) {
     const bend = 26 * Math.ceil(turn / 2) * (turn % 2 === (from.name < to.name ? 1 : 0) ? 1 : -1) / length;
     const mx = (from.x + to.x) / 2 - bend * y, my = (from.y + to.y) / 2 + bend * x;
     const [x1, y1] = border(from, mx, my), [x2, y2] = border(to, mx, my);
-    return [s("path", { d: `M${x1} ${y1}Q${mx} ${my} ${x2} ${y2}`, stroke: colour(round),
+    return [s("path", { d: `M${x1} ${y1}Q${mx} ${my} ${x2} ${y2}`, stroke: round < 0 ? "var(--soft)" : colour(round),
       "stroke-width": kept ? 3 : 1.2, "marker-end": "url(#arrow)" }),
     s("text", { class: "edge", x: (x1 + 2 * mx + x2) / 4, y: (y1 + 2 * my + y2) / 4 + 3 }, short(predicate, 26))];
   });

@@ -325,11 +325,15 @@ def _cost(runs: Runs) -> list[str | Grid]:
                 ),
             ),
         ]
-    roles = list(dict.fromkeys(role for run in runs for role in run["figures"]["roles"] or {}))
+    roles = [
+        [run["name"], role, *(_number(found[name], digits) for name, digits in zip(COSTS, (1, 0, 0)))]
+        for run in runs
+        for role, found in (run["figures"]["roles"] or {}).items()
+    ]
     if roles:
         parts += [
-            "By role, those that read the corpus too, as calls / tokens read / tokens written:",
-            _by_run(runs, roles, lambda found: (_role((found["roles"] or {}).get(role)) for role in roles)),
+            "By role, those that read the corpus too:",
+            _table(["run", "role", *(titles[name] for name in COSTS)], roles),
         ]
     return [*parts, "Tokens and dollars are those of all calls, as if the ledger had answered none."]
 
@@ -383,10 +387,6 @@ def _sources(report: Mapping[str, Any]) -> Iterator[Section]:
 
 def _gap(gap: dict[str, Any] | None) -> list[str]:
     return [interval(gap, sign="+"), p_cell(gap)] if gap else ["", ""]
-
-
-def _role(found: Mapping[str, float | None] | None) -> str:
-    return " / ".join(_number(found[name], digits) for name, digits in zip(COSTS, (1, 0, 0))) if found else "-"
 
 
 def _number(value: float | None, digits: int = 1) -> str:
