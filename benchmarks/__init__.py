@@ -1,4 +1,4 @@
-"""Questions about speed and size (`python -m benchmarks CASE`), and what all cases share.
+"""Speed and memory (`python -m benchmarks CASE`), and what all cases share. Question sets are in `eval/tasks/`.
 
 A case is a function of a module here that takes its options and gives back a `Result`. The sides that it compares are
 `Way`s: each is warmed up, then they take turns (A B, B A, ...), so that a busy machine slows all of them alike, and

@@ -261,7 +261,7 @@ def load_encoder(
     from sentence_transformers import SentenceTransformer
 
     options: dict[str, Any] = {"use_safetensors": True} | ({"dtype": dtype} if dtype else {})
-    with telling(spec, "weights"):
+    with telling(spec, "encoder"):
         return SentenceTransformer(resolve(spec), trust_remote_code=trust_remote_code, model_kwargs=options)
 
 
@@ -271,7 +271,7 @@ def telling(spec: str | Path, part: str) -> Iterator[None]:
 
     Args:
         spec: The model, for the message.
-        part: What is loaded: "weights", "adapter", "tokenizer", "configuration" or "Graph-LLM".
+        part: What is loaded: "weights", "encoder", "adapter", "tokenizer", "configuration" or "Graph-LLM".
 
     Raises:
         FileNotFoundError: transformers did not find or reach it.
@@ -287,10 +287,11 @@ def telling(spec: str | Path, part: str) -> Iterator[None]:
             ) from None
         if "trust_remote_code" in reason:
             raise ValueError(
-                f"model {spec}: it comes with Python code of its own (auto_map in its configuration), which is never "
-                "run here; take a model that transformers knows by itself"
+                f"model {spec}: it comes with Python code of its own (auto_map in its configuration, or modules.json), "
+                "which is never run here; take a model that transformers knows by itself"
+                + (" (an encoder that retrieves is trusted with --trust-remote-code)" if part == "encoder" else "")
             ) from None
-        if part == "weights" and "model.safetensors" in reason:
+        if part in ("weights", "encoder") and "model.safetensors" in reason:
             raise ValueError(
                 f"model {spec}: it has no safetensors weights, and pickles (.bin, .pt) are not loaded, since they can "
                 "run code; take a revision with model.safetensors"

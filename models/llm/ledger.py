@@ -321,7 +321,7 @@ class Ledger:
 def trouble(path: Path, error: sqlite3.Error) -> LedgerError | OSError:
     """What SQLite says about a ledger, with the next step."""
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-        return OSError(errno.ENOSPC, "the last replies could not be stored", str(path))
+        return OSError(errno.ENOSPC, "the ledger can't be written", str(path))
     return LedgerError(f"ledger {path}: {error}; `tripletune ledger verify {path}` looks closer")
 
 
@@ -335,6 +335,7 @@ def open_file(path: Path, create: bool = True) -> sqlite3.Connection:
     Raises:
         LedgerError: the file is no ledger, is damaged, or was written by a newer version.
         FileNotFoundError: it is not there and may not be made.
+        OSError: the disk is full.
     """
     if path.is_dir():
         raise LedgerError(f"{path} is a folder, not a ledger; name a file in it, for example {path / 'ledger.sqlite'}")
@@ -352,6 +353,8 @@ def open_file(path: Path, create: bool = True) -> sqlite3.Connection:
             connection.close()
         if isinstance(error, LedgerError):
             raise
+        if isinstance(full := trouble(path, error), OSError):
+            raise full from error
         raise LedgerError(f"{path} can't be used as a ledger: {error}. {_advice(path, error)}") from error
     return connection
 
@@ -359,7 +362,7 @@ def open_file(path: Path, create: bool = True) -> sqlite3.Connection:
 def _advice(path: Path, error: sqlite3.Error) -> str:
     if getattr(error, "sqlite_errorname", "").startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
         return "This user may not write it or its folder: change the rights, or copy it"
-    if getattr(error, "sqlite_errorname", "").startswith(("SQLITE_IOERR", "SQLITE_FULL")):
+    if getattr(error, "sqlite_errorname", "").startswith("SQLITE_IOERR"):
         return "The disk may be full or failing: look at it first"
     return (
         "If it is damaged, move it away and bring back what can be read with "

@@ -13,6 +13,7 @@ from tripletune.models.loading import (
     adapter_base,
     cache_dir,
     load_causal_lm,
+    load_encoder,
     load_tokenizer,
     load_weights,
     parse_dtype,
@@ -241,7 +242,7 @@ def test_damaged_adapters(adapter: Path) -> None:
         load_causal_lm(adapter, torch.float32)
 
 
-def test_code_and_pickles_of_a_model_folder_are_never_run(tiny_llama: Path, tmp_path: Path) -> None:
+def test_code_and_pickles_of_a_model_folder_are_never_run(tiny_llama: Path, tiny_encoder: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "evil.py").write_text(f"open({str(tmp_path / 'PWNED')!r}, 'w')\nclass Config: ...\nclass Model: ...\n")
@@ -254,4 +255,11 @@ def test_code_and_pickles_of_a_model_folder_are_never_run(tiny_llama: Path, tmp_
     torch.save({}, folder / "pytorch_model.bin")
     with pytest.raises(ValueError, match="no safetensors weights, and pickles"):
         load_causal_lm(folder)
+    encoder = Path(shutil.copytree(tiny_encoder, tmp_path / "encoder"))
+    modules = json.loads((encoder / "modules.json").read_text())
+    evil = {"idx": len(modules), "name": "evil", "path": "", "type": "evil.Model"}
+    (encoder / "modules.json").write_text(json.dumps([*modules, evil]))
+    shutil.copy(folder / "evil.py", encoder)
+    with pytest.raises(ValueError, match=r"modules.json.* --trust-remote-code"):
+        load_encoder(encoder)
     assert not (tmp_path / "PWNED").exists()

@@ -183,16 +183,26 @@ def test_uses_keep_role_question_and_order(path):
     assert found == [(a, "first", "q1"), (b, "first", "q1"), (a, "second", "q2"), (a, "third", "")]
 
 
-def test_a_full_disk_is_told_as_such(path):
+def test_a_full_disk_is_told_as_such(path, monkeypatch):
     with Ledger(path) as ledger:
         put(ledger, call("a"), reply("1"), "r")
         with ledger.transaction() as connection:
             pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {pages}")
-        with pytest.raises(OSError, match="could not be stored") as caught:
+        with pytest.raises(OSError, match="can't be written") as caught:
             put(ledger, call("b"), reply("x" * 10**6), "r")
         assert caught.value.errno == errno.ENOSPC
         assert ledger.get(call("a").key).text == "1"
+
+    def fail(*args):
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    monkeypatch.setattr("tripletune.models.llm.ledger._check_or_create", fail)
+    with pytest.raises(OSError, match="can't be written") as caught:
+        Ledger(path)
+    assert caught.value.errno == errno.ENOSPC
 
 
 def test_a_closed_ledger_says_so_and_an_unused_one_leaves_no_file(path):
