@@ -13,7 +13,7 @@ have written it into the next round, and every deviation of a reply has a name.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,28 +83,34 @@ class RoleCalls:
         """The chats of a question, in the order in which their last calls were stored.
 
         Args:
-            question_id: The question; empty for calls of none, which are made for a whole corpus.
+            question_id: The question.
             keys: The calls of one run, by the beginnings of their keys, since a ledger may hold several runs of a
                 question; None takes all.
         """
-        calls: list[_Call] = []
-        repairs: list[_Call] = []
-        query = (
-            "SELECT model, sampling, messages, text, repair FROM chosen JOIN calls ON calls.id = call_id "
-            "WHERE question_id = ? AND status = 'ok' AND (? IS NULL OR model = ?) "
-            f"AND (? IS NULL OR substr(key, 1, {CALL_NAME}) IN (SELECT value FROM json_each(?))) ORDER BY calls.id"
-        )
-        wanted = None if keys is None else json.dumps(keys)
-        values = (question_id, self._model, self._model, wanted, wanted)
-        with closing(self._connection.execute(query, values)) as rows:
-            for model, sampling, messages, text, repair in rows:
-                (repairs if repair else calls).append(_Call((model, sampling), json.loads(messages), text))
+        calls, repairs = (list(self._calls(question_id, repair, keys)) for repair in (False, True))
         answers = {_key(call.maker, call.messages): call.text for call in calls}
         continued = {
             _key(call.maker, call.messages[:place]) for call in calls for place in _assistant_turns(call.messages)
         }
         last = [call for call in calls if _key(call.maker, call.messages) not in continued]
         return [self._chat(call, answers, repairs) for call in last]
+
+    def corpus_chats(self) -> Iterator[Chat]:
+        """Calls that belong to no question, which are made for a whole corpus: streamed, each a chat of its own."""
+        repairs = list(self._calls("", True))
+        return (self._chat(call, {}, repairs) for call in self._calls("", False))
+
+    def _calls(self, question_id: str, repair: bool, keys: Sequence[str] | None = None) -> Iterator[_Call]:
+        query = (
+            "SELECT model, sampling, messages, text FROM chosen JOIN calls ON calls.id = call_id "
+            "WHERE question_id = ? AND repair = ? AND status = 'ok' AND (? IS NULL OR model = ?) "
+            f"AND (? IS NULL OR substr(key, 1, {CALL_NAME}) IN (SELECT value FROM json_each(?))) ORDER BY calls.id"
+        )
+        wanted = None if keys is None else json.dumps(keys)
+        values = (question_id, repair, self._model, self._model, wanted, wanted)
+        with closing(self._connection.execute(query, values)) as rows:
+            for model, sampling, messages, text in rows:
+                yield _Call((model, sampling), json.loads(messages), text)
 
     def _chat(self, call: _Call, answers: Mapping[str, str], repairs: Sequence[_Call]) -> Chat:
         """The chat that ends with a call."""

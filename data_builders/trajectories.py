@@ -235,7 +235,7 @@ def _trajectories(
                         if filters.keep(row, chat):
                             yield from made(chat, role, row["id"], row["question"])
                 for calls in opened:
-                    for chat in calls.chats(""):
+                    for chat in calls.corpus_chats():
                         text = chat.messages[-2]["content"]
                         yield from made(chat, calls.role, f"corpus:{passage_id('', text)}", text)
             about = results.parent / ABOUT
