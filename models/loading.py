@@ -158,7 +158,7 @@ def is_encoder_decoder(spec: str | Path, revision: str | None = None) -> bool:
 
 
 def load_causal_lm(
-    spec: str | Path, dtype: torch.dtype | None = None, revision: str | None = None
+    spec: str | Path, dtype: torch.dtype | None = None, revision: str | None = None, **options: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a decoder in eval mode and its tokenizer; see `load_weights`.
 
@@ -169,11 +169,15 @@ def load_causal_lm(
     tokenizer = load_tokenizer(spec, revision)
     if is_encoder_decoder(spec, revision):
         raise ValueError(f"model {spec} is an encoder-decoder, and a decoder is needed here")
-    return load_weights(spec, dtype, revision), tokenizer
+    return load_weights(spec, dtype, revision, **options), tokenizer
 
 
 def load_weights(
-    spec: str | Path, dtype: torch.dtype | None = None, revision: str | None = None, merge: bool = True
+    spec: str | Path,
+    dtype: torch.dtype | None = None,
+    revision: str | None = None,
+    merge: bool = True,
+    nf4: bool = False,
 ) -> PreTrainedModel:
     """Load a language model, decoder or encoder-decoder, in eval mode.
 
@@ -183,12 +187,14 @@ def load_weights(
         revision: Hub revision; ignored for folders and packages.
         merge: Merge an adapter into its base model in any weight type, so that another one can be trained on top of
             it. False leaves that to `for_inference`.
+        nf4: Keep linear layers in 4 bits, to train an adapter beside them (QLoRA; Dettmers et al., 2023).
 
     Raises:
+        ImportError: bitsandbytes is not installed, and `nf4` needs it.
         FileNotFoundError: no such model, or an adapter without weights.
         ValueError: the weights cannot be read, or an adapter does not fit its base model.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, BitsAndBytesConfig
     from transformers.utils.logging import disable_progress_bar
 
     if not sys.stderr.isatty():
@@ -196,13 +202,23 @@ def load_weights(
     source = resolve(spec)
     base = adapter_base(source)
     if base is not None:
+        if nf4:
+            raise ValueError(
+                f"model {spec} is an adapter: merge it first (tripletune checkpoints merge) to train on it in nf4"
+            )
         adapted = load_adapter(load_weights(base[0], dtype, base[1]), source)
         return adapted.merge_and_unload(safe_merge=True).eval() if merge else for_inference(adapted)
     kind = AutoModelForSeq2SeqLM if is_encoder_decoder(spec, revision) else AutoModelForCausalLM
+    dtype, options = dtype or best_dtype(), _trust_nothing(source, revision)
+    if nf4:
+        # The paper's settings: quantiles of the normal distribution, and their scales quantised too.
+        double = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+        options["quantization_config"] = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=dtype, **double)
     with telling(spec, "weights"):
-        model: PreTrainedModel = kind.from_pretrained(
-            source, dtype=dtype or best_dtype(), use_safetensors=True, **_trust_nothing(source, revision)
-        )
+        model: PreTrainedModel = kind.from_pretrained(source, dtype=dtype, use_safetensors=True, **options)
+    if nf4:
+        # What is saved is the adapter; its base model is loaded as its folder has it.
+        del model.config.quantization_config
     return model.eval()
 
 
@@ -229,6 +245,30 @@ def load_adapter(model: Any, folder: str | Path, trainable: bool = False) -> Pef
         # PEFT only warns of an adapter file without some of its layers, which then do nothing.
         warnings.filterwarnings("error", message="Found missing adapter keys", category=UserWarning)
         return PeftModel.from_pretrained(model, str(folder), is_trainable=trainable)
+
+
+def take_over(model: PeftModel, folder: str | Path) -> None:
+    """Give a fresh adapter the weights of a trained one, to train on from there.
+
+    Raises:
+        FileNotFoundError: the folder holds no adapter.
+        ValueError: the adapters have other layers or sizes.
+    """
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    file = Path(resolve(folder)) / ADAPTER
+    if not file.is_file():
+        raise FileNotFoundError(f"model.adapter {folder}: there is no {ADAPTER}; name a run, a checkpoint or an export")
+    check_weights(file)
+    own, found = get_peft_model_state_dict(model), load_file(file)
+    shapes = [{name: tuple(weight.shape) for name, weight in weights.items()} for weights in (own, found)]
+    if other := sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()}):
+        sides = [
+            f"{name} is {shapes[1].get(name, 'missing')} there, {shapes[0].get(name, 'missing')} here" for name in other
+        ]
+        raise ValueError(f"model.adapter {folder} has other layers or sizes than the settings ask for: {sides[0]}")
+    set_peft_model_state_dict(model, found)
 
 
 def for_inference(adapted: PeftModel) -> Any:

@@ -45,7 +45,9 @@ def losses(folder: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_trains_resumes_evaluates_and_exports(name: str, make_task: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_recipe_trains_resumes_evaluates_and_exports(
+    name: str, make_task: Callable[..., Any], tmp_path: Path
+) -> None:
     recipe, evaluation = RECIPES[name]
     config = make_task(name, {**STEPS, "model.dtype": "bfloat16"}).config
     launch = ["accelerate.commands.accelerate_cli", "launch", "--quiet", "--config_file", LAUNCHER]

@@ -65,7 +65,10 @@ def train(task: TrainingTask, dry_run: bool = False) -> None:
     from tripletune.train.resume import check_same_run, check_writable, newest_checkpoint, sharding
 
     config = task.config
-    sharding()
+    if sharding() in ("ZeRO-3", "FSDP2") and config.model.quantization != "none":
+        raise ValueError(
+            "model.quantization: weights of 4 bits can't be divided; take recipes/accelerate/ddp.yaml or zero2.yaml"
+        )
     state = _start_process(config.train.ddp_timeout)
     config.train.micro_batches(state.num_processes)
     check_writable(config.output_dir)
@@ -107,6 +110,8 @@ def _train_and_save(task: TrainingTask, checkpoint: Path | None) -> None:
         logger.info("continuing from %s", checkpoint)
     trained = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
     logger.info("training %s parameters on %d %s", f"{trained:,}", len(task.train), task.unit)
+    for note in task.notes():
+        logger.info("%s", note)
     if task.validation is None:
         logger.info("there are no validation data: nothing is evaluated")
     seconds = trainer.train_as_run(checkpoint, task.sources[0].digest)

@@ -237,6 +237,8 @@ class RecordCollator:
         table: Embedding table; None for models without graph.
         action_weight: Weight of the action marker's tokens in the loss.
         answer_weight: Weight of the label tokens of answering records in the loss.
+        tokens_per_record: Label tokens of a record on average: each record then has that weight, divided among its
+            label tokens; None gives each token the weight 1.
         shared_prefixes: Put records of one question into one row, their common prefix once.
         graph_token_id: Placeholder, which ends what is shared.
     """
@@ -245,6 +247,7 @@ class RecordCollator:
     table: EmbeddingTable | None
     action_weight: float = 1.0
     answer_weight: float = 1.0
+    tokens_per_record: float | None = None
     shared_prefixes: bool = False
     graph_token_id: int | None = None
 
@@ -273,8 +276,10 @@ class RecordCollator:
                     weights[place, start : start + row["marker"]] = self.action_weight
                 else:
                     weights[place, start:end] = self.answer_weight
+                if self.tokens_per_record is not None:
+                    weights[place, start:end] *= self.tokens_per_record / (end - start)
         batch: dict[str, Any] = {"input_ids": input_ids, "labels": labels}
-        if self.action_weight != 1.0 or self.answer_weight != 1.0:
+        if (self.action_weight, self.answer_weight, self.tokens_per_record) != (1.0, 1.0, None):
             batch["label_weights"] = weights
         if self.shared_prefixes:
             for name, values, padding in (

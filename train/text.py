@@ -16,6 +16,7 @@ from tripletune.models.loading import (
     load_tokenizer,
     load_weights,
     parse_dtype,
+    take_over,
 )
 from tripletune.models.options import setting
 from tripletune.train.tasks import Examples, TrainingTask, TrainSection, spread
@@ -61,7 +62,7 @@ class TextTask(TrainingTask):
         # AdamW's steps are smaller than what bfloat16 weights can tell apart; frozen ones do not mind.
         own = best_dtype() if section.lora else parse_dtype("float32")
         dtype = own if section.dtype == "auto" else parse_dtype(section.dtype)
-        model = load_weights(section.base, dtype, section.revision)
+        model = load_weights(section.base, dtype, section.revision, nf4=section.quantization == "nf4")
         if section.attention != "auto":
             model.set_attn_implementation(section.attention)
         if not seq2seq:
@@ -76,6 +77,8 @@ class TextTask(TrainingTask):
                 base=section.base,
                 revision=section.revision,
             )
+            if section.adapter is not None:
+                take_over(model, section.adapter)
         return model, tokenizer
 
     @property

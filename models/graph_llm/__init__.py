@@ -64,6 +64,7 @@ def build_graph_llm(
     dtype: torch.dtype | None = None,
     revision: str | None = None,
     attention: str | None = None,
+    nf4: bool = False,
     processor_settings: dict[str, Any] | None = None,
     **config: Any,
 ) -> tuple[GraphLLM, GraphLLMProcessor]:
@@ -75,13 +76,14 @@ def build_graph_llm(
         dtype: Weight type of the language model; graph modules stay float32.
         revision: Hub revision of the base model.
         attention: Attention kernel of transformers ("sdpa", "eager", "flash_attention_2", …); None takes its choice.
+        nf4: Keep the language model's linear layers in 4 bits; see `models.loading.load_weights`.
         processor_settings: Fields of `ProcessorSettings`.
         **config: Fields of `GraphLLMConfig`.
 
     Returns:
         The model in eval mode, and its processor.
     """
-    language_model, tokenizer = load_causal_lm(base_model, dtype, revision)
+    language_model, tokenizer = load_causal_lm(base_model, dtype, revision, nf4=nf4)
     use_graph = config.setdefault("use_graph", True)
     settings = dict(processor_settings or {})
     settings["use_graph"] = use_graph
@@ -97,6 +99,7 @@ def build_graph_llm(
         **config,
     )
     model = GraphLLM(model_config, language_model)
+    model.is_loaded_in_4bit = nf4  # PEFT asks for it
     if attention is not None:
         model.language_model.set_attn_implementation(attention)
     model.config._name_or_path = str(base_model)

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch_geometric.data import Batch, Data
-from torch_geometric.nn import GATv2Conv, GCNConv, TransformerConv
+from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, TransformerConv
 from torch_geometric.utils import scatter
 
 from tripletune.models.data.records import Step
 
 INVERSE = "inverse_"
-ARCHITECTURES = ("graph_transformer", "gat", "gcn")
+ARCHITECTURES = ("graph_transformer", "gat", "gcn", "gat_authors", "gcn_authors")
 
 
 class SampleGraph(NamedTuple):
@@ -112,6 +112,27 @@ class _EdgeAwareGCN(nn.Module):
         return self.conv(x + incoming, edge_index)
 
 
+class _WithoutEdges(nn.Module):
+    """A convolution that edge features do not reach."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor, edge_attr: torch.Tensor) -> torch.Tensor:
+        return self.conv(x, edge_index)
+
+
+class _NodeNorm(nn.BatchNorm1d):
+    """Batch normalisation over nodes; a single one takes the running statistics and leaves them as they are."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if len(input) > 1:
+            return super().forward(input)
+        mean, variance = self.running_mean, self.running_var
+        return nn.functional.batch_norm(input, mean, variance, self.weight, self.bias, eps=self.eps)
+
+
 class GraphEncoder(nn.Module):
     """Encodes every sub-graph of a batch at once and pools it to one vector a sample.
 
@@ -120,12 +141,14 @@ class GraphEncoder(nn.Module):
     vector (section D.2 and the authors' code for the empty case).
 
     Args:
-        architecture: "graph_transformer", "gat" or "gcn".
+        architecture: "graph_transformer"; "gat" (GATv2) and "gcn" with edge features; "gat_authors" and "gcn_authors"
+            as in the authors' code: no edge features, batch normalisation, and of GAT's heads the mean.
         in_width: D.
         hidden_width: H; heads are concatenated, so it must be divisible by them.
         num_layers: Convolutions.
-        num_heads: Attention heads (not used by "gcn").
+        num_heads: Attention heads (not used by GCN).
         dropout: Dropout between layers.
+        attention_dropout: Dropout of attention weights (not used by GCN).
 
     Raises:
         ValueError: unknown architecture, or H is not a multiple of the heads.
@@ -139,6 +162,7 @@ class GraphEncoder(nn.Module):
         num_layers: int = 3,
         num_heads: int = 8,
         dropout: float = 0.1,
+        attention_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         if architecture not in ARCHITECTURES:
@@ -150,9 +174,11 @@ class GraphEncoder(nn.Module):
         self.norms = nn.ModuleList()
         for layer in range(num_layers):
             width = in_width if layer == 0 else hidden_width
-            self.convolutions.append(_convolution(architecture, width, hidden_width, num_heads, in_width))
+            options = {"heads": num_heads, "dropout": attention_dropout, "edge_dim": in_width}
+            self.convolutions.append(_convolution(architecture, width, hidden_width, options))
             if layer < num_layers - 1:
-                self.norms.append(nn.LayerNorm(hidden_width))
+                authors = architecture.endswith("_authors")
+                self.norms.append(_NodeNorm(hidden_width) if authors else nn.LayerNorm(hidden_width))
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, graphs: Batch) -> torch.Tensor:
@@ -184,10 +210,15 @@ class GraphEncoder(nn.Module):
         return scatter(pooled, sample_of, dim=0, dim_size=num_samples, reduce="mean")
 
 
-def _convolution(architecture: str, in_width: int, hidden_width: int, heads: int, edge_width: int) -> nn.Module:
+def _convolution(architecture: str, in_width: int, hidden_width: int, options: dict[str, Any]) -> nn.Module:
+    per_head = hidden_width // options["heads"]
     if architecture == "graph_transformer":
-        return TransformerConv(in_width, hidden_width // heads, heads=heads, edge_dim=edge_width)
+        return TransformerConv(in_width, per_head, **options)
     if architecture == "gat":
         # Self-loops take the mean of a node's edge features (PyG's default fill).
-        return GATv2Conv(in_width, hidden_width // heads, heads=heads, edge_dim=edge_width)
-    return _EdgeAwareGCN(in_width, hidden_width, edge_width)
+        return GATv2Conv(in_width, per_head, **options)
+    if architecture == "gcn":
+        return _EdgeAwareGCN(in_width, hidden_width, options["edge_dim"])
+    if architecture == "gcn_authors":
+        return _WithoutEdges(GCNConv(in_width, hidden_width))
+    return _WithoutEdges(GATConv(in_width, hidden_width, **options | {"edge_dim": None, "concat": False}))

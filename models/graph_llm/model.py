@@ -34,11 +34,12 @@ class GraphLLMConfig(PretrainedConfig):
         encoder: Spec of the sentence encoder for node and edge texts (all-roberta-large-v1 in the authors' code).
         text_embedding_width: Width D of that encoder.
         use_graph: False leaves out encoder, projector and placeholder (ablation "No GraphEncode").
-        graph_architecture: "graph_transformer" (paper), "gat" or "gcn".
+        graph_architecture: See `models.graph_llm.graphs.GraphEncoder`.
         graph_hidden_width: H.
         graph_layers: Number of convolutions.
         graph_heads: Attention heads.
         graph_dropout: Dropout between convolutions.
+        graph_attention_dropout: Dropout of the convolutions' attention weights.
         projector_width: Intermediate width of the projector.
         graph_pooling: "subgraphs" (paper: mean per sub-graph, then across) or "union" (mean over G_Q's nodes).
         graph_token_id: Token id of the placeholder.
@@ -60,6 +61,7 @@ class GraphLLMConfig(PretrainedConfig):
         graph_layers: int = 3,
         graph_heads: int = 8,
         graph_dropout: float = 0.1,
+        graph_attention_dropout: float = 0.0,
         projector_width: int = 2048,
         graph_pooling: str = "subgraphs",
         graph_token_id: int | None = None,
@@ -80,6 +82,7 @@ class GraphLLMConfig(PretrainedConfig):
         self.graph_layers = graph_layers
         self.graph_heads = graph_heads
         self.graph_dropout = graph_dropout
+        self.graph_attention_dropout = graph_attention_dropout
         self.projector_width = projector_width
         self.graph_pooling = graph_pooling
         self.graph_token_id = graph_token_id
@@ -148,6 +151,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
                 config.graph_layers,
                 config.graph_heads,
                 config.graph_dropout,
+                config.graph_attention_dropout,
             )
             # Two linear layers with a sigmoid between them, (B, H) -> (B, W) (authors' code; table 8).
             up = nn.Linear(config.graph_hidden_width, config.projector_width)

@@ -1,11 +1,17 @@
 import importlib.util
+import json
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from peft import get_peft_model_state_dict
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from tripletune.models.data.records import Action, Record
 from tripletune.train import check_tracking, dry_run_report, make_rows, train
@@ -41,6 +47,47 @@ def test_one_process_on_several_gpus_is_refused(make_task: Begin, monkeypatch: p
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     with pytest.raises(ValueError, match="one process sees 8 GPUs: start one per GPU"):
         train(make_task("ras"))
+
+
+@pytest.mark.parametrize("name", ["ras", "cirag_distill"])
+def test_training_starts_from_a_trained_adapter(name: str, make_task: Begin, tmp_path: Path) -> None:
+    train(make_task(name, {"train.max_steps": 2}))
+    run = str(tmp_path / "run")
+    later = {"model.adapter": run, "output_dir": str(tmp_path / "later")}
+    found = get_peft_model_state_dict(make_task(name, later).load()[0])
+    stored = load_file(tmp_path / "run" / "final" / "adapter_model.safetensors")
+    assert found.keys() == stored.keys()
+    assert all(torch.equal(found[key], stored[key]) for key in stored)
+    with pytest.raises(ValueError, match=r"has other layers or sizes than the settings ask for: .*lora_A"):
+        make_task(name, {**later, "model.lora_rank": 3}).load()
+    with pytest.raises(FileNotFoundError, match="there is no adapter_model"):
+        make_task(name, {"model.adapter": str(tmp_path)}).load()
+
+
+@pytest.mark.parametrize("name", ["ras", "cirag_distill"])
+def test_an_adapter_is_trained_beside_weights_of_four_bits(
+    name: str, make_task: Begin, tmp_path: Path, tokenizer: Any
+) -> None:
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    # Blocks of 64 numbers share a scale.
+    widths = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16, "num_attention_heads": 4}
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), num_hidden_layers=1, num_key_value_heads=4, eos_token_id=2, **widths
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    settings = {"model.base": str(tmp_path / "base"), "model.quantization": "nf4", "train.max_steps": 8}
+    task = make_task(name, {**settings, "train.gradient_accumulation": 1, "train.eval_steps": 4})
+    train(task)
+    kinds = {type(layer) for layer in task.model.modules() if "Linear4bit" in type(layer).__name__}
+    assert bitsandbytes.nn.Linear4bit in kinds
+    assert not any(weight.requires_grad for key, weight in task.model.named_parameters() if "base_layer" in key)
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "run" / "losses.jsonl").read_text().splitlines()]
+    assert losses[-1] < losses[0]
+    # What is used later is the adapter on the base model as its folder has it.
+    assert not [
+        file for file in (tmp_path / "run" / "final").glob("*.json") if "quantization_config" in file.read_text()
+    ]
 
 
 def test_the_mask_is_shown_in_any_script(begin_task: Begin, write_records: Any, records: list[Record]) -> None:

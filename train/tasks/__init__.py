@@ -33,6 +33,10 @@ class ModelSection:
     revision: str | None = setting(None, "hub revision of the language model")
     dtype: str = setting("auto", "weights; auto: float32, or what the hardware does best when frozen", choices=DTYPES)
     attention: str = setting("auto", "attention kernel; auto is transformers' choice", choices=ATTENTION)
+    quantization: str = setting(
+        "none", "frozen weights; nf4 is QLoRA: 4 bits, with bitsandbytes", choices=("none", "nf4")
+    )
+    adapter: str | None = setting(None, "trained adapter to start from: run, checkpoint or export folder")
     lora: bool = setting(True, "false: train all weights")
     lora_rank: int = setting(16, "LoRA rank r", above=0)
     lora_alpha: int = setting(32, "LoRA alpha", above=0)
@@ -41,9 +45,12 @@ class ModelSection:
 
     def check(self) -> list[str]:
         """Problems that can be seen without loading anything."""
+        found = []
         if self.lora and not self.lora_targets:
-            return ["model.lora_targets: name at least one linear layer, or all-linear"]
-        return []
+            found.append("model.lora_targets: name at least one linear layer, or all-linear")
+        if not self.lora and (self.quantization != "none" or self.adapter):
+            found.append("model.quantization and model.adapter need model.lora")
+        return found
 
 
 @dataclass

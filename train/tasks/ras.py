@@ -44,12 +44,17 @@ class GraphModelSection(ModelSection):
     encoder: str = setting("sentence-transformers/all-roberta-large-v1", "sentence encoder for node and edge texts")
     use_graph: bool = setting(True, "false: no graph encoder and no graph token (ablation No GraphEncode)")
     graph_architecture: str = setting(
-        "graph_transformer", "graph convolution", choices=("graph_transformer", "gat", "gcn")
+        "graph_transformer",
+        "graph convolution; …_authors: as in their code, without edge features",
+        choices=("graph_transformer", "gat", "gcn", "gat_authors", "gcn_authors"),
     )
     graph_hidden_width: int = setting(1024, "hidden width of the graph encoder", above=0)
     graph_layers: int = setting(3, "graph convolutions", above=0)
     graph_heads: int = setting(8, "attention heads of the graph encoder", above=0)
     graph_dropout: float = setting(0.1, "dropout of the graph encoder", at_least=0, at_most=1)
+    graph_attention_dropout: float = setting(
+        0.0, "dropout of its attention weights; 0.1 in the authors' code", at_least=0, at_most=1
+    )
     graph_pooling: str = setting(
         "subgraphs", "subgraphs: mean per sub-graph, then across; union: mean over G_Q", choices=("subgraphs", "union")
     )
@@ -134,6 +139,9 @@ class GraphTrainSection(TrainSection):
         1.0, "weight of the tokens of [SUBQ], [SUFFICIENT], [NO_RETRIEVAL] in the loss", above=0
     )
     answer_weight: float = setting(1.0, "weight of the tokens of answering records' labels in the loss", above=0)
+    loss_per: str = setting(
+        "token", "what counts alike in the loss: each label token, or each record", choices=("token", "record")
+    )
     shared_prefixes: bool = setting(
         False,
         "put records of one question into a batch, their common prefix once; group_by_length then has no effect",
@@ -199,7 +207,7 @@ class GraphTask(TrainingTask):
 
         from tripletune.models.graph_llm import add_adapter, build_graph_llm
         from tripletune.models.graph_llm.processor import GraphLLMProcessor
-        from tripletune.models.loading import load_tokenizer, parse_dtype
+        from tripletune.models.loading import load_tokenizer, parse_dtype, take_over
         from tripletune.models.losses import check_shared_prefixes
         from tripletune.models.rendering import Instructions
 
@@ -208,7 +216,7 @@ class GraphTask(TrainingTask):
         instructions = Instructions.load(data.planning_prompt, data.answering_prompt)
         same = ("prompt_format", "prompt_order", "evidence", "max_input_tokens", "max_label_tokens")
         parts = ("use_graph", "graph_architecture", "graph_hidden_width", "graph_layers", "graph_heads",
-                 "graph_dropout", "graph_pooling", "projector_width")  # fmt: skip
+                 "graph_dropout", "graph_attention_dropout", "graph_pooling", "projector_width")  # fmt: skip
         settings = {
             "planning_instruction": instructions.planning,
             "answering_instruction": instructions.answering,
@@ -225,6 +233,7 @@ class GraphTask(TrainingTask):
             dtype=parse_dtype(model.dtype),
             revision=model.revision,
             attention=None if model.attention == "auto" else model.attention,
+            nf4=model.quantization == "nf4",
             processor_settings=settings,
             **{name: getattr(model, name) for name in parts},
         )
@@ -238,6 +247,8 @@ class GraphTask(TrainingTask):
             dropout=model.lora_dropout,
             targets=tuple(model.lora_targets),
         )
+        if model.adapter is not None:
+            take_over(adapted, model.adapter)
         return adapted, processor
 
     @cached_property
@@ -319,9 +330,33 @@ class GraphTask(TrainingTask):
             self.table,
             action_weight=train.action_weight,
             answer_weight=train.answer_weight,
+            tokens_per_record=self.tokens_per_record,
             shared_prefixes=train.shared_prefixes,
             graph_token_id=self.processor.graph_token_id,
         )
+
+    @property
+    def tokens_per_record(self) -> float | None:
+        """Label tokens of a training record on average; None where each token counts alike in the loss."""
+        from tripletune.train.batches import rows_meta
+
+        if self.config.train.loss_per == "token":
+            return None
+        meta = rows_meta(self.train)
+        return meta["label_tokens"] / meta["rows"]
+
+    def answer_shares(self) -> tuple[float, float]:
+        """Share of answering records in the training records, and in the weights of their loss."""
+        import pyarrow.compute as pc
+
+        train = self.config.train
+        tokens = pc.list_value_length(self.train.data.column("label_ids")).to_numpy()
+        marker = self.train.with_format("numpy")["marker"][:]
+        answers = marker == 0
+        weights = tokens * train.answer_weight * answers + (tokens - marker + marker * train.action_weight) * ~answers
+        if train.loss_per == "record":
+            weights = weights / tokens
+        return float(answers.mean()), float(weights[answers].sum() / weights.sum())
 
     def sampler(self, rows: Any, micro_batch: int, per_step: int) -> Any:
         """As for every run, or with the records of a question together where their prefixes are shared."""
@@ -364,20 +399,25 @@ class GraphTask(TrainingTask):
         self.processor.save_pretrained(folder)
 
     def notes(self) -> list[str]:
-        """Tokens that shared prefixes save in the first batches, of a thousand at most."""
+        """What answers weigh in the loss, and tokens that shared prefixes save in the first thousand batches."""
         from tripletune.train.batches import share_prefixes
 
+        share, weight = self.answer_shares()
+        found = [
+            f"loss per {self.config.train.loss_per}: answering records are {share:.0%} of the records and have "
+            f"{weight:.0%} of the weight"
+        ]
         size = self.config.train.batch_size
         if not self.config.train.shared_prefixes:
-            return []
+            return found
         order = list(self.sampler(self.train, size, size))[: 1000 * size]
         shared = apart = 0
         for at in range(0, len(order), size):
             batch = [self.train[number] for number in order[at : at + size]]
             apart += sum(row["length"] for row in batch)
             shared += sum(len(one.tokens) for one in share_prefixes(batch, self.processor.graph_token_id))
-        share = f"{shared:,} tokens instead of {apart:,} ({shared / apart:.0%})"
-        return [f"shared prefixes: {share} in the first {len(order)} records"]
+        saved = f"{shared:,} tokens instead of {apart:,} ({shared / apart:.0%})"
+        return [*found, f"shared prefixes: {saved} in the first {len(order)} records"]
 
     def example(self) -> tuple[list[int], list[int]]:
         """Tokens and labels of the first record; with shared prefixes of its question's first records."""

@@ -129,7 +129,8 @@ def test_edge_texts_and_edge_direction_count(architecture: str) -> None:
     one = sample(6, (3,))
     relabelled = SampleGraph(one.nodes, [(row + 1) % 40 for row in one.edges], one.sources, one.targets, one.subgraph)
     model = encoder(architecture)
-    assert not torch.allclose(model(batch(one)), model(batch(relabelled)), atol=1e-4)
+    alike = torch.allclose(model(batch(one)), model(batch(relabelled)), atol=1e-4)
+    assert alike == architecture.endswith("_authors"), "the authors' own read no edge texts"
 
 
 def test_pooling_is_the_mean_of_sub_graphs_not_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,6 +182,14 @@ def test_norm_relu_and_dropout_follow_all_layers_but_the_last() -> None:
     assert not torch.equal(model(one), model(one))
     # The last layer has no ReLU: its output has both signs.
     assert (model.eval()(one) < 0).any()
+
+
+@pytest.mark.parametrize("architecture", ["graph_transformer", "gat", "gat_authors"])
+def test_attention_weights_are_dropped_in_training_alone(architecture: str) -> None:
+    model, one = encoder(architecture, dropout=0.0, attention_dropout=0.5), batch(sample(9, (6,)))
+    assert torch.equal(model(one), encoder(architecture, dropout=0.0)(one))
+    model.train()
+    assert not torch.equal(model(one), model(one))
 
 
 def test_unusable_shapes_are_refused() -> None:

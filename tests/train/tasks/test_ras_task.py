@@ -151,6 +151,16 @@ def test_a_long_label_that_is_an_error_is_found_before_the_model_is_loaded(
         make_task("ras", {"data.max_label_tokens": 3, "data.long_labels": "error"}).load()
 
 
+def test_the_weight_of_answers_is_shown(begin_task: Any, records: list[Record]) -> None:
+    task = begin_task("ras")
+    sizes = [len(label) for label in task.train["label_ids"][:]]
+    answers = [size for size, record in zip(sizes, records) if record.task == "answering"]
+    assert f"33% of the records and have {sum(answers) / sum(sizes):.0%} of the weight" in dry_run_report(task)
+    task.config.train.loss_per = "record"
+    assert "loss per record: answering records are 33% of the records and have 33% of" in dry_run_report(task)
+    assert task.tokens_per_record == sum(sizes) / len(sizes)
+
+
 def test_a_table_holds_the_strings_of_training_and_validation(
     records: list[Record], write_records: Write, task_of: Any
 ) -> None:
