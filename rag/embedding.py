@@ -69,7 +69,7 @@ class Together(Generic[K, V]):
 
     def _work_off(self) -> None:
         # As long as others still come, but not for longer than half of what the work takes.
-        gap, before, end = max(self._patience, self._seconds / 10), 0, time.monotonic() + self._seconds / 2
+        gap, before, end = max(self._patience, self._seconds / 20), 0, time.monotonic() + self._seconds / 2
         while self._patience and (not before or (len(self._waiting) > before and time.monotonic() < end)):
             before = len(self._waiting)
             time.sleep(gap)

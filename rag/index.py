@@ -9,6 +9,7 @@ import logging
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 _BUILDING = "building.json"
 _OFFSETS = "offsets.npy"
+_KEPT = 4096
 # Names that indexes have, those of bm25s included.
 _MADE = (MANIFEST, _OFFSETS, "vectors.f*", "*.faiss", "triples.jsonl", "*.index.json", "*.index.npy", "*.index.jsonl")
 
@@ -82,7 +84,7 @@ def _build(folder: Path, wanted: dict[str, Any], build: Callable[[Path], None]) 
 class PassageStore:
     """The passages of one JSON-lines corpus by position, the order of their lines.
 
-    Memory holds 8 bytes per passage; the texts stay in the file.
+    Memory holds 8 bytes per passage, and those that were read last; the texts stay in the file.
 
     Args:
         corpus: A JSON-lines corpus, see `models.data.records.read_corpus`.
@@ -101,11 +103,16 @@ class PassageStore:
         prepare(folder, {"kind": "passages", "corpus_sha256": self.sha256}, lambda out: _write_offsets(corpus, out))
         self._offsets = np.load(folder / _OFFSETS, mmap_mode="r", allow_pickle=False)
         self._file = corpus.open("rb")
+        # A question finds the same passages round after round.
+        self._passage = lru_cache(maxsize=_KEPT)(self._read)
 
     def __len__(self) -> int:
         return len(self._offsets)
 
     def __getitem__(self, position: int) -> Passage:
+        return self._passage(position)
+
+    def _read(self, position: int) -> Passage:
         self._file.seek(int(self._offsets[position]))
         row = json_value(self._file.readline())
         return Passage(str(row.get("title") or ""), row["text"], str(row.get("id") or ""))

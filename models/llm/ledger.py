@@ -19,7 +19,6 @@ import json
 import sqlite3
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -214,8 +213,7 @@ class Ledger:
                     written = connection.execute(PUT, row_of(call, completion)).rowcount
                     self._uses.append((call.key, role, question_id))
                     row = None if written else connection.execute(_REPLY, (call.key,)).fetchone()
-                    own = replace(completion, key=call.key)
-                    kept.append(own if row is None else _completion(call.key, row, cached=False))
+                    kept.append(completion if row is None else _completion(call.key, row, cached=False))
         except Exception as error:
             failure = error
         for number, (future, _) in enumerate(arrived):

@@ -15,9 +15,10 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 from aiolimiter import AsyncLimiter
 
@@ -307,7 +308,7 @@ class LedgerClient:
             if completion is None:
                 raise self._ended or CallError(f"{role}: the run has ended")
             # Half characters, which no file can hold, are replaced.
-            completion = replace(completion, text=whole_characters(completion.text), retries=attempts - 1)
+            completion = replace(completion, text=whole_characters(completion.text), retries=attempts - 1, key=call.key)
             if self.ledger is None:
                 return completion
             with self._storing():
@@ -320,27 +321,32 @@ class LedgerClient:
             if self._ended:
                 return None
             flight.sent, start = True, time.perf_counter()
-            reply = asyncio.ensure_future(self.backend.complete(messages, sampling))
+            reply = self.backend.complete(messages, sampling)
             try:
-                # Not `asyncio.timeout`: where the loop was held up, it throws away a reply that came in time.
-                for patience in (self._limits.timeout, _READING):
-                    if not reply.done():
-                        await asyncio.wait({reply}, timeout=patience)
-                if not reply.done():
-                    raise TransientError(f"no reply within {self._limits.timeout} seconds")
-                completion = reply.result()
+                completion = await (reply if self._limits.timeout is None else self._in_time(reply))
             except TransientError:
                 flight.sent = False
                 raise
             except RepliesPending:
                 cost(0)
                 raise
-            finally:
-                if not reply.done():
-                    reply.cancel()
-                    await asyncio.wait({reply})
             cost(completion.prompt_tokens + completion.completion_tokens)
             return completion if completion.seconds else replace(completion, seconds=time.perf_counter() - start)
+
+    async def _in_time(self, call: Coroutine[Any, Any, Completion]) -> Completion:
+        reply = asyncio.ensure_future(call)
+        try:
+            # Not `asyncio.timeout`: where the loop was held up, it throws away a reply that came in time.
+            for patience in (self._limits.timeout, _READING):
+                if not reply.done():
+                    await asyncio.wait({reply}, timeout=patience)
+            if not reply.done():
+                raise TransientError(f"no reply within {self._limits.timeout} seconds")
+            return reply.result()
+        finally:
+            if not reply.done():
+                reply.cancel()
+                await asyncio.wait({reply})
 
     @contextmanager
     def _storing(self) -> Iterator[None]:
