@@ -116,7 +116,13 @@ def build_report(found: Sequence[Run], groups: Sequence[Group]) -> dict[str, Any
         for one in found
         if one.rows is None
     ]
-    missing = [sentence for group in made for run in group["runs"] for sentence in _missing(run)]
+    several = len(made) > 1
+    missing = [
+        sentence
+        for group in made
+        for run in group["runs"]
+        for sentence in _missing(run, f"{run['name']} on {group['task']}" if several else run["name"])
+    ]
     missing += [
         f"{run['name']} has {', '.join(run['unshared'])}, which other runs of its task lack: score them, too."
         for group in made
@@ -172,9 +178,8 @@ def _figures(group: Group) -> dict[str, Any]:
     }
 
 
-def _missing(run: Mapping[str, Any]) -> list[str]:
-    name, figures = run["name"], run["figures"]
-    found = []
+def _missing(run: Mapping[str, Any], name: str) -> list[str]:
+    figures, found = run["figures"], []
     if not run["finished"]:
         of = f" of {run['expected']:,}" if run["expected"] else ""
         cut = "; its last line was cut off" if run["cut_off"] else ""

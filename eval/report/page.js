@@ -45,11 +45,13 @@ const short = (text, most) => (text.length > most ? text.slice(0, most - 1) + "â
 const note = (...text) => h("p", { class: "note" }, text);
 const section = (title, told, ...body) => h("section", {}, h("h2", {}, title), told && note(told), body);
 const fold = (title, ...body) => h("details", {}, h("summary", { class: "soft" }, title), body);
-const legend = (names, numbers = []) => h("div", { class: "legend" },
-  names.map((name, n) => h("span", { style: `--own:${colour(numbers[n] === undefined ? n : numbers[n])}` }, name)));
+const legend = (names, hues = []) => h("div", { class: "legend" },
+  names.map((name, n) => h("span", { style: `--own:${colour(hues[n] === undefined ? n : hues[n])}` }, name)));
 
 function table(head, rows, kind) {
-  const line = (row) => (row instanceof Node ? row : h("tr", {}, row.map((cell) => h("td", {}, cell))));
+  // Figures stay on one line; names, commands and answers may be broken.
+  const kept = (cell, n) => h("td", {}, n && cell.length < 40 ? cell.replaceAll(" ", "\u00a0") : cell);
+  const line = (row) => (row instanceof Node ? row : h("tr", {}, row.map(kept)));
   return h("div", { class: "scroll" }, h("table", { class: kind },
     h("thead", {}, h("tr", {}, head.map((cell) => h("th", {}, cell)))), h("tbody", {}, rows.map(line))));
 }
@@ -78,7 +80,7 @@ function view() {
   const metric = group.metrics.includes(state.metric) ? state.metric : group.metrics[0];
   const score = (run) => (run.figures.scores || {})[metric] || { mean: null };
   const runs = group.runs.map((run, number) => ({ ...run, number, score: score(run) }))
-    .filter((run) => run.score.mean !== null);
+    .filter((run) => run.score.mean !== null).map((run, hue) => ({ ...run, hue }));
   runs.sort((a, b) => b.score.mean - a.score.mean);
   return { at, group, metric, runs, all: DATA.groups[at] };
 }
@@ -102,11 +104,11 @@ function draw() {
 }
 
 function bars(rows) {
-  const row = ({ name, value, number, said, kind }) => h("div", { class: "row" },
+  const row = ({ name, value, hue, said, kind }) => h("div", { class: "row" },
     h("div", { class: "name" }, name),
     h("div", { class: "track dots" },
-      h("i", { style: `left:${percent(value.low)}%;right:${percent(1 - value.high)}%;background:${colour(number)}` }),
-      h("b", { style: `left:${percent(value.mean)}%;background:${colour(number)}` })),
+      h("i", { style: `left:${percent(value.low)}%;right:${percent(1 - value.high)}%;background:${colour(hue)}` }),
+      h("b", { style: `left:${percent(value.mean)}%;background:${colour(hue)}` })),
     h("div", { class: "score" }, interval(value)), h("div", { class: `verdict ${kind || "soft"}` }, said));
   const ticks = [0, 25, 50, 75, 100].map((tick) => h("span", {}, `${tick}`));
   return h("div", { class: "board" }, rows.map(row), h("div", { class: "row" }, h("div", { class: "axis" }, ticks)));
@@ -122,7 +124,7 @@ function leaderboard({ group, metric, runs }) {
   const part = (run) => (run.finished ? "" : ` (${whole(run.questions)} questions, not finished)`);
   return section(`${group.task}: ${metric}`, "Points are means, bars 95 % intervals over questions, times 100. "
     + "Differences are to the run with the highest score, on the questions that both have.",
-  bars(runs.map((run, n) => ({ name: `${n + 1}. ${run.name}${part(run)}`, value: run.score, number: run.number,
+  bars(runs.map((run, n) => ({ name: `${n + 1}. ${run.name}${part(run)}`, value: run.score, hue: run.hue,
     ...against(run) }))));
 }
 
@@ -176,7 +178,7 @@ function costs({ metric, runs }) {
     d: "M" + front.map((run) => `${x(cost.get(run).mean)} ${y(run.score.mean)}`).join("L") }));
   const labels = [], wide = plot.width > 560;
   runs.forEach((run, n) => {
-    const spent = cost.get(run), px = x(spent.mean), py = y(run.score.mean), own = `fill:${colour(run.number)}`;
+    const spent = cost.get(run), px = x(spent.mean), py = y(run.score.mean), own = `fill:${colour(run.hue)}`;
     const text = wide ? short(run.name, 30) : `${n + 1}`, size = 7 * text.length, told = interval(spent, compact);
     const turned = px + size + 12 > plot.right;
     const from = turned ? px - 9 - size : px + 9;
@@ -185,7 +187,7 @@ function costs({ metric, runs }) {
     while (taken(at) && at < py + 150) at += 5;
     labels.push({ at, from, to: from + size });
     plot.svg.append(s("g", {}, s("title", {}, `${run.name}: ${interval(run.score)}; ${told} ${COSTS[key]}`),
-      s("path", { stroke: colour(run.number), opacity: 0.45, "stroke-width": 2, fill: "none",
+      s("path", { stroke: colour(run.hue), opacity: 0.45, "stroke-width": 2, fill: "none",
         d: `M${x(spent.low)} ${py}H${x(spent.high)}M${px} ${y(run.score.low)}V${y(run.score.high)}` }),
       s("circle", { cx: px, cy: py, r: 5, style: own }),
       s("text", { style: own, x: turned ? px - 9 : from, y: at, "text-anchor": turned ? "end" : "start" }, text)));
@@ -218,15 +220,15 @@ function curves(series, label, yLabel) {
   const xs = series.flatMap((one) => one.points.map(([at]) => at)), low = Math.min(...xs), high = Math.max(...xs);
   const pad = (high - low || 1) * 0.06, marks = [...new Set(xs)];
   const { svg, x, y } = frame(low - pad, high + pad, label, yLabel, false, marks);
-  series.forEach(({ name, points, number }, place) => {
-    const n = number === undefined ? place : number;
+  series.forEach(({ name, points, hue }, place) => {
+    const n = hue === undefined ? place : hue;
     const line = points.map(([at, value]) => `${x(at)} ${y(value.mean)}`).join("L");
     svg.append(s("path", { stroke: colour(n), "stroke-width": 2, fill: "none", d: `M${line}` }),
       ...points.map(([at, value]) => s("g", {}, s("title", {}, `${name}, ${at}: ${interval(value)}`),
         s("path", { stroke: colour(n), opacity: 0.5, d: `M${x(at)} ${y(value.low)}V${y(value.high)}` }),
         s("circle", { cx: x(at), cy: y(value.mean), r: 3.5, style: `fill:${colour(n)}` }))));
   });
-  return [svg, legend(series.map((one) => one.name), series.map((one) => one.number))];
+  return [svg, legend(series.map((one) => one.name), series.map((one) => one.hue))];
 }
 
 // Slices, ablations, sweeps, granularity and recall, where the runs have them.
@@ -236,7 +238,7 @@ function more({ all, group, runs }) {
   const add = (title, body) => parts.push(h("h3", {}, title), body);
   const ablations = group.ablations.map(at).filter(Boolean);
   if (ablations.length) {
-    add("Ablations", bars(ablations.map((run) => ({ name: run.name, value: run.score, number: run.number }))));
+    add("Ablations", bars(ablations.map((run) => ({ name: run.name, value: run.score, hue: run.hue }))));
   }
   for (const { option, values, runs: places } of group.sweeps) {
     const known = places.map((place, n) => [values[n], at(place)]).filter(([, run]) => run);
@@ -246,7 +248,7 @@ function more({ all, group, runs }) {
   const levels = runs.filter((run) => run.figures.granularity).map((run) => ({ name: run.name,
     parts: Object.entries(run.figures.granularity).map(([level, found]) => [level, found.share.mean]) }));
   if (levels.length) add("What the answer was given from, % of the questions", stacks(levels, percent));
-  const found = runs.filter((run) => run.figures.recall).map((run) => ({ name: run.name, number: run.number,
+  const found = runs.filter((run) => run.figures.recall).map((run) => ({ name: run.name, hue: run.hue,
     points: Object.entries(run.figures.recall.by_round).map(([round, value]) => [Number(round), value]) }));
   if (found.length) add("Supporting passages found up to each round, %", curves(found, "rounds", "recall"));
   return parts.length > 0 && section("Where each is good", null, parts);
@@ -474,7 +476,8 @@ function picture(nodes, edges) {
 
 const missing = h("ul", {}, [...new Set(DATA.figures.missing)].map((sentence) => h("li", {}, sentence)));
 if (missing.hasChildNodes()) {
-  byId("missing").append(h("details", { class: "warn", open: "" }, h("summary", {}, "What is missing"), missing));
+  const few = missing.children.length < 6 ? "" : false, title = `What is missing (${missing.children.length})`;
+  byId("missing").append(h("details", { class: "warn", open: few }, h("summary", {}, title), missing));
 }
 let seen = innerWidth;
 addEventListener("resize", () => { if (seen !== innerWidth) { seen = innerWidth; draw(); } });

@@ -90,7 +90,9 @@ def _json(value: Any) -> bytes:
 
 def _questions(group: Group, traces: int) -> dict[str, Any]:
     """Every question of a group, and of each run a column per figure, with None where it has no result."""
-    tables = [run.rows.set_index("id") if run.rows is not None else pd.DataFrame() for run in group.runs]
+    tables = [
+        run.rows.set_index("id") if run.rows is not None and run.results else pd.DataFrame() for run in group.runs
+    ]
     every = pd.concat([table for table in tables if len(table)] or [pd.DataFrame()])
     every = every[~every.index.duplicated()]
     metrics = group.metrics

@@ -161,6 +161,14 @@ def test_a_killed_run_is_reported_as_what_it_is(home, tmp_path, capsys):
     assert "| half of it | 6 of 10 |" in (tmp_path / "out" / "report.md").read_text()
 
 
+def test_runs_without_a_result_yet_are_reported(home, tmp_path, capsys):
+    for name in ("new", "newer"):
+        (killed(home, tmp_path / name, 1) / "results.jsonl").write_text("")
+    for folders in ([home / "full", tmp_path / "new"], [tmp_path / "new", tmp_path / "newer"]):
+        assert main(["report", *map(str, folders), "--output", f"{tmp_path}/out"]) == 0
+        assert "is not finished: it has 0 of 10 questions" in capsys.readouterr().err
+
+
 @pytest.fixture
 def copy(home, tmp_path):
     """`copy(change)`: the whole run with its rows changed."""
