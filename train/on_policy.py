@@ -5,6 +5,7 @@ Shapes: B rows, P tokens of the longest prompt, C tokens of the longest reply.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -47,6 +48,10 @@ class OnPolicyTrainer(EngineMixin, DistillationTrainer):
         inputs = super()._prepare_inputs(generation_batch)
         self._tokens = int(inputs["prompt_ids"].numel() + inputs["completion_ids"].numel())
         return inputs
+
+    def _as_cast(self, model: Any) -> AbstractContextManager[None]:
+        # TRL writes replies, and computes hidden states, around the forward that accelerate has put autocast on.
+        return nullcontext()
 
     def tokens_of(self, inputs: Any) -> int:
         """Tokens of prompts and replies; the batch was there before the replies were."""

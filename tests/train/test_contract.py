@@ -112,6 +112,14 @@ def test_a_resumed_run_is_the_uninterrupted_run(
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.parametrize("case", ["text_to_triples", "cirag_on_policy"])
+def test_weights_and_autocast_of_bfloat16_train(case: str, make_task: Make) -> None:
+    half = {"train.bf16": "true", "model.dtype": "bfloat16", "train.max_steps": 2, "train.gradient_accumulation": 1}
+    task = made(make_task, case, half)
+    train(task)
+    assert all(line["loss"] > 0 for line in rows(task, "losses.jsonl"))
+
+
 # So it does not depend on the batch size. The replies of on-policy distillation are drawn.
 @pytest.mark.parametrize("case", [case for case in CASES if case != "cirag_on_policy"])
 def test_the_evaluation_loss_is_a_mean_over_label_tokens(case: str, begin_task: Make) -> None:
