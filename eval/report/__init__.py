@@ -18,17 +18,9 @@ from rich.console import Console
 from tripletune.eval import find_metrics
 from tripletune.eval.costs import read_prices
 from tripletune.eval.report.curve import MALFORMED_OUTPUT, draw_curve, panels_of, read_curve
+from tripletune.eval.report.groups import Group, compare_pairs, differences, group_runs, sweeps_of
 from tripletune.eval.report.page import write_page
-from tripletune.eval.report.runs import (
-    Group,
-    Run,
-    compare_pairs,
-    differences,
-    figures_of,
-    group_runs,
-    read_folder,
-    sweeps_of,
-)
+from tripletune.eval.report.runs import Run, figures_of, read_folder
 from tripletune.eval.report.tables import Grid, Section, latex_of, markdown_of, sections_of
 from tripletune.eval.results import METRICS, SCORES, SETTINGS, read_results, read_scored, run_folders
 from tripletune.eval.statistics import (

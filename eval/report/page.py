@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from tripletune.eval.report.runs import Group
+from tripletune.eval.report.groups import Group
 from tripletune.eval.report.tables import NOTE, Section, group_title
 from tripletune.eval.results import RESULTS, read_results
 from tripletune.models.data.records import read_corpus

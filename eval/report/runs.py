@@ -1,21 +1,16 @@
-"""What a report is made of: output folders of `tripletune eval`, their figures, and which runs belong together.
+"""What a report is made of: output folders of `tripletune eval`, and their figures.
 
 A folder may be whole or left by a run that was killed. The figures of `eval run` are computed from its rows, so that
 tables and plots agree with each other; those of other evaluations (records, extraction, decisions) are taken as they
 stand. They are JSON values; an interval is `{"mean", "low", "high", "n"}`.
-
-Runs of one task, with the same scores and over one question file, are a `Group`; its first run is the one the others
-are compared with. A run is named after what differs from that one, in the CIRAG paper's words where an option is one of
-its ablations (tables 2 and 3, figures 7 and 8).
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, combinations
+from itertools import accumulate
 from operator import or_
 from pathlib import Path
 from typing import Any
@@ -24,38 +19,13 @@ import pandas as pd
 
 from tripletune.eval.costs import Costs, Prices
 from tripletune.eval.results import ABOUT, METRICS, RESULTS, SETTINGS, read_results, read_scored
-from tripletune.eval.statistics import (
-    bootstrap_mean,
-    bootstrap_means,
-    correct_table,
-    flatten,
-    paired_difference,
-    paired_table,
-    verdict,
-)
+from tripletune.eval.statistics import bootstrap_mean, bootstrap_means
 from tripletune.models.files import read_json
 from tripletune.rag.systems.cirag import DEFAULT, GRANULARITIES
 
 LEVELS = (*GRANULARITIES, DEFAULT)
 COSTS = ("calls", "tokens_read", "tokens_written")
 _CALLS = "calls."
-WITHOUT_TD, WITHOUT_RERANKER = "w/o TD", "w/o reranker"
-# Table 3: the levels that are asked, and the name of the row.
-CASCADES: dict[tuple[str, ...], str] = {
-    ("triples", "sentences"): "w/o Passage",
-    ("sentences", "passages"): "w/o Triple",
-    # The paper has no such row; it is the third two-level cascade.
-    ("triples", "passages"): "w/o Sentence",
-    ("triples",): "w/o Sentence + Passage",
-    ("sentences",): "w/o Triple + Passage",
-    ("passages",): "w/o Triple + Sentence",
-}
-# The rows of tables 2 and 3, in their order.
-ABLATIONS = (WITHOUT_TD, WITHOUT_RERANKER, *CASCADES.values())
-# Settings that only name a file's content; a difference is told without the digest.
-_DIGESTS = ("corpus", "triples", "gold", "data")
-# Settings in which CIRAG's ablations differ.
-_TOLD = ("options.rerank", "options.granularities", "integrator.spec", "integrator.weights", "encoder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,178 +257,3 @@ def _decisions(rows: pd.DataFrame) -> dict[str, int]:
         # Calls and answers by granularity have tables of their own.
         counts.update({key: n for key, n in tallies.items() if not key.startswith((_CALLS, "answered."))})
     return dict(sorted((name, n) for name, n in counts.items() if n))
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Runs of one task over one file of questions.
-
-    Attributes:
-        runs: In the order given; the first is the reference.
-        names: Their names, all different.
-        ablations: For each run, the rows of the paper it is.
-    """
-
-    runs: tuple[Run, ...]
-    names: tuple[str, ...]
-    ablations: tuple[tuple[str, ...], ...]
-
-    @property
-    def metrics(self) -> list[str]:
-        """The scores that all runs have, the headline first."""
-        return [name for name in self.runs[0].scores if all(name in run.scores for run in self.runs)]
-
-    def in_paper_order(self) -> list[int]:
-        """CIRAG runs that only leave out parts, the whole system first; empty when nothing was left out or all."""
-        whole = [n for n, found in enumerate(self.ablations) if self.runs[n].system == "cirag" and not found]
-        if any(WITHOUT_TD in found for found in self.ablations):
-            # The whole system of that row integrates with a distilled student, not with its teacher.
-            whole.sort(key=lambda n: self.runs[n].settings.get("integrator") is None)
-        if not whole:
-            return []
-        base = self.runs[whole[0]].settings
-        known = [whole[0], *(n for n, found in enumerate(self.ablations) if found)]
-        # An untrained integrator needs prompts that tell it more; the row's name says so.
-        alike = [
-            n for n in known
-            if all(name in _TOLD or _is_prompt(name) for name in differences(base, self.runs[n].settings))
-        ]  # fmt: skip
-        alike.sort(key=lambda n: ([ABLATIONS.index(name) for name in self.ablations[n]], n))
-        return alike if len(alike) > 1 else []
-
-
-def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Sort runs into groups and name them, in the order given."""
-    found: dict[str, list[Run]] = {}
-    for run in runs:
-        # A task file of the same name may have been changed between two runs.
-        asked = [run.task, run.settings["task"]["metrics"], run.settings.get("data")]
-        found.setdefault(json.dumps(asked), []).append(run)
-    groups = []
-    for members in found.values():
-        # A run without gold links takes the number of hops from the others.
-        tables = [run.rows for run in members if run.rows is not None and run.results]
-        hops = {name: n for table in tables for name, n in zip(table["id"], table["hops"]) if n and n == n}
-        for table in tables:
-            table["hops"] = table["id"].map(hops)
-        names = [run.name or _name(members[0].settings, run.settings) for run in members]
-        twice = {name for name in names if names.count(name) > 1}
-        names = [f"{name} ({run.folder})" if name in twice else name for name, run in zip(names, members)]
-        ablations = tuple(ablations_of(run.settings, run.name) for run in members)
-        groups.append(Group(tuple(members), tuple(names), ablations))
-    return groups
-
-
-def ablations_of(settings: Mapping[str, Any], name: str = "") -> tuple[str, ...]:
-    """The paper's rows that a run is by its options, or because its user named it "w/o TD".
-
-    An integrator from a `pypi:` package is a base model, so it is "w/o TD"; whether another one was distilled can't be
-    told from its name, so its user names the run.
-    """
-    if settings.get("system") != "cirag":
-        return ()
-    options = settings.get("options") or {}
-    found = []
-    if name == WITHOUT_TD or str((settings.get("integrator") or {}).get("spec", "")).startswith("pypi:"):
-        found.append(WITHOUT_TD)
-    if options.get("rerank") is False:
-        found.append(WITHOUT_RERANKER)
-    levels = tuple(options.get("granularities") or GRANULARITIES)
-    if levels in CASCADES:
-        found.append(CASCADES[levels])
-    return tuple(found)
-
-
-def compare_pairs(group: Group) -> dict[str, list[list[dict[str, Any] | None]]]:
-    """Every run of a group against every other, on the questions that both have.
-
-    Returns:
-        By metric a matrix: row i, column j is "run i minus run j" with `p_value`, `p_holm` (over the pairs of the
-        matrix) and `verdict`; None on the diagonal, and where two runs have no question in common.
-    """
-    tables = {n: run.rows.set_index("id") for n, run in enumerate(group.runs) if run.rows is not None and run.results}
-    found = {}
-    for metric in group.metrics:
-        scores = {n: table[metric].dropna() for n, table in tables.items()}
-        ids = {n: frozenset(one.index) for n, one in scores.items()}
-        shared = Counter(ids.values()).most_common(1)[0][0] if ids else frozenset()
-        whole = {str(n): one.loc[sorted(shared)].to_numpy() for n, one in scores.items() if ids[n] == shared}
-        pairs = paired_table(whole) if shared else []
-        for one, two in combinations(scores, 2):
-            # A run that was stopped is compared on what it has; the others keep all their questions.
-            if not (ids[one] == ids[two] == shared) and (both := sorted(ids[one] & ids[two])):
-                gap = paired_difference(*(scores[n].loc[both].to_numpy() for n in (one, two)))
-                pairs.append({"first": str(one), "second": str(two), **gap})
-        correct_table(pairs)
-        matrix: list[list[dict[str, Any] | None]] = [[None for _ in group.runs] for _ in group.runs]
-        for pair in pairs:
-            one, two = int(pair.pop("first")), int(pair.pop("second"))
-            turned = pair | {"mean": -pair["mean"], "low": -pair["high"], "high": -pair["low"]}
-            matrix[two][one], matrix[one][two] = (gap | {"verdict": verdict(gap)} for gap in (pair, turned))
-        found[metric] = matrix
-    return found
-
-
-def sweeps_of(group: Group) -> list[dict[str, Any]]:
-    """Every numeric option in which runs differ while all else is the same.
-
-    Returns:
-        `{"option", "values", "runs"}`: the values, rising, and for each the first run with it, by its place in the
-        group.
-    """
-    alike: dict[tuple[str, str], dict[float, int]] = {}
-    for number, run in enumerate(group.runs):
-        options = run.settings.get("options") or {}
-        for option, value in options.items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                rest = json.dumps({**run.settings, "options": {**options, option: None}}, sort_keys=True)
-                alike.setdefault((option, rest), {}).setdefault(value, number)
-    return [
-        {"option": option, "values": sorted(members), "runs": [members[value] for value in sorted(members)]}
-        for (option, _), members in sorted(alike.items(), key=lambda item: item[0][0])
-        if len(members) > 1
-    ]
-
-
-def differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Settings by dotted name in which two runs differ, with both values; not the weights of models that differ."""
-    one, two = flatten(first, "."), flatten(other, ".")
-    names = [name for name in sorted(one.keys() | two.keys()) if one.get(name) != two.get(name)]
-    weights = {f"{name.removesuffix('.spec')}{end}" for name in names for end in (".weights", "_weights")}
-    return {name: (one.get(name), two.get(name)) for name in names if name not in weights}
-
-
-def _name(reference: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    ablations, system = ablations_of(settings), str(settings["system"])
-    parts = [f"{system} {' and '.join(ablations)}" if ablations else system]
-    if system == reference["system"]:
-        told = {*ablations, *ablations_of(reference)}
-        for name, values in differences(reference, settings).items():
-            # What the paper's names say already, or what is only the way back to the whole system.
-            known = (
-                (name == "options.rerank" and WITHOUT_RERANKER in told)
-                or (name == "options.granularities" and told & set(CASCADES.values()))
-                # Without a reranker BM25 needs none.
-                or (name == "encoder" and WITHOUT_RERANKER in told and None in values)
-                or (name.startswith("integrator.") and WITHOUT_TD in ablations)
-            )
-            if not known:
-                parts.append(_difference(name, values[1]))
-    return ", ".join(dict.fromkeys(parts))
-
-
-def _difference(name: str, value: Any) -> str:
-    if _is_prompt(name):
-        return "other prompts"
-    if name in _DIGESTS or name.startswith("task.") or name.endswith("weights"):
-        return f"other {name.replace('_', ' ')}"
-    short = name.removeprefix("options.").removesuffix(".spec")
-    if isinstance(value, list):
-        value = ",".join(map(str, value))
-    if isinstance(value, str) and Path(value).is_absolute():
-        value = "/".join(Path(value).parts[-3:])
-    return f"no {short}" if value is None else f"{short}={value}"
-
-
-def _is_prompt(name: str) -> bool:
-    return name.startswith("files.") or name == "options.prompts"

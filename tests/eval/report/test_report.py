@@ -12,15 +12,8 @@ from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.__main__ import main
 from tripletune.eval.costs import read_prices
 from tripletune.eval.report import build_report
-from tripletune.eval.report.runs import (
-    ABLATIONS,
-    Run,
-    ablations_of,
-    figures_of,
-    group_runs,
-    read_folder,
-    sweeps_of,
-)
+from tripletune.eval.report.groups import ABLATIONS, ablations_of, group_runs, sweeps_of
+from tripletune.eval.report.runs import Run, figures_of, read_folder
 from tripletune.eval.statistics import bootstrap_mean, paired_difference
 from tripletune.models.data.records import read_corpus
 
