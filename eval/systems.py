@@ -77,9 +77,8 @@ def model_settings(options: Any, teacher: LLMOptions | None) -> dict[str, Any]:
         settings["teacher"] = f"oracle:{options.oracle}"
     else:
         settings |= _chat_model(teacher, "teacher")
-    roles = {role: _chat_model(one) for role, one in chat_models(options.llm, teacher).items() if role}
-    if roles:
-        settings["llm"] = roles
+    if options.llm:
+        settings["llm"] = {role: _chat_model(one) for role, one in chat_models(options.llm, teacher).items() if role}
     if options.integrator:
         weights = weights_fingerprint(resolve(options.integrator))
         settings["integrator"] = {"spec": options.integrator, "weights": weights}

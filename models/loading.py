@@ -244,7 +244,8 @@ def load_adapter(model: Any, folder: str | Path, trainable: bool = False) -> Pef
     with telling(folder, "adapter"), warnings.catch_warnings():
         # PEFT only warns of an adapter file without some of its layers, which then do nothing.
         warnings.filterwarnings("error", message="Found missing adapter keys", category=UserWarning)
-        return PeftModel.from_pretrained(model, str(folder), is_trainable=trainable)
+        # One that is not trained is in the model's type: with PEFT's float32 each layer casts its input, which is slow.
+        return PeftModel.from_pretrained(model, str(folder), is_trainable=trainable, autocast_adapter_dtype=trainable)
 
 
 def take_over(model: PeftModel, folder: str | Path) -> None:

@@ -15,7 +15,7 @@ import sqlite3
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -163,7 +163,8 @@ class TripleStore:
 
     def put(self, extractor: int, extractions: Iterable[Extraction]) -> None:
         """Store passages in one transaction; of a passage that is there already the first reading stays."""
-        with self._transaction():
+        with self._database:
+            self._database.execute("BEGIN IMMEDIATE")
             self._insert(extractor, extractions)
 
     def fill(self, source: str | Path) -> int:
@@ -185,7 +186,8 @@ class TripleStore:
             if prompt == digest:
                 return int(number)
         counts: Counter[str] = Counter()
-        with self._transaction():
+        with self._database:
+            self._database.execute("BEGIN IMMEDIATE")
             for number, _ in files:
                 self._database.execute("DELETE FROM extractions WHERE extractor = ?", (number,))
                 self._database.execute("DELETE FROM extractors WHERE id = ?", (number,))
@@ -224,18 +226,6 @@ class TripleStore:
         problem = "holds triples of several extractors" if found else f"holds no triples of {model or 'any extractor'}"
         raise ValueError(f"{self.path} {problem}: name one by its number or model (it has {listed or 'none'})")
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._database.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._database.execute("COMMIT")
-        except BaseException:
-            # A full disk has rolled it back already.
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
-            raise
-
     def _insert(self, extractor: int, extractions: Iterable[Extraction]) -> None:
         rows = (
             (extractor, one.key, json.dumps([t.as_list() for t in one.triples], ensure_ascii=False), one.malformed)
@@ -246,7 +236,9 @@ class TripleStore:
     def _prepare(self, writable: bool) -> None:
         """Refuse what is no store of this version, and make a new file one."""
         # In one transaction: another process may be about to make the file.
-        with self._transaction() if writable else nullcontext():
+        with self._database:
+            if writable:
+                self._database.execute("BEGIN IMMEDIATE")
             application, version, tables = self._database.execute(
                 "SELECT application_id, user_version, (SELECT COUNT(*) FROM sqlite_master) "
                 "FROM pragma_application_id, pragma_user_version"

@@ -277,17 +277,11 @@ class Ledger:
             LedgerError: the file can't be written.
             OSError: the disk is full.
         """
-        with self._connected() as connection:
+        with self._connected() as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-                uses, self._uses = self._uses, []
-                connection.executemany(ADD_USE, [tuple(map(whole_characters, use)) for use in uses])
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
+            yield connection
+            uses, self._uses = self._uses, []
+            connection.executemany(ADD_USE, [tuple(map(whole_characters, use)) for use in uses])
 
     def close(self) -> None:
         """Note what was used and close the file; the second call does nothing."""
