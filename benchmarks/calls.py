@@ -295,12 +295,16 @@ def waiting(options: WaitingOptions) -> Result:
             suite = QuestionSuite(asked, LLMOptions(model="a world", ledger=ledger))
             with patch("tripletune.rag.search.open_embedder", lambda *_: Embedder("a mock", encode)):
                 suite.open()
-            client = suite.tools.llm
-            backend = _Late(client.backend, options.call)
-            late = LedgerClient(backend, client.ledger if name == "with ledger" else None)
-            suite.tools, suite.clients = replace(suite.tools, llm=late), (late, client)
-            asleep[:] = [options.search]
-            found[name], seconds = asyncio.run(_answers(suite, options.questions, options.questions))
+            client, answer = suite.tools.llm, suite.tools.llm.backend.complete
+
+            async def late(*call: Any) -> Any:
+                await asyncio.sleep(options.call)
+                return await answer(*call)
+
+            own = LedgerClient(client.backend, client.ledger if name == "with ledger" else None)
+            suite.tools, suite.clients, asleep[:] = replace(suite.tools, llm=own), (own, client), [options.search]
+            with patch.object(client.backend, "complete", late):
+                found[name], seconds = asyncio.run(_answers(suite, options.questions, options.questions))
             asleep.clear()
             return seconds
 
@@ -318,20 +322,6 @@ def waiting(options: WaitingOptions) -> Result:
         "name seconds fastest_seconds ideal_seconds own_seconds",
         rows,
     )
-
-
-class _Late:
-    """A backend whose replies come later."""
-
-    def __init__(self, backend: Any, seconds: float) -> None:
-        self.model, self._backend, self._seconds = backend.model, backend, seconds
-
-    async def complete(self, messages: Any, sampling: Any) -> Any:
-        await asyncio.sleep(self._seconds)
-        return await self._backend.complete(messages, sampling)
-
-    async def close(self) -> None:
-        """Nothing is open."""
 
 
 async def _answers(suite: QuestionSuite, count: int, concurrency: int) -> tuple[list[Any], float]:
