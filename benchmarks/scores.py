@@ -41,7 +41,7 @@ def rescore(options: ScoreOptions) -> Result:
         commands = {
             "eval score, seven metrics": ["score", scratch, "--metrics", SCORED],
             "eval compare": ["compare", *map(str, runs), "--metric", "f1"],
-            "eval report": ["report", *map(str, runs), "--no-plots", "--output", str(Path(scratch) / "report")],
+            "eval report": ["report", *map(str, runs), "--output", str(Path(scratch) / "report")],
         }
         for name, words in commands.items():
             taken = [in_fresh_process(_command, words) for _ in range(options.repeats)]

@@ -32,7 +32,7 @@ Ranking = list[tuple[int, float]]
 _WORD = re.compile(r"\w+")
 _VECTORS, _GRAPH = "vectors.f16", "graph.faiss"
 # HNSW (Malkov and Yashunin, 2018): links per row, and the least rows that a search keeps in view.
-_LINKS, _IN_VIEW = 32, 128
+_LINKS, _IN_VIEW = 32, 256
 # Rows that are embedded between two writes to disk; that are ranked at once; that the processor's cache holds.
 _CHUNK, _COMPARED, _CACHED = 4096, 65536, 1024
 # Rows that BM25 searches in less time than a thread takes. A thread would also leave it to chance which calls of a
