@@ -322,28 +322,21 @@ class GraphTask(TrainingTask):
 
     def collator(self) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
         """Pads records and batches their graphs."""
-        from tripletune.train.batches import RecordCollator
+        from tripletune.train.batches import RecordCollator, rows_meta
 
-        train = self.config.train
+        train, per_record = self.config.train, None
+        if train.loss_per != "token":
+            meta = rows_meta(self.train)
+            per_record = meta["label_tokens"] / meta["rows"]
         return RecordCollator(
             self.processor.tokenizer.pad_token_id,
             self.table,
             action_weight=train.action_weight,
             answer_weight=train.answer_weight,
-            tokens_per_record=self.tokens_per_record,
+            tokens_per_record=per_record,
             shared_prefixes=train.shared_prefixes,
             graph_token_id=self.processor.graph_token_id,
         )
-
-    @property
-    def tokens_per_record(self) -> float | None:
-        """Label tokens of a training record on average; None where each token counts alike in the loss."""
-        from tripletune.train.batches import rows_meta
-
-        if self.config.train.loss_per == "token":
-            return None
-        meta = rows_meta(self.train)
-        return meta["label_tokens"] / meta["rows"]
 
     def answer_shares(self) -> tuple[float, float]:
         """Share of answering records in the training records, and in the weights of their loss."""

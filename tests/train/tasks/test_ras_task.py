@@ -158,7 +158,7 @@ def test_the_weight_of_answers_is_shown(begin_task: Any, records: list[Record]) 
     assert f"33% of the records and have {sum(answers) / sum(sizes):.0%} of the weight" in dry_run_report(task)
     task.config.train.loss_per = "record"
     assert "loss per record: answering records are 33% of the records and have 33% of" in dry_run_report(task)
-    assert task.tokens_per_record == sum(sizes) / len(sizes)
+    assert task.collator().tokens_per_record == sum(sizes) / len(sizes)
 
 
 def test_a_table_holds_the_strings_of_training_and_validation(
