@@ -221,7 +221,7 @@ def _score_tables(provenance: Provenance) -> Iterator[tuple[str, list[str], list
             # The folder or file alone: where it lay is private.
             about.insert(0, f"data {code_span(PurePath(content['data']).name)}")
         title = code_span(name) + (f" ({', '.join(about)})" if about else "")
-        leaves = list(_leaves(content))
+        leaves = list(_leaves({key: value for key, value in content.items() if key != "controls"}))
         intervals = [
             [
                 code_span(metric),
@@ -235,6 +235,9 @@ def _score_tables(provenance: Provenance) -> Iterator[tuple[str, list[str], list
         numbers = [[code_span(metric), _cell(value)] for metric, value in leaves]
         head = ["metric", "mean", "95 % interval", "n"] if intervals else ["metric", "value"]
         yield title, head, intervals or numbers
+        if table := content.get("control_table"):
+            # As `tripletune eval records --controls` printed it.
+            yield f"{title}, times 100, and what the model scores when it reads less", *table
 
 
 def _leaves(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

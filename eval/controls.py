@@ -1,8 +1,9 @@
-"""Controls of a score on records: does the model read, or would it score the same without?
+"""Controls of a score: does the model read, or would it score the same without?
 
 A planner can stop as well as a rule that counts steps, and a graph token can change nothing. So the same records are
 scored again with the commonest reply of the training records, and with the same model after its facts or its graph
-were removed or exchanged with another question's. Each control is compared with the model, paired by question.
+were removed or exchanged with another question's. Each control is compared with the model, paired by question. In a
+loop (`tripletune eval run --control`) a control is a run of its own, and `eval compare` compares it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from tripletune.eval.statistics import GAP, bootstrap_pairs
+from tripletune.eval.results import RESULTS, read_results
+from tripletune.eval.statistics import bootstrap_pairs, correct_table, paired_ratio_difference, verdict
 from tripletune.models.data.records import Action, ModelInput, Record, Step
 from tripletune.models.llm import Completion
 
@@ -31,6 +35,9 @@ READS = {
     "no_graph": "no graph token",
     "other_graph": "another question's graph, its own text",
 }
+# Questions of a run whose facts are given to others: more would fill the memory.
+_DONORS = 1000
+Control = Literal["no_facts", "other_facts", "other_graph"]
 METRICS = ("action_accuracy", "subquery_f1", "exact_match", "f1")
 
 
@@ -68,31 +75,79 @@ class OtherFacts:
     """Histories with the facts of another question.
 
     Args:
-        records: The records that are scored, streamed; the longest history of each question is kept.
+        histories: Question and steps, streamed; the longest history of each question is kept.
         seed: Seed of the choice.
 
     Raises:
-        ValueError: only one question has a history, so that there is no other.
+        ValueError: fewer than two questions have a history, so that there is no other.
     """
 
-    def __init__(self, records: Iterable[Record], seed: int) -> None:
+    def __init__(self, histories: Iterable[tuple[str, tuple[Step, ...]]], seed: int = 0) -> None:
         self._seed = seed
         self._longest: dict[str, tuple[Step, ...]] = {}
-        for record in records:
-            if len(record.steps) > len(self._longest.get(record.question_id, ())):
-                self._longest[record.question_id] = record.steps
-        if len(self._longest) == 1:
-            raise ValueError("--controls exchanges the facts of questions, and only one question has a history")
+        for name, steps in histories:
+            if len(steps) > len(self._longest.get(name, ())):
+                self._longest[name] = steps
+        if len(self._longest) < 2:
+            raise ValueError("the facts of questions are to be exchanged, and fewer than two questions have a history")
 
-    def of(self, record: Record) -> tuple[Step, ...]:
-        """The record's sub-queries, each with the facts of a step of another question, the same in every run.
+    def of(self, question: str, asked: Sequence[Step]) -> tuple[Step, ...]:
+        """The sub-queries asked, each with the facts of a step of another question, the same in every run.
 
         A question with at least as many steps is chosen where there is one; the facts of a shorter one are repeated.
         """
-        others = [name for name in self._longest if name != record.question_id]
-        enough = [name for name in others if len(self._longest[name]) >= len(record.steps)]
-        steps = self._longest[random.Random(f"{self._seed} {record.question_id}").choice(enough or others)]
-        return tuple(replace(steps[number % len(steps)], query=step.query) for number, step in enumerate(record.steps))
+        others = [name for name in self._longest if name != question]
+        enough = [name for name in others if len(self._longest[name]) >= len(asked)]
+        steps = self._longest[random.Random(f"{self._seed} {question}").choice(enough or others)]
+        return tuple(replace(steps[number % len(steps)], query=step.query) for number, step in enumerate(asked))
+
+
+def controlled(control: str, given: ModelInput, others: tuple[Step, ...]) -> ModelInput:
+    """What the model reads under a control.
+
+    Args:
+        control: A `Control`.
+        given: What it would read.
+        others: The sub-queries with another question's facts, see `OtherFacts.of`.
+    """
+    if control == "other_graph":
+        return replace(given, graph_of=others)
+    return replace(given, steps=others if control == "other_facts" else tuple(Step(one.query) for one in given.steps))
+
+
+class LoopControl:
+    """A Graph-LLM that reads less, or something else, than its loop found; the loop itself is as always.
+
+    Args:
+        generator: The model.
+        control: The control.
+        facts: The facts of other questions; None where the control has none.
+
+    Raises:
+        ValueError: the graph of a model without one is to be exchanged.
+    """
+
+    def __init__(self, generator: LocalGenerator, control: Control, facts: OtherFacts | None) -> None:
+        self._generator, self._control, self._facts = generator, control, facts
+        if control == "other_graph" and not generator.processor.settings.use_graph:
+            raise ValueError("--control other_graph exchanges the graph, and the model reads none")
+
+    async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
+        """Reply to one input; see `models.llm.Generator`."""
+        if sample.steps:
+            others = self._facts.of(sample.question, sample.steps) if self._facts else ()
+            sample = controlled(self._control, sample, others)
+        return await self._generator.generate(sample, max_new_tokens, evidence)
+
+
+def run_histories(run: str | Path) -> Iterator[tuple[str, tuple[Step, ...]]]:
+    """Questions of a run of `tripletune eval run` and the facts that their loops found, streamed; the first ones.
+
+    Raises:
+        FileNotFoundError: the folder has no results.
+    """
+    for row in islice(read_results(Path(run) / RESULTS), _DONORS):
+        yield row["trace"]["question"], tuple(map(Step.from_json, row["trace"]["steps"]))
 
 
 class Controls:
@@ -124,9 +179,9 @@ class Controls:
             evidence: "triples" or "text"; None keeps the model's setting.
         """
         asked = [(place, *one) for place, record in enumerate(batch) for one in self._variants(record)]
-        inputs, graphs = [one for _, _, one, _ in asked], [steps for *_, steps in asked]
+        inputs = [one for *_, one in asked]
         found: list[dict[str, Completion]] = [{} for _ in batch]
-        for (place, name, *_), reply in zip(asked, self._generator.generate_many(inputs, limit, evidence, graphs)):
+        for (place, name, _), reply in zip(asked, self._generator.generate_many(inputs, limit, evidence)):
             found[place][name] = reply
         if self._without_graph is not None:
             inputs = [record.input for record in batch]
@@ -135,16 +190,12 @@ class Controls:
         # A record without history has no facts to take away.
         return [{name: replies.get(name, replies[MODEL]) for name in self.names} for replies in found]
 
-    def _variants(self, record: Record) -> Iterator[tuple[str, ModelInput, tuple[Step, ...]]]:
-        """Name, input and the steps whose graphs are read."""
-        given, steps = record.input, record.steps
-        yield MODEL, given, steps
-        if steps:
-            bare, others = tuple(Step(step.query) for step in steps), self._facts.of(record)
-            yield "no_facts", replace(given, steps=bare), bare
-            yield "other_facts", replace(given, steps=others), others
-            if self._without_graph is not None:
-                yield "other_graph", given, others
+    def _variants(self, record: Record) -> Iterator[tuple[str, ModelInput]]:
+        yield MODEL, record.input
+        if record.steps:
+            others = self._facts.of(record.question_id, record.steps)
+            for name in get_args(Control)[: None if self._without_graph else -1]:
+                yield name, controlled(name, record.input, others)
 
 
 def compare_controls(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -155,11 +206,10 @@ def compare_controls(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
     Returns:
         `{control: {metric: {"score", "difference"}}}`, the model's scores under "model" with difference 0; planning
-        metrics also `_with_history`. Intervals draw whole questions; the difference is "control minus model", paired
-        by record.
+        metrics also `_with_history`. Intervals and tests draw whole questions; the difference is "control minus
+        model", paired by question, and `p_holm` is over all of `METRICS` and controls.
     """
     scores: dict[str, dict[str, list[tuple[str, float]]]] = defaultdict(lambda: defaultdict(list))
-    gaps: dict[str, dict[str, list[tuple[str, float]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         for control, found in {MODEL: row, **row["controls"]}.items():
             for metric in METRICS:
@@ -167,20 +217,35 @@ def compare_controls(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                     continue
                 with_history = row["task"] == "planning" and row["history"]
                 for name in (metric, f"{metric}_with_history") if with_history else (metric,):
-                    score = found["scores"][metric]
-                    scores[control][name].append((row["question_id"], score))
-                    gaps[control][name].append((row["question_id"], score - row["scores"][metric]))
-    return {
+                    scores[control][name].append((row["question_id"], found["scores"][metric]))
+    sums = {control: {name: _sums(pairs) for name, pairs in found.items()} for control, found in scores.items()}
+    table = {
         control: {
-            name: {"score": bootstrap_pairs(pairs), "difference": bootstrap_pairs(gaps[control][name], GAP)}
+            name: {
+                "score": bootstrap_pairs(pairs),
+                "difference": paired_ratio_difference(sums[MODEL][name], sums[control][name]),
+            }
             for name, pairs in found.items()
         }
         for control, found in scores.items()
     }
+    others = [found for control, found in table.items() if control != MODEL]
+    correct_table(found[name]["difference"] for found in others for name in METRICS if name in found)
+    return table
+
+
+def _sums(pairs: Iterable[tuple[str, float]]) -> tuple[list[float], list[float]]:
+    """Of each question the sum of its scores, and their number."""
+    sums: dict[str, float] = defaultdict(float)
+    counts: dict[str, float] = defaultdict(float)
+    for question, score in pairs:
+        sums[question] += score
+        counts[question] += 1
+    return list(sums.values()), list(counts.values())
 
 
 def control_table(controls: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The controls as a table: heads, and a row for each with its scores and differences, times 100.
+    """The controls as a table: heads, and a row for each with its scores and differences, times 100, and the verdict.
 
     Args:
         controls: What `compare_controls` returns.
@@ -190,8 +255,9 @@ def control_table(controls: Mapping[str, Any]) -> tuple[list[str], list[list[str
     for control, found in controls.items():
         row = [READS[control]]
         for metric in metrics:
-            gap = {key: 100 * found[metric]["difference"][key] for key in ("mean", "low", "high")}
-            told = "" if control == MODEL else "{mean:+.1f} ({low:+.1f} to {high:+.1f})".format(**gap)
-            row += [f"{100 * found[metric]['score']['mean']:.1f}", told]
+            difference = found[metric]["difference"]
+            gap = {key: 100 * difference[key] for key in ("mean", "low", "high")}
+            told = "{mean:+.1f} ({low:+.1f} to {high:+.1f}): ".format(**gap) + verdict(difference)
+            row += [f"{100 * found[metric]['score']['mean']:.1f}", "" if control == MODEL else told]
         rows.append(row)
     return ["what is read", *(head for metric in metrics for head in (metric, "minus model"))], rows

@@ -56,6 +56,14 @@ def run_problems(options: Any, system: System, loop: Any, teacher: LLMOptions | 
         )
     elif teacher is not None and options.model and (options.planner_model or not system.plans):
         found.append(f"{uses} has no place for this many models: leave out --model, or --teacher-model and --oracle")
+    if options.control and not (options.model or options.planner_model):
+        found.append("--control changes what a Graph-LLM reads: name it with --model")
+    if (options.control in ("other_facts", "other_graph")) != bool(options.control_run):
+        found.append(
+            "--control other_facts or other_graph, and they alone, need --control-run: the run without control"
+        )
+    if options.control_run and getattr(loop, "evidence", "") == "text":
+        found.append("--control-run knows triples alone: leave out --evidence text")
     if system.needs_gold and options.gold and not options.corpus:
         found.append(f"{uses} reads the passages that --gold names: give their --corpus")
     return found + search_problems(options, system, loop)

@@ -190,6 +190,7 @@ def _name(reference: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
                 # Without a reranker BM25 needs none.
                 or (name == "encoder" and WITHOUT_RERANKER in told and None in values)
                 or (name.startswith("integrator.") and WITHOUT_TD in ablations)
+                or name == "control_run"
             )
             if not known:
                 parts.append(_difference(name, values[1]))

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tripletune.eval import find_metrics
-from tripletune.eval.controls import control_table
 from tripletune.eval.report.runs import COSTS
 from tripletune.eval.statistics import NO_DIFFERENCE, P_NOTE, SIGNIFICANT, flatten, p_cell
 from tripletune.models.program import markdown_table, on_one_line, plain
@@ -365,8 +364,8 @@ def _other(other: Mapping[str, Any]) -> Section:
     title, blocks = f"{other['name']}, another evaluation", list[str | Grid]()
     if other["metrics"] is None:
         return Section(title, "", ["Not finished."])
-    if controls := other["metrics"].get("controls"):
-        blocks.append(_table(*control_table(controls)))
+    if table := other["metrics"].get("control_table"):
+        blocks.append(_table(*table))
     intervals, numbers = [], []
     figures = {name: value for name, value in other["metrics"].items() if name != "controls"}
     for name, value in flatten(figures, "/").items():

@@ -11,14 +11,15 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from rich.console import Console
 
 from tripletune.data_builders.hotpotqa_subq import Question
 from tripletune.eval import find_metrics, load_task, score_answer, task_names, task_questions, write_context_corpus
+from tripletune.eval.controls import Control, LoopControl, OtherFacts, run_histories
 from tripletune.eval.costs import read_prices
-from tripletune.eval.results import ResultLog
+from tripletune.eval.results import RESULTS, ResultLog
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.eval.suites._summary import summarise_questions
 from tripletune.eval.systems import (
@@ -45,9 +46,6 @@ from tripletune.rag.extractor import ROLE
 from tripletune.rag.search import Opened, SearchOptions, extracts, open_extraction, open_search
 from tripletune.rag.systems import Evidence, FirstQuery, LoopOptions, Tools, load_system, make_options, system_names
 from tripletune.rag.triple_store import read_gold
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 _LOOP = ("max_rounds", "top_k", "evidence", "first_query", "triples_per_step", "max_plan_tokens", "max_answer_tokens")
@@ -94,6 +92,12 @@ class QuestionOptions(SearchOptions, SuiteOptions):
     max_answer_tokens: int | None = setting(None, "longest answer (default: the task's)")
     untrained: bool = setting(False, "allow a base model that was not trained, as a reference")
     planner_model: str | None = setting(None, "plan with this Graph-LLM; --model or the teacher answers")
+    control: Control | None = setting(
+        None, "what --model reads in place of the loop's facts: a control of its score", choices=get_args(Control)
+    )
+    control_run: str | None = setting(
+        None, "with --control other_…: folder of the same run without it, whose loops found the other facts"
+    )
     batch_size: int = setting(16, "inputs per forward pass", at_least=1)
     dtype: str | None = setting(None, DTYPE_HELP)
     ledger: str | None = setting(
@@ -108,7 +112,7 @@ _FIRST = ("system", "task", "data", "model", "output")
 _GROUPS: dict[str, tuple[str, ...]] = {
     "the run": ("limit", "concurrency", "overwrite", "retry_errors"),
     "retrieval": (*(item.name for item in dataclasses.fields(SearchOptions)), "gold"),
-    "the loop": (*_LOOP, "no_planning", "no_retrieval"),
+    "the loop": (*_LOOP, "no_planning", "no_retrieval", "control", "control_run"),
     "models": ("untrained", "planner_model", "batch_size", "dtype", "ledger", "integrator", "oracle"),
 }
 
@@ -248,6 +252,10 @@ class QuestionSuite(Suite):
             how = ("query_prompt", "text_prompt", "similarity")
             models |= {name: value for name in how if (value := getattr(options, name)) is not None}
             models |= {"vectors": options.vectors} if options.vectors != "flat" else {}
+        if options.control:
+            models["control"] = options.control
+        if options.control_run:
+            models["control_run"] = file_digest(Path(options.control_run) / RESULTS)
         if options.gold:
             models["gold"] = file_digest(options.gold)
         if triples and options.extractor and extracts(options):
@@ -293,8 +301,12 @@ class QuestionSuite(Suite):
         )
         if self.teacher is None:
             planner = planner or answerer
+        self.clients = (tools.llm, tools.integrator, planner, answerer)
         self.tools = replace(tools, planner=planner, answerer=answerer)
-        self.clients = (self.tools.llm, self.tools.integrator, planner, answerer)
+        if options.control:
+            facts = OtherFacts(run_histories(options.control_run)) if options.control_run else None
+            readers = [one and LoopControl(one, options.control, facts) for one in (planner, answerer)]
+            self.tools = replace(tools, planner=readers[0], answerer=readers[1])
         if system.needs_triples(loop) and options.extractor and extracts(options):
             index = Path(options.index or self.home / "index")
             # The model of `--teacher`, or that of `--llm extract=...`.

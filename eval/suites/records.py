@@ -121,7 +121,8 @@ class RecordSuite(Suite):
             self.store = open_triples(options.triples, database, options.extractor)
         if options.controls:
             shown = with_triples(self.items(), self.store, Counter()) if self.store else self.items()
-            self.controls = Controls(self.generator, OtherFacts(shown, options.seed))
+            histories = ((record.question_id, record.steps) for record in shown)
+            self.controls = Controls(self.generator, OtherFacts(histories, options.seed))
 
     def batches(self, items: Iterable[Record]) -> Iterator[list[Record]]:
         """Records of one task; many, so that the model can group them by length."""
@@ -164,7 +165,11 @@ class RecordSuite(Suite):
         """The metrics of all rows."""
         about = {"model": self.model, "data": self.options.data, "split": self.options.split}
         found = about | summarise_records(log.rows())
-        return found | ({"controls": compare_controls(log.rows())} if self.options.controls else {})
+        if self.options.controls:
+            # The table is for the report and the model card, too.
+            found["controls"] = compare_controls(log.rows())
+            found["control_table"] = control_table(found["controls"])
+        return found
 
     def show(self, metrics: Mapping[str, Any], console: Console) -> None:
         """Print the scores."""
@@ -180,7 +185,7 @@ class RecordSuite(Suite):
         heads = ("task", "metric", "score", "95 % interval", "records", "what it says")
         show_table(console, "scores on records with gold history", heads, rows, "questions")
         if "controls" in metrics:
-            show_table(console, "the same records without reading", *control_table(metrics["controls"]))
+            show_table(console, "the same records without reading", *metrics["control_table"])
         if self.looked_up:
             passages, misses = self.looked_up["passages"], self.looked_up["passages_without_triples"]
             console.print(f"{passages} passages looked up, {misses} of them not in {self.options.triples}")

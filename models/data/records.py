@@ -72,11 +72,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """Everything the model may see: task, main question and the history of steps."""
+    """Everything the model may see: task, main question and the history of steps.
+
+    Attributes:
+        graph_of: Steps whose graph is read in place of the history's own, as a control of what the graph token does.
+    """
 
     task: Task
     question: str
     steps: tuple[Step, ...] = ()
+    graph_of: tuple[Step, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from tripletune.models.data.records import ModelInput, Step
 from tripletune.models.files import read_json, weights_fingerprint
 from tripletune.models.graph_llm.embeddings import EmbeddingTable, LiveEmbeddings, encoder_dimension
-from tripletune.models.graph_llm.graphs import batch_graphs, build_graph
+from tripletune.models.graph_llm.graphs import batch_graphs
 from tripletune.models.graph_llm.model import GraphLLM, GraphLLMConfig
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.models.llm import Completion, Message, Sampling
@@ -226,6 +226,8 @@ class LocalGenerator:
             "evidence": evidence,
             "graph": self.processor.settings.use_graph,
         }
+        if sample.graph_of is not None:
+            content["graph_of"] = [step.to_json() for step in sample.graph_of]
         messages: list[Message] = [{"role": "user", "content": json.dumps(content, ensure_ascii=False)}]
         sampling = Sampling(max_tokens=max_new_tokens)
         completion = await self._client.chat(messages, role=f"ras.{sample.task}", sampling=sampling)
@@ -249,7 +251,6 @@ class LocalGenerator:
         samples: Sequence[ModelInput],
         max_new_tokens: int,
         evidence: str | None = None,
-        graphs_of: Sequence[Sequence[Step]] | None = None,
     ) -> list[Completion]:
         """Reply to many inputs, in the order given; the model's training mode is as before afterwards.
 
@@ -257,12 +258,8 @@ class LocalGenerator:
             samples: The inputs.
             max_new_tokens: Longest reply, in tokens.
             evidence: "triples" or "text"; None keeps the processor's setting.
-            graphs_of: For each input, steps whose graphs are read in place of its own.
         """
         requests = [self._request(sample, max_new_tokens, evidence) for sample in samples]
-        for request, steps in zip(requests, graphs_of or ()):
-            graph = build_graph(steps, self.processor.settings.graph_pooling)
-            request.data = replace(request.data, graph=graph)
         was_training = self.model.training
         self.model.eval()
         try:
@@ -309,7 +306,8 @@ class _GraphBackend:
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         row = json.loads(messages[-1]["content"])
-        sample = ModelInput(row["task"], row["question"], tuple(Step.from_json(step) for step in row["steps"]))
+        steps, graph = (tuple(map(Step.from_json, row.get(name) or ())) for name in ("steps", "graph_of"))
+        sample = ModelInput(row["task"], row["question"], steps, graph if "graph_of" in row else None)
         return await self._generator.decode(sample, sampling.max_tokens, row["evidence"])
 
     async def close(self) -> None:

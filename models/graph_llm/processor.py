@@ -137,7 +137,8 @@ class GraphLLMProcessor:
         triples = words = 0
         if len(prompt) > self.settings.max_input_tokens:
             prompt, triples, words = self._shorten(sample, evidence)
-        graph = build_graph(sample.steps if self.settings.use_graph else (), self.settings.graph_pooling)
+        steps = sample.steps if sample.graph_of is None else sample.graph_of
+        graph = build_graph(steps if self.settings.use_graph else (), self.settings.graph_pooling)
         return EncodedInput(prompt, graph, triples, words)
 
     def encode_label(self, record: Record, long_labels: str = "error") -> tuple[list[int], int]:

@@ -63,6 +63,17 @@ def test_scores_files(tiny_run: Path, tmp_path: Path) -> None:
     assert "| `speed.tokens_per_second` | 99.5 |" in card
 
 
+def test_controls_have_a_table_of_their_own(tiny_run: Path, tmp_path: Path) -> None:
+    gap = {"mean": -0.5, "low": -0.6, "high": -0.4, "n": 9}
+    told = [["what is read", "f1", "minus model"], [["no facts", "20.0", "-50.0 (-60.0 to -40.0): worse"]]]
+    content = {"answering": {"f1": gap}, "controls": {"no_facts": {"f1": {"difference": gap}}}, "control_table": told}
+    (tmp_path / "metrics.json").write_text(json.dumps(content))
+    card = render_card(collect_provenance(tiny_run / "final", [tmp_path / "metrics.json"]), "adapter", "x")
+    assert "| no facts | 20.0 | -50.0 (-60.0 to -40.0): worse |" in card
+    assert "| `answering.f1` | -0.5 |" in card
+    assert "controls." not in card
+
+
 def test_bad_scores_file(tiny_run: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"none\.json"):
         collect_provenance(tiny_run / "final", [tmp_path / "none.json"])

@@ -35,6 +35,10 @@ def of(number: int, steps: int = 2) -> list[Record]:
 RECORDS = [record for number in range(6) for record in of(number)]
 
 
+def pool_of(records, seed=0):
+    return OtherFacts(((record.question_id, record.steps) for record in records), seed)
+
+
 class Reader:
     """Stops after two steps, answers the last object it reads; says "blind" without a graph token."""
 
@@ -45,12 +49,11 @@ class Reader:
             without_graph=lambda: types.SimpleNamespace(settings=types.SimpleNamespace(use_graph=False)),
         )
 
-    def generate_many(self, samples, max_new_tokens, evidence=None, graphs_of=None):
+    def generate_many(self, samples, max_new_tokens, evidence=None):
         self.calls += 1
-        graphs_of = graphs_of or [sample.steps for sample in samples]
-        return [Completion(self.reply(*one)) for one in zip(samples, graphs_of)]
+        return [Completion(self.reply(sample)) for sample in samples]
 
-    def reply(self, sample, graph):
+    def reply(self, sample):
         if not self.processor.settings.use_graph and self.use_graph:
             return "blind"
         if sample.task == "planning":
@@ -71,38 +74,37 @@ def test_the_rule_counts_steps_and_repeats_the_question():
 
 def test_facts_of_another_question_are_the_same_in_every_run():
     longest = of(0)[-1]
-    pool = OtherFacts(iter(RECORDS), seed=0)
-    found = pool.of(longest)
+    found = pool_of(RECORDS).of("q0", longest.steps)
     assert [step.query for step in found] == ["q0 ask 0?", "q0 ask 1?"]
     (donor,) = {triple.subject for step in found for triple in step.triples}
     assert donor != "q0"
-    assert OtherFacts(RECORDS, seed=0).of(longest) == found
-    chosen = {OtherFacts(RECORDS, seed).of(longest)[0].triples for seed in range(30)}
+    assert pool_of(RECORDS).of("q0", longest.steps) == found
+    chosen = {pool_of(RECORDS, seed).of("q0", longest.steps)[0].triples for seed in range(30)}
     assert len(chosen) == 5, "every other question is chosen by some seed"
 
 
 def test_a_question_with_as_many_steps_is_preferred_and_a_shorter_one_repeated():
     long = of(7, steps=3)[-1]
-    pool = OtherFacts([*RECORDS, *of(7, steps=3), *of(8, steps=3)], seed=0)
-    assert {triple.subject for step in pool.of(long) for triple in step.triples} == {"q8"}
-    repeated = OtherFacts([*RECORDS, long], seed=0).of(long)
+    pool = pool_of([*RECORDS, *of(7, steps=3), *of(8, steps=3)])
+    assert {triple.subject for step in pool.of("q7", long.steps) for triple in step.triples} == {"q8"}
+    repeated = pool_of([*RECORDS, long]).of("q7", long.steps)
     assert repeated[0].triples == repeated[2].triples != repeated[1].triples
-    with pytest.raises(ValueError, match="only one question has a history"):
-        OtherFacts(of(0), seed=0)
+    with pytest.raises(ValueError, match="fewer than two questions have a history"):
+        pool_of(of(0))
 
 
 def test_each_control_takes_away_what_it_says():
     model = Reader()
     asked = []
-    model.reply = lambda sample, graph: asked.append((sample, graph)) or "x"
+    model.reply = lambda sample: asked.append(sample) or "x"
     record = of(0)[-1]
-    pool = OtherFacts(RECORDS, seed=0)
-    others = pool.of(record)
+    pool = pool_of(RECORDS)
+    others = pool.of("q0", record.steps)
     (replies,) = Controls(model, pool).ask([record], 5, None)
     assert list(replies) == ["model", "no_facts", "other_facts", "no_graph", "other_graph"]
-    (full, own), (bare, none), (changed, theirs), (text, graph), (blind, _) = asked
-    assert full == text == blind == record.input, "the text is the record's own"
-    assert (own, none, theirs, graph) == (record.steps, bare.steps, others, others)
+    full, bare, changed, graph, blind = asked
+    assert full == blind == record.input
+    assert graph == replace(record.input, graph_of=others), "the text is the record's own"
     assert [line for line in render(bare).splitlines() if "town" in line] == []
     assert changed.steps == others
     assert [step.query for step in bare.steps] == [step.query for step in record.steps]
@@ -123,12 +125,16 @@ def test_differences_are_control_minus_model_and_paired():
     assert list(found) == ["model", "no_facts"]
     assert list(found["no_facts"]) == ["action_accuracy", "action_accuracy_with_history"]
     gap = found["no_facts"]["action_accuracy"]["difference"]
-    assert (gap["mean"], gap["low"], gap["high"], gap["n"]) == (-0.25, -0.5, 0.0, 4)
+    assert (gap["mean"], gap["low"], gap["high"], gap["n"]) == (-0.25, -0.5, 0.0, 2)
+    assert (gap["p_value"], gap["p_holm"]) == (pytest.approx(1.0), pytest.approx(1.0)), "one of two questions differs"
     assert found["no_facts"]["action_accuracy_with_history"]["score"]["mean"] == 0.0
     assert found["model"]["action_accuracy"]["score"]["mean"] == 0.75
     heads, table = control_table(found)
     assert heads == ["what is read", "action_accuracy", "minus model"]
-    assert table == [["the model, reading everything", "75.0", ""], ["no facts", "50.0", "-25.0 (-50.0 to +0.0)"]]
+    assert table == [
+        ["the model, reading everything", "75.0", ""],
+        ["no facts", "50.0", "-25.0 (-50.0 to +0.0): no difference shown"],
+    ]
 
 
 @pytest.fixture
@@ -209,10 +215,10 @@ def test_a_failed_record_scores_0_in_every_row(serve, call, tmp_path):
     model = serve(Reader())
     reply = model.reply
 
-    def fail(sample, graph):
+    def fail(sample):
         if sample.question == "Where is 3?":
             raise RuntimeError("no")
-        return reply(sample, graph)
+        return reply(sample)
 
     model.reply = fail
     assert call() == 0
@@ -235,13 +241,14 @@ def test_a_real_model_reads_the_graph_it_is_given(make_graph_llm, monkeypatch):
     monkeypatch.setattr(generator, "_graphs", spied)
     record, other = of(0)[-1], of(1)[-1]
     own = generator.generate_many([record.input], 4)
-    assert [one.text for one in generator.generate_many([record.input], 4, None, [record.steps])] == [own[0].text]
-    generator.generate_many([record.input], 4, None, [other.steps])
+    again = replace(record.input, graph_of=record.steps)
+    assert [one.text for one in generator.generate_many([again], 4)] == [own[0].text]
+    generator.generate_many([replace(record.input, graph_of=other.steps)], 4)
     (prompt, nodes), same, (last_prompt, theirs) = read[0], read[len(read) // 2], read[-1]
     assert same == (prompt, nodes)
     assert last_prompt == prompt
     assert theirs == ["q1", "town 1.0", "q1", "town 1.1"]
     monkeypatch.undo()
-    (replies,) = Controls(generator, OtherFacts(RECORDS, 0)).ask([record], 4, None)
+    (replies,) = Controls(generator, pool_of(RECORDS)).ask([record], 4, None)
     assert replies["model"].text == own[0].text
     assert replies["no_graph"].prompt_tokens == own[0].prompt_tokens - 1

@@ -33,7 +33,7 @@ class Oracle:
         if not sample.steps:
             return "no idea"
         step = sample.steps[0]
-        return step.triples[0].object if step.triples else step.text.split()[-1]
+        return step.triples[0].object if step.triples else step.text[-6:-1]
 
     async def generate(self, sample, max_new_tokens, evidence=None):
         return Completion(self.reply(sample), 10, 2)
@@ -89,6 +89,35 @@ def test_the_graph_token_can_be_left_out(files, oracle):
     assert main([*command(files), "--set", "graph=no"]) == 0
     assert asked
     assert json.loads((files / "out" / "settings.json").read_text())["options"]["graph"] is False
+
+
+def test_a_control_in_the_loop_changes_what_the_model_reads_and_nothing_else(files, oracle, monkeypatch):
+    oracle.processor = types.SimpleNamespace(settings=types.SimpleNamespace(use_graph=True))
+    seen, reply = [], oracle.reply
+    monkeypatch.setattr(oracle, "reply", lambda sample: seen.append(sample) or reply(sample))
+    assert main(command(files)) == 0
+    seen.clear()
+    other = {"control_run": files / "out"}
+    assert main(command(files, output="none", control="no_facts")) == 0
+    assert {step.triples + tuple(step.text) for sample in seen for step in sample.steps} == {()}
+    assert main(command(files, output="facts", control="other_facts", **other)) == 0
+    seen.clear()
+    assert main(command(files, output="graph", control="other_graph", **other)) == 0
+    read = [(one.steps[0], one.graph_of[0]) for one in seen if one.steps]
+    assert len(read) == 12
+    assert all(own.query == theirs.query and own.triples != theirs.triples for own, theirs in read)
+    names = ("out", "none", "facts", "graph")
+    assert [metrics(files, name)["metrics"]["exact_match"]["mean"] for name in names] == [1.0, 0.0, 0.0, 1.0]
+    traces = [
+        [[json.loads(line)["trace"][part] for part in ("steps", "actions")] for line in rows.open()]
+        for rows in (files / name / "results.jsonl" for name in names)
+    ]
+    assert traces[0] == traces[1] == traces[2] == traces[3], "this planner does not read, so its loops are the same"
+    assert main(["report", *(str(files / name) for name in names), "--output", str(files / "report")]) == 0
+    page = (files / "report" / "report.md").read_text()
+    assert all(f"| ras, control={name} |" in page for name in ("no_facts", "other_facts", "other_graph"))
+    assert "control run=" not in page
+    assert "control_run=" not in page
 
 
 def test_other_systems_and_compare(files, oracle, capsys, error_of):
@@ -150,6 +179,10 @@ def test_an_extractor_in_the_loop_reads_each_passage_once(files, oracle, monkeyp
         ({"corpus": "/nowhere.jsonl"}, "no such file: /nowhere.jsonl"),
         ({"model": "/nowhere"}, "model '/nowhere': there is no such folder"),
         ({"retriever": "dense"}, "--retriever dense needs --encoder"),
+        ({"control": "other_graph"}, "need --control-run: the run without control"),
+        ({"control": "no_facts", "control_run": "x"}, "need --control-run: the run without control"),
+        ({"control": "other_facts", "control_run": "/nowhere"}, "/nowhere/results.jsonl"),
+        ({"control": "other_facts", "control_run": "x", "evidence": "text"}, "leave out --evidence text"),
         ({"max_rounds": -1, "top_k": 0}, "max_rounds: -1 must be at least 0; top_k: 0"),
         ({"limit": 0, "concurrency": 0}, "limit: 0 must be at least 1; concurrency: 0 must be at least 1"),
     ],

@@ -226,6 +226,8 @@ def test_calls_are_kept_in_a_ledger(
     tiny_llama: Path, records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = [record.input for record in records[:5]]
+    # The same text with another graph is another call.
+    inputs += [replace(one, graph_of=graph) for one in inputs[-1:] for graph in ((), records[0].steps, one.steps)]
 
     def replies() -> list[Completion]:
         generator = load_generator(tiny_llama, ledger=tmp_path / "ledger.sqlite")
@@ -239,6 +241,7 @@ def test_calls_are_kept_in_a_ledger(
 
     first = replies()
     assert not any(reply.cached for reply in first)
+    assert len({reply.key for reply in first}) == len(inputs)
     # A second run needs no model.
     monkeypatch.setattr(LocalGenerator, "decode", None)
     second = replies()
