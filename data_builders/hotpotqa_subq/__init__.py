@@ -9,10 +9,11 @@ does the two steps before sample labelling (sections C.1 and C.2, figures 7 and 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import chain, islice
+from itertools import chain, cycle, islice
 from typing import Literal, NamedTuple, Protocol
 
 from tripletune.models.data.records import YES_NO, Action, Passage, Record, Step, mentions, normalize_answer
@@ -20,8 +21,13 @@ from tripletune.models.data.triples import Triple
 
 FirstSubquery = Literal["main_question", "generated"]
 Shown = Literal["supporting", "all"]
+Found = tuple[Passage, list[Triple]]
+# The end of the id of a record whose last search failed.
+AGAIN = "-again"
 # Two letters stand in many texts by chance: MuSiQue lists "NO" as an alias of Norway.
 _SHORTEST_ALIAS = 3
+# Of a passage's title: "Waterloo (1970 film)".
+_BRACKETED = re.compile(r"\s*\([^()]*\)")
 
 
 class DropReason(StrEnum):
@@ -122,11 +128,19 @@ class UnlabelledQuestion(Exception):
 
 
 class Annotation(NamedTuple):
-    """What a teacher says of one document: its index into `question.passages`, what to ask of it, its facts f_t2t."""
+    """What a teacher says of one document.
+
+    Attributes:
+        document: Its index into `question.passages`.
+        subquery: What to ask of it.
+        triples: Its facts f_t2t.
+        reworded: The same in other words, to ask again after a failed search; empty where none are known.
+    """
 
     document: int
     subquery: str
     triples: list[Triple]
+    reworded: str = ""
 
 
 class Teacher(Protocol):
@@ -151,6 +165,7 @@ async def label_question(
     distractors: int = 0,
     triples_of: Callable[[Passage], list[Triple]] | None = None,
     seed: int = 0,
+    failures: Callable[[Question, list[Annotation], Annotation], list[list[Found]]] | None = None,
 ) -> list[Record]:
     """Label one question (Algorithm 1).
 
@@ -172,6 +187,8 @@ async def label_question(
             longer list for sufficient (docs/data.md).
         triples_of: Gives the triples of those passages.
         seed: Seed of their choice.
+        failures: Gives what failed searches for a document brought, before the one that finds it. The label after a
+            failed search asks for the same again, in other words where the teacher knows some. The paper has none.
 
     Returns:
         The planning records in order, then the answering record.
@@ -186,8 +203,8 @@ async def label_question(
     others = [n for n in range(len(question.passages)) if n not in [one.document for one in kept]]
     records: list[Record] = []
     history: tuple[Step, ...] = ()
-    for document, subquery, found in kept:
-        records.append(record_of(question, f"plan{len(records)}", Action.SUBQ, history, subquery))
+    for one in kept:
+        document, subquery, found, reworded = one
         if not found:
             raise UnlabelledQuestion(DropReason.NO_TRIPLES, question.passages[document].title)
         shown = [(question.passages[document], found)]
@@ -197,7 +214,12 @@ async def label_question(
             covered = ((passage, triples) for passage in drawn if (triples := triples_of(passage)))
             shown += islice(covered, distractors)
             chance.shuffle(shown)
-        history = (*history, step_of(subquery, shown))
+        wordings = cycle(filter(None, (subquery, reworded)))
+        searches = [*(failures(question, kept, one) if failures else ()), shown]
+        for number, (brought, asked) in enumerate(zip(searches, wordings)):
+            name = f"plan{len(records)}{AGAIN if number else ''}"
+            records.append(record_of(question, name, Action.SUBQ, history, asked))
+            history = (*history, step_of(asked, brought))
     records.append(record_of(question, f"plan{len(records)}", Action.SUFFICIENT, history))
     records.append(record_of(question, "answer", Action.SUFFICIENT, history))
     return records
@@ -210,15 +232,30 @@ async def _kept(question: Question, teacher: Teacher, first_subquery: FirstSubqu
     kept = await teacher.annotate(question)
     if not kept:
         raise UnlabelledQuestion(DropReason.NO_HELPFUL)
+    first = kept[0]
     if first_subquery == "main_question":
-        kept = [kept[0]._replace(subquery=question.question), *kept[1:]]
+        first = first._replace(subquery=question.question, reworded=first.subquery)
+    # Nothing is found yet that it could name.
+    found = [name for name in names_to_find(question) if not mentions(question.question, name)]
+    if not first.reworded or any(mentions(first.reworded, name) for name in found):
+        first = first._replace(reworded=question.question)
+    kept = [first, *kept[1:]]
     for one in kept:
         if gives_away_answer(one.subquery, question):
             raise UnlabelledQuestion(DropReason.ANSWER_IN_SUBQUERY, one.subquery)
-    return kept
+    return [one._replace(reworded="") if gives_away_answer(one.reworded, question) else one for one in kept]
 
 
-def step_of(subquery: str, shown: Iterable[tuple[Passage, list[Triple]]]) -> Step:
+def names_to_find(question: Question) -> list[str]:
+    """Names on the way to the answer: of the hops' answers, the supporting passages and the gold evidence."""
+    return [
+        *(hop.answer for hop in question.hops),
+        *(_BRACKETED.sub("", question.passages[number].title) for number in question.supporting),
+        *(name for evidence in question.evidences for name in (evidence.subject, evidence.object)),
+    ]
+
+
+def step_of(subquery: str, shown: Iterable[Found]) -> Step:
     """A step of the history: what was asked, and the distinct triples of the passages that it shows."""
     passages, triples = zip(*shown)
     return Step(subquery, tuple(dict.fromkeys(chain(*triples))), "\n".join(one.content for one in passages))

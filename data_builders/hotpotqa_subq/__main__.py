@@ -39,11 +39,11 @@ _PRICE = re.compile(r"\d+(\.\d+)?,\d+(\.\d+)?")
 # No model: recorded replies and gold annotations, as they are.
 ANNOTATIONS = "annotations"
 _GROUPS = {
-    "labels": ("first_subquery", "distractors", "triple_file", "check_facts"),
+    "labels": ("first_subquery", "distractors", "failed_searches", "triple_file", "check_facts"),
     "what the teacher is asked": (
         "prompts", "show_documents", "triples_from", "json_schema", "on_call_error", "concurrency",
         "shard"),
-    "direct-answer test": ("direct_answer_model", "direct_answers", "batch_size", "max_new_tokens"),
+    "direct-answer test": ("direct_answer_model", "direct_answers", "filtered_answers", "batch_size", "max_new_tokens"),
     "which questions": ("limit", "asqa_count", "arc_easy_count", "validation_fraction", "split_name", "seed"),
     "files": ("overwrite", "format", "shard_size", "tokenizer"),
 }  # fmt: skip
@@ -150,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--source", action="append", required=True, metavar="[NAME=]READER:FILE[:ANNOTATIONS]",
         help="a benchmark file (.json, .jsonl, .parquet, or a hub id owner/name[@configuration][#split]) with its "
         "reader (hotpotqa, musique, two_wiki, ...) and annotations: recorded teacher replies, or a triple file for "
-        "musique; without any, the teacher LLM labels it; repeat it for several")  # fmt: skip
+        "musique and two_wiki; without any, the teacher LLM labels it; repeat it for several")  # fmt: skip
     add_arguments(parser, BuildOptions, only=("output",))
     add("--teacher", choices=(ANNOTATIONS, *backend_names()), default=ANNOTATIONS,
         help="who labels: recorded replies and gold annotations, or an LLM of one of the backends, which labels "

@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from tripletune.data_builders.datasets.kinds import facts_name
 from tripletune.data_builders.datasets.lookup import JsonlIndex
 from tripletune.data_builders.hotpotqa_subq import (
     Annotation,
@@ -100,27 +101,47 @@ class MusiqueTeacher:
 
     async def annotate(self, question: Question) -> list[Annotation]:
         """See `Teacher`."""
-        asked: dict[int, str] = {}
+        asked: dict[int, tuple[str, str]] = {}
         for number, hop in enumerate(question.hops, 1):
-            asked.setdefault(hop.passage_index, hop_question(question, number))
-        return [Annotation(d, subquery, self._triples.of(question.passages[d])) for d, subquery in asked.items()]
+            wordings = hop_question(question, number), hop_question(question, number, plain=True)
+            asked.setdefault(hop.passage_index, wordings)
+        return [Annotation(d, one, self._triples.of(question.passages[d]), other) for d, (one, other) in asked.items()]
 
 
 class TwoWikiTeacher:
-    """Gold evidence: each evidence triple belongs to a supporting passage and is what is asked of it."""
+    """Gold evidence: each evidence triple belongs to a supporting passage and is what is asked of it.
+
+    Args:
+        triple_file: JSON lines `{"title", "text", "triples"}`. The facts of a passage that it covers are its triples,
+            and of the evidence what no triple names the object of; without it, the evidence alone.
+        issues: Counts malformed triples of that file.
+    """
 
     name = "2WikiMultiHopQA evidence"
+
+    def __init__(self, triple_file: str | Path | None = None, issues: Counter[str] | None = None) -> None:
+        self._triples = TripleFile(triple_file, issues) if triple_file else None
+        if triple_file:
+            self.name += f", triples of {Path(triple_file).name}"
 
     async def annotate(self, question: Question) -> list[Annotation]:
         """See `Teacher`."""
         asked: dict[int, list[str]] = {}
+        reworded: dict[int, list[str]] = {}
         facts: dict[int, list[Triple]] = {}
         for number, document in enumerate(place_evidences(question)):
             evidence = question.evidences[number]
             name = spoken_name(question, evidence, document, question.evidences[:number])
             asked.setdefault(document, []).append(relation_question(name, evidence.predicate))
-            facts.setdefault(document, []).append(evidence)
-        return [Annotation(document, joined_question(asked[document]), facts[document]) for document in asked]
+            reworded.setdefault(document, []).append(relation_question(name, evidence.predicate, plain=True))
+            if document not in facts:
+                facts[document] = self._triples.of(question.passages[document]) if self._triples else []
+            if not self._triples or not facts_name(facts[document], [evidence.object]):
+                facts[document].append(evidence)
+        return [
+            Annotation(document, joined_question(asked[document]), facts[document], joined_question(reworded[document]))
+            for document in asked
+        ]
 
 
 class PartTeacher:
@@ -192,8 +213,8 @@ class TripleFile:
         return _good_triples(found[1]["triples"]) if found else []
 
 
-def hop_question(question: Question, number: int) -> str:
-    """Hop `number` (from 1) of a gold decomposition as a plain question, references resolved.
+def hop_question(question: Question, number: int, plain: bool = False) -> str:
+    """Hop `number` (from 1) of a gold decomposition as a question, references resolved; `plain`: see `relation_question`.
 
     Raises:
         UnlabelledQuestion: it refers to itself or to a later hop.
@@ -208,7 +229,7 @@ def hop_question(question: Question, number: int) -> str:
 
     text = _REFERENCE.sub(answer, hop.question)
     subject, arrow, relation = text.rpartition(">>")
-    return relation_question(subject.strip(), relation.strip()) if arrow else tidy_question(text)
+    return relation_question(subject.strip(), relation.strip(), plain) if arrow else tidy_question(text)
 
 
 def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> Teacher | PartTeacher:
@@ -216,7 +237,7 @@ def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> 
 
     Args:
         reader: The reader's name; `musique` and `two_wiki` bring gold annotations of their own.
-        annotations: A file of recorded replies, good for every reader, or a triple file for `musique`.
+        annotations: A file of recorded replies, good for every reader, or a triple file for these two.
         issues: Counts warnings about the annotations.
 
     Raises:
@@ -237,6 +258,8 @@ def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> 
     if "helpful" in row or "subqueries" in row or "direct" in row:
         return RecordedTeacher(annotations)
     if "triples" in row and "title" in row:
+        if reader == "two_wiki":
+            return TwoWikiTeacher(annotations, issues)
         if reader != "musique":
             raise ValueError(f"{annotations} holds triples alone, and {reader!r} needs recorded teacher replies")
         return MusiqueTeacher(annotations, issues)
@@ -357,14 +380,14 @@ def _questions() -> dict[str, Any]:
     return read_yaml(Path(__file__).with_name("relation_questions.yaml"))
 
 
-def relation_question(subject: str, relation: str) -> str:
+def relation_question(subject: str, relation: str, plain: bool = False) -> str:
     """The question whose answer is the object of `(subject, relation, ?)`.
 
     A relation without a wording of its own becomes "What is the <relation> of <subject>?", or is quoted when it
-    ends in a preposition.
+    ends in a preposition. With `plain` every relation is put so.
     """
     key = " ".join(relation.replace("_", " ").casefold().split())
-    template = _questions().get(key)
+    template = None if plain else _questions().get(key)
     if template is None and key.rsplit(" ", 1)[-1] in PREPOSITIONS:
         return f"What is “{key}” for {subject}?"
     # Not str.format on the subject: names may hold braces.

@@ -26,6 +26,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 from tripletune.data_builders.datasets import SmallestHashes
@@ -33,7 +34,14 @@ from tripletune.data_builders.datasets.inspect import why_empty
 from tripletune.data_builders.datasets.kinds import RECORDS
 from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import DROPPED, BuildFacts, DatasetWriter, new_dataset
-from tripletune.data_builders.hotpotqa_subq import DropReason, Question, Teacher, UnlabelledQuestion, label_question
+from tripletune.data_builders.hotpotqa_subq import (
+    AGAIN,
+    DropReason,
+    Question,
+    Teacher,
+    UnlabelledQuestion,
+    label_question,
+)
 from tripletune.data_builders.hotpotqa_subq.annotations import (
     PARTS,
     PartTeacher,
@@ -42,6 +50,7 @@ from tripletune.data_builders.hotpotqa_subq.annotations import (
     open_teacher,
 )
 from tripletune.data_builders.hotpotqa_subq.checks import missing_facts
+from tripletune.data_builders.hotpotqa_subq.failures import FailedSearches
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source, usable_questions
 from tripletune.data_builders.hotpotqa_subq.teacher import (
     TRIPLES_ROLE,
@@ -52,7 +61,7 @@ from tripletune.data_builders.hotpotqa_subq.teacher import (
     prompt_digests,
 )
 from tripletune.data_builders.readers import get_reader
-from tripletune.models.data.records import Record, normalize_answer, whole_characters
+from tripletune.models.data.records import Action, Record, normalize_answer, whole_characters
 from tripletune.models.llm import CallError, LLMClient, RepliesPending, Sampling, SetupError
 from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted
 from tripletune.models.llm.replies import repair_digest
@@ -130,6 +139,8 @@ class OpenSource:
         count: Questions to read from it at most.
         labelled: Questions that gave records.
         drops: Questions left out, by reason.
+        failed: Failed searches in the histories of the others.
+        filtered: Those that gave an answer alone, since the filter dropped their documents.
     """
 
     source: Source
@@ -138,6 +149,8 @@ class OpenSource:
     count: int | None = None
     labelled: int = 0
     drops: Counter[str] = field(default_factory=Counter)
+    failed: int = 0
+    filtered: int = 0
 
     def ordered_drops(self) -> dict[str, int]:
         """The drops in the order of `DropReason`, so that they read the same in every build."""
@@ -164,10 +177,14 @@ class _Build:
         self._opened: list[OpenSource] = []
         self._examples: dict[str, SmallestHashes] = defaultdict(partial(SmallestHashes, EXAMPLES))
         self._stored = TripleFile(options.triples_from) if options.triples_from != "teacher" else None
-        others = TripleFile(options.triple_file).of if options.distractors and options.triple_file else None
+        wanted = options.triple_file and (options.distractors or options.failed_searches)
+        others = TripleFile(str(options.triple_file)).of if wanted else None
+        self._failures = FailedSearches(
+            options.failed_searches, 1 + options.distractors, options.split_of, options.seed, others
+        )
         self._records = partial(
             label_question, first_subquery=options.first_subquery, distractors=options.distractors,
-            triples_of=others, seed=options.seed,
+            triples_of=others, seed=options.seed, failures=self._failures.draw if options.failed_searches else None,
         )  # fmt: skip
         self._direct: BaseModelAnswers | StoredAnswers | None = None
         if options.direct_answers:
@@ -186,6 +203,8 @@ class _Build:
             if open_base_model is not None:
                 base_model = open_base_model()
                 self._direct = BaseModelAnswers(base_model, self._options.max_new_tokens)
+            if self._options.failed_searches:
+                await self._collect_failures()
             await self._label_all()
         finally:
             for client in (self._client, base_model):
@@ -221,6 +240,14 @@ class _Build:
             opened[source.name] = OpenSource(source, teacher, issues, options.most_questions(source.reader))
         self._opened = [opened[source.name] for source in sources]
 
+    async def _collect_failures(self) -> None:
+        """Read what failed searches bring for other questions; what only a teacher LLM can label gives nothing."""
+        for one in self._opened:
+            if not isinstance(one.teacher, (PartTeacher, LLMTeacher)):
+                rows = get_reader(one.source.reader)(one.source.location, Counter(), one.source.name)
+                questions = (row for row in islice(rows, one.count) if isinstance(row, Question))
+                await self._failures.collect(questions, one.teacher)
+
     async def _label_all(self) -> None:
         pending: RepliesPending | None = None
         with SeenTable() as seen:
@@ -237,6 +264,9 @@ class _Build:
                                 self._drop(one.source.name, position, question, found)
                         else:
                             one.labelled += 1
+                            one.failed += sum(record.id.endswith(AGAIN) for record in found)
+                            direct = found[-1].action is Action.NO_RETRIEVAL and not isinstance(one.teacher, PartTeacher)
+                            one.filtered += direct and len(found) == 1
                             if self.dataset is not None and not pending:
                                 for record in found:
                                     self.dataset.write(record, self._options.split_of(question.question))
@@ -252,7 +282,12 @@ class _Build:
         try:
             if isinstance(one.teacher, PartTeacher):
                 return one.teacher.records(question)
-            records = await self._records(question, one.teacher, await self._is_direct(question, one))
+            # A recorded reply can say so of its question.
+            said = isinstance(one.teacher, RecordedTeacher) and one.teacher.answers_directly(question)
+            direct = said or await self._is_direct(question)
+            records = await self._records(question, one.teacher, direct)
+            if direct and not said and self._options.filtered_answers and await _is_filtered(question, one.teacher):
+                records = records[-1:]
             for reason, name in missing_facts(question, records) if self._options.check_facts != "off" else ():
                 if self._options.check_facts == "drop":
                     raise UnlabelledQuestion(reason, name)
@@ -278,10 +313,8 @@ class _Build:
             again = "" if "again to continue" in str(error) else f"{drop}. {_KEPT}"
             raise CallError(f"{question.source} {question.id}: {error}{again}") from error
 
-    async def _is_direct(self, question: Question, one: OpenSource) -> bool:
+    async def _is_direct(self, question: Question) -> bool:
         """Whether a question counts as answered without retrieval (Algorithm 1, lines 3-4)."""
-        if isinstance(one.teacher, RecordedTeacher) and one.teacher.answers_directly(question):
-            return True
         if self._direct is None:
             return False
         answer = normalize_answer(await self._direct.answer(question))
@@ -320,6 +353,12 @@ class _Build:
                 "The direct-answer test was not run (no `--direct-answer-model`): only questions that their annotation "
                 "marks as direct are labelled [NO_RETRIEVAL]."
             )
+        for one in self._opened:
+            if one.failed:
+                notes.append(f"Source {one.source.name}: {one.failed:,} failed searches stand in its histories.")
+            if one.filtered:
+                told = "questions answered directly, whose documents the filter dropped, give an answer and no plan."
+                notes.append(f"Source {one.source.name}: {one.filtered:,} {told}")
         models = {} if client is None else {"teacher": f"{client.model}{_drawn(client, self._sampling)}"}
         if options.direct_answer_model is not None:
             models["direct answers"] = options.direct_answer_model
@@ -342,6 +381,16 @@ class _Build:
             calls=_calls(list(llm.values())),
             notes=notes,
         )
+
+
+async def _is_filtered(question: Question, teacher: Teacher) -> bool:
+    """Whether the document filter keeps nothing of a question (RAS, section C.1)."""
+    try:
+        # Sub-queries and triples, which a teacher LLM would be asked for too, are not needed.
+        ask = teacher.helpful_documents if isinstance(teacher, LLMTeacher) else teacher.annotate
+        return not question.supporting or not await ask(question)
+    except UnlabelledQuestion as error:
+        return error.reason in (DropReason.NO_HELPFUL, DropReason.ANSWER_NOT_KEPT, DropReason.NOT_ANSWERABLE)
 
 
 async def in_order(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tripletune.data_builders.datasets.kinds import facts_name
-from tripletune.data_builders.hotpotqa_subq import DropReason, Question, gives_away_answer
+from tripletune.data_builders.hotpotqa_subq import DropReason, Question, gives_away_answer, names_to_find
 from tripletune.data_builders.hotpotqa_subq.annotations import PREPOSITIONS
 from tripletune.models.data.records import YES_NO, Action, Record, mentions, normalize_answer
 from tripletune.models.data.triples import Triple
@@ -58,8 +58,6 @@ _LABEL = re.compile(
     r"(?:sub-? ?quer(?:y|ies)|sub-? ?questions?|question|reply|q)(?: \d{1,2})?\**\s*:\**\s*)?",
     re.IGNORECASE,
 )
-# Of a passage's title: "Waterloo (1970 film)".
-_BRACKETED = re.compile(r"\s*\([^()]*\)")
 _QUOTES = ('""', "''", "“”", "**", "``")
 
 
@@ -316,11 +314,7 @@ def missing_facts(question: Question, records: Sequence[Record]) -> list[tuple[D
     Returns:
         Each reason at most once, with the first name that is missing.
     """
-    names = [
-        *(hop.answer for hop in question.hops),
-        *(_BRACKETED.sub("", question.passages[number].title) for number in question.supporting),
-        *(name for evidence in question.evidences for name in (evidence.subject, evidence.object)),
-    ]
+    names = names_to_find(question)
     free = "comparison" in question.type or normalize_answer(question.answers[0]) in YES_NO
     answers = (
         () if free or any(mentions(question.question, answer) for answer in question.answers) else question.answers

@@ -70,11 +70,17 @@ class BuildOptions(FolderOptions):
     distractors: int = setting(
         0, "non-supporting passages of the question whose triples join each step (the paper: none)", at_least=0
     )
+    failed_searches: float = setting(
+        0.0, "share of the searches that first bring useless facts, so that the label asks again (the paper: none)",
+        at_least=0, below=1,
+    )  # fmt: skip
     check_facts: Literal["drop", "count", "off"] = setting(
         "off", "what to do with a question whose facts do not hold the answer, or a name that a sub-query needs: "
         "leave it out, count it in the card, or do not look (the paper)",
     )  # fmt: skip
-    triple_file: str | None = setting(None, "triples of the distractors: JSON lines of title, text, triples")
+    triple_file: str | None = setting(
+        None, "triples of distractors and failed searches: JSON lines of title, text, triples"
+    )
     triples_from: str = setting(
         "teacher", "where triples of kept documents come from: teacher, or a file like --triple-file"
     )
@@ -100,6 +106,10 @@ class BuildOptions(FolderOptions):
         "answers there is no test",
     )  # fmt: skip
     direct_answers: str | None = setting(None, "stored answers of that test: JSON lines of question_id, answer")
+    filtered_answers: bool = setting(
+        False, "give a question that the base model answers, but whose documents the filter drops, an answering record "
+        "and no plan (RAS, section C.4); by default it is not shown to the filter",
+    )  # fmt: skip
     batch_size: int = setting(8, "questions per batch in the direct-answer test", at_least=1)
     max_new_tokens: int = setting(16, "longest answer in the direct-answer test, in tokens", at_least=1)
     limit: int | None = setting(None, "only the first N questions of each source", at_least=1)
@@ -107,7 +117,7 @@ class BuildOptions(FolderOptions):
     arc_easy_count: int = setting(PARTS["arc_easy"], "questions to take from sources of arc_easy", at_least=1)
     validation_fraction: float = setting(0.05, "share of the questions for validation", at_least=0, below=1)
     split_name: str | None = setting(None, "put everything into one split of this name instead")
-    seed: int = setting(0, "seed of split and distractors")
+    seed: int = setting(0, "seed of split, distractors and failed searches")
 
     def __post_init__(self) -> None:
         # The folder is looked at when it is written: a shard and a dry run write none.
@@ -118,6 +128,8 @@ class BuildOptions(FolderOptions):
         found = []
         if self.distractors and not self.triple_file:
             found.append(f"distractors: {self.distractors} need the triples of unrelated passages: set --triple-file")
+        if self.filtered_answers and not (self.direct_answer_model or self.direct_answers):
+            found.append("filtered_answers: without effect, since no question is tested: name --direct-answer-model")
         found += split_name_problems(self.split_name)
         if self.direct_answer_model and self.direct_answers:
             found.append("direct_answer_model and direct_answers: name the model or a file of its answers, not both")

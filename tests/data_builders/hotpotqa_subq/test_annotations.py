@@ -41,7 +41,7 @@ RECORDED = {
 
 
 def replies(teacher, asked):
-    return [list(column) for column in zip(*asyncio.run(teacher.annotate(asked)))]
+    return [list(column) for column in zip(*(one[:3] for one in asyncio.run(teacher.annotate(asked))))]
 
 
 def reason(teacher, asked) -> DropReason:

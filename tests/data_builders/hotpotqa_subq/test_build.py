@@ -87,6 +87,30 @@ def test_stored_direct_answers_decide_by_normalised_match(tmp_path, source):
     assert not (tmp_path / "b").exists()
 
 
+def test_failed_searches_are_counted_and_hang_on_no_order(tmp_path, source):
+    def built(name, **options):
+        chosen = BuildOptions(str(tmp_path / name), split_name="train", failed_searches=0.5, **options)
+        build([source], chosen)
+        return shards(tmp_path / name)
+
+    assert built("a", concurrency=1) == built("b", concurrency=50) == built("c", check_facts="drop")
+    again = sum(record.id.endswith("-again") for record in read_records(tmp_path / "a"))
+    assert 40 < again < 120
+    assert f"Source hotpotqa: {again} failed searches stand" in (tmp_path / "a" / "README.md").read_text("utf-8")
+
+
+def test_what_the_filter_drops_and_the_model_answers_gives_an_answer_alone(tmp_path, source):
+    rows = [teacher_row(0, helpful=[]), teacher_row(1), {"_id": "id2", "direct": True}]
+    kept = Source("hotpotqa", "hotpotqa", source.location, write_lines(tmp_path / "t2.jsonl", rows))
+    answers = [{"question_id": f"id{n}", "answer": f"answer {n}"} for n in range(3)]
+    file = write_lines(tmp_path / "a.jsonl", answers)
+    options = BuildOptions(str(tmp_path / "o"), split_name="train", limit=3, direct_answers=file, filtered_answers=True)
+    build([kept], options)
+    made = [(record.question_id, record.task) for record in read_records(tmp_path / "o")]
+    assert made == [("id0", "answering"), *((f"id{n}", task) for n in (1, 2) for task in ("planning", "answering"))]
+    assert "hotpotqa: 1 questions answered directly" in (tmp_path / "o" / "README.md").read_text("utf-8")
+
+
 def test_no_question_left_is_an_error(tmp_path, source):
     other = write_lines(tmp_path / "o.jsonl", [hotpot_row(5000)])
     with pytest.raises(ValueError, match="hotpotqa: 1 x no annotation for the question"):

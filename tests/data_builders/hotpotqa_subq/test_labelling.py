@@ -17,9 +17,10 @@ from tripletune.data_builders.hotpotqa_subq import (
     gives_away_answer,
     label_question,
 )
-from tripletune.data_builders.hotpotqa_subq.annotations import PartTeacher, TripleFile
+from tripletune.data_builders.hotpotqa_subq.annotations import PartTeacher, TripleFile, open_teacher
 from tripletune.data_builders.hotpotqa_subq.build import OpenSource, build
 from tripletune.data_builders.hotpotqa_subq.checks import missing_facts
+from tripletune.data_builders.hotpotqa_subq.failures import FailedSearches
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
 from tripletune.data_builders.readers import get_reader
 from tripletune.data_builders.readers._rows import NO_ANSWER
@@ -334,3 +335,48 @@ def test_a_generated_first_subquery_must_not_name_what_is_to_be_found():
     teacher = Knows(WROTE, BORN, ("Which book did Frank Herbert write?", "Where was he born?"))
     records = asyncio.run(label_question(QUESTION, teacher, first_subquery="generated"))
     assert missing_facts(QUESTION, records) == [NAME]
+
+
+def test_after_a_failed_search_the_label_asks_again_and_gold_facts_follow(triples_of):
+    seen = set()
+    for seed in range(30):
+        failing = FailedSearches(0.5, 1, lambda _: "train", seed, triples_of)
+        records = label(failures=failing.draw)
+        assert records == label(failures=failing.draw)
+        plans, steps = records[:-1], records[-1].steps
+        assert [plan.steps for plan in plans] == [steps[:number] for number in range(len(plans))]
+        assert [plan.subquery for plan in plans] == [*(step.query for step in steps), ""]
+        failed = [step.triples[0].subject.startswith("Other") for step in steps]
+        assert [plan.id.endswith("-again") for plan in plans] == [False, *failed]
+        assert sum(not one for one in failed) == 2
+        # Of the first search another wording is known, of the second none.
+        assert {plan.subquery for plan in plans if plan.subquery} <= {QUESTION.question, *ASKED}
+        seen.add(tuple(failed))
+    assert {(False, False), (True, False, False), (True, True, False, False)} < seen
+    assert all(a == b for a, b in zip(label(), label(failures=FailedSearches(0.0, 1, str).draw)))
+
+
+def test_failed_searches_name_nothing_that_is_sought_and_may_come_from_other_questions():
+    failing = FailedSearches(0.9, 1, lambda _: "train", 1)
+    facts = [("Alan", "is", "here"), ("Alan", "lived in", "Tacoma"), ("Bea", "knew", "Frank Herbert")]
+
+    class Others(FakeTeacher):
+        async def annotate(self, question):
+            return [Annotation(1, "?", [Triple(*fact)]) for fact in facts]
+
+    asyncio.run(failing.collect(iter([QUESTION]), Others()))
+    brought = {t for step in label(failures=failing.draw)[-1].steps for t in step.triples if t.object != "there"}
+    assert brought == {Triple("Dune", "is", "here"), Triple("Frank Herbert", "is", "here"), Triple(*facts[0])}
+
+
+def test_a_triple_file_gives_two_wiki_the_facts_of_its_passages(tmp_path):
+    evidences = (Triple("Dune", "author", "Frank Herbert"), Triple("Frank Herbert", "place of birth", "Tacoma"))
+    rows = [{"title": "Dune", "text": "By Frank Herbert.", "triples": [["Dune", "by", "Frank Herbert"]]},
+        {"title": "Frank Herbert", "text": "Of Tacoma.", "triples": [["he", "was", "bald"]]}]  # fmt: skip
+    teacher = open_teacher("two_wiki", write_lines(tmp_path / "t.jsonl", rows), Counter())
+    first, second = asyncio.run(teacher.annotate(replace(QUESTION, evidences=evidences)))
+    assert first.triples == [Triple("Dune", "by", "Frank Herbert")]
+    assert second.triples == [Triple("he", "was", "bald"), evidences[1]]
+    assert (second.subquery, second.reworded) == (
+        "Where was Frank Herbert born?", "What is the place of birth of Frank Herbert?"
+    )  # fmt: skip
