@@ -61,7 +61,7 @@ from tripletune.data_builders.hotpotqa_subq.teacher import (
     prompt_digests,
 )
 from tripletune.data_builders.readers import get_reader
-from tripletune.models.data.records import Action, Record, normalize_answer, whole_characters
+from tripletune.models.data.records import Record, normalize_answer, whole_characters
 from tripletune.models.llm import CallError, LLMClient, RepliesPending, Sampling, SetupError
 from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted
 from tripletune.models.llm.replies import repair_digest
@@ -265,8 +265,8 @@ class _Build:
                         else:
                             one.labelled += 1
                             one.failed += sum(record.id.endswith(AGAIN) for record in found)
-                            direct = found[-1].action is Action.NO_RETRIEVAL and not isinstance(one.teacher, PartTeacher)
-                            one.filtered += direct and len(found) == 1
+                            if len(found) == 1 and not isinstance(one.teacher, PartTeacher):
+                                one.filtered += 1
                             if self.dataset is not None and not pending:
                                 for record in found:
                                     self.dataset.write(record, self._options.split_of(question.question))
