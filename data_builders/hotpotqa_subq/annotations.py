@@ -214,7 +214,12 @@ class TripleFile:
 
 
 def hop_question(question: Question, number: int, plain: bool = False) -> str:
-    """Hop `number` (from 1) of a gold decomposition as a question, references resolved; `plain`: see `relation_question`.
+    """Hop `number` (from 1) of a gold decomposition as a question, references resolved.
+
+    Args:
+        question: The question.
+        number: Which hop, from 1.
+        plain: See `relation_question`.
 
     Raises:
         UnlabelledQuestion: it refers to itself or to a later hop.
