@@ -91,9 +91,7 @@ class FailedSearches:
             if normalize_answer(name) not in YES_NO and not mentions(question.question, name)
         ]
         useless = (
-            found
-            for found in chain(covered, others)
-            if gold.isdisjoint(found[1]) and not facts_name(found[1], names)
+            found for found in chain(covered, others) if gold.isdisjoint(found[1]) and not facts_name(found[1], names)
         )
         drawn = (list(islice(useless, self.passages)) for _ in range(failures))
         return [found for found in drawn if found]
