@@ -248,13 +248,18 @@ def _add_index(commands: Any) -> None:
     parser.set_defaults(run=lambda args: build_indexes(from_arguments(SearchOptions, args)), level=logging.INFO)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line."""
+def rag_parser() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="tripletune rag", description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     for add in (_add_ask, _add_extract, _add_export, _add_index):
         add(commands)
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line and run the command."""
+    args = rag_parser().parse_args(argv)
     stopped = "stopped; what was done is kept, run the same command again to continue"
     return run_program(lambda: args.run(args), level=args.level, stopped=stopped)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, lru_cache
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any, Generic, Literal, TypeVar, get_args
 
 import numpy as np
@@ -149,6 +149,12 @@ class Embedder:
         if not self._cosine:
             return vectors
         return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+
+    def stream(self, texts: Iterable[str], chunk: int) -> Iterator[np.ndarray]:
+        """The vectors of many texts, in order, in arrays of any length; at most `chunk` texts are held at once."""
+        left = iter(texts)
+        while block := list(islice(left, chunk)):
+            yield self.encode(block)
 
     def _work(self, keys: list[tuple[Kind, str]]) -> list[np.ndarray]:
         found: dict[tuple[Kind, str], np.ndarray] = {}

@@ -224,15 +224,18 @@ class CorpusExtraction:
                 yield waiting[start : start + size]
 
     def _pieces(self, passages: Iterator[Passage]) -> Iterator[_Piece]:
+        for key, passage in self.missing(passages):
+            yield from self._pieces_of(key, passage)
+
+    def missing(self, passages: Iterator[Passage]) -> Iterator[tuple[str, Passage]]:
+        """The passages that the store does not hold, by key; all are counted."""
         while block := list(islice(passages, self.window)):
             self.counts.passages += len(block)
             keyed = [(passage_key(passage.title, passage.text), passage) for passage in block]
             known = self.store.known(self.id, [key for key, _ in keyed])
             self.counts.stored += sum(key in known for key, _ in keyed)
             self._say()
-            for key, passage in keyed:
-                if key not in known:
-                    yield from self._pieces_of(key, passage)
+            yield from ((key, passage) for key, passage in keyed if key not in known)
 
     def _pieces_of(self, key: str, passage: Passage) -> Iterator[_Piece]:
         if key in self._under_way:

@@ -102,8 +102,12 @@ def search_problems(options: SearchOptions, system: System, loop: Any) -> list[s
     return problems
 
 
-def build_indexes(options: SearchOptions) -> None:
+def build_indexes(options: SearchOptions, embedder: Embedder | None = None) -> None:
     """Build the indexes of a corpus, and of its triples where they are given, so that runs find them in `--index`.
+
+    Args:
+        options: What is indexed, and how.
+        embedder: The encoder; None: the one that the options name.
 
     Raises:
         FileNotFoundError: a file or the encoder is not there.
@@ -111,7 +115,8 @@ def build_indexes(options: SearchOptions) -> None:
     """
     if not options.corpus or not options.index:
         raise ValueError("an index needs --corpus, the passages, and --index, its folder")
-    embedder = _embedder(options) if options.retriever != "bm25" and options.encoder else None
+    if embedder is None and options.retriever != "bm25" and options.encoder:
+        embedder = search_embedder(options)
     how: tuple[Embedder | None, VectorSearch] = (embedder, options.vectors)
     retriever = open_retriever(options.retriever, options.corpus, options.index, *how)
     if options.triples:
@@ -157,7 +162,8 @@ def open_extraction(
     return CorpusExtraction(open_local_extractor(str(options.extractor), LocalOptions(**values)), store)
 
 
-def _embedder(options: SearchOptions) -> Embedder:
+def search_embedder(options: SearchOptions) -> Embedder:
+    """The encoder of a search."""
     prompts = (options.query_prompt, options.text_prompt)
     return open_embedder(str(options.encoder), *prompts, options.trust_remote_code, options.similarity)
 
@@ -186,7 +192,7 @@ def open_search(
     where = (str(corpus), str(index), *(getattr(options, item.name) for item in fields(SearchOptions)))
     retriever = store = embedder = triples = None
     if options.encoder and corpus and (options.retriever != "bm25" or system.needs_reranker(loop)):
-        embedder = _embedder(options)
+        embedder = search_embedder(options)
     if system.needs_triples(loop) and not (options.extractor and extracts(options)):
         kept = index / "triples.sqlite"
         store = once(("store", where), lambda: open_triples(str(options.triples), kept, options.extractor))

@@ -208,11 +208,9 @@ def embed_rows(rows: Iterable[str], count: int, path: Path, embedder: Embedder, 
     with path.open("r+b" if done else "wb") as file:
         file.truncate(done * size)
         file.seek(0, 2)
-        left = islice(rows, done, None)
-        while block := list(islice(left, chunk)):
-            file.write(embedder.encode(block).astype(np.float16).tobytes())
+        for vectors in embedder.stream(islice(rows, done, None), chunk):
+            file.write(vectors.astype(np.float16).tobytes())
             file.flush()
-            done += len(block)
             logger.info("embedded %d of %d rows", done, count)
 
 

@@ -161,6 +161,12 @@ class TripleStore:
         row = self._database.execute(query, (extractor, key)).fetchone()
         return None if row is None else tuple(Triple(*fields) for fields in json.loads(row[0]))
 
+    def extractions(self, extractor: int) -> Iterator[Extraction]:
+        """All that an extractor has read."""
+        query = "SELECT passage, triples, malformed FROM extractions WHERE extractor = ?"
+        for key, triples, malformed in self._database.execute(query, (extractor,)):
+            yield Extraction(key, tuple(Triple(*fields) for fields in json.loads(triples)), malformed)
+
     def put(self, extractor: int, extractions: Iterable[Extraction]) -> None:
         """Store passages in one transaction; of a passage that is there already the first reading stays."""
         with self._database:

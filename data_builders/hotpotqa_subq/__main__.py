@@ -53,7 +53,7 @@ _LLM_ALONE = ("prompts", "show_documents", "triples_from", "json_schema", "on_ca
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; None takes the arguments of the process. Returns the exit code."""
-    parser = _parser()
+    parser = subq_parser()
     parsed = parser.parse_args(arguments)
     kept = "interrupted; replies received so far are in the ledger, run the command again to continue"
     return run_program(lambda: _run(parser, parsed), stopped=kept)
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
     sources = [Source.parse(text) for text in parsed.source]
     options = from_arguments(BuildOptions, parsed)
-    llm = _teacher(parser, parsed, options)
+    llm = teacher_options(parser, parsed, options)
     if llm is not None and not any(source.needs_teacher for source in sources):
         raise ValueError("a teacher LLM is given, but every source has annotations: leave out those it shall make")
     if parsed.dry_run:
@@ -95,7 +95,9 @@ def open_base_model(options: BuildOptions, ledger: str) -> LLMClient:
     return LedgerClient(backend, Ledger(ledger), retry=Retry(empty_attempts=1))
 
 
-def _teacher(parser: argparse.ArgumentParser, parsed: argparse.Namespace, options: BuildOptions) -> LLMOptions | None:
+def teacher_options(
+    parser: argparse.ArgumentParser, parsed: argparse.Namespace, options: BuildOptions
+) -> LLMOptions | None:
     """The teacher LLM's options; None without one. Its ledger stands beside the output unless it is named.
 
     Raises:
@@ -140,7 +142,8 @@ def _show(sources: list[Source], options: BuildOptions, price: str | None) -> No
     print("\n".join(lines))
 
 
-def _parser() -> argparse.ArgumentParser:
+def subq_parser() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(
         prog="tripletune build subq",
         description="Build HotpotQA-SUBQ records from benchmark files and a teacher.",

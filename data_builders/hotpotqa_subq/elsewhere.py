@@ -1,0 +1,81 @@
+"""The calls of a build that are made on other machines (`recipes/ray_corpus.py`): which questions take them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from tripletune.data_builders.datasets.lookup import SeenTable
+from tripletune.data_builders.hotpotqa_subq import Question, UnlabelledQuestion, label_question
+from tripletune.data_builders.hotpotqa_subq.annotations import TripleFile
+from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source, usable_questions
+from tripletune.data_builders.hotpotqa_subq.teacher import LLMTeacher, load_subq_prompts
+from tripletune.models.llm import CallError, LLMClient, RepliesPending, Sampling, SetupError
+from tripletune.models.llm.backends import LLMOptions, open_client
+from tripletune.models.llm.elsewhere import NotedCalls
+from tripletune.models.llm.ledger_client import RetriesExhausted
+
+
+class Labeller:
+    """Labels questions for the sake of the calls.
+
+    Args:
+        options: Those of the build.
+        client: The teacher.
+        sampling: Temperature, top_p and seed.
+    """
+
+    def __init__(self, options: BuildOptions, client: LLMClient, sampling: Sampling) -> None:
+        stored = None if options.triples_from == "teacher" else TripleFile(options.triples_from)
+        shown, first, prompts = options.show_documents, options.first_subquery, load_subq_prompts(options.prompts)
+        self._teacher = LLMTeacher(client, prompts, stored, shown, first, sampling, options.json_schema)
+        self._options, self._runner = options, asyncio.Runner()
+
+    def label(self, questions: Iterable[Question]) -> list[BaseException]:
+        """Label questions together; the errors of those that wait for replies.
+
+        Raises:
+            SetupError: no call can succeed.
+            RetriesExhausted: the server stays away.
+        """
+        found = self._runner.run(self._together(questions))
+        for error in found:
+            # What else is wrong with a question the build meets again, and does what --on-call-error says.
+            if isinstance(error, (SetupError, RetriesExhausted)) or not isinstance(
+                error, (CallError, RepliesPending, UnlabelledQuestion, list)
+            ):
+                raise error
+        return [error for error in found if isinstance(error, RepliesPending)]
+
+    async def _together(self, questions: Iterable[Question]) -> list[Any]:
+        first = self._options.first_subquery
+        labels = (label_question(question, self._teacher, first_subquery=first) for question in questions)
+        return await asyncio.gather(*labels, return_exceptions=True)
+
+    def waiting(self, sources: list[Source]) -> Iterator[str]:
+        """The questions of the sources that wait for replies, as JSON."""
+        with SeenTable() as seen:
+            for source in (one for one in sources if one.needs_teacher):
+                for _, question in usable_questions(source, self._options, seen, Counter()):
+                    if self.label([question]):
+                        yield json.dumps(asdict(question))
+
+
+class SubqWorker:
+    """Labels blocks of questions with a teacher; gives back the calls that this took, for `store_calls`."""
+
+    def __init__(self, options: BuildOptions, llm: LLMOptions) -> None:
+        self._client = NotedCalls(open_client(llm))
+        self._labeller, self._type = Labeller(options, self._client, llm.sampling(1)), TypeAdapter(Question)
+
+    def __call__(self, batch: dict[str, Sequence[str]]) -> dict[str, list[str]]:
+        """The calls of the questions of `Labeller.waiting` in the column "row"."""
+        self._client.notes = []
+        self._labeller.label([self._type.validate_python(json.loads(row)) for row in batch["row"]])
+        return {"row": self._client.notes}

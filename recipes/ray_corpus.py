@@ -1,0 +1,221 @@
+"""Label questions, extract triples and embed a corpus with the workers of a Ray cluster (Ray Data).
+
+    python recipes/ray_corpus.py subq --workers 2 OPTIONS       # those of `tripletune build subq`
+    python recipes/ray_corpus.py extract --workers 2 OPTIONS    # those of `tripletune rag extract`
+    python recipes/ray_corpus.py index --workers 2 OPTIONS      # those of `tripletune rag index`
+
+What ledger, store or index lack is handed in blocks to workers, which run the one-machine command's prompts, parsers
+and clients; what comes back goes into the same files, so the rows are the same. Stopped at any moment, the same command
+goes on. With RAY_ADDRESS a cluster is used, else one is started here. docs/scale.md says more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import math
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import TypeAdapter
+
+from tripletune.data_builders.hotpotqa_subq.__main__ import main as build_subq
+from tripletune.data_builders.hotpotqa_subq.__main__ import subq_parser, teacher_options
+from tripletune.data_builders.hotpotqa_subq.elsewhere import Labeller, SubqWorker
+from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
+from tripletune.models.data.records import Passage
+from tripletune.models.llm.backends import load_backend
+from tripletune.models.llm.elsewhere import StoredReplies, store_calls
+from tripletune.models.llm.ledger import Ledger
+from tripletune.models.options import add_arguments, from_arguments, setting
+from tripletune.models.program import run_program
+from tripletune.rag.__main__ import rag_parser
+from tripletune.rag.embedding import Embedder
+from tripletune.rag.extract import CorpusExtraction, ExtractionCounts, read_passages
+from tripletune.rag.extractor import open_extractor
+from tripletune.rag.search import SearchOptions, build_indexes, search_embedder
+from tripletune.rag.triple_store import Extraction, TripleStore
+
+logger = logging.getLogger(__name__)
+Batch = dict[str, Any]
+_EXTRACTION = TypeAdapter(Extraction)
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """How the work is shared out."""
+
+    workers: int = setting(2, "processes that work at once, on all machines together", at_least=1)
+    worker_cpus: float = setting(1.0, "CPU cores that Ray sets aside for each", above=0)
+    worker_gpus: float = setting(0.0, "GPUs for each", at_least=0)
+    block: int = setting(256, "questions, passages or texts that a worker gets at once", at_least=1)
+    replies: str = setting(
+        f"{tempfile.gettempdir()}/tripletune-replies.sqlite", "ledger on each machine for replies on their way back"
+    )
+
+
+def in_blocks(
+    rows: Iterable[str], worker: Any, given: tuple[Any, ...], options: RayOptions, folder: Path, ordered: bool = False
+) -> Iterator[Any]:
+    """Let Ray Data call workers on blocks of rows; yields the list of rows that each block became.
+
+    Args:
+        rows: What is to be done; written to a file first, so that Ray can read any part of it again.
+        worker: A class: `worker(*given)` turns {"row": [...]} into {"row": [...]}.
+        given: Its arguments.
+        options: How many workers, and how large the blocks are.
+        folder: Where that file lies meanwhile.
+        ordered: Whether blocks come back in order; finished ones then wait for those before them.
+    """
+    import ray.data
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".ray-", dir=folder) as scratch, ExitStack() as opened:
+        todo, count, left = Path(scratch).absolute() / "todo.parquet", 0, iter(rows)
+        with pq.ParquetWriter(todo, pa.schema([("row", pa.string())]), compression="zstd") as file:
+            while some := list(islice(left, 1024)):
+                file.write_table(pa.table({"row": some}))
+                count += len(some)
+        logger.info("%s rows to do", f"{count:,}")
+        if not count:
+            return
+        # Two cores more than the workers': Ray Data reads and cuts in tasks of their own.
+        cores = math.ceil(options.workers * options.worker_cpus) + 2
+        here = {"address": "local", "num_cpus": cores, "object_store_memory": 2**29, "include_dashboard": False}
+        opened.enter_context(ray.init(**({} if "RAY_ADDRESS" in os.environ else here)))
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars, context.execution_options.preserve_order = sys.stderr.isatty(), ordered
+        # The file lies on this machine, and need not be seen by the others.
+        here_alone = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
+        table = ray.data.read_parquet(str(todo), label_selector=here_alone)
+        done = table.repartition(target_num_rows_per_block=options.block).map_batches(
+            worker,
+            fn_constructor_args=given,
+            batch_size=options.block,
+            compute=ray.data.ActorPoolStrategy(size=options.workers, max_tasks_in_flight_per_actor=2),
+            num_cpus=options.worker_cpus,
+            num_gpus=options.worker_gpus or None,
+        )
+        try:
+            for batch in done.iter_batches(batch_size=None, batch_format="numpy"):
+                yield batch["row"].tolist()
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+
+
+class ExtractWorker:
+    """Extracts triples of passages; gives back the extractions, and their counts as the last row."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._extractor, self._runner, self._limit = open_extractor(args), asyncio.Runner(), args.piece_limit
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The extractions of a block of passages."""
+        with tempfile.TemporaryDirectory() as folder, closing(TripleStore(Path(folder) / "block.sqlite")) as store:
+            run = CorpusExtraction(self._extractor, store, self._limit)
+            counts = self._runner.run(run.run(Passage(*json.loads(row)) for row in batch["row"]))
+            found: list[Any] = [*store.extractions(run.id), counts]
+        return {"row": [json.dumps(asdict(one)) for one in found]}
+
+
+class EmbedWorker:
+    """Embeds texts; gives back vectors as an index keeps them, float16."""
+
+    def __init__(self, options: SearchOptions) -> None:
+        self._embedder = search_embedder(options)
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The vectors of a block of texts."""
+        vectors = self._embedder.encode(batch["row"].tolist()).astype(np.float16)
+        return {"row": [vector.tobytes() for vector in vectors]}
+
+
+class RayEmbedder(Embedder):
+    """The encoder of an index whose texts are embedded by workers."""
+
+    def __init__(self, options: SearchOptions, shared: RayOptions) -> None:
+        vars(self).update(vars(search_embedder(options)))
+        self._options, self._shared = options, shared
+
+    def stream(self, texts: Iterable[str], chunk: int) -> Iterator[np.ndarray]:
+        """See `Embedder.stream`."""
+        folder = Path(str(self._options.index))
+        for rows in in_blocks(texts, EmbedWorker, (self._options,), self._shared, folder, ordered=True):
+            yield np.frombuffer(b"".join(rows), np.float16).reshape(len(rows), -1)
+
+
+def subq(argv: list[str], shared: RayOptions) -> int:
+    """Let workers make the calls of `tripletune build subq`, then build from its ledger."""
+    parser = subq_parser()
+    parsed = parser.parse_args(argv)
+    sources, options = [Source.parse(text) for text in parsed.source], from_arguments(BuildOptions, parsed)
+    llm = teacher_options(parser, parsed, options)
+    if llm is None or llm.is_local or not load_backend(llm.backend).sends:
+        raise ValueError("workers ask servers: name a --teacher that is one, such as openai with --teacher-url")
+    if options.direct_answer_model or options.direct_answers or options.shard or parsed.dry_run:
+        raise ValueError("direct answers, --shard and --dry-run are for `tripletune build subq` alone: leave them out")
+    with Ledger(str(llm.ledger)) as ledger:
+        labeller = Labeller(options, StoredReplies(llm.ledger_name, ledger), llm.sampling(1))
+        rows = labeller.waiting(sources)
+        given = (options, replace(llm, ledger=shared.replies))
+        for calls in in_blocks(rows, SubqWorker, given, shared, ledger.path.parent):
+            store_calls(ledger, calls)
+    return build_subq(argv)
+
+
+def extract(argv: list[str], shared: RayOptions) -> int:
+    """Let workers read what the store of `tripletune rag extract` lacks."""
+    args, start = rag_parser().parse_args(["extract", *argv]), time.monotonic()
+    if args.shard != "0/1" or (args.teacher and not load_backend(args.teacher).sends):
+        raise ValueError("--shard and --teacher batch are for `tripletune rag extract` alone: leave them out")
+    there, total = argparse.Namespace(**vars(args)), Counter[str]()
+    if args.teacher or args.teacher_ledger:
+        there.teacher_ledger = shared.replies
+    with closing(TripleStore(args.output)) as store:
+        run = CorpusExtraction(open_extractor(args), store, args.piece_limit)
+        passages = read_passages(args.corpus, run.counts, limit=args.limit)
+        rows = (json.dumps([one.title, one.text, one.id]) for _, one in run.missing(passages))
+        for block in in_blocks(rows, ExtractWorker, (there,), shared, store.path.parent):
+            *found, counts = map(json.loads, block)
+            store.put(run.id, map(_EXTRACTION.validate_python, found))
+            total.update(counts)
+    total.update(asdict(run.counts) | {"passages": 0, "seconds": time.monotonic() - start - total["seconds"]})
+    logger.info("%s: %s", args.output, ExtractionCounts(**total).line())  # type: ignore[arg-type]
+    return 1 if total["failed"] else 0
+
+
+def index(argv: list[str], shared: RayOptions) -> int:
+    """Let workers embed what the index of `tripletune rag index` lacks."""
+    options = from_arguments(SearchOptions, rag_parser().parse_args(["index", *argv]))
+    if options.retriever == "bm25" or not options.encoder:
+        raise ValueError("workers embed: name --retriever dense or hybrid, and an --encoder")
+    build_indexes(options, RayEmbedder(options, shared))
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line: how to share out, and the options of the one-machine command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0], allow_abbrev=False)
+    parser.add_argument("command", choices=("subq", "extract", "index"))
+    add_arguments(parser, RayOptions)
+    parsed, rest = parser.parse_known_args(argv)
+    command = {"subq": subq, "extract": extract, "index": index}[parsed.command]
+    return run_program(lambda: command(rest, from_arguments(RayOptions, parsed)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
