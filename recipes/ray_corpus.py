@@ -158,7 +158,7 @@ class RayEmbedder(Embedder):
             yield np.frombuffer(b"".join(rows), np.float16).reshape(len(rows), -1)
 
 
-def subq(argv: list[str], shared: RayOptions) -> int:
+def share_subq(argv: list[str], shared: RayOptions) -> int:
     """Let workers make the calls of `tripletune build subq`, then build from its ledger."""
     parser = subq_parser()
     parsed = parser.parse_args(argv)
@@ -177,7 +177,7 @@ def subq(argv: list[str], shared: RayOptions) -> int:
     return build_subq(argv)
 
 
-def extract(argv: list[str], shared: RayOptions) -> int:
+def share_extract(argv: list[str], shared: RayOptions) -> int:
     """Let workers read what the store of `tripletune rag extract` lacks."""
     args, start = rag_parser().parse_args(["extract", *argv]), time.monotonic()
     if args.shard != "0/1" or (args.teacher and not load_backend(args.teacher).sends):
@@ -198,7 +198,7 @@ def extract(argv: list[str], shared: RayOptions) -> int:
     return 1 if total["failed"] else 0
 
 
-def index(argv: list[str], shared: RayOptions) -> int:
+def share_index(argv: list[str], shared: RayOptions) -> int:
     """Let workers embed what the index of `tripletune rag index` lacks."""
     options = from_arguments(SearchOptions, rag_parser().parse_args(["index", *argv]))
     if options.retriever == "bm25" or not options.encoder:
@@ -213,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=("subq", "extract", "index"))
     add_arguments(parser, RayOptions)
     parsed, rest = parser.parse_known_args(argv)
-    command = {"subq": subq, "extract": extract, "index": index}[parsed.command]
+    command = {"subq": share_subq, "extract": share_extract, "index": share_index}[parsed.command]
     return run_program(lambda: command(rest, from_arguments(RayOptions, parsed)))
 
 
