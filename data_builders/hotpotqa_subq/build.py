@@ -73,6 +73,7 @@ R = TypeVar("R")
 _WAITING = 4
 # Of a reply in dropped.ndjson, in characters; and examples per reason in the card.
 LONGEST_REPLY, EXAMPLES = 200, 3
+_FILTERED = "questions answered directly, whose documents the filter dropped, give an answer and no plan"
 _KEPT = "What was answered is in the ledger: run the same command again to continue"
 
 
@@ -139,8 +140,7 @@ class OpenSource:
         count: Questions to read from it at most.
         labelled: Questions that gave records.
         drops: Questions left out, by reason.
-        failed: Failed searches in the histories of the others.
-        filtered: Those that gave an answer alone, since the filter dropped their documents.
+        told: What the card says in a sentence, with its number.
     """
 
     source: Source
@@ -149,8 +149,7 @@ class OpenSource:
     count: int | None = None
     labelled: int = 0
     drops: Counter[str] = field(default_factory=Counter)
-    failed: int = 0
-    filtered: int = 0
+    told: Counter[str] = field(default_factory=Counter)
 
     def ordered_drops(self) -> dict[str, int]:
         """The drops in the order of `DropReason`, so that they read the same in every build."""
@@ -264,9 +263,6 @@ class _Build:
                                 self._drop(one.source.name, position, question, found)
                         else:
                             one.labelled += 1
-                            one.failed += sum(record.id.endswith(AGAIN) for record in found)
-                            if len(found) == 1 and not isinstance(one.teacher, PartTeacher):
-                                one.filtered += 1
                             if self.dataset is not None and not pending:
                                 for record in found:
                                     self.dataset.write(record, self._options.split_of(question.question))
@@ -288,10 +284,12 @@ class _Build:
             records = await self._records(question, one.teacher, direct)
             if direct and not said and self._options.filtered_answers and await _is_filtered(question, one.teacher):
                 records = records[-1:]
+                one.told[_FILTERED] += 1
             for reason, name in missing_facts(question, records) if self._options.check_facts != "off" else ():
                 if self._options.check_facts == "drop":
                     raise UnlabelledQuestion(reason, name)
                 one.issues[reason.value] += 1
+            one.told["failed searches stand in its histories"] += sum(r.id.endswith(AGAIN) for r in records)
             return records
         except UnlabelledQuestion as error:
             logger.debug("%s %s left out: %s", question.source, question.id, error)
@@ -354,11 +352,7 @@ class _Build:
                 "marks as direct are labelled [NO_RETRIEVAL]."
             )
         for one in self._opened:
-            if one.failed:
-                notes.append(f"Source {one.source.name}: {one.failed:,} failed searches stand in its histories.")
-            if one.filtered:
-                told = "questions answered directly, whose documents the filter dropped, give an answer and no plan."
-                notes.append(f"Source {one.source.name}: {one.filtered:,} {told}")
+            notes += [f"Source {one.source.name}: {n:,} {what}." for what, n in sorted(one.told.items()) if n]
         models = {} if client is None else {"teacher": f"{client.model}{_drawn(client, self._sampling)}"}
         if options.direct_answer_model is not None:
             models["direct answers"] = options.direct_answer_model

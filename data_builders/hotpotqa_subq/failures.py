@@ -90,8 +90,6 @@ class FailedSearches:
             for name in (*names_to_find(question), *question.answers)
             if normalize_answer(name) not in YES_NO and not mentions(question.question, name)
         ]
-        useless = (
-            found for found in chain(covered, others) if gold.isdisjoint(found[1]) and not facts_name(found[1], names)
-        )
-        drawn = (list(islice(useless, self.passages)) for _ in range(failures))
-        return [found for found in drawn if found]
+        found = chain(covered, others)
+        useless = (one for one in found if gold.isdisjoint(one[1]) and not facts_name(one[1], names))
+        return list(filter(None, (list(islice(useless, self.passages)) for _ in range(failures))))
