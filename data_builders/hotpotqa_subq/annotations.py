@@ -126,22 +126,19 @@ class TwoWikiTeacher:
 
     async def annotate(self, question: Question) -> list[Annotation]:
         """See `Teacher`."""
-        asked: dict[int, list[str]] = {}
-        reworded: dict[int, list[str]] = {}
+        asked: dict[int, list[list[str]]] = {}
         facts: dict[int, list[Triple]] = {}
         for number, document in enumerate(place_evidences(question)):
             evidence = question.evidences[number]
             name = spoken_name(question, evidence, document, question.evidences[:number])
-            asked.setdefault(document, []).append(relation_question(name, evidence.predicate))
-            reworded.setdefault(document, []).append(relation_question(name, evidence.predicate, plain=True))
+            wordings = [relation_question(name, evidence.predicate, plain) for plain in (False, True)]
+            asked.setdefault(document, []).append(wordings)
             if document not in facts:
                 facts[document] = self._triples.of(question.passages[document]) if self._triples else []
             if not self._triples or not facts_name(facts[document], [evidence.object]):
                 facts[document].append(evidence)
-        return [
-            Annotation(document, joined_question(asked[document]), facts[document], joined_question(reworded[document]))
-            for document in asked
-        ]
+        joined = {document: map(joined_question, zip(*wordings)) for document, wordings in asked.items()}
+        return [Annotation(document, one, facts[document], other) for document, (one, other) in joined.items()]
 
 
 class PartTeacher:
