@@ -13,7 +13,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -331,8 +331,8 @@ class CorpusExtraction:
     def _say(self) -> None:
         now = time.monotonic()
         if now - self._said > _SAY_EVERY:
-            self._said, self.counts.seconds = now, now - self._started
-            logger.info("%s", self.counts.line())
+            self._said = now
+            logger.info("%s", replace(self.counts, seconds=self.counts.seconds + now - self._started).line())
 
 
 def read_passages(

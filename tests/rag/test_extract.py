@@ -1,6 +1,7 @@
 import asyncio
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import hypothesis
@@ -200,14 +201,22 @@ def read(extractor, store, *questions):
     return asyncio.run(all_of_them()), extraction.counts
 
 
-def test_loops_together_read_a_passage_once_and_the_next_run_none(store):
+def test_loops_together_read_a_passage_once_and_the_next_run_none(store, monkeypatch):
+    class Slow(Rule):
+        async def extract(self, texts):
+            await asyncio.sleep(0.05)
+            return await super().extract(texts)
+
     one, two, three = passages(3)
-    extractor = Rule()
+    extractor, started = Slow(), time.monotonic()
+    for name in ("_LONGEST_WAIT", "_SAY_EVERY"):
+        monkeypatch.setattr(f"tripletune.rag.extract.{name}", -1)
     given, counts = read(extractor, store, [one, two], [two, one, one], [Passage("Oslo", "Oslo"), three])
     ((first, second), again, (oslo, _)) = given
     assert first == (Triple(f"{one.title}: {one.text}", "says", "it"),)
     assert (again, oslo) == ([second, first, first], (Triple("Oslo", "is", "Oslo"),))
     assert (counts.extracted, counts.repeated, counts.passages, len(extractor.texts)) == (4, 2, 7, 3)
+    assert 0 < counts.seconds <= time.monotonic() - started
     _, beforehand = run(later := Rule(), store, passages(3))
     assert (later.texts, beforehand.stored) == ([], 3)
     given, counts = read(later := Rule(), store, [one, two])
