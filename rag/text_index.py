@@ -211,6 +211,7 @@ def embed_rows(rows: Iterable[str], count: int, path: Path, embedder: Embedder, 
         for vectors in embedder.stream(islice(rows, done, None), chunk):
             file.write(vectors.astype(np.float16).tobytes())
             file.flush()
+            done += len(vectors)
             logger.info("embedded %d of %d rows", done, count)
 
 

@@ -6,7 +6,7 @@
 
 What ledger, store or index lack is handed in blocks to workers, which run the one-machine command's prompts, parsers
 and clients; what comes back goes into the same files, so the rows are the same. Stopped at any moment, the same command
-goes on. With RAY_ADDRESS a cluster is used, else one is started here. docs/scale.md says more.
+goes on. With RAY_ADDRESS a cluster is used, else one is started here. docs/data.md says more.
 """
 
 from __future__ import annotations
