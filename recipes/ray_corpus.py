@@ -38,6 +38,7 @@ from tripletune.data_builders.hotpotqa_subq.__main__ import subq_parser, teacher
 from tripletune.data_builders.hotpotqa_subq.elsewhere import Labeller, SubqWorker
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
 from tripletune.models.data.records import Passage
+from tripletune.models.llm import CallError
 from tripletune.models.llm.backends import load_backend
 from tripletune.models.llm.elsewhere import StoredReplies, store_calls
 from tripletune.models.llm.ledger import Ledger
@@ -114,7 +115,8 @@ def in_blocks(
             for batch in done.iter_batches(batch_size=None, batch_format="numpy"):
                 yield batch["row"].tolist()
         except ray.exceptions.RayTaskError as error:
-            raise error.cause from None
+            cause = error.cause.__cause__ or error.cause
+            raise CallError(f"a worker failed: {cause}. What came back is kept: run again to continue") from error
 
 
 class ExtractWorker:
