@@ -115,7 +115,8 @@ def in_blocks(
             for batch in done.iter_batches(batch_size=None, batch_format="numpy"):
                 yield batch["row"].tolist()
         except ray.exceptions.RayTaskError as error:
-            cause = error.cause.__cause__ or error.cause
+            # Ray has the worker's own error only as text: the end of the first traceback.
+            cause = str(error).split("\n\nThe above exception")[0].strip().splitlines()[-1]
             raise CallError(f"a worker failed: {cause}. What came back is kept: run again to continue") from error
 
 
