@@ -14,6 +14,7 @@ from tripletune.models.llm.several import in_role
 Prices = Mapping[str, tuple[float, float]]
 # What is summed; with "cached_" before it, the part that the ledger or another question's equal call answered.
 COSTS = ("calls", "prompt_tokens", "completion_tokens")
+# What follows the first dot of such a role.
 _INDEXING = {"entities", "extract", "joint", "triples"}
 _PRICE = re.compile(r"(?:([\w.]+)=)?(\d+(?:\.\d+)?),(\d+(?:\.\d+)?)")
 
@@ -73,7 +74,7 @@ class Costs:
         _add(self.questions, {name: trace[name] for name in COSTS})
         for role, costs in spent(trace, self._prices).items():
             beside = {name: value for name, value in costs.items() if name not in COSTS}
-            if _INDEXING & set(role.split(".")):
+            if set(role.split(".")[1:2]) & _INDEXING:
                 _add(self.indexing, costs)
                 beside = {name: -costs[name] for name in COSTS}
             _add(self.questions, beside)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from tripletune.rag import Trace
-from tripletune.rag.chat_generator import READER, answer_once, prompt_files
+from tripletune.rag.chat_generator import CLOSED_BOOK, READER, answer_once, prompt_files
 from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import LoopOptions, System, Tools
 
 
 async def gold_passages(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:
-    """Answer from the gold passages; see `System.run`. Only `max_answer_tokens` counts.
+    """Answer from the gold passages, or with none where the question's context has none; see `System.run`.
+
+    Only `max_answer_tokens` counts.
 
     Raises:
         ValueError: it is not known which passages support the question.
     """
-    if not tools.gold:
+    if not tools.gold and not tools.context:
         raise ValueError("it is not known which passages support the question: name --gold links and their --corpus")
-    hits = [Retrieved(passage, 1.0) for passage in tools.gold]
+    hits = [Retrieved(passage, 1.0) for passage in tools.gold] or None
     return await answer_once("gold_passages", question, tools, options, hits, search)
 
 
@@ -26,6 +28,6 @@ SYSTEM = System(
     run=gold_passages,
     needs_corpus=lambda options: False,
     needs_triples=lambda options: False,
-    files=prompt_files(READER),
+    files=prompt_files(READER, CLOSED_BOOK),
     needs_gold=True,
 )

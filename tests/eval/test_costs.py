@@ -33,7 +33,10 @@ def test_sent_and_cached_calls_indexing_apart(system, tmp_path, monkeypatch, cap
         sent = sum(one[part][name] - one[part][f"cached_{name}"] for one in found for part in ("cost", "indexing"))
         assert sent == sum(row[name] for row in stored), "what was sent is what the ledger holds"
         assert again["cost"][name] == again["cost"][f"cached_{name}"] == first["cost"][name]
-    assert bool(first["indexing"]["calls"]) == (system != "ircot")
+    reads = ("cirag.entities", "cirag.triples", "thrag.extract")
+    index = sum(row["calls"] for row in stored if row["role"].startswith(reads))
+    assert index == first["indexing"]["calls"] - first["indexing"]["cached_calls"]
+    assert bool(index) == (system != "ircot")
     paid = [row for row in stored if not row["role"].startswith(f"{system}.answer")]
     dollars = sum(row["prompt_tokens"] + 10 * row["completion_tokens"] for row in paid) / 1e6
     spent = sum(first[part]["dollars"] - first[part]["cached_dollars"] for part in ("cost", "indexing"))

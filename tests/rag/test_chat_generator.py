@@ -97,6 +97,14 @@ def test_bounds_need_what_they_read():
         chat_generator(Tools(), None, Trace(""))
 
 
+def test_a_question_that_needs_no_passage_is_answered_with_none():
+    context = (Passage("1", "Ann", "Ann is tall."),)
+    trace = asyncio.run(
+        load_system("gold_passages").run("Q?", "Q?", Tools(llm=Client("Paris"), context=context), LoopOptions())
+    )
+    assert (trace.answer, trace.steps) == ("Paris", [])
+
+
 def test_an_input_without_steps_is_a_direct_answer():
     chat = Client("Oslo")
     generator = chat_generator(Tools(llm=chat), None, Trace(""))
