@@ -104,12 +104,18 @@ def _sources(results: Sequence[str], ledgers: Sequence[str]) -> list[tuple[Path,
     if len(ledgers) > 1 and len(ledgers) != len(results):
         raise ValueError(f"{len(ledgers)} ledgers and {len(results)} results: name one ledger for all, or one for each")
     files = [Path(text) / RESULTS if Path(text).is_dir() else Path(text) for text in results]
-    named = [Path(text) for text in ledgers] or [file.parent / LEDGER for file in files]
+    named = [Path(text) for text in ledgers] or [_ledger_of(file) for file in files]
     pairs = list(zip(files, named * len(files) if len(named) == 1 else named))
     for file in (file for pair in pairs for file in pair):
         if not file.is_file():
             raise FileNotFoundError(f"no such file: {file}")
     return pairs
+
+
+def _ledger_of(results: Path) -> Path:
+    """The ledger beside a results file, else that of a run of several systems, DIR/TASK/SYSTEM, which lies in DIR."""
+    places = [folder / LEDGER for folder in results.parents[:3]]
+    return next((path for path in places if path.is_file()), results.parent / LEDGER)
 
 
 # Whether a trajectory is kept, given its results row and its chat.
@@ -169,7 +175,8 @@ def build_trajectories(
         results: Output folders of `tripletune eval run`, or their results files.
         options: What to build.
         folder: Where.
-        ledgers: Ledgers: one for all results, or one for each; none: `ledger.sqlite` beside each results file.
+        ledgers: Ledgers: one for all results, or one for each; none: `ledger.sqlite` beside each results
+            file, or in the folder of its run of several systems.
 
     Returns:
         The statistics.
@@ -301,7 +308,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     group.add_argument("--results", action="append", required=True, metavar="DIR",
         help="output folder of `tripletune eval run`, or its results file; repeatable")  # fmt: skip
     group.add_argument("--ledger", action="append", default=[], metavar="FILE", dest="ledgers",
-        help="one ledger for all results, or one for each (default: ledger.sqlite beside the results)")  # fmt: skip
+        help="one ledger for all results, or one for each (default: ledger.sqlite beside the results, or in "
+        "the folder of their run of several systems)")  # fmt: skip
     add_arguments(parser.add_argument_group("which trajectories, and what of them is learned"), TrajectoryOptions)
     add_arguments(parser.add_argument_group("where and how they are written"), FolderOptions)
     parsed = parser.parse_args(arguments)

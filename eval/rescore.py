@@ -35,20 +35,29 @@ def score(args: argparse.Namespace, console: Console) -> None:
 
     Raises:
         FileNotFoundError: a folder or file is not there.
-        ValueError: there is no such metric, or no question has the gold that one reads.
+        ValueError: there is no such metric, or some runs could not be scored; the others are.
     """
     known, names = find_metrics(), [name.strip() for name in args.metrics.split(",") if name.strip()]
     if problems := [not_one_of("metrics", name, list(known)) for name in names if name not in known]:
         raise ValueError("; ".join(problems))
+    if not names:
+        raise ValueError(f"--metrics {args.metrics!r} names no metric; there are {', '.join(known)}")
     gold = read_gold(args.gold) if args.gold else None
-    rows = []
-    for folder in run_folders(args.folders):
-        found = score_run(folder, {name: known[name] for name in names}, gold)
+    folders, rows, failed = run_folders(args.folders), [], []
+    for folder in folders:
+        try:
+            found = score_run(folder, {name: known[name] for name in names}, gold)
+        except (OSError, ValueError) as error:
+            failed.append(str(error))
+            continue
         rows += [(str(folder), name, *interval_cells(one), str(one["n"])) for name, one in found.items()]
     heads = ("run", "metric", "score", "95 % interval", "questions")
-    show_table(console, f"scores of stored answers and rankings, in {SCORES}", heads, rows, "questions")
-    for name in names:
-        console.print(f"{name}: {known[name].explanation}.")
+    if rows:
+        show_table(console, f"scores of stored answers and rankings, in {SCORES}", heads, rows, "questions")
+        for name in names:
+            console.print(f"{name}: {known[name].explanation}.")
+    if failed:
+        raise ValueError(f"{len(failed)} of {len(folders)} runs could not be scored: {'; '.join(failed)}")
 
 
 def score_run(
@@ -65,7 +74,8 @@ def score_run(
         The mean of each metric with its interval.
 
     Raises:
-        ValueError: it is no such folder or a program writes into it, or no question has the gold that a metric reads.
+        ValueError: it is no such folder or a program writes into it, it has no result, or no question has the
+            gold that a metric reads.
     """
     folder = Path(folder)
     path, values = folder / SCORES, dict[str, list[float]]({name: [] for name in metrics})
@@ -82,6 +92,8 @@ def score_run(
                     changed[name] += row["scores"].get(name, one) != one
                 line = {"id": row["id"], "scores": {**before.get(row["id"], {}), **scores}}
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            if not file.tell():
+                raise ValueError(f"{folder} is empty, no question has a result: give the run's command again")
             if empty := [name for name, found in values.items() if not found]:
                 raise ValueError(
                     f"{folder}: no question has gold passages, which {', '.join(empty)} need: give --gold FILE, the "

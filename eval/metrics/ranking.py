@@ -31,8 +31,3 @@ def ndcg(ranking: Sequence[str], supporting: Collection[str], k: int) -> float:
 def mrr(ranking: Sequence[str], supporting: Collection[str]) -> float:
     """One over the place of the first supporting passage in the final ranking; 0 where there is none."""
     return next((1 / place for place, passage in enumerate(ranking, 1) if passage in supporting), 0.0)
-
-
-def support_recall(ranking: Sequence[str], supporting: Collection[str]) -> float:
-    """Share of the supporting passages anywhere in the final ranking; a question without retrieval scores 0."""
-    return len(set(supporting).intersection(ranking)) / len(set(supporting))

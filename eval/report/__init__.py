@@ -193,9 +193,10 @@ def _missing(run: Mapping[str, Any], name: str) -> list[str]:
 
 def compare(args: argparse.Namespace, console: Console) -> None:
     """`tripletune eval compare`: print a comparison, and write it to `args.output`; see `compare_folders`."""
+    folders = [one for spec in args.folders for one in _folders(spec)]
     if args.output:
-        check_new(args.output, args.folders)
-    comparison = compare_folders(args.folders, args.metric)
+        check_new(args.output, folders)
+    comparison = compare_folders(folders, args.metric)
     _show(comparison, console)
     if args.output:
         write_json(args.output, comparison)

@@ -192,6 +192,9 @@ class QuestionSuite(Suite):
         systems, tasks = (convert(text, list[str]) for text in (args.system, args.task))
         if len(systems) * len(tasks) == 1:
             return [cls.from_arguments(args)]
+        chosen = [f"--systems {one}" for one in systems] + [f"--tasks {Path(one).stem}" for one in tasks]
+        if twice := [one for one, count in Counter(chosen).items() if count > 1]:
+            raise ValueError(f"{', '.join(twice)}: named twice, and each has one folder: name it once")
         names = system_names()
         owners = [word.split(".")[0] for word in args.set if "." in word.split("=")[0]]
         found, problems = [], [not_one_of("--set", name, names) for name in owners if name not in names]

@@ -269,6 +269,14 @@ def test_a_shorter_run_has_its_trajectory_beside_a_longer_one(tmp_path):
     assert [sum(one.learned) for one in found] == [2]
 
 
+def test_the_ledger_of_several_systems_lies_in_the_folder_of_their_run(tmp_path):
+    folder = tmp_path / "task" / "cirag"
+    folder.parent.mkdir()
+    loop(folder, FIRST, LAST)
+    (folder / "ledger.sqlite").rename(tmp_path / "ledger.sqlite")
+    assert len(build(folder, tmp_path / "out")[0]) == 1
+
+
 def test_a_shortened_prompt_loses_no_earlier_decision(tmp_path):
     second = says("Where is Kelm?", TRIPLES[0])
     whole = tmp_path / "whole"

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from tripletune.eval.__main__ import main
-from tripletune.eval.metrics.ranking import mrr, ndcg, precision, recall, support_recall
+from tripletune.eval.metrics.ranking import mrr, ndcg, precision, recall
 from tripletune.eval.rescore import final_ranking
 from tripletune.eval.results import ResultLog, read_scored
 
@@ -18,13 +18,12 @@ def test_rankings_by_hand():
     assert [recall(ranking, wanted, k) for k in (1, 2, 5, 10)] == pytest.approx([0, 1 / 3, 2 / 3, 2 / 3])
     assert [precision(ranking, wanted, k) for k in (2, 5, 10)] == pytest.approx([1 / 2, 2 / 5, 2 / 10])
     assert mrr(ranking, wanted) == 1 / 2
-    assert support_recall(ranking, wanted) == pytest.approx(2 / 3)
     # Places 2 and 4 of the best three: (0.6309 + 0.4307) / (1 + 0.6309 + 0.5).
     gain = 1 / math.log2(3) + 1 / math.log2(5)
     assert ndcg(ranking, wanted, 5) == pytest.approx(gain / (1 + 1 / math.log2(3) + 1 / 2))
     assert ndcg(ranking, wanted, 2) == pytest.approx((1 / math.log2(3)) / (1 + 1 / math.log2(3)))
     assert ndcg(["b", "a"], {"a", "b"}, 10) == pytest.approx(1)
-    assert [score([], wanted) for score in (mrr, support_recall)] == [0, 0]
+    assert mrr([], wanted) == 0
 
 
 def test_a_ranking_is_the_systems_own_or_that_of_its_rounds():
@@ -88,6 +87,7 @@ def test_new_scores_stand_beside_the_old_and_in_comparisons(run, tmp_path, capsy
     }
     assert main(["score", str(one), "--metrics", "golden_match"]) == 0
     assert (scores_of(one)["2"]["golden_match"], scores_of(one)["2"]["f1"]) == (1, 0.5)
+    assert main(["compare", str(tmp_path / "runs"), "--metric", "f1"]) == 0
 
     assert main(["compare", str(one), str(two), "--metric", "f1", "--output", str(tmp_path / "c.json")]) == 0
     found = json.loads((tmp_path / "c.json").read_text())["scores"]["f1"]
@@ -112,6 +112,15 @@ def test_gold_links_may_come_later(run, write, tmp_path, error_of):
     assert scores_of(folder)["3"]["recall@5"] == 0.5
 
 
+def test_a_run_that_cannot_be_scored_stops_no_other(run, tmp_path, error_of):
+    empty, whole = run("runs/a", ["Paris"] * 4), run("runs/b", ["Paris"] * 4)
+    (empty / "results.jsonl").write_text("")
+    assert main(["score", str(tmp_path / "runs"), "--metrics", "recall@5"]) == 2
+    assert f"1 of 2 runs could not be scored: {empty} is empty" in error_of()
+    assert "recall@5" in scores_of(whole)["1"]
+    assert not (empty / "scores.jsonl").exists()
+
+
 def test_a_run_that_goes_on_loses_its_added_scores(run):
     folder = run("one", ["Paris"] * 4)
     assert main(["score", str(folder), "--metrics", "f1"]) == 0
@@ -128,6 +137,7 @@ def test_a_run_that_goes_on_loses_its_added_scores(run):
         (["DIR", "--metrics", "recal@5"], "(did you mean recall@5?)"),
         (["DIR/none", "--metrics", "f1"], "there is no results.jsonl"),
         (["DIR", "--metrics", "str_em"], "short answers"),
+        (["DIR", "--metrics", " ,"], "names no metric"),
     ],
 )
 def test_what_cannot_be_scored(run, error_of, words, message):

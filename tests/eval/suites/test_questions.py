@@ -276,6 +276,8 @@ def test_several_systems_and_tasks(files, oracle, error_of, monkeypatch):
         "system 'ras' has no option 'graf' (did you mean graph?)",
     ):
         assert error.count(part) == 1, error
+    assert main([*words, "--systems", "ras,ras"]) == 2
+    assert "--systems ras: named twice" in error_of()
     assert not (files / "out").exists()
 
     (files / "towns.corpus").write_text("no JSON\n")
