@@ -36,12 +36,7 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
                 module.SUITE.add_arguments(command)
     about = "compare finished runs, question by question, with the first"
     add = commands.add_parser("compare", help=about).add_argument
-    add(
-        "folders",
-        nargs="+",
-        metavar="DIR",
-        help="output folders of `run`, or of `extraction`, or folders that hold several",
-    )
+    add("folders", nargs="+", metavar="DIR", help="output folders of `run` or `extraction`, or folders of several")
     add("--metric", help="score to compare (default: the headline of the task)")
     add("--output", metavar="FILE", help="also write the comparison as JSON")
 
