@@ -20,7 +20,7 @@ Runs = Sequence[Mapping[str, Any]]
 SOURCES = "Where the figures come from"
 
 NOTE = (
-    "Scores, shares and recall are times 100. In brackets: the 95 % interval of a bootstrap over questions. "
+    "Scores, shares and recall are times 100. In brackets: a 95 % interval, by bootstrap over questions. "
     f"Differences are paired by question; {P_NOTE}."
 )
 _OPTION_TITLES = {

@@ -296,4 +296,5 @@ def show_table(
         table.add_row(*row)
     console.print(table)
     if drawn:
-        console.print(f"Scores are times 100, with the 95 % interval of a bootstrap over {drawn}.")
+        way = f"by bootstrap over {drawn}, Clopper-Pearson where all are equal"
+        console.print(f"Scores are times 100, with a 95 % interval {way}.")
