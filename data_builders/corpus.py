@@ -2,8 +2,8 @@
 
 A number of questions is drawn from a benchmark file, and all paragraphs of the drawn questions, supporting or not,
 make one corpus. Each paragraph stands in it once; copies that differ in their spaces or in how characters are encoded
-are one. A passage's id is made of its content alone, so it is the same in every corpus. The gold links say which
-passages support a question, for the recall of retrieval.
+are one. A passage's id is made of its content as it stands (of copies, the first), the id it has in any corpus that
+names none. The gold links say which passages support a question, for the recall of retrieval.
 
     tripletune build corpus --reader hotpotqa --train train.json --evaluation dev.json --output runs/hotpotqa
 
@@ -199,13 +199,13 @@ def _write_passage(passage: Passage, corpus: IO[str], seen: SeenTable, counts: C
     if not passage.text.strip():
         counts["without_text"] += 1
         return ""
-    name = passage_key(passage.title, passage.text)
-    if seen.first("passage", name) is None:
+    first = seen.first("passage", passage_key(passage.title, passage.text), passage.id)
+    if first is None:
         counts["passages"] += 1
-        _line(corpus, {"id": name, "title": passage.title, "text": passage.text})
+        _line(corpus, {"id": passage.id, "title": passage.title, "text": passage.text})
     else:
         counts["copies"] += 1
-    return name
+    return first or passage.id
 
 
 def _line(file: IO[str], row: Row) -> None:

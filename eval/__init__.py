@@ -9,9 +9,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,10 +21,13 @@ from typing import Any, Literal, get_args
 from tripletune.data_builders.hotpotqa_subq import Question
 from tripletune.data_builders.readers import get_reader
 from tripletune.eval.metrics.ranking import CUTS
+from tripletune.models.data.records import read_corpus
 from tripletune.models.files import new_file
 from tripletune.models.options import load_config, nearest, not_one_of, setting
 from tripletune.models.program import names_in
+from tripletune.rag.triple_store import passage_key
 
+logger = logging.getLogger(__name__)
 TASKS = Path(__file__).parent / "tasks"
 _METRICS = "tripletune.eval.metrics"
 GoldKind = Literal["answers", "short_answers", "supporting"]
@@ -129,6 +133,27 @@ def write_context_corpus(task: Task, data: str, path: Path) -> int:
                 f"{data}: its questions come without passages, so there is nothing to retrieve from: name a corpus"
             )
     return len(seen)
+
+
+def context_links(questions: Iterable[Question], corpus: Path) -> dict[str, frozenset[str]]:
+    """Gold links by content: the ids in a corpus of the passages of questions' contexts that support them.
+
+    Args:
+        questions: The questions; those whose supporting passages are not all in the corpus are left out.
+        corpus: A JSON-lines corpus. White space and the encoding of characters may differ.
+    """
+    keys = {
+        one.id: {passage_key(p.title, p.text) for p in map(one.passages.__getitem__, one.supporting) if p.text.strip()}
+        for one in questions
+    }
+    wanted, ids = set().union(*keys.values()), dict[str, str]()
+    for passage in read_corpus(corpus) if wanted else ():
+        if (key := passage_key(passage.title, passage.text)) in wanted:
+            ids.setdefault(key, passage.id)
+    links = {name: frozenset(ids[key] for key in own) for name, own in keys.items() if own and own <= ids.keys()}
+    if missing := sum(map(bool, keys.values())) - len(links):
+        logger.warning("%s lacks supporting passages of %d questions: no recall is known of them", corpus, missing)
+    return links
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,11 +71,11 @@ def score_run(
         gold: Ids of the supporting passages by question; None: those in the results.
 
     Returns:
-        The mean of each metric with its interval.
+        The mean of each metric with its interval; a metric whose gold no question has is told and left out.
 
     Raises:
-        ValueError: it is no such folder or a program writes into it, it has no result, or no question has the
-            gold that a metric reads.
+        ValueError: it is no such folder or a program writes into it, it has no result, no question has the gold that
+            the metrics read, or no gold id is known in the run.
     """
     folder = Path(folder)
     path, values = folder / SCORES, dict[str, list[float]]({name: [] for name in metrics})
@@ -85,7 +85,11 @@ def score_run(
         before = {row["id"]: row["scores"] for row in read_results(path)} if path.is_file() else {}
         changed = dict.fromkeys(metrics, 0)
         with new_file(path) as scratch, scratch.open("w", encoding="utf-8") as file:
+            seen, found = False, gold is None
             for row in read_scored(folder, partial=True):
+                if gold is not None and (wanted := gold.get(row["id"])):
+                    ids = {*final_ranking(row["trace"]), *(row.get("supporting") or ())}
+                    seen, found = seen or bool(ids), found or not ids.isdisjoint(wanted)
                 scores = score_row(row, metrics, None if gold is None else gold.get(row["id"], ()))
                 for name, one in scores.items():
                     values[name].append(one)
@@ -94,15 +98,20 @@ def score_run(
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
             if not file.tell():
                 raise ValueError(f"{folder} is empty, no question has a result: give the run's command again")
-            if empty := [name for name, found in values.items() if not found]:
-                raise ValueError(
+            if seen and not found:
+                raise ValueError(f"{folder}: --gold names no passage that the run found: give the links of its corpus")
+            if empty := [name for name, scores in values.items() if not scores]:
+                told = (
                     f"{folder}: no question has gold passages, which {', '.join(empty)} need: give --gold FILE, the "
                     "links that `tripletune build corpus` writes"
                 )
+                if len(empty) == len(values):
+                    raise ValueError(told)
+                logger.warning("%s", told)
     for name, count in changed.items():
         if count:
             logger.warning("%s: %s of %d questions is another than before; the new score counts", folder, name, count)
-    return bootstrap_means(values)
+    return bootstrap_means({name: found for name, found in values.items() if found})
 
 
 def score_row(

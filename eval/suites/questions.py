@@ -16,7 +16,15 @@ from typing import Any, get_args
 from rich.console import Console
 
 from tripletune.data_builders.hotpotqa_subq import Question
-from tripletune.eval import find_metrics, load_task, score_answer, task_names, task_questions, write_context_corpus
+from tripletune.eval import (
+    context_links,
+    find_metrics,
+    load_task,
+    score_answer,
+    task_names,
+    task_questions,
+    write_context_corpus,
+)
 from tripletune.eval.controls import Control, LoopControl, OtherFacts, run_histories
 from tripletune.eval.costs import read_prices
 from tripletune.eval.results import RESULTS, ResultLog
@@ -76,7 +84,7 @@ class QuestionOptions(SearchOptions, SuiteOptions):
     retry_errors: bool = setting(False, "ask again the questions that failed in an earlier run")
     concurrency: int = setting(64, "questions under way at once", at_least=1)
     gold: str | None = setting(
-        None, "gold links of --corpus, from `build corpus`, for the recall of supporting passages"
+        None, "gold links of --corpus, from `build corpus` (default: the questions' contexts, found in --corpus)"
     )
     set: list[str] = setting([], SET_HELP)
     llm: list[str] = setting([], LLM_HELP)
@@ -162,7 +170,7 @@ class QuestionSuite(Suite):
         finally:
             for note, count in (+self._notes).items():
                 logger.warning("%s: %d %s", options.data, count, note)
-        self.gold = self._read_gold() if options.gold else None
+        self.gold: Mapping[str, frozenset[str]] | None = self._read_gold() if options.gold else None
         self._passages: dict[str, Passage] = {}
         self.own_contexts = self.system.needs_corpus(self.loop) and not options.corpus
         self.retry_errors = options.retry_errors
@@ -286,9 +294,14 @@ class QuestionSuite(Suite):
         if corpus and self.own_contexts:
             count = self.opened.once(corpus, partial(write_context_corpus, self.task, options.data, corpus))
             logger.info("corpus of all contexts in %s: %d passages", options.data, count)
-        if system.needs_gold and self.gold and options.corpus:
+        if self.gold and (place := options.corpus or corpus):
             wanted = {name for links in self.gold.values() for name in links}
-            self._passages = {one.id: one for one in read_corpus(options.corpus) if one.id in wanted}
+            self._passages = {one.id: one for one in read_corpus(place) if one.id in wanted}
+            if not self._passages:
+                raise ValueError(f"--gold {options.gold} names no passage of {place}: give the links of this corpus")
+        elif corpus and options.corpus:
+            links = partial(context_links, self.items(), corpus)
+            self.gold = self.opened.once(("links", corpus, options.task, options.data, options.limit), links)
         tools = open_search(options, system, loop, corpus, Path(options.index or self.home / "index"), self.opened)
         if self.teacher is not None:
             chosen = (self.teacher, options.oracle, tuple(options.llm))

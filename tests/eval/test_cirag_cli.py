@@ -9,14 +9,19 @@ from pathlib import Path
 import pytest
 
 from tests.models.llm.provider import answer_batch
+from tripletune.data_builders.corpus import CorpusOptions, build_corpus
 from tripletune.data_builders.trajectories import main as build_trajectories
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.data_builders.world.oracle import WorldOracle
+from tripletune.eval import context_links, load_task, task_questions
 from tripletune.eval.__main__ import main
+from tripletune.eval.results import read_scored
 from tripletune.eval.systems import other_prompt
+from tripletune.models.data.records import passage_id, read_corpus
 from tripletune.models.data.trajectories import read_trajectories
 from tripletune.models.llm import Sampling
 from tripletune.models.llm.programs import main as calls
+from tripletune.rag.triple_store import read_gold
 
 OPTIONS = WorldOptions(seed=5, train=8, validation=0, test=8, common_knowledge=0)
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,6 +68,29 @@ def test_the_oracle_answers_and_everything_is_counted(run):
     assert metrics["counts"]["actions"]["no_question"] >= 7
     assert (run / "ledger.sqlite").is_file()
     assert rows(run)[0]["trace"]["details"]["rounds"][0]["thought"]
+
+
+def test_supporting_passages_are_found_by_content_and_by_gold_links_alike(world, run, tmp_path):
+    supporting = {row["id"]: set(row["supporting"]) for row in rows(run)}
+    assert all(supporting.values())
+    build = CorpusOptions("hotpotqa", evaluation=f"{world}/test.jsonl", evaluation_count=0)
+    build_corpus(build, tmp_path / "corpus")
+    gold = tmp_path / "corpus" / "evaluation.gold.jsonl"
+    assert read_gold(gold) == supporting
+    named = [{"id": str(n), "title": one.title, "text": f"  {one.text}"}
+             for n, one in enumerate(read_corpus(world / "test.corpus.jsonl"))]  # fmt: skip
+    corpus = tmp_path / "named.jsonl"
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in named))
+    contents = {passage_id(row["title"], row["text"].strip()): row["id"] for row in named}
+    questions = list(task_questions(load_task("hotpotqa"), f"{world}/test.jsonl"))
+    assert context_links(questions, corpus) == {
+        name: {contents[one] for one in passages} for name, passages in supporting.items()
+    }
+    first = contents[min(supporting[questions[0].id])]
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in named if row["id"] != first))
+    assert questions[0].id not in context_links(questions, corpus)
+    assert main(["score", str(run), "--metrics", "recall@15", "--gold", str(gold)]) == 0
+    assert {row["scores"]["recall@15"] for row in read_scored(run)} == {1.0}
 
 
 def test_one_at_a_time_gives_the_same_rows(world, run, tmp_path):
@@ -150,6 +178,10 @@ def test_gold_links_of_other_questions_are_refused_and_missing_ones_told(world, 
     assert not (tmp_path / "out").exists()
     first = json.loads((world / "test.jsonl").read_text().splitlines()[0])["_id"]
     gold.write_text(json.dumps({"question_id": first, "passages": ["p"]}) + "\n")
+    assert main(command(world, tmp_path / "out", "--gold", str(gold))) == 2
+    assert "names no passage of" in capsys.readouterr().err
+    passages = [passage.id for passage in read_corpus(world / "test.corpus.jsonl")]
+    gold.write_text(json.dumps({"question_id": first, "passages": passages}) + "\n")
     assert main(command(world, tmp_path / "out", "--gold", str(gold))) == 0
     assert "7 questions have no gold link" in capsys.readouterr().err
 

@@ -107,9 +107,14 @@ def test_gold_links_may_come_later(run, write, tmp_path, error_of):
     assert main(["score", str(folder), "--metrics", "recall@5"]) == 2
     assert "no question has gold passages, which recall@5 need" in error_of()
     assert not (folder / "scores.jsonl").exists()
+    assert main(["score", str(folder), "--metrics", "recall@5,golden_match"]) == 0
+    assert scores_of(folder)["1"] == {"exact_match": 1, "golden_match": 1}, "what needs no gold passage is scored"
     gold = write(tmp_path / "gold.jsonl", [{"question_id": "3", "passages": ["x", "q"]}])
     assert main(["score", str(folder), "--metrics", "recall@5", "--gold", str(gold)]) == 0
     assert scores_of(folder)["3"]["recall@5"] == 0.5
+    write(gold, [{"question_id": "3", "passages": ["of another corpus"]}])
+    assert main(["score", str(folder), "--metrics", "recall@5", "--gold", str(gold)]) == 2
+    assert "--gold names no passage that the run found" in error_of()
 
 
 def test_a_run_that_cannot_be_scored_stops_no_other(run, tmp_path, error_of):
