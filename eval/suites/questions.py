@@ -235,7 +235,7 @@ class QuestionSuite(Suite):
     ) -> QuestionSuite:
         """The suite of a command line with one system and one task; for the others see the class."""
         options = from_arguments(QuestionOptions, args)
-        if main := chat_models(options.llm, LLMOptions(model="unnamed")).get(""):
+        if options.llm and (main := chat_models(options.llm, LLMOptions(model="unnamed")).get("")):
             args.teacher, args.teacher_model, args.teacher_url = main.backend, main.model, main.url
         if args.teacher_model and options.oracle:
             raise ValueError(f"--system {options.system} needs one teacher: --teacher-model or --oracle, not both")
