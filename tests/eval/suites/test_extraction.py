@@ -273,7 +273,7 @@ def test_runs_side_by_side(data, clients, capsys, error_of):
     assert "no metric 'bleu'" in error_of()
     (data.parent / "other").mkdir()
     assert main(["compare", folders[0], str(data.parent / "other")]) == 2
-    assert "is not the output of a finished `tripletune eval`" in error_of()
+    assert "there is no results.jsonl in this folder or in one inside it" in error_of()
 
 
 # Scores of a data set, and differences of two runs.
