@@ -35,13 +35,13 @@ from pydantic import TypeAdapter
 
 from tripletune.data_builders.hotpotqa_subq.__main__ import main as build_subq
 from tripletune.data_builders.hotpotqa_subq.__main__ import subq_parser, teacher_options
-from tripletune.data_builders.hotpotqa_subq.elsewhere import Labeller, SubqWorker
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
+from tripletune.data_builders.hotpotqa_subq.workers import Labeller, SubqWorker
 from tripletune.models.data.records import Passage
 from tripletune.models.llm import CallError
 from tripletune.models.llm.backends import load_backend
-from tripletune.models.llm.elsewhere import StoredReplies, store_calls
 from tripletune.models.llm.ledger import Ledger
+from tripletune.models.llm.noted_calls import StoredReplies, store_calls
 from tripletune.models.options import add_arguments, from_arguments, setting
 from tripletune.models.program import run_program
 from tripletune.rag.__main__ import rag_parser

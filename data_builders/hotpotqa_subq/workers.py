@@ -18,8 +18,8 @@ from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source,
 from tripletune.data_builders.hotpotqa_subq.teacher import LLMTeacher, load_subq_prompts
 from tripletune.models.llm import CallError, LLMClient, RepliesPending, Sampling, SetupError
 from tripletune.models.llm.backends import LLMOptions, open_client
-from tripletune.models.llm.elsewhere import NotedCalls
 from tripletune.models.llm.ledger_client import RetriesExhausted
+from tripletune.models.llm.noted_calls import NotedCalls
 
 
 class Labeller:
