@@ -201,7 +201,9 @@ class GraphEncoder(nn.Module):
         for layer, convolution in enumerate(self.convolutions):
             x = convolution(x, edge_index, edge_attr)
             if layer < len(self.norms):
-                x = self.dropout(torch.relu(self.norms[layer](x)))
+                x = torch.relu(self.norms[layer](x))
+                # Nothing is drawn for an empty graph.
+                x = x if empty else self.dropout(x)
         if empty:
             return 0.0 * x.expand(num_samples, -1)
         # No numbered sub-graph is empty.
