@@ -1,4 +1,4 @@
-"""Evaluate from the command line: `tripletune eval run`, `records`, `decisions`, `extraction`, `compare`, `report`."""
+"""Evaluate, and read what evaluations wrote, from the command line (`tripletune eval`)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from tripletune.eval.costs import PRICE_HELP
 from tripletune.models.program import load_from, names_in, plain_console, run_program
 
 SUITES = "tripletune.eval.suites"
@@ -65,8 +66,7 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         help="questions of a task whose traces are put into the page (default: 200)")  # fmt: skip
     add("--corpus", action="append", default=[], metavar="FILE",
         help="a corpus of the runs, for the texts of the passages in the traces; repeatable")  # fmt: skip
-    about = "dollars per million tokens read and written, as 0.15,0.6, or ROLE=0.15,0.6 for those calls; repeatable"
-    add("--price", action="append", default=[], metavar="IN,OUT", help=about)
+    add("--price", action="append", default=[], metavar="IN,OUT", help=PRICE_HELP)
     add("--wandb", metavar="PROJECT", help="also log the tables to this project of Weights & Biases")
     return top
 

@@ -12,6 +12,7 @@ from typing import Any
 from tripletune.models.llm.several import in_role
 
 Prices = Mapping[str, tuple[float, float]]
+PRICE_HELP = "dollars per million tokens read and written, as 0.15,0.6, or ROLE=0.15,0.6 for those calls; repeatable"
 # What is summed; with "cached_" before it, the part that the ledger or another question's equal call answered.
 COSTS = ("calls", "prompt_tokens", "completion_tokens")
 # What follows the first dot of such a role.

@@ -26,7 +26,7 @@ from tripletune.eval import (
     write_context_corpus,
 )
 from tripletune.eval.controls import Control, LoopControl, OtherFacts, run_histories
-from tripletune.eval.costs import read_prices
+from tripletune.eval.costs import PRICE_HELP, read_prices
 from tripletune.eval.results import RESULTS, ResultLog
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.eval.suites._summary import summarise_questions
@@ -66,7 +66,6 @@ LLM_HELP = (
     "a chat model, [ROLE=]BACKEND:MODEL[@URL,URL]: without a role the one that --teacher names otherwise, with one "
     "that of a system's calls, such as t2rag.resolve=hf:runs/student; several URLs share the calls; repeatable"
 )
-PRICE_HELP = "dollars per million tokens read and written, as 0.15,0.6, or ROLE=0.15,0.6 for those calls; repeatable"
 
 
 @dataclass(kw_only=True)
