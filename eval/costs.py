@@ -70,22 +70,24 @@ class Costs:
         self.questions: dict[str, Any] = dict.fromkeys((*names, *(f"cached_{name}" for name in names)), 0)
         self.indexing = dict(self.questions)
 
-    def add(self, trace: Mapping[str, Any]) -> None:
-        """Add a question's trace, in the form of `Trace.to_json`."""
-        _add(self.questions, {name: trace[name] for name in COSTS})
+    def add(self, trace: Mapping[str, Any]) -> dict[str, Any]:
+        """Add a question's trace, in the form of `Trace.to_json`; gives what its own calls cost."""
+        own = dict.fromkeys(self.questions, 0) | {name: trace[name] for name in COSTS}
         for role, costs in spent(trace, self._prices).items():
             beside = {name: value for name, value in costs.items() if name not in COSTS}
             if set(role.split(".")[1:2]) & _INDEXING:
                 _add(self.indexing, costs)
                 beside = {name: -costs[name] for name in COSTS}
-            _add(self.questions, beside)
+            _add(own, beside)
+        _add(self.questions, own)
         if not self._graph:
             # Every question notes what the one graph of the corpus cost; the first knows what of it was sent.
             for costs in spent(trace, self._prices, index=True).values():
                 self._graph = True
                 _add(self.indexing, costs)
+        return own
 
 
 def _add(sums: dict[str, Any], costs: Mapping[str, float]) -> None:
     for name, value in costs.items():
-        sums[name] = sums.get(name, 0) + value
+        sums[name] += value

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import or_
 from pathlib import Path
@@ -48,6 +48,7 @@ class Run:
             they stand.
         cut_off: Whether the last line was cut off by a kill.
         added: Scores that `tripletune eval score` added.
+        indexing: What the calls cost that read the corpus.
     """
 
     folder: str
@@ -59,6 +60,7 @@ class Run:
     rows: pd.DataFrame | None
     cut_off: bool = False
     added: tuple[str, ...] = ()
+    indexing: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def system(self) -> str:
@@ -105,8 +107,9 @@ def read_folder(spec: str, prices: Prices | None = None) -> Run:
             f"{path} holds no results of `tripletune eval`: there is no {METRICS}, or {RESULTS} with {SETTINGS}"
         )
     if "system" in settings and results.is_file():
-        (rows, added), cut_off = _rows(path, settings, prices or {}), results.read_bytes()[-1:] not in (b"\n", b"")
-        return Run(str(path), name, settings, about, metrics, len(rows), rows, cut_off, added)
+        costs, cut_off = Costs(prices or {}), results.read_bytes()[-1:] not in (b"\n", b"")
+        rows, added = _rows(path, settings, costs)
+        return Run(str(path), name, settings, about, metrics, len(rows), rows, cut_off, added, costs.indexing)
     count = sum(1 for _ in read_results(results, partial=True)) if results.is_file() else 0
     return Run(str(path), name, settings, about, metrics, count, None)
 
@@ -133,7 +136,7 @@ def figures_of(run: Run) -> dict[str, Any]:
             "ended_by": _counted(rows["stop"]),
         },
         "cost": bootstrap_means(costs, None),
-        "indexing": run.metrics.get("indexing"),
+        "indexing": run.indexing,
         "roles": _roles(rows),
         "latency": {
             "mean": bootstrap_mean(seconds, None),
@@ -149,27 +152,25 @@ def figures_of(run: Run) -> dict[str, Any]:
     }
 
 
-def _rows(path: Path, settings: Mapping[str, Any], prices: Prices) -> tuple[pd.DataFrame, tuple[str, ...]]:
+def _rows(path: Path, settings: Mapping[str, Any], costs: Costs) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """The table of a folder's results, and the scores that were added."""
     found, added, metrics = [], dict[str, None](), settings["task"]["metrics"]
     for number, row in enumerate(read_scored(path, partial=True), 1):
         try:
-            found.append({**row["scores"], **_row(row, metrics, prices)})
+            found.append({**row["scores"], **_row(row, metrics, costs)})
             added |= dict.fromkeys(name for name in row["scores"] if name not in metrics)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path / RESULTS}:{number}: not a result of `tripletune eval run`: {error!r}") from None
     return pd.DataFrame(found), tuple(added)
 
 
-def _row(row: Mapping[str, Any], metrics: Sequence[str], prices: Prices) -> dict[str, Any]:
+def _row(row: Mapping[str, Any], metrics: Sequence[str], costs: Costs) -> dict[str, Any]:
     trace = row["trace"]
     details, steps = trace.get("details", {}), trace["steps"]
     wanted = set(row.get("supporting") or ())
     known = bool(wanted) and not row["error"]
     found = accumulate((wanted & {passage["id"] for passage in step["passages"]} for step in steps), or_)
-    kept, costs = details.get("core_passages"), Costs(prices)
-    costs.add(trace)
-    own = costs.questions
+    kept, own = details.get("core_passages"), costs.add(trace)
     # Who notes no role of a call notes neither its price nor that it was not sent.
     roles = sum(count for key, count in trace["tallies"].items() if key.startswith(_CALLS)) == trace["calls"]
     return {
@@ -186,7 +187,7 @@ def _row(row: Mapping[str, Any], metrics: Sequence[str], prices: Prices) -> dict
         "tokens_written": own["completion_tokens"],
         "tokens": own["prompt_tokens"] + own["completion_tokens"],
         "sent": own["calls"] - own["cached_calls"] if roles and "cached" in trace else None,
-        "dollars": 1000 * own["dollars"] if prices and roles else None,
+        "dollars": 1000 * own["dollars"] if "dollars" in own and roles else None,
         "role_tokens": details.get("tokens"),
         "seconds": trace["seconds"],
         "structuring": trace.get("structuring_seconds", 0.0),

@@ -304,24 +304,21 @@ def _cost(runs: Runs) -> list[str | Grid]:
         "dollars": "dollars per 1,000 questions",
     }  # fmt: skip
     names = [name for name in titles if any(name in run["figures"]["cost"] for run in runs)]
-    digits = {"dollars": 3}
     parts: list[str | Grid] = [
         _by_run(
             runs,
             [titles[name] for name in names],
-            lambda found: (interval(found["cost"].get(name), 1, digits.get(name, 1)) for name in names),
+            lambda found: (interval(found["cost"].get(name), 1, 3 if name == "dollars" else 1) for name in names),
         )
     ]
-    if any((run["figures"]["indexing"] or {}).get("calls") for run in runs):
-        head = dict.fromkeys(name for run in runs for name in run["figures"]["indexing"] or ())
+    if any(run["figures"]["indexing"]["calls"] for run in runs):
+        head = list(runs[0]["figures"]["indexing"])
         parts += [
             "Calls that read the corpus, in the whole run; cached: not sent.",
             _by_run(
                 runs,
                 [name.replace("_", " ") for name in head],
-                lambda found: (
-                    _number((found["indexing"] or {}).get(name), 3 if "dollars" in name else 0) for name in head
-                ),
+                lambda found: (_number(found["indexing"][name], 3 if "dollars" in name else 0) for name in head),
             ),
         ]
     roles = [

@@ -79,6 +79,7 @@ def test_figures_are_those_of_the_rows(home):
     metrics = json.loads((home / "one_round" / "metrics.json").read_text())
     assert figures["scores"] == metrics["metrics"]
     assert figures["recall"]["by_round"]["1"]["mean"] == pytest.approx(metrics["supporting_recall"]["mean"])
+    assert figures["indexing"] == metrics["indexing"]
     assert figures["cost"]["calls"]["mean"] == pytest.approx(metrics["cost_per_question"]["calls"])
     assert figures["rounds"]["questions"] == {"1": 10}
     shares = {level: found["share"]["mean"] for level, found in figures["granularity"].items()}
@@ -140,9 +141,13 @@ def test_a_folder_of_runs_is_reported_whole(home, tmp_path):
 
 
 def test_costs_in_money_are_those_of_the_tokens(home):
-    cost = figures_of(read_folder(str(home / "full"), read_prices(["2,10"])))["cost"]
+    figures = figures_of(read_folder(str(home / "full"), read_prices(["2,10"])))
+    cost, indexing = figures["cost"], figures["indexing"]
     expected = (2 * cost["tokens_read"]["mean"] + 10 * cost["tokens_written"]["mean"]) / 1000
     assert cost["dollars"]["mean"] == pytest.approx(expected)
+    expected = (2 * indexing["prompt_tokens"] + 10 * indexing["completion_tokens"]) / 1e6
+    assert indexing["dollars"] == pytest.approx(expected)
+    assert expected > 0
 
 
 def test_a_killed_run_is_reported_as_what_it_is(home, tmp_path, capsys):
