@@ -103,7 +103,8 @@ def test_queries_follow_the_gold_chain(world, traces):
 
 def test_no_reply_of_a_perfect_teacher_is_at_fault(traces):
     tallies = sum((Counter(trace.tallies) for trace in traces), Counter())
-    assert not [name for name in tallies if name.startswith(("integration.", "answer.", "unreadable", "cut_off"))]
+    faults = ("integration.", "answer.", "unreadable", "cut_off", "incomplete_json")
+    assert not [name for name in tallies if name.startswith(faults)]
     assert sum(tallies[f"answered.{name}"] for name in ("triples", "sentences", "passages", "default")) == len(traces)
 
 

@@ -52,10 +52,9 @@ async def passage_triples(
         # Without a list the triples are asked for all the same.
         entities = await call("entities", user, read_entities) or ()
         user += f"\nEntities: {json.dumps(entities, ensure_ascii=False)}"
-    name = "joint" if joint else "triples"
-    if (found := await call(name, user, read_passage_triples)) is None:
+    if (found := await call("joint" if joint else "triples", user, read_passage_triples)) is None:
         return None
-    issues += Counter({"malformed_triples": found.malformed, f"cut_off.cirag.{name}": found.cut_off})
+    issues += Counter({"malformed_triples": found.malformed, "incomplete_json": found.cut_off})
     return found.triples
 
 
