@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -44,19 +43,19 @@ class Labeller:
             SetupError: no call can succeed.
             RetriesExhausted: the server stays away.
         """
-        found = self._runner.run(self._together(questions))
-        for error in found:
-            # What else is wrong with a question the build meets again, and does what --on-call-error says.
-            if isinstance(error, (SetupError, RetriesExhausted)) or not isinstance(
-                error, (CallError, RepliesPending, UnlabelledQuestion, list)
-            ):
+        errors = self._runner.run(self._errors(questions))
+        for error in errors:
+            # These the build meets again, and does what --on-call-error says.
+            of_one_question = isinstance(error, (CallError, RepliesPending, UnlabelledQuestion))
+            if isinstance(error, (SetupError, RetriesExhausted)) or not of_one_question:
                 raise error
-        return [error for error in found if isinstance(error, RepliesPending)]
+        return [error for error in errors if isinstance(error, RepliesPending)]
 
-    async def _together(self, questions: Iterable[Question]) -> list[Any]:
+    async def _errors(self, questions: Iterable[Question]) -> list[BaseException]:
         first = self._options.first_subquery
         labels = (label_question(question, self._teacher, first_subquery=first) for question in questions)
-        return await asyncio.gather(*labels, return_exceptions=True)
+        found = await asyncio.gather(*labels, return_exceptions=True)
+        return [one for one in found if isinstance(one, BaseException)]
 
     def waiting(self, sources: list[Source]) -> Iterator[str]:
         """The questions of the sources that wait for replies, as JSON."""
