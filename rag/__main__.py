@@ -106,7 +106,7 @@ def _ask(args: argparse.Namespace) -> None:
                 generator.processor = generator.processor.without_graph()
             tools = replace(tools, planner=None if args.teacher else generator, answerer=generator)
         extraction = None
-        if system.needs_triples(options) and reading.extractor and extracts(reading):
+        if system.needs_triples(options) and extracts(reading):
             extraction = open_extraction(reading, index, tools.llm, teacher)
             tools = replace(tools, store=extraction)
 

@@ -86,7 +86,7 @@ def search_problems(options: SearchOptions, system: System, loop: Any) -> list[s
     if system.needs_triples(loop) and not (options.triples or options.extractor):
         instead = "--evidence text" if isinstance(loop, LoopOptions) else "other options"
         problems.append(f"--system {system.name} reads triples: give --triples FILE, --extractor MODEL, or {instead}")
-    if system.searches_triples(loop) and options.extractor and extracts(options):
+    if system.searches_triples(loop) and extracts(options):
         problems.append(
             f"--system {system.name} searches the triples of the whole corpus, which --extractor {options.extractor} "
             "can't read in the loop: run `tripletune rag extract` first and give its store as --triples"
@@ -126,10 +126,11 @@ def build_indexes(options: SearchOptions, embedder: Embedder | None = None) -> N
 
 def extracts(options: SearchOptions) -> bool:
     """Whether `--extractor` is a model that reads passages in the loop, and not one whose triples `--triples` holds."""
-    if not options.triples or not is_store(options.triples):
-        return True
+    name = options.extractor
+    if not name or not options.triples or not is_store(options.triples):
+        return bool(name)
     with closing(TripleStore(options.triples, create=False)) as store:
-        name, stored = str(options.extractor), [one.model for one in store.extractors()]
+        stored = [one.model for one in store.extractors()]
     # Anything else is a name that the store lacks, and what it has is worth telling.
     return name not in stored and (name == TEACHER or "/" in name or name.startswith(PYPI) or Path(name).is_dir())
 
@@ -193,7 +194,7 @@ def open_search(
     retriever = store = embedder = triples = None
     if options.encoder and corpus and (options.retriever != "bm25" or system.needs_reranker(loop)):
         embedder = search_embedder(options)
-    if system.needs_triples(loop) and not (options.extractor and extracts(options)):
+    if system.needs_triples(loop) and not extracts(options):
         kept = index / "triples.sqlite"
         store = once(("store", where), lambda: open_triples(str(options.triples), kept, options.extractor))
     how = (embedder, options.vectors)

@@ -268,7 +268,7 @@ class QuestionSuite(Suite):
             models["control_run"] = file_digest(Path(options.control_run) / RESULTS)
         if options.gold:
             models["gold"] = file_digest(options.gold)
-        if triples and options.extractor and extracts(options):
+        if triples and extracts(options):
             found: Any = extractor_settings(options)
         else:
             found = triples_settings(str(options.triples), options.extractor) if triples else None
@@ -322,7 +322,7 @@ class QuestionSuite(Suite):
             facts = OtherFacts(run_histories(options.control_run)) if options.control_run else None
             readers = [one and LoopControl(one, options.control, facts) for one in (planner, answerer)]
             self.tools = replace(tools, planner=readers[0], answerer=readers[1])
-        if system.needs_triples(loop) and options.extractor and extracts(options):
+        if system.needs_triples(loop) and extracts(options):
             index = Path(options.index or self.home / "index")
             # The model of `--teacher`, or that of `--llm extract=...`.
             teacher = self.teacher and in_role(chat_models(options.llm, self.teacher), ROLE, self.teacher)
