@@ -254,7 +254,8 @@ def _trl_trainer(options: ExtractorOptions, pairs: str, scratch: str, dtype: str
     from transformers.trainer_callback import PrinterCallback
     from trl import SFTConfig, SFTTrainer
 
-    from tripletune.models.loading import add_lora, load_causal_lm
+    from tripletune.models.loading import load_causal_lm
+    from tripletune.models.lora import add_lora
 
     class Quiet(SFTTrainer):
         def _send_telemetry(self) -> None:

@@ -17,7 +17,7 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,6 @@ logger = logging.getLogger(__name__)
 PYPI = "pypi:"
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DTYPE_HELP = "weights: float32, bfloat16, float16 or auto (default: bfloat16 on a GPU, else float32)"
-ALL_LINEAR = "all-linear"
 # How the adapter of a Graph-LLM names its layers: in front of "(q_proj|v_proj)". The one pattern that is let through.
 LANGUAGE_MODEL_LAYERS = r"(?:.*\.)?language_model\..*\."
 _NAMES = re.compile(r"[\w.-]*|\([\w|-]+\)")
@@ -248,30 +247,6 @@ def load_adapter(model: Any, folder: str | Path, trainable: bool = False) -> Pef
         return PeftModel.from_pretrained(model, str(folder), is_trainable=trainable, autocast_adapter_dtype=trainable)
 
 
-def take_over(model: PeftModel, folder: str | Path) -> None:
-    """Give a fresh adapter the weights of a trained one, to train on from there.
-
-    Raises:
-        FileNotFoundError: the folder holds no adapter.
-        ValueError: the adapters have other layers or sizes.
-    """
-    from peft import get_peft_model_state_dict, set_peft_model_state_dict
-    from safetensors.torch import load_file
-
-    file = Path(resolve(folder)) / ADAPTER
-    if not file.is_file():
-        raise FileNotFoundError(f"model.adapter {folder}: there is no {ADAPTER}; name a run, a checkpoint or an export")
-    check_weights(file)
-    own, found = get_peft_model_state_dict(model), load_file(file)
-    shapes = [{name: tuple(weight.shape) for name, weight in weights.items()} for weights in (own, found)]
-    if other := sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()}):
-        sides = [
-            f"{name} is {shapes[1].get(name, 'missing')} there, {shapes[0].get(name, 'missing')} here" for name in other
-        ]
-        raise ValueError(f"model.adapter {folder} has other layers or sizes than the settings ask for: {sides[0]}")
-    set_peft_model_state_dict(model, found)
-
-
 def for_inference(adapted: PeftModel) -> Any:
     """A model with its adapter, in eval mode: merged in float32, where that costs nothing, and side by side below.
 
@@ -380,73 +355,6 @@ def adapter_base(folder: str | Path) -> tuple[str, str | None] | None:
     if not (Path(folder) / ADAPTER).is_file():
         raise FileNotFoundError(f"adapter folder {folder} has no weights ({ADAPTER}): copy it again")
     return str(base), settings.get("revision")
-
-
-def chosen_layers(model: Any, targets: Sequence[str], name: str) -> set[str]:
-    """The linear layers that LoRA adapts, by the last part of their names.
-
-    Args:
-        model: A language model.
-        targets: Names, or "all-linear" for every linear layer but the output layer.
-        name: The model's name, for the message.
-
-    Raises:
-        ValueError: a target does not exist.
-    """
-    import torch
-    from transformers.pytorch_utils import Conv1D
-
-    output = model.get_output_embeddings()
-    known = {
-        path.rsplit(".", 1)[-1]
-        for path, module in model.named_modules()
-        if isinstance(module, (torch.nn.Linear, Conv1D)) and module is not output
-    }
-    chosen = known if tuple(targets) == (ALL_LINEAR,) else set(targets)
-    if not chosen <= known:
-        raise ValueError(
-            f"LoRA targets {sorted(chosen - known)} do not exist in {name}; its linear layers are "
-            f"{', '.join(sorted(known))}"
-        )
-    return chosen
-
-
-def add_lora(
-    model: Any,
-    *,
-    rank: int,
-    alpha: int,
-    dropout: float,
-    targets: Sequence[str],
-    base: str,
-    revision: str | None = None,
-) -> PeftModel:
-    """Freeze a language model and put LoRA on some of its layers.
-
-    Args:
-        model: The model.
-        targets: See `chosen_layers`.
-        base: What the model is loaded by; the adapter names it (`adapter_base`).
-        revision: Its hub revision.
-
-    Raises:
-        ValueError: a target does not exist.
-    """
-    from peft import LoraConfig, get_peft_model
-
-    config = LoraConfig(
-        task_type="SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM",
-        r=rank,
-        lora_alpha=alpha,
-        lora_dropout=dropout,
-        target_modules=sorted(chosen_layers(model, targets, base)),
-    )
-    adapted: PeftModel = get_peft_model(model, config)
-    # PEFT takes the folder it was loaded from, which is a cache where the model came from a package.
-    for settings in adapted.peft_config.values():
-        settings.base_model_name_or_path = base
-        settings.revision = revision
-    return adapted
 
 
 def _package_model(package: str) -> Path:

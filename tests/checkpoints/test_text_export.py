@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from tripletune.checkpoints import export_adapter, merge_adapter
-from tripletune.models.loading import add_lora
+from tripletune.models.lora import add_lora
 
 Cli = Callable[..., tuple[int, str, str]]
 PROMPT = "Write down every fact.\n"

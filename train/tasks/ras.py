@@ -207,7 +207,8 @@ class GraphTask(TrainingTask):
 
         from tripletune.models.graph_llm import add_adapter, build_graph_llm
         from tripletune.models.graph_llm.processor import GraphLLMProcessor
-        from tripletune.models.loading import load_tokenizer, parse_dtype, take_over
+        from tripletune.models.loading import load_tokenizer, parse_dtype
+        from tripletune.models.lora import take_over
         from tripletune.models.losses import check_shared_prefixes
         from tripletune.models.rendering import Instructions
 
