@@ -24,7 +24,7 @@ from typing import Any
 
 from tripletune.data_builders.readers._rows import Row, required_text, source_rows
 from tripletune.models.data.records import read_jsonl
-from tripletune.models.files import new_file
+from tripletune.models.files import check_new, new_file
 from tripletune.models.options import setting
 from tripletune.rag.extractor import split_passage
 
@@ -55,8 +55,9 @@ def adapt_rows(options: AdaptOptions) -> Counter[str]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a row has none of the layouts, or the file no row.
+        ValueError: a row has none of the layouts, the file no row, or the output is what is read.
     """
+    check_new(options.output, [options.input, *([options.aliases] if options.aliases else [])])
     counts, aliases = Counter[str](), _aliases(options.aliases)
     seen: set[int] = set()
     graph: dict[str, set[Any]] = {"nodes": set(), "relations": set(), "distinct triples": set()}

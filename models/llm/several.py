@@ -78,6 +78,8 @@ class Servers:
             try:
                 return await self._backends[place].complete(messages, sampling)
             except (TransientError, asyncio.CancelledError) as error:
+                # A call that takes too long is cancelled by the client. So is one that nobody waits for any more: its
+                # server rests without need, which costs little while another is up.
                 self._rests[place] = time.monotonic() + _REST
                 if not left or isinstance(error, asyncio.CancelledError):
                     raise

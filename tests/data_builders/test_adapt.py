@@ -64,6 +64,8 @@ def test_silver_triples_are_counted_and_other_rows_refused(tmp_path):
     assert counts["distinct triples"] <= counts["triples"]
     with pytest.raises(ValueError, match="no layout that is known; it has foo"):
         adapt(tmp_path, [{"foo": 1}])
+    with pytest.raises(ValueError, match="what is read"):
+        adapt(tmp_path, [], name="out.jsonl")
 
 
 @pytest.mark.parametrize(
