@@ -89,7 +89,8 @@ def test_malformed_triples_are_counted_and_cost_no_neighbour():
 def test_a_reply_that_is_cut_off_keeps_its_complete_triples_and_is_not_asked_for_again(reply):
     found, issues, _, _ = read(ENTITIES, reply)
     assert found == (Triple("a", "b", "c"), Triple("d", "e", "f"))
-    assert issues == {"incomplete_json": 1}, "not as cut_off.<role>, which the client counts"
+    assert issues["incomplete_json"] == 1
+    assert issues.keys() <= {"incomplete_json", "malformed_triples"}, "the client counts cut_off.<role>"
 
 
 def test_other_forms_are_read():
