@@ -32,7 +32,7 @@ async def ras(question: str, search: str, tools: Tools, options: LoopOptions) ->
     started = time.perf_counter()
     # A chat model's calls are noted in the trace; their cost is counted below, as that of a Graph-LLM is.
     notes = Trace(question)
-    trace = Trace(question, tallies=notes.tallies, details=notes.details)
+    trace = Trace(question, tallies=notes.tallies, details=notes.details, cached=notes.cached)
     # A chat model takes the places that no Graph-LLM has: both, or one of them (figure 3).
     planner, answerer = (
         one or chat_generator(tools, options.prompts, notes) for one in (tools.planner, tools.answerer)
