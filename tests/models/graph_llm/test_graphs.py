@@ -157,7 +157,9 @@ def test_pooling_is_the_mean_of_sub_graphs_not_of_nodes(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("training", [True, False])
 def test_a_sample_without_graph_is_the_zero_vector(architecture: str, training: bool) -> None:
     model = encoder(architecture).train(training)
+    before = torch.get_rng_state()
     assert torch.equal(model(batch(sample(1, ()), sample(2, ()))), torch.zeros(2, 8))
+    assert torch.equal(torch.get_rng_state(), before), "a batch without graphs draws nothing"
     mixed = model(batch(sample(1, ()), sample(2, (3,)), sample(3, ())))
     assert torch.equal(mixed[[0, 2]], torch.zeros(2, 8))
     assert mixed[1].abs().sum() > 0
