@@ -138,6 +138,7 @@ def test_weights_reach_markers_and_answers_alone(records: list[Record], processo
         assert processor.tokenizer.decode(ids[weights == 4.0]) == (record.action.value if planning else "")
         assert ids[weights == 2.5].tolist() == ([] if planning else row["label_ids"])
         assert set(weights.tolist()) <= {1.0, 2.5, 4.0}
+    assert RecordCollator(3, None)(rows).keys() == {"input_ids", "labels"}
 
 
 def test_with_a_loss_per_record_all_records_weigh_alike(records: list[Record], processor: GraphLLMProcessor) -> None:
@@ -145,4 +146,3 @@ def test_with_a_loss_per_record_all_records_weigh_alike(records: list[Record], p
     batch = RecordCollator(3, None, answer_weight=2.0, tokens_per_record=10.0)(rows)
     for record, labels, weights in zip(records, batch["labels"], batch["label_weights"]):
         assert float(weights[labels != -100].sum()) == pytest.approx(10.0 if record.task == "planning" else 20.0)
-    assert RecordCollator(3, None)(rows).keys() == {"input_ids", "labels"}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -141,27 +142,27 @@ class UsageError(Exception):
 
 
 @pytest.fixture
-def no_login(monkeypatch: pytest.MonkeyPatch) -> None:
-    def login() -> None:
-        raise UsageError("No API key configured.\nUse `wandb login` to log in.")
-
+def login(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    login = Mock(side_effect=UsageError("No API key configured.\nUse `wandb login` to log in."))
     monkeypatch.setitem(
         sys.modules, "wandb", SimpleNamespace(login=login, errors=SimpleNamespace(UsageError=UsageError), __spec__=True)
     )
     monkeypatch.delenv("WANDB_MODE", raising=False)
+    return login
 
 
-def test_wandb_without_login_is_told_before_anything_is_loaded(no_login: None) -> None:
+def test_wandb_without_login_is_told_before_anything_is_loaded(login: Mock) -> None:
     with pytest.raises(ValueError, match=r"No API key configured.*WANDB_MODE=offline") as error:
         check_tracking(["tensorboard", "wandb"])
     assert "\n" not in str(error.value)
 
 
-def test_offline_or_without_a_tracker_no_login_is_needed(no_login: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_or_without_a_tracker_no_login_is_needed(login: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
     check_tracking(["none"])
     for mode in ("offline", "disabled"):
         monkeypatch.setenv("WANDB_MODE", mode)
         check_tracking(["wandb"])
+    login.assert_not_called()
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
