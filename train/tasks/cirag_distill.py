@@ -227,7 +227,8 @@ class StudentTask(TextTask):
     @property
     def shared_prompt(self) -> str | None:
         """The system prompt of all training trajectories; None where they differ."""
-        return next(iter(self.learned_from[1])) or None if len(self.learned_from[1]) == 1 else None
+        prompts = self.learned_from[1]
+        return None if len(prompts) > 1 else "".join(prompts) or None
 
     def facts(self) -> dict[str, Any]:
         """Trajectories of each teacher."""

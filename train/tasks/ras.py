@@ -264,12 +264,12 @@ class GraphTask(TrainingTask):
         from tripletune.models.graph_llm.graphs import build_graph
 
         sources, encoder = [source for source in self.sources if source is not None], self.config.model.encoder
-        parts = [[source.digest for source in sources], encoder, self.processor.settings.graph_pooling]
+        pooling = self.processor.settings.graph_pooling
+        parts = [[source.digest for source in sources], encoder, pooling]
         name = f"strings-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
         folder = Path(self.config.output_dir) / "cache" / name
         if (folder / "table.json").exists():
             return EmbeddingTable(folder)
-        pooling = self.config.model.graph_pooling
         graphs = (build_graph(record.steps, pooling) for source in sources for record in source)
         return EmbeddingTable.build((text for graph in graphs for text in graph.nodes + graph.edges), encoder, folder)
 
