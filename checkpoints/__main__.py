@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 from tripletune.checkpoints import DTYPES, export_adapter, merge_adapter
 from tripletune.checkpoints.verify import TOLERANCE, comparison_table, explain, verify
-from tripletune.models.program import run_program
+from tripletune.models.program import CommandParser, run_program
 
 # Options of `export_adapter`.
 _EXPORT = ("base_model", "base_revision", "encoder", "licence", "scores", "overwrite")
 
 
 def _parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="tripletune checkpoints", description=__doc__)
+    top = CommandParser(prog="tripletune checkpoints", description=__doc__)
     top.add_argument("--verbose", action="store_true", help="log more, and show tracebacks")
     commands = top.add_subparsers(dest="command", required=True, metavar="{export,verify,merge}")
     export = commands.add_parser("export", help="write the adapter folder of a run, with card and reference outputs")

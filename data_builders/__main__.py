@@ -36,7 +36,7 @@ from tripletune.data_builders.published import HUB_ID, read_explagraphs, read_re
 from tripletune.models.data.records import normalize_answer
 from tripletune.models.files import read_json
 from tripletune.models.options import add_arguments, from_arguments, setting
-from tripletune.models.program import plain_console, printable, run_program
+from tripletune.models.program import CommandParser, plain_console, printable, run_program
 
 _MOST_TROUBLES = 20
 
@@ -189,7 +189,7 @@ def _say(text: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tripletune data", description=__doc__)
+    parser = CommandParser(prog="tripletune data", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(function: Callable[[argparse.Namespace], int | None]) -> argparse.ArgumentParser:

@@ -63,10 +63,6 @@ class Task:
         found += [not_one_of("metrics", name, list(known)) for name in self.metrics if name not in known]
         return found + ([] if "{question}" in self.template else ["template: it has no {question}"])
 
-    def prompt(self, question: Question) -> str:
-        """The question as the model reads it."""
-        return self.template.replace("{question}", question.question)
-
 
 def task_names() -> list[str]:
     """The tasks that come with the toolkit."""

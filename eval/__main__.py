@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from tripletune.eval.costs import PRICE_HELP
-from tripletune.models.program import load_from, names_in, plain_console, run_program
+from tripletune.models.program import CommandParser, load_from, names_in, plain_console, run_program
 
 SUITES = "tripletune.eval.suites"
 # Commands whose name is not that of their suite's module.
@@ -23,7 +23,7 @@ _REPORTS = {
 
 def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     """The command line; of the evaluations only the one that is called has its options."""
-    top = argparse.ArgumentParser(prog="tripletune eval", description="Evaluate retrieval systems and planners.")
+    top = CommandParser(prog="tripletune eval", description="Evaluate retrieval systems and planners.")
     top.add_argument("--verbose", action="store_true", help="log more, and show tracebacks")
     commands = top.add_subparsers(dest="command", required=True)
     names = {module: name for name, module in _MODULES.items()}

@@ -6,7 +6,7 @@ Calls that read passages into triples are indexing: they are made once, by which
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tripletune.models.llm.several import in_role
@@ -32,6 +32,11 @@ def read_prices(texts: Sequence[str]) -> Prices:
             f"--price {wrong[0]}: write dollars per million tokens as IN,OUT or ROLE=IN,OUT, for example 0.15,0.6"
         )
     return {match[1] or "": (float(match[2]), float(match[3])) for match in matches.values() if match}
+
+
+def unused_roles(named: Iterable[str], met: Iterable[str]) -> list[str]:
+    """The roles of `--price` or `--llm` that are none of those that calls had, nor the beginning of one."""
+    return [role for role in named if role and not any(in_role({role: True}, one) for one in met)]
 
 
 def spent(trace: Mapping[str, Any], prices: Prices, index: bool = False) -> dict[str, dict[str, float]]:
@@ -62,6 +67,7 @@ class Costs:
     Attributes:
         questions: What the questions' own calls cost.
         indexing: What reading the corpus cost.
+        roles: The roles that calls had.
     """
 
     def __init__(self, prices: Prices) -> None:
@@ -69,11 +75,13 @@ class Costs:
         names = (*COSTS, "dollars") if prices else COSTS
         self.questions: dict[str, Any] = dict.fromkeys((*names, *(f"cached_{name}" for name in names)), 0)
         self.indexing = dict(self.questions)
+        self.roles: dict[str, None] = {}
 
     def add(self, trace: Mapping[str, Any]) -> dict[str, Any]:
         """Add a question's trace, in the form of `Trace.to_json`; gives what its own calls cost."""
         own = dict.fromkeys(self.questions, 0) | {name: trace[name] for name in COSTS}
         for role, costs in spent(trace, self._prices).items():
+            self.roles[role] = None
             beside = {name: value for name, value in costs.items() if name not in COSTS}
             if set(role.split(".")[1:2]) & _INDEXING:
                 _add(self.indexing, costs)
@@ -82,8 +90,8 @@ class Costs:
         _add(self.questions, own)
         if not self._graph:
             # Every question notes what the one graph of the corpus cost; the first knows what of it was sent.
-            for costs in spent(trace, self._prices, index=True).values():
-                self._graph = True
+            for role, costs in spent(trace, self._prices, index=True).items():
+                self._graph, self.roles[role] = True, None
                 _add(self.indexing, costs)
         return own
 

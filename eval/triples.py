@@ -28,7 +28,7 @@ import numpy as np
 
 from tripletune.eval.graph_match import edit_distance, same_graph, triple_matches
 from tripletune.eval.statistics import bootstrap_ratio
-from tripletune.eval.webnlg import MEASURES, webnlg_scores
+from tripletune.eval.webnlg import MEASURES, precision_recall_f1, webnlg_scores
 from tripletune.models.data.pairs import ExtractionPair, predicate_words, read_replies, read_reply
 from tripletune.models.data.triples import Triple
 
@@ -167,15 +167,6 @@ def rouge_scores(reply: str, gold: str) -> dict[str, float]:
 
     scores = RougeScorer(list(ROUGE), use_stemmer=False).score(gold, reply[:_LONGEST_ROUGE])
     return {name: float(scores[name].fmeasure) for name in ROUGE}
-
-
-def precision_recall_f1(matches: float, predicted: float, gold: float) -> tuple[float, float, float]:
-    """Precision, recall and F1 of one text; all 1 when there is nothing to find and nothing was found."""
-    if not predicted and not gold:
-        return 1.0, 1.0, 1.0
-    precision = matches / predicted if predicted else 0.0
-    recall = matches / gold if gold else 0.0
-    return precision, recall, 2 * matches / (predicted + gold)
 
 
 def _score(prediction: Prediction, found: Sequence[Triple], vectors: FieldVectors | None) -> dict[str, Any]:

@@ -60,12 +60,16 @@ def pair_scores(reference: Sequence[str], candidate: Sequence[str]) -> list[tupl
     counts = np.array(list(_counts(trues, found))).sum(axis=0)
     overlapped, spurious, missed = counts[-3:]
     actual, possible = overlapped + spurious, overlapped + missed
-    return [_precision_recall_f1(right, actual, possible) for right in counts[:4]]
+    return [precision_recall_f1(right, actual, possible) if right else (0.0, 0.0, 0.0) for right in counts[:4]]
 
 
-def _precision_recall_f1(right: float, actual: float, possible: float) -> tuple[float, float, float]:
-    precision, recall = right / actual if actual else 0.0, right / possible if possible else 0.0
-    return precision, recall, 2 * precision * recall / (precision + recall) if right else 0.0
+def precision_recall_f1(matches: float, predicted: float, gold: float) -> tuple[float, float, float]:
+    """Precision, recall and F1 of one text; all 1 when there is nothing to find and nothing was found."""
+    if not predicted and not gold:
+        return 1.0, 1.0, 1.0
+    precision = matches / predicted if predicted else 0.0
+    recall = matches / gold if gold else 0.0
+    return precision, recall, 2 * precision * recall / (precision + recall) if matches else 0.0
 
 
 def _counts(trues: Sequence[Span], found: Sequence[Span]) -> Iterator[tuple[float, ...]]:

@@ -6,6 +6,7 @@ A `Trace` holds every sub-query, passage, triple, decision and token as plain JS
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -136,6 +137,10 @@ class Trace:
         """The trace as JSON values; those in it are not copied."""
         steps, actions = list(map(_values, self.steps)), list(map(_values, self.actions))
         return {**_values(self), "steps": steps, "actions": actions}
+
+
+# The trace of the question under way, which notes the calls that read passages for it.
+NOTING: ContextVar[Trace | None] = ContextVar("noting", default=None)
 
 
 def _values(part: Trace | TraceStep | TraceAction) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from tripletune.models.llm import SetupError
 from tripletune.models.llm.backends import LLMOptions, backend_names, open_client
 from tripletune.models.loading import DTYPE_HELP, usual_dtype
 from tripletune.models.options import add_arguments, from_arguments, setting
-from tripletune.models.program import printable, run_program
+from tripletune.models.program import CommandParser, printable, run_program
 from tripletune.models.run_folders import check_model_folder, trained_folder
 from tripletune.rag import Trace
 from tripletune.rag.extract import CorpusExtraction, ExtractionCounts, export_triples, read_passages
@@ -250,7 +250,7 @@ def _add_index(commands: Any) -> None:
 
 def rag_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="tripletune rag", description=(__doc__ or "").split("\n")[0])
+    parser = CommandParser(prog="tripletune rag", description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     for add in (_add_ask, _add_extract, _add_export, _add_index):
         add(commands)

@@ -31,6 +31,8 @@ from tripletune.models.llm.replies import UnusableReply, ask
 from tripletune.models.loading import ADAPTER_CONFIG, DTYPES, adapter_base, resolve, usual_dtype
 from tripletune.models.options import from_arguments, require, setting, to_arguments
 from tripletune.models.run_folders import CONFIG, PROMPT_FILE
+from tripletune.rag import NOTING
+from tripletune.rag.systems import QuestionClient
 
 logger = logging.getLogger(__name__)
 
@@ -120,9 +122,10 @@ class TextExtractor:
         Raises:
             CallError: a text can't be answered. `CorpusExtraction` then tries the batch one text at a time.
         """
-        chats = (extraction_chat(text, self._instruction) for text in texts)
+        chats, notes = (extraction_chat(text, self._instruction) for text in texts), NOTING.get()
+        client = QuestionClient(self._client, notes) if notes else self._client
         return await asyncio.gather(*(
-            self._client.chat([system, *self._examples, user], role=ROLE, sampling=self._sampling)
+            client.chat([system, *self._examples, user], role=ROLE, sampling=self._sampling)
             for system, user in chats
         ))  # fmt: skip
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,11 +13,11 @@ import numpy as np
 
 from tripletune.models.data.triples import Triple
 from tripletune.rag.retrievers import verbalise
+from tripletune.rag.text_index import words_in
 
 Scoring = Literal["concat", "mean"]
 # The similarity of each text to the query; see `Reranker`.
 Compare = Callable[[str, Sequence[str]], Awaitable[Sequence[float]]]
-_WORD = re.compile(r"\w+")
 
 
 class TripleGraph(Protocol):
@@ -115,12 +114,8 @@ def _closest(query: str, row: int, visited: set[int], graph: TripleGraph, limit:
     rows = [int(other) for other in graph.neighbours(row) if int(other) not in visited]
     if len(rows) <= limit:
         return rows
-    words = _words(query)
-    return sorted(rows, key=lambda other: (-len(words & _words(verbalise(graph[other]))), other))[:limit]
-
-
-def _words(text: str) -> set[str]:
-    return set(_WORD.findall(text.lower()))
+    words = set(words_in(query))
+    return sorted(rows, key=lambda other: (-len(words.intersection(words_in(verbalise(graph[other])))), other))[:limit]
 
 
 async def _similarities(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,9 +12,8 @@ from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.rag.embedding import Embedder
 from tripletune.rag.index import PassageStore
-from tripletune.rag.text_index import RetrieverKind, TextIndex, VectorSearch, open_text_index
+from tripletune.rag.text_index import RetrieverKind, TextIndex, VectorSearch, open_text_index, words_in
 
-_WORD = re.compile(r"\w+")
 T = TypeVar("T")
 
 
@@ -137,17 +134,13 @@ def source_sentence(triple: Triple, sentences: Sequence[str]) -> int:
         triple: The triple.
         sentences: At least one sentence.
     """
-    fields = [_words(field) for field in triple.as_list()]
+    fields = [words_in(field) for field in triple.as_list()]
     weights = (1.0, 1.0, 2.0)
 
     def score(sentence: str) -> float:
-        words = set(_words(sentence))
+        words = set(words_in(sentence))
         shares = (sum(word in words for word in field) / len(field) if field else 0.0 for field in fields)
         return sum(weight * share for weight, share in zip(weights, shares))
 
     scores = [score(sentence) for sentence in sentences]
     return scores.index(max(scores))
-
-
-def _words(text: str) -> list[str]:
-    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())

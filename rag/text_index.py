@@ -239,10 +239,14 @@ def _stemmer_and_stop_words() -> tuple[Any, frozenset[str]]:
     return Stemmer.Stemmer("english"), frozenset(STOPWORDS_EN)
 
 
+def words_in(text: str) -> list[str]:
+    """The words of a text, in lower case and in one Unicode form."""
+    return _WORD.findall(unicodedata.normalize("NFKC", text).lower())
+
+
 def _tokens(text: str) -> list[str]:
     stemmer, stop_words = _stemmer_and_stop_words()
-    words = _WORD.findall(unicodedata.normalize("NFKC", text).lower())
-    return stemmer.stemWords([word for word in words if word not in stop_words])
+    return stemmer.stemWords([word for word in words_in(text) if word not in stop_words])
 
 
 def _best(scores: np.ndarray, k: int, above: float = -np.inf) -> Ranking:

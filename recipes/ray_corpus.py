@@ -45,7 +45,6 @@ from tripletune.models.llm.noted_calls import StoredReplies, store_calls
 from tripletune.models.options import add_arguments, from_arguments, setting
 from tripletune.models.program import run_program
 from tripletune.rag.__main__ import rag_parser
-from tripletune.rag.embedding import Embedder
 from tripletune.rag.extract import CorpusExtraction, ExtractionCounts, read_passages
 from tripletune.rag.extractor import open_extractor
 from tripletune.rag.search import SearchOptions, build_indexes, search_embedder
@@ -74,13 +73,8 @@ def in_blocks(
 ) -> Iterator[Any]:
     """Let Ray Data call workers on blocks of rows; yields the list of rows that each block became.
 
-    Args:
-        rows: What is to be done; written to a file first, so that Ray can read any part of it again.
-        worker: A class: `worker(*given)` turns {"row": [...]} into {"row": [...]}.
-        given: Its arguments.
-        options: How many workers, and how large the blocks are.
-        folder: Where that file lies meanwhile.
-        ordered: Whether blocks come back in order; finished ones then wait for those before them.
+    A `worker(*given)` turns {"row": [...]} into {"row": [...]}. Rows are first written to a file in `folder`, so that
+    Ray can read any part of them again. Blocks that are `ordered` wait for those before them.
     """
     import ray.data
 
@@ -147,20 +141,6 @@ class EmbedWorker:
         return {"row": [vector.tobytes() for vector in vectors]}
 
 
-class RayEmbedder(Embedder):
-    """The encoder of an index whose texts are embedded by workers."""
-
-    def __init__(self, options: SearchOptions, shared: RayOptions) -> None:
-        vars(self).update(vars(search_embedder(options)))
-        self._options, self._shared = options, shared
-
-    def stream(self, texts: Iterable[str], chunk: int) -> Iterator[np.ndarray]:
-        """See `Embedder.stream`."""
-        folder = Path(str(self._options.index))
-        for rows in in_blocks(texts, EmbedWorker, (self._options,), self._shared, folder, ordered=True):
-            yield np.frombuffer(b"".join(rows), np.float16).reshape(len(rows), -1)
-
-
 def share_subq(argv: list[str], shared: RayOptions) -> int:
     """Let workers make the calls of `tripletune build subq`, then build from its ledger."""
     parser = subq_parser()
@@ -172,8 +152,7 @@ def share_subq(argv: list[str], shared: RayOptions) -> int:
     if options.direct_answer_model or options.direct_answers or options.shard or parsed.dry_run:
         raise ValueError("direct answers, --shard and --dry-run are for `tripletune build subq` alone: leave them out")
     with Ledger(str(llm.ledger)) as ledger:
-        labeller = Labeller(options, StoredReplies(llm.ledger_name, ledger), llm.sampling(1))
-        rows = labeller.waiting(sources)
+        rows = Labeller(options, StoredReplies(llm.ledger_name, ledger), llm.sampling(1)).waiting(sources)
         given = (options, replace(llm, ledger=shared.replies))
         for calls in in_blocks(rows, SubqWorker, given, shared, ledger.path.parent):
             store_calls(ledger, calls)
@@ -206,18 +185,25 @@ def share_index(argv: list[str], shared: RayOptions) -> int:
     options = from_arguments(SearchOptions, rag_parser().parse_args(["index", *argv]))
     if options.retriever == "bm25" or not options.encoder:
         raise ValueError("workers embed: name --retriever dense or hybrid, and an --encoder")
-    build_indexes(options, RayEmbedder(options, shared))
+
+    def stream(texts: Iterable[str], _: int) -> Iterator[np.ndarray]:
+        for rows in in_blocks(texts, EmbedWorker, (options,), shared, Path(str(options.index)), ordered=True):
+            yield np.frombuffer(b"".join(rows), np.float16).reshape(len(rows), -1)
+
+    embedder = search_embedder(options)
+    embedder.stream = stream  # type: ignore[method-assign]
+    build_indexes(options, embedder)
     return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line: how to share out, and the options of the one-machine command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0], allow_abbrev=False)
-    parser.add_argument("command", choices=("subq", "extract", "index"))
+    commands = {"subq": share_subq, "extract": share_extract, "index": share_index}
+    parser.add_argument("command", choices=commands)
     add_arguments(parser, RayOptions)
     parsed, rest = parser.parse_known_args(argv)
-    command = {"subq": share_subq, "extract": share_extract, "index": share_index}[parsed.command]
-    return run_program(lambda: command(rest, from_arguments(RayOptions, parsed)))
+    return run_program(lambda: commands[parsed.command](rest, from_arguments(RayOptions, parsed)))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ PROGRAMS = {
     "data": ("data_builders", "look at a data set: stats, validate, peek; read released records"),
     "train": ("train", "train a task: ras, text-to-triples, cirag-distill, … (`tripletune train` lists them)"),
     "collect": ("recipes.cirag_trajectories", "run a teacher in CIRAG's loop over training questions"),
-    "rag": ("rag", "ask one question, extract triples of a corpus"),
+    "ask": ("rag ask", "answer one question with a system, and show every step"),
+    "rag": ("rag", "extract triples of a corpus, index it, ask one question"),
     "eval": ("eval", "run systems on tasks, compare and report"),
     "checkpoints": ("checkpoints", "export, verify and merge trained models"),
     "ledger": ("models.llm.programs ledger", "look after stored replies of language models"),
@@ -31,8 +32,6 @@ def usage(group: str = "") -> str:
 def main() -> None:
     """Run the program that the command line names; an unknown name ends it with exit code 2."""
     words = sys.argv[1:]
-    if words[:1] == ["ask"]:  # the one question of `rag ask`
-        words = ["rag", *words]
     for length in (2, 1):
         name = " ".join(words[:length])
         if name in PROGRAMS and len(words) >= length:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 CUTS = (2, 5, 10, 15)
 
 
-def recall(ranking: Sequence[str], supporting: Collection[str], k: int) -> float:
+def recall(ranking: Sequence[str], supporting: Collection[str], k: int | None = None) -> float:
     """Share of the supporting passages that stand in the first k places of the final ranking."""
     return len(set(supporting).intersection(ranking[:k])) / len(set(supporting))
 

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from tripletune.eval import find_metrics
-from tripletune.eval.costs import read_prices
+from tripletune.eval.costs import read_prices, unused_roles
 from tripletune.eval.report.curve import MALFORMED_OUTPUT, draw_curve, panels_of, read_curve
 from tripletune.eval.report.groups import Group, compare_pairs, differences, group_runs, sweeps_of
 from tripletune.eval.report.page import write_page
@@ -65,6 +65,8 @@ def report(args: argparse.Namespace, console: Console) -> None:
     places = [Path(one.folder).resolve() for one in found]
     groups = group_runs([one for one in found if one.rows is not None])
     figures = build_report(found, groups)
+    unused = unused_roles(prices, [role for one in found for role in one.roles])
+    figures["missing"] += [f"--price {role}=…: no call of these runs had this role." for role in unused]
     sections = sections_of(figures)
     with new_folder(output, _MADE, overwrite=True, sources=places) as scratch:
         write_page(scratch / PAGE, figures, groups, sections, args.traces, args.corpus)

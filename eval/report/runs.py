@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from operator import or_
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from tripletune.eval.costs import Costs, Prices
+from tripletune.eval.metrics.ranking import recall
 from tripletune.eval.results import ABOUT, METRICS, RESULTS, SETTINGS, read_results, read_scored
 from tripletune.eval.statistics import bootstrap_mean, bootstrap_means
 from tripletune.models.files import read_json
@@ -49,6 +49,7 @@ class Run:
         cut_off: Whether the last line was cut off by a kill.
         added: Scores that `tripletune eval score` added.
         indexing: What the calls cost that read the corpus.
+        roles: The roles that calls had.
     """
 
     folder: str
@@ -61,6 +62,7 @@ class Run:
     cut_off: bool = False
     added: tuple[str, ...] = ()
     indexing: Mapping[str, Any] = field(default_factory=dict)
+    roles: tuple[str, ...] = ()
 
     @property
     def system(self) -> str:
@@ -109,7 +111,9 @@ def read_folder(spec: str, prices: Prices | None = None) -> Run:
     if "system" in settings and results.is_file():
         costs, cut_off = Costs(prices or {}), results.read_bytes()[-1:] not in (b"\n", b"")
         rows, added = _rows(path, settings, costs)
-        return Run(str(path), name, settings, about, metrics, len(rows), rows, cut_off, added, costs.indexing)
+        return Run(
+            str(path), name, settings, about, metrics, len(rows), rows, cut_off, added, costs.indexing, (*costs.roles,)
+        )
     count = sum(1 for _ in read_results(results, partial=True)) if results.is_file() else 0
     return Run(str(path), name, settings, about, metrics, count, None)
 
@@ -169,7 +173,7 @@ def _row(row: Mapping[str, Any], metrics: Sequence[str], costs: Costs) -> dict[s
     details, steps = trace.get("details", {}), trace["steps"]
     wanted = set(row.get("supporting") or ())
     known = bool(wanted) and not row["error"]
-    found = accumulate((wanted & {passage["id"] for passage in step["passages"]} for step in steps), or_)
+    found = accumulate([passage["id"] for passage in step["passages"]] for step in steps)
     kept, own = details.get("core_passages"), costs.add(trace)
     # Who notes no role of a call notes neither its price nor that it was not sent.
     roles = sum(count for key, count in trace["tallies"].items() if key.startswith(_CALLS)) == trace["calls"]
@@ -194,8 +198,8 @@ def _row(row: Mapping[str, Any], metrics: Sequence[str], costs: Costs) -> dict[s
         "tallies": trace["tallies"],
         "malformed": trace["malformed"],
         "granularity": details.get("granularity"),
-        "recall": [len(one) / len(wanted) for one in found] if known and steps else None,
-        "kept": len(wanted & set(kept)) / len(wanted) if known and kept is not None else None,
+        "recall": [recall(one, wanted) for one in found] if known and steps else None,
+        "kept": recall(kept, wanted) if known and kept is not None else None,
     }
 
 

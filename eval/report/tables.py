@@ -1,7 +1,7 @@
 """The tables of a report, and the two files that hold them and nothing else: Markdown and LaTeX.
 
-They hold no figure that is not in the report's JSON, and no time of day. Names, types and counts come from data and
-other people's files: in Markdown all of them go through `models.program.plain`, in LaTeX through `_tex`.
+They hold no figure that does not come from the report's JSON, and no time of day. Names, types and counts come from
+data and other people's files: in Markdown all of them go through `models.program.plain`, in LaTeX through `_tex`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from tripletune.eval import find_metrics
 from tripletune.eval.report.runs import COSTS
-from tripletune.eval.statistics import NO_DIFFERENCE, P_NOTE, SIGNIFICANT, flatten, p_cell
+from tripletune.eval.statistics import NO_DIFFERENCE, P_NOTE, SIGNIFICANT, correct_table, flatten, p_cell
 from tripletune.models.program import markdown_table, on_one_line, plain
 
 Runs = Sequence[Mapping[str, Any]]
@@ -21,7 +21,7 @@ SOURCES = "Where the figures come from"
 
 NOTE = (
     "Scores, shares and recall are times 100. In brackets: a 95 % interval, by bootstrap over questions. "
-    f"Differences are paired by question; {P_NOTE}."
+    f"Differences are paired by question; {P_NOTE}, each score by itself."
 )
 _OPTION_TITLES = {
     "candidates": "candidate triples a round, N",
@@ -119,7 +119,7 @@ def interval(value: Mapping[str, Any] | None, times: float = 100, digits: int = 
     """A mean with its interval; a dash where there is nothing."""
     if not value or value["mean"] is None:
         return "-"
-    mean, low, high = (format(times * value[key], f"{sign}.{digits}f") for key in ("mean", "low", "high"))
+    mean, low, high = (format(times * value[key], f"{sign}z.{digits}f") for key in ("mean", "low", "high"))
     return f"{mean} ({low} to {high})"
 
 
@@ -137,7 +137,7 @@ def _scored(run: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
 
 
 def _overview(groups: Runs) -> list[Section]:
-    """One row per name, one column per task, for names that several tasks have (CIRAG, tables 1 and 2)."""
+    """The headlines of names that several tasks have: a column per task, and their mean where none is missing."""
     names = [[run["name"] for run in group["runs"]] for group in groups]
     every = dict.fromkeys(name for found in names for name in found)
     shared = [name for name in every if sum(name in found for found in names) > 1]
@@ -145,12 +145,11 @@ def _overview(groups: Runs) -> list[Section]:
         return []
     rows = []
     for name in shared:
-        row = [name]
-        for group in groups:
-            run = next((run for run in group["runs"] if run["name"] == name), {"figures": None})
-            row += _scored(run, group["metrics"])
-        rows.append(row)
-    head = ["", *(f"{group['task']} {metric}" for group in groups for metric in group["metrics"])]
+        found = [next((run["figures"] for run in group["runs"] if run["name"] == name), None) for group in groups]
+        scores = [one["scores"][group["metrics"][0]] if one else None for one, group in zip(found, groups)]
+        means = [100 * score["mean"] for score in scores if score]
+        rows.append([name, *map(interval, scores), _number(sum(means) / len(means) if all(scores) else None)])
+    head = ["", *(f"{group['task']} {group['metrics'][0]}" for group in groups), "mean"]
     return [Section("All tasks", "", [_table(head, rows)])]
 
 
@@ -204,12 +203,12 @@ def _ablations(group: Mapping[str, Any]) -> list[str | Grid]:
 
 def _with_gaps(head: list[str], first: Sequence[list[str]], group: Mapping[str, Any], places: Sequence[int]) -> Grid:
     """A table of scores, each behind the row's first cells, and with its difference to the first of several runs."""
-    rows, several, base = [], len(places) > 1, group["runs"][places[0]]["name"]
-    for cells, place in zip(first, places):
-        row = [*cells]
-        for metric, score in zip(group["metrics"], _scored(group["runs"][place], group["metrics"])):
-            row += [score, *(_gap(group["pairs"][metric][place][places[0]]) if several else [])]
-        rows.append(row)
+    rows, several, base = [[*cells] for cells in first], len(places) > 1, group["runs"][places[0]]["name"]
+    for metric in group["metrics"]:
+        gaps = [dict(group["pairs"][metric][place][places[0]] or {}) for place in places]
+        correct_table(filter(None, gaps))
+        for row, place, gap in zip(rows, places, gaps):
+            row += [*_scored(group["runs"][place], [metric]), *(_gap(gap) if several else [])]
     titles = (f"minus {base}", "p") if several else ()
     return _table([*head, *(title for metric in group["metrics"] for title in (metric, *titles))], rows)
 
@@ -220,7 +219,7 @@ def _pairs(group: Mapping[str, Any]) -> list[str | Grid]:
         return []
     metric = group["metrics"][0]
     rows = [
-        [run["name"], *(f"{100 * gap['mean']:+.1f} ({p_cell(gap)})" if gap else "" for gap in gaps)]
+        [run["name"], *(f"{100 * gap['mean']:+z.1f} ({p_cell(gap)})" if gap else "" for gap in gaps)]
         for run, gaps in zip(group["runs"], group["pairs"][metric])
     ]
     told = f"{metric}: row minus column, with p in brackets; where p is {SIGNIFICANT} or more, {NO_DIFFERENCE}."
@@ -381,7 +380,7 @@ def _sources(report: Mapping[str, Any]) -> Iterator[Section]:
         yield Section(SOURCES, run["name"], [_table(["setting", "first run of the task", "here"], rows)])
 
 
-def _gap(gap: dict[str, Any] | None) -> list[str]:
+def _gap(gap: dict[str, Any]) -> list[str]:
     return [interval(gap, sign="+"), p_cell(gap)] if gap else ["", ""]
 
 

@@ -191,6 +191,7 @@ async def _run_all(
             try:
                 if any(name not in log.done for name in suite.ids):
                     suite.open()
+                    started = time.perf_counter()
                     waits = await _answer(suite, log)
                 if not waits:
                     codes.append(_finish(suite, log, len(log.done) - before, time.perf_counter() - started, console))
@@ -281,7 +282,7 @@ def _finish(suite: Suite, log: ResultLog, answered: int, seconds: float, console
 
 def interval_cells(value: Mapping[str, Any], sign: bool = False) -> tuple[str, str]:
     """A mean and its interval as table cells, times 100; dashes where there is nothing."""
-    form = "+.1f" if sign else ".1f"
+    form = "+z.1f" if sign else "z.1f"
     if value["mean"] is None:
         return "-", "-"
     return format(100 * value["mean"], form), f"{100 * value['low']:{form}} to {100 * value['high']:{form}}"

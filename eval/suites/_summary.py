@@ -66,4 +66,5 @@ def summarise_questions(log: ResultLog, names: tuple[str, ...], prices: Prices) 
         "cost_per_question": {name: round(value / total, 6 if "dollars" in name else 3) for name, value in cost.items()}
         | {name: round(seconds[name] / total, 4) for name in _SECONDS},
         "indexing": costs.indexing,
+        "roles": list(costs.roles),
     }

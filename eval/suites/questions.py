@@ -26,7 +26,8 @@ from tripletune.eval import (
     write_context_corpus,
 )
 from tripletune.eval.controls import Control, LoopControl, OtherFacts, run_histories
-from tripletune.eval.costs import PRICE_HELP, read_prices
+from tripletune.eval.costs import PRICE_HELP, read_prices, unused_roles
+from tripletune.eval.metrics.ranking import recall
 from tripletune.eval.results import RESULTS, ResultLog
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
 from tripletune.eval.suites._summary import summarise_questions
@@ -341,13 +342,14 @@ class QuestionSuite(Suite):
         elif self.system.needs_gold and self.gold is not None:
             gold = (self._passages[name] for name in sorted(self.gold.get(question.id, ())) if name in self._passages)
         tools = replace(self.tools, question_id=question.id, gold=tuple(gold), context=question.passages)
-        search = question.search or question.question
-        return [await self.system.run(self.task.prompt(question), search, tools, self.loop)]
+        asked = self.task.template.replace("{question}", question.question)
+        return [await self.system.run(asked, question.search or question.question, tools, self.loop)]
 
     def score(self, item: Question, reply: Trace | Failure) -> dict[str, Any]:
         """The row of a question."""
         if isinstance(reply, Failure):
-            reply = Trace(self.task.prompt(item), error=reply.error, seconds=reply.seconds)
+            asked = self.task.template.replace("{question}", item.question)
+            reply = Trace(asked, error=reply.error, seconds=reply.seconds)
         reply.question_id = item.id
         scores = score_answer(reply.answer, item.answers, self.metrics, item.short_answers)
         if self.gold is not None:
@@ -355,7 +357,7 @@ class QuestionSuite(Suite):
         else:
             supporting = item.supporting if self.own_contexts else ()
             wanted = frozenset(item.passages[index].id for index in supporting)
-        found = {passage["id"] for step in reply.steps for passage in step.passages}
+        found = [passage["id"] for step in reply.steps for passage in step.passages]
         return {
             "id": item.id,
             "question": item.question,
@@ -365,7 +367,7 @@ class QuestionSuite(Suite):
             "prediction": reply.answer,
             "scores": {name: 0.0 if reply.error else scores[name] for name in self.task.metrics},
             "supporting": sorted(wanted),
-            "supporting_recall": len(wanted & found) / len(wanted) if wanted and reply.steps else None,
+            "supporting_recall": recall(found, wanted) if wanted and reply.steps else None,
             "error": reply.error,
             "trace": reply.to_json(),
         }
@@ -411,6 +413,16 @@ class QuestionSuite(Suite):
             logger.warning(
                 "most retrieved passages have no triples in %s: does it cover this corpus?", self.options.triples
             )
+        self._tell_unused(metrics["roles"])
+
+    def _tell_unused(self, met: list[str]) -> None:
+        models = chat_models(self.options.llm, self.teacher) if self.teacher else {}
+        # Of several systems each is told its own roles alone.
+        others = {*system_names()} - {self.system.name}
+        for flag, roles in (("--price", self.prices), ("--llm", models)):
+            for role in unused_roles(roles, met):
+                if role.split(".")[0] not in others:
+                    logger.warning("%s %s=…: no call had this role, only %s", flag, role, ", ".join(met) or "none")
 
     def _read_gold(self) -> Mapping[str, frozenset[str]]:
         path = self.options.gold

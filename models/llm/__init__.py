@@ -20,6 +20,8 @@ _KEY_SHAPE = re.compile(r"\bsk-[A-Za-z0-9_*.-]{4,}|(?<=[Bb]earer )[^\s\"']+|(?<=
 
 # The role of the call under way, for the few backends that reply by it, such as an oracle.
 CALL_ROLE: ContextVar[str] = ContextVar("role", default="")
+# What a call that is cancelled because it took too long is told; one that nobody waits for any more hears nothing.
+TIMED_OUT = "timed out"
 
 
 class Message(TypedDict):

@@ -25,6 +25,7 @@ from aiolimiter import AsyncLimiter
 from tripletune.models.data.records import whole_characters
 from tripletune.models.llm import (
     CALL_ROLE,
+    TIMED_OUT,
     Backend,
     CallError,
     Completion,
@@ -334,18 +335,18 @@ class LedgerClient:
             return completion if completion.seconds else replace(completion, seconds=time.perf_counter() - start)
 
     async def _in_time(self, call: Coroutine[Any, Any, Completion]) -> Completion:
-        reply = asyncio.ensure_future(call)
+        reply, late = asyncio.ensure_future(call), False
         try:
             # Not `asyncio.timeout`: where the loop was held up, it throws away a reply that came in time.
             for patience in (self._limits.timeout, _READING):
                 if not reply.done():
                     await asyncio.wait({reply}, timeout=patience)
-            if not reply.done():
+            if late := not reply.done():
                 raise TransientError(f"no reply within {self._limits.timeout} seconds")
             return reply.result()
         finally:
             if not reply.done():
-                reply.cancel()
+                reply.cancel(TIMED_OUT if late else None)
                 await asyncio.wait({reply})
 
     @contextmanager

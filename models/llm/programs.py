@@ -29,7 +29,7 @@ from tripletune.models.llm.ledger import (
     sampling_of,
     trouble,
 )
-from tripletune.models.program import plain_console, run_program
+from tripletune.models.program import CommandParser, plain_console, run_program
 
 _NUMBERS = ("prompt_tokens", "completion_tokens", "retries")
 _TEXTS = ("model", "text", "finish_reason", "status", "detail", "time")
@@ -251,7 +251,7 @@ def _existing(path: Path) -> Ledger:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tripletune", description="Look after calls of language models.")
+    parser = CommandParser(prog="tripletune", description="Look after calls of language models.")
     programs = parser.add_subparsers(required=True, metavar="PROGRAM")
 
     def add(commands: Any, name: str, function: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:

@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tripletune.models.llm import Backend, Completion, LLMClient, Message, Sampling, TransientError
+from tripletune.models.llm import TIMED_OUT, Backend, Completion, LLMClient, Message, Sampling, TransientError
 
-# Seconds in which a server that did not answer gets no call while another one is up.
+# Seconds in which a server that failed or did not answer in time gets no call while another one is up.
 _REST = 10.0
 
 
@@ -78,9 +78,8 @@ class Servers:
             try:
                 return await self._backends[place].complete(messages, sampling)
             except (TransientError, asyncio.CancelledError) as error:
-                # A call that takes too long is cancelled by the client. So is one that nobody waits for any more: its
-                # server rests without need, which costs little while another is up.
-                self._rests[place] = time.monotonic() + _REST
+                if isinstance(error, TransientError) or TIMED_OUT in error.args:
+                    self._rests[place] = time.monotonic() + _REST
                 if not left or isinstance(error, asyncio.CancelledError):
                     raise
             finally:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from tripletune.models.data.records import Action, ModelInput, Passage, Step, normalize_answer
 from tripletune.models.llm import Generator
 from tripletune.models.rendering import Plan, parse_plan
-from tripletune.rag import StopReason, Trace, TraceAction
+from tripletune.rag import NOTING, StopReason, Trace, TraceAction
 from tripletune.rag.chat_generator import ANSWER, PLAN, chat_generator, prompt_files
 from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import LoopOptions, System, Tools, need
@@ -111,6 +111,7 @@ async def _retrieve_and_structure(
         hits = await need(tools, "retriever", "ras").retrieve(query, options.top_k)
     store = need(tools, "store", "ras") if options.evidence == "triples" else tools.store
     started = time.perf_counter()
+    NOTING.set(trace)
     found = await store.read([hit.passage for hit in hits]) if store is not None else []
     trace.structuring_seconds += time.perf_counter() - started
     triples = list(dict.fromkeys(triple for known in found if known for triple in known))

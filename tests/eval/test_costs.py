@@ -23,6 +23,7 @@ def test_sent_and_cached_calls_indexing_apart(system, tmp_path, monkeypatch, cap
     words = [word for name, end in files.items() for word in (f"--{name}", f"{tmp_path}/test.{end}")]
     words += ["--encoder", "vectors", "--oracle", f"{tmp_path}/test", "--ledger", f"{tmp_path}/ledger.sqlite"]
     words += ["--system", system, "--task", "hotpotqa", "--price", "1,10", "--price", f"{system}.answer=0,0"]
+    words += ["--price", f"{system}.anwser=1,1", "--price", "gear.read=1,1"]
     found = []
     for output in ("one", "two"):
         assert main(["run", *words, "--output", str(tmp_path / output)]) == 0
@@ -41,5 +42,11 @@ def test_sent_and_cached_calls_indexing_apart(system, tmp_path, monkeypatch, cap
     dollars = sum(row["prompt_tokens"] + 10 * row["completion_tokens"] for row in paid) / 1e6
     spent = sum(first[part]["dollars"] - first[part]["cached_dollars"] for part in ("cost", "indexing"))
     assert spent == pytest.approx(dollars)
-    assert "of them not sent" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "of them not sent" in shown.out
+    assert f"--price {system}.anwser=…: no call had this role, only {system}." in shown.err
+    assert "gear.read" not in shown.err
+    assert set(first["roles"]) == {row["role"] for row in stored}
+    assert main(["report", str(tmp_path / "one"), "--price", "gear.read=1,1", "--output", f"{tmp_path}/r"]) == 0
+    assert "--price gear.read=…: no call of these runs had this role" in capsys.readouterr().err
     assert main(["run", *words, "--price", "1", "--output", str(tmp_path / "one")]) == 2

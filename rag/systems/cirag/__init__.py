@@ -24,7 +24,7 @@ from tripletune.models.data.records import Step, normalize_answer
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.replies import UnusableReply, ask, is_refusal
 from tripletune.models.options import require, setting
-from tripletune.rag import Trace, TraceAction
+from tripletune.rag import NOTING, Trace, TraceAction
 from tripletune.rag.chat_generator import REFUSAL, prompt_files, prompts_of, read_answer
 from tripletune.rag.retrievers import Fact, Retrieved, provenance, top, verbalise
 from tripletune.rag.systems import PromptSet, QuestionClient, System, Tools, need
@@ -159,6 +159,7 @@ async def _construct(
     new = {hit.passage.id: hit.passage for hit in hits if hit.passage.id not in read}
     started = time.perf_counter()
     if options.extraction == "store":
+        NOTING.set(trace)
         read.update(zip(new, await need(tools, "store", "cirag").read(list(new.values()))))
     else:
         issues = Counter[str]()

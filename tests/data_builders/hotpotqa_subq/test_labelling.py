@@ -226,7 +226,7 @@ def test_a_part_gives_one_answering_record_in_the_words_of_its_task(read):
     ((question,), _) = read("arc_easy", ARC)
     (record,) = PartTeacher("arc_easy", None).records(question)
     assert (record.task, record.action, record.steps) == ("answering", Action.NO_RETRIEVAL, ())
-    assert record.question == load_task("arc").prompt(question)
+    assert record.question == load_task("arc").template.replace("{question}", question.question)
     assert (record.label, record.id, record.question_id) == ("B", "arc_easy:x1:answer", "x1")
 
 

@@ -14,7 +14,7 @@ from tripletune.eval.costs import read_prices
 from tripletune.eval.report import build_report
 from tripletune.eval.report.groups import ABLATIONS, ablations_of, group_runs, sweeps_of
 from tripletune.eval.report.runs import Run, figures_of, read_folder
-from tripletune.eval.statistics import bootstrap_mean, paired_difference
+from tripletune.eval.statistics import bootstrap_mean, correct_table, p_cell, paired_difference
 from tripletune.models.data.records import read_corpus
 
 VARIANTS = {
@@ -103,12 +103,15 @@ def test_tokens_by_role_add_up_and_recall_grows(home):
     assert 0 < recall["kept"]["mean"] <= means[-1]
 
 
+NAMES = [
+    "cirag w/o reranker", "cirag w/o reranker and w/o Passage", "cirag w/o reranker and w/o Triple + Sentence",
+    "cirag w/o reranker, max_rounds=1", "cirag w/o reranker, max_rounds=2",
+]  # fmt: skip
+
+
 def test_the_report_compares_with_the_first_run(home, report):
     group = json.loads((report / "report.json").read_text())["groups"][0]
-    assert [run["name"] for run in group["runs"]] == [
-        "cirag w/o reranker", "cirag w/o reranker and w/o Passage", "cirag w/o reranker and w/o Triple + Sentence",
-        "cirag w/o reranker, max_rounds=1", "cirag w/o reranker, max_rounds=2",
-    ]  # fmt: skip
+    assert [run["name"] for run in group["runs"]] == NAMES
     first, fourth = rows_of(home / "full"), rows_of(home / "one_round")
     expected = paired_difference(
         [row["scores"]["exact_match"] for row in first], [row["scores"]["exact_match"] for row in fourth]
@@ -119,6 +122,11 @@ def test_the_report_compares_with_the_first_run(home, report):
     assert {name: found[name] for name in expected} == expected
     assert found["p_holm"] >= found["p_value"]
     assert (pairs[0][3]["mean"], pairs[0][3]["low"]) == (-found["mean"], -found["high"])
+    gaps = [dict(pairs[number][0]) for number in range(1, 5)]
+    correct_table(gaps)
+    line = next(line for line in (report / "report.md").read_text().splitlines() if line.startswith(f"| {NAMES[3]} |"))
+    place = 2 + 3 * group["metrics"].index("exact_match")
+    assert line.strip("| ").split(" | ")[place + 2] == p_cell(gaps[2]), "of the differences that this table shows"
     assert group["sweeps"] == [{"option": "max_rounds", "values": [1, 2, 4], "runs": [3, 4, 0]}]
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import types
 
 import pytest
@@ -154,6 +155,10 @@ def test_an_extractor_in_the_loop_reads_each_passage_once(files, oracle, monkeyp
     assert "triples in the loop" in capsys.readouterr().out
     assert main(command(files, output="again", triples=files / "t.sqlite", **more)) == 0
     assert clients[1].asked == []
+    read, again = metrics(files), metrics(files, "again")
+    assert (read["indexing"]["calls"], again["indexing"]["calls"]) == (6, 0)
+    assert read["counts"]["tallies"] == {"calls.extract.triples": 6}
+    assert read["cost"] == again["cost"]
     rows = [
         [{**json.loads(line), "trace": None} for line in (files / name / "results.jsonl").read_text().splitlines()]
         for name in ("out", "again")
@@ -294,3 +299,7 @@ def test_several_systems_and_tasks(files, oracle, error_of, monkeypatch):
     assert len(opened) == 2, "an index a task"
     assert main(words) == 0
     assert oracle.calls == calls + 2 * 6 * (3 + 1 + 1), "what is complete is not run again"
+    assert main(["report", str(files / "out"), "--output", str(files / "report")]) == 0
+    page = (files / "report" / "report.md").read_text()
+    assert "|  | hotpotqa f1_hotpotqa | towns exact_match | mean |" in page
+    assert re.search(r"\| standard \| (\d+\.\d) \(.+\) \| \1 \(.+\) \| \1 \|", page)

@@ -7,6 +7,7 @@ import pytest
 from tests.models.llm.server import MockServer, Reply
 from tripletune.models.llm import Completion, TransientError
 from tripletune.models.llm.backends import LLMOptions, open_client
+from tripletune.models.llm.ledger_client import LedgerClient, Limits, RetriesExhausted, Retry
 from tripletune.models.llm.several import RoleClients, Servers, in_role
 
 
@@ -82,3 +83,19 @@ def test_a_role_has_its_client():
     asyncio.run(client.close())
     assert all(one.down for one in (default, student, other))
     assert in_role({"a": 1}, "b", 2) == 2
+
+
+@pytest.mark.parametrize(("timeout", "calls"), [(0.02, 1), (60.0, 2)])
+def test_a_server_rests_after_a_call_that_took_too_long_and_not_after_one_that_was_given_up(timeout, calls):
+    first, second = Server(seconds=60), Server()
+    servers = Servers([first, second])
+    client = LedgerClient(servers, limits=Limits(timeout=timeout), retry=Retry(1))
+
+    async def run():
+        with pytest.raises((RetriesExhausted, TimeoutError)):
+            await asyncio.wait_for(client.chat([{"role": "user", "content": "a"}], role="r"), 0.3)
+        first.seconds = 0
+        await servers.complete([], None)
+
+    asyncio.run(run())
+    assert first.calls == calls
