@@ -191,7 +191,7 @@ def share_index(argv: list[str], shared: RayOptions) -> int:
             yield np.frombuffer(b"".join(rows), np.float16).reshape(len(rows), -1)
 
     embedder = search_embedder(options)
-    embedder.stream = stream  # type: ignore[method-assign]
+    embedder.stream = stream  # type: ignore[assignment, method-assign]
     build_indexes(options, embedder)
     return 0
 
