@@ -15,11 +15,13 @@ before it, is in the card. Calls of no question, such as TH-RAG's extraction, ha
 from __future__ import annotations
 
 import argparse
+import json
 import logging
+import sqlite3
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import accumulate, count
@@ -65,6 +67,9 @@ class TrajectoryOptions:
     no_repeated_query: bool = setting(False, "leave out questions that ended by a repeated query")
     ended_by_choice: bool = setting(False, "leave out questions that ended by a limit or a malformed reply")
     min_recall: float | None = setting(None, "least share of the supporting passages that was retrieved")
+    shortest: int | None = setting(
+        None, "most trajectories of a question, those with the fewest turns; of several samples of it", at_least=1
+    )
     learn: Literal["decisions", "observations"] = setting(
         "decisions",
         "what the loss counts: the decisions (the paper), or every turn after the first prompt, observations too",
@@ -190,7 +195,8 @@ def build_trajectories(
     filters = Filters(options)
     drops: Counter[str] = Counter()
     with new_dataset(folder, TRAJECTORIES, [file for pair in sources for file in pair]) as dataset:
-        for row, split in _trajectories(sources, options, filters, drops):
+        found = _trajectories(sources, options, filters, drops)
+        for row, split in found if options.shortest is None else _shortest(found, options.shortest, drops):
             dataset.write(row, split)
             # Not islice, which would look at one more row before it ends, and count it.
             if dataset.statistics.records == options.limit:
@@ -250,6 +256,24 @@ def _trajectories(
             if found < whole:
                 # Nobody would miss the questions of a run that was stopped before its end.
                 logger.warning("%s is of a run that did not end: it has %d of %d questions", results, found, whole)
+
+
+def _shortest(
+    found: Iterable[tuple[Trajectory, str]], most: int, drops: Counter[str]
+) -> Iterator[tuple[Trajectory, str]]:
+    """Of the trajectories of a question and role those with the fewest turns, in their order; they wait on disk."""
+    with closing(sqlite3.connect("")) as table:
+        table.execute("CREATE TABLE found (question, role, turns, trajectory, split)")
+        rows = (
+            (one.question_id, one.role, len(one.messages), json.dumps(one.to_json()), split) for one, split in found
+        )
+        table.executemany("INSERT INTO found VALUES (?, ?, ?, ?, ?)", rows)
+        place = "row_number() OVER (PARTITION BY question, role ORDER BY turns, rowid)"
+        for text, split, rank in table.execute(f"SELECT trajectory, split, {place} FROM found ORDER BY rowid"):
+            if rank <= most:
+                yield Trajectory.from_json(json.loads(text), "a trajectory"), split
+            else:
+                drops["shorter ones of the same question"] += 1
 
 
 def _chats(row: dict[str, Any], opened: Sequence[RoleCalls], drops: Counter[str]) -> list[tuple[str, Chat]]:

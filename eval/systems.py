@@ -42,6 +42,8 @@ def run_problems(options: Any, system: System, loop: Any, teacher: LLMOptions | 
     found, uses = [], f"--system {system.name}"
     if options.integrator and system.name != "cirag":
         found.append(f"--integrator is for --system cirag, not for {system.name}")
+    if options.integrator_seed is not None and not options.integrator:
+        found.append("--integrator-seed draws the replies of a student: name it with --integrator")
     if system.model == "llm":
         if options.model or options.planner_model or options.untrained:
             found.append(
@@ -90,6 +92,8 @@ def model_settings(options: Any, teacher: LLMOptions | None) -> dict[str, Any]:
     if options.integrator:
         weights = weights_fingerprint(resolve(options.integrator))
         settings["integrator"] = {"spec": options.integrator, "weights": weights}
+        if options.integrator_seed is not None:
+            settings["integrator"]["seed"] = options.integrator_seed
     return settings
 
 

@@ -14,7 +14,33 @@ from trl import DistillationConfig, DistillationTrainer
 from tripletune.train.engine import EngineMixin, shared_arguments
 
 
-class OnPolicyTrainer(EngineMixin, DistillationTrainer):
+class TrlMixin(EngineMixin):
+    """What trainers of TRL that write replies have in common, in front of the trainer's class."""
+
+    _tokens = 0
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        inputs = super()._prepare_inputs(inputs)
+        self._tokens = int(inputs["prompt_ids"].numel() + inputs["completion_ids"].numel())
+        return inputs
+
+    def _as_cast(self, model: Any) -> AbstractContextManager[None]:
+        # TRL writes replies, and computes hidden states, around the forward that accelerate has put autocast on.
+        return nullcontext()
+
+    def tokens_of(self, inputs: Any) -> int:
+        """Tokens of prompts and replies; the batch was there before the replies were."""
+        return self._tokens
+
+    def label_tokens(self, inputs: Any) -> torch.Tensor:
+        """Tokens of the replies."""
+        return inputs["completion_mask"].sum()
+
+    def _send_telemetry(self) -> None:
+        """Nothing is sent anywhere that was not asked for."""
+
+
+class OnPolicyTrainer(TrlMixin, DistillationTrainer):
     """Trains a student on its own replies.
 
     Args:
@@ -41,29 +67,8 @@ class OnPolicyTrainer(EngineMixin, DistillationTrainer):
             eval_dataset=prompts[1],
             processing_class=task.processor,
         )
-        self._tokens = 0
         self.begin_run(task)
-
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
-        inputs = super()._prepare_inputs(generation_batch)
-        self._tokens = int(inputs["prompt_ids"].numel() + inputs["completion_ids"].numel())
-        return inputs
-
-    def _as_cast(self, model: Any) -> AbstractContextManager[None]:
-        # TRL writes replies, and computes hidden states, around the forward that accelerate has put autocast on.
-        return nullcontext()
-
-    def tokens_of(self, inputs: Any) -> int:
-        """Tokens of prompts and replies; the batch was there before the replies were."""
-        return self._tokens
-
-    def label_tokens(self, inputs: Any) -> torch.Tensor:
-        """Tokens of the replies."""
-        return inputs["completion_mask"].sum()
 
     def _tokenize_prompts(self, prompts: list[list[int]]) -> tuple[list[list[int]], None, dict[str, Any]]:
         # They are tokens already, made as the loop makes them.
         return prompts, None, {}
-
-    def _send_telemetry(self) -> None:
-        """Nothing is sent anywhere that was not asked for."""

@@ -101,20 +101,21 @@ class RepeatedSteps(Sampler[int]):
         order: The order of the rows.
         rows: Rows of a step.
         times: Micro-batches of a step.
+        copies: How often a row stands there each time, one behind the other: the rollouts that GRPO compares.
     """
 
-    def __init__(self, order: EpochSampler, rows: int, times: int) -> None:
-        self.order, self.rows, self.times = order, rows, times
+    def __init__(self, order: EpochSampler, rows: int, times: int, copies: int = 1) -> None:
+        self.order, self.rows, self.times, self.copies = order, rows, times, copies
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next."""
         self.order.set_epoch(epoch)
 
     def __len__(self) -> int:
-        return len(self.order) // self.rows * self.rows * self.times
+        return len(self.order) // self.rows * self.rows * self.times * self.copies
 
     def __iter__(self) -> Iterator[int]:
         order = list(self.order)
         for start in range(0, len(order) - self.rows + 1, self.rows):
             for _ in range(self.times):
-                yield from order[start : start + self.rows]
+                yield from (row for row in order[start : start + self.rows] for _ in range(self.copies))

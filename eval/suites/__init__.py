@@ -226,7 +226,7 @@ async def _answer(suite: Suite, log: ResultLog) -> int:
         nonlocal waiting, last
         # All workers draw from one iterator: never more items than are under way are in memory.
         for batch in batches:
-            for item, reply in await _ask(suite, batch):
+            for item, reply in await ask_items(suite, batch):
                 if isinstance(reply, RepliesPending):
                     waiting += 1
                     continue
@@ -243,7 +243,7 @@ async def _answer(suite: Suite, log: ResultLog) -> int:
     return waiting
 
 
-async def _ask(suite: Suite, batch: list[Any]) -> list[tuple[Any, Any]]:
+async def ask_items(suite: Suite, batch: list[Any]) -> list[tuple[Any, Any]]:
     """Each item with its reply, its failure, or `RepliesPending`; a bad item costs itself alone."""
     started = time.perf_counter()
     try:
@@ -255,7 +255,7 @@ async def _ask(suite: Suite, batch: list[Any]) -> list[tuple[Any, Any]]:
     # Whatever goes wrong with one item must not lose it or the others.
     except Exception as error:
         if len(batch) > 1:
-            return [pair for item in batch for pair in await _ask(suite, [item])]
+            return [pair for item in batch for pair in await ask_items(suite, [item])]
         if isinstance(error, RepliesPending):
             return [(batch[0], error)]
         logger.warning("%s %s failed: %s: %s", suite.unit, batch[0].id, type(error).__name__, error)

@@ -45,6 +45,7 @@ from tripletune.eval.systems import (
 )
 from tripletune.models.data.records import Passage, read_corpus
 from tripletune.models.files import file_digest
+from tripletune.models.llm import Sampling
 from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.llm.several import in_role
 from tripletune.models.loading import DTYPE_HELP
@@ -112,6 +113,9 @@ class QuestionOptions(SearchOptions, SuiteOptions):
         None, "SQLite file that stores all calls (default: OUTPUT/ledger.sqlite for a teacher, none for --model)"
     )
     integrator: str | None = setting(None, "cirag: local model that integrates, instead of the teacher")
+    integrator_seed: int | None = setting(
+        None, "draw the replies of --integrator, at temperature 1: the number of a sample; part of the ledger key"
+    )
     oracle: str | None = setting(None, "DIR/SPLIT of a `build world` folder: a perfect teacher")
 
 
@@ -121,7 +125,16 @@ _GROUPS: dict[str, tuple[str, ...]] = {
     "the run": ("limit", "concurrency", "overwrite", "retry_errors"),
     "retrieval": (*(item.name for item in dataclasses.fields(SearchOptions)), "gold"),
     "the loop": (*_LOOP, "no_planning", "no_retrieval", "control", "control_run"),
-    "models": ("untrained", "planner_model", "batch_size", "dtype", "ledger", "integrator", "oracle"),
+    "models": (
+        "untrained",
+        "planner_model",
+        "batch_size",
+        "dtype",
+        "ledger",
+        "integrator",
+        "integrator_seed",
+        "oracle",
+    ),
 }
 
 
@@ -216,7 +229,8 @@ class QuestionSuite(Suite):
                 setattr(own, name, getattr(args, name) and getattr(args, name).replace("{task}", Path(task).stem))
             mine = [word.removeprefix(f"{system}.") for word in args.set]
             own.set = [word for word in mine if "." not in word.split("=")[0]]
-            own.integrator = args.integrator if system == "cirag" else None
+            if system != "cirag":
+                own.integrator = own.integrator_seed = None
             try:
                 if load_system(system).model == "llm":  # a Graph-LLM is for the systems that take one
                     own.model, own.planner_model, own.untrained = None, None, False
@@ -310,7 +324,10 @@ class QuestionSuite(Suite):
             if options.integrator:
                 if warning := other_prompt(options.integrator, loop.prompts):
                     logger.warning("%s", warning)
-                tools = replace(tools, integrator=open_student(self.teacher, options.integrator))
+                seed = options.integrator_seed
+                drawn = None if seed is None else Sampling(1.0, seed=seed)
+                student = open_student(self.teacher, options.integrator)
+                tools = replace(tools, integrator=student, integrator_sampling=drawn)
         planner, answerer = (
             self.opened.once((spec, loop.graph), partial(open_generator, spec, options, loop.graph)) if spec else None
             for spec in (one and model_spec(one, options.untrained) for one in (options.planner_model, options.model))

@@ -44,6 +44,7 @@ class Tools:
         llm: Answers the prompts of a prompt-based system.
         integrator: Takes the place of `llm` in CIRAG's integration phase, for example a distilled student.
         sampling: How the replies of `llm` and `integrator` are drawn; None is greedy.
+        integrator_sampling: How those of `integrator` are drawn, where that is another way.
         reranker: Ranks triples by a query.
         gold: The passages that support the question under way, for an upper bound; the harness sets it.
         context: The passages that came with the question under way; the harness sets it.
@@ -58,6 +59,7 @@ class Tools:
     llm: LLMClient | None = None
     integrator: LLMClient | None = None
     sampling: Sampling | None = None
+    integrator_sampling: Sampling | None = None
     reranker: Reranker | None = None
     gold: tuple[Passage, ...] = ()
     context: tuple[Passage, ...] = ()

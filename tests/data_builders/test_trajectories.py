@@ -267,6 +267,11 @@ def test_a_shorter_run_has_its_trajectory_beside_a_longer_one(tmp_path):
     assert [[turn["content"] for turn in one.messages[2:]] for one in found] == [[FIRST]]
     found, _ = build(tmp_path, tmp_path / "two", *ledger)
     assert [sum(one.learned) for one in found] == [2]
+    both = ["--results", str(tmp_path), *ledger]
+    assert len(build(short, tmp_path / "both", *both)[0]) == 2
+    found, statistics = build(short, tmp_path / "shortest", *both, "--shortest", "1")
+    assert [sum(one.learned) for one in found] == [1]
+    assert statistics["build"]["drops"]["all"]["shorter ones of the same question"] == 1
 
 
 def test_the_ledger_of_several_systems_lies_in_the_folder_of_their_run(tmp_path):

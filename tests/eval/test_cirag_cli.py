@@ -247,6 +247,14 @@ def test_the_chain_of_commands(world, student, tmp_path):
     assert main(short_command(world, "test", output, *more)) == 0
     assert rows(output) == answered
 
+    # A sample has a number, which is part of the keys of the student's calls and of no other's.
+    numbered = ["--ledger", str(tmp_path / "samples.sqlite"), "--integrator-seed"]
+    for seed in ("3", "4"):
+        assert main(short_command(world, "test", tmp_path / seed, *more, *numbered, seed)) == 0
+    first, second = (rows(tmp_path / seed)[0]["trace"]["details"]["calls"] for seed in ("3", "4"))
+    assert first["cirag.integrate"] != second["cirag.integrate"]
+    assert first["cirag.triples"] == second["cirag.triples"]
+
 
 def test_a_student_that_is_asked_in_other_words_is_told(student, tiny_llama):
     assert other_prompt(str(student), str(SHORT)) is None  # it brings no prompt

@@ -14,10 +14,12 @@ from tripletune.train.tasks.ras import GraphConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "recipes" / "configs"
-CONFIGS = [path for path in sorted(FOLDER.rglob("*.yaml")) if "trajectories" not in path.name]
+CONFIGS = [
+    path for path in sorted(FOLDER.rglob("*.yaml")) if not {"trajectories", "expert"} & set(path.stem.split("_"))
+]
 KINDS = {
     name: load_from(TASKS, task, "").TASK.Config
-    for name, task in (("cirag", "cirag_distill"), ("t2t", "text_to_triples"), ("", "ras"))
+    for name, task in (("grpo", "grpo"), ("cirag", "cirag_distill"), ("t2t", "text_to_triples"), ("", "ras"))
 }
 
 

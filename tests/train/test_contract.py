@@ -43,7 +43,8 @@ def made(make: Make, case: str, overrides: dict[str, Any] | None = None) -> Any:
 
 
 def test_every_task_is_here() -> None:
-    assert {name for name, _, _ in CASES.values()} == set(names_in(TASKS))
+    # Reinforcement learning has no rows with labels, and no evaluation: test_grpo.py.
+    assert {name for name, _, _ in CASES.values()} | {"grpo"} == set(names_in(TASKS))
 
 
 @EACH

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from tripletune.models.options import setting
 from tripletune.train.tasks import RunConfig
 from tripletune.train.tasks.cirag_distill import StudentConfig, StudentTask, StudentTrainSection
+from tripletune.train.text import TextTask
 
 
 @dataclass
@@ -54,7 +55,40 @@ class OnPolicyConfig(StudentConfig):
         return found
 
 
-class OnPolicyTask(StudentTask):
+class PromptTask(TextTask):
+    """A task whose rows are prompts that the student replies to at every step, each `copies` times."""
+
+    copies: int = 1
+
+    def sampler(self, rows: Any, micro_batch: int, per_step: int) -> Any:
+        """The order of the prompts; those that do not fill a step are left out of the epoch.
+
+        Raises:
+            ValueError: there are fewer prompts than an optimiser step takes.
+        """
+        from tripletune.train.resume import process_count
+        from tripletune.train.sampling import RepeatedSteps
+
+        prompts = per_step // self.copies
+        if len(rows) < prompts:
+            raise ValueError(
+                f"there are {len(rows)} prompts, and an optimiser step takes {prompts}: lower train.batch_size "
+                "or train.gradient_accumulation (or train.records_per_step)"
+            )
+        order = super().sampler(rows, micro_batch, prompts)
+        return RepeatedSteps(order, prompts, self.config.train.micro_batches(process_count()), self.copies)
+
+    def steps_per_epoch(self, per_step: int) -> int:
+        """Whole steps alone."""
+        return len(self.train) * self.copies // per_step
+
+    def example(self) -> tuple[list[int], list[int]]:
+        """The first prompt, of which nothing is learned."""
+        ids = list(self.train[0]["input_ids"])
+        return ids, [-100] * len(ids)
+
+
+class OnPolicyTask(PromptTask, StudentTask):
     """Trains a student on its own replies."""
 
     Config: ClassVar[type[RunConfig]] = OnPolicyConfig
@@ -72,32 +106,6 @@ class OnPolicyTask(StudentTask):
         from tripletune.train.on_policy import OnPolicyTrainer
 
         return OnPolicyTrainer(self)
-
-    def sampler(self, rows: Any, micro_batch: int, per_step: int) -> Any:
-        """The order of the prompts; those that do not fill a step are left out of the epoch.
-
-        Raises:
-            ValueError: there are fewer prompts than an optimiser step takes.
-        """
-        from tripletune.train.resume import process_count
-        from tripletune.train.sampling import RepeatedSteps
-
-        if len(rows) < per_step:
-            raise ValueError(
-                f"there are {len(rows)} prompts, and an optimiser step takes {per_step}: lower train.batch_size "
-                "or train.gradient_accumulation (or train.records_per_step)"
-            )
-        order = super().sampler(rows, micro_batch, per_step)
-        return RepeatedSteps(order, per_step, self.config.train.micro_batches(process_count()))
-
-    def steps_per_epoch(self, per_step: int) -> int:
-        """Whole steps alone."""
-        return len(self.train) // per_step
-
-    def example(self) -> tuple[list[int], list[int]]:
-        """The first prompt, of which nothing is learned."""
-        ids = list(self.train[0]["input_ids"])
-        return ids, [-100] * len(ids)
 
 
 TASK = OnPolicyTask

@@ -116,7 +116,11 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
     teacher, retriever = need(tools, "llm", "cirag"), need(tools, "retriever", "cirag")
     # M_R extracts triples and answers; K_D, the teacher or a distilled student, filters triples and asks on.
     llm, integrator = (
-        QuestionClient(one, trace, tools.question_id, tools.sampling) for one in (teacher, tools.integrator or teacher)
+        QuestionClient(one, trace, tools.question_id, sampling)
+        for one, sampling in (
+            (teacher, tools.sampling),
+            (tools.integrator or teacher, tools.integrator_sampling or tools.sampling),
+        )
     )
     prompts = prompts_of(options.prompts, PROMPT_NAMES)
     query, asked = search, set[str]()

@@ -1,0 +1,176 @@
+"""Reinforcement learning in the loop: what a row holds, rewards, which runs the divergence counts in, exact resume."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoTokenizer, TrainerCallback
+
+from tripletune.data_builders.world.build import WorldOptions, write_world
+from tripletune.models.data.triples import Triple
+from tripletune.models.local import Draw, Request
+from tripletune.models.local.chat import ChatEncoder
+from tripletune.models.options import load_config
+from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
+from tripletune.train import grpo, train
+from tripletune.train.engine import EngineMixin
+from tripletune.train.tasks.grpo import GrpoConfig, GrpoTask
+
+Make = Callable[..., GrpoTask]
+FACTS = (Triple("Ada", "saw", "Kelm"), Triple("Bo", "saw", "Ada"))
+FIRST, LAST = Decision("One.", FACTS[:1], "Who is Bo?"), Decision("All.", FACTS[1:], "")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("world")
+    write_world(WorldOptions(seed=5, train=0, validation=0, test=5, common_knowledge=0), folder)
+    (folder / "prompts").mkdir()
+    (folder / "prompts" / "cirag_integrate.md").write_text("Go.")
+    return folder
+
+
+@pytest.fixture
+def make(world: Path, tiny_llama: Path, tmp_path: Path) -> Make:
+    def make(overrides: dict[str, Any] | None = None) -> GrpoTask:
+        loop = (
+            f"--system cirag --task hotpotqa --data {world}/test.jsonl --corpus {world}/test.corpus.jsonl --top-k 1 "
+            f"--oracle {world}/test --set extraction=store --triples {world}/test.triples.jsonl --set rerank=no "
+            f"--set candidates=2 --set max_integration_tokens=6 --set repairs=0 --set prompts={world}/prompts"
+        )
+        values = {
+            "output_dir": str(tmp_path / "run"), "model.base": str(tiny_llama), "model.dtype": "float32",
+            "model.lora_rank": 4, "model.lora_dropout": 0.1, "data.loop": loop, "data.max_tokens": 1024,
+            "train.learning_rate": 0.01, "train.bf16": "false", "train.batch_size": 2, "train.runs": 2,
+            "train.gradient_accumulation": 2, "train.max_steps": 4, "train.save_steps": 2, "train.kl": 0.1,
+        }  # fmt: skip
+        return GrpoTask(load_config(GrpoConfig, None, values | (overrides or {})))
+
+    return make
+
+
+def asked(llama: Path, *replies: tuple[list[dict[str, str]], str, bool]) -> tuple[grpo.Integrator, Any]:
+    """An integrator that was asked with these turns and has written these replies, ended or cut off."""
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+
+    async def reply(request: Request) -> None:
+        _, text, request.ended = left.pop(0)
+        request.tokens += tokenizer(text)["input_ids"]
+        seen.append(tokenizer.decode(request.prompt))
+
+    left, seen = list(replies), list[str]()
+    one = grpo.Integrator(reply, ChatEncoder(tokenizer, "tiny"), [2], lambda call: Draw(1.0, seed=call), 2048)
+
+    async def run() -> None:
+        for turns, _, _ in replies:
+            await one.chat(turns, role="cirag.integrate")
+
+    asyncio.run(run())
+    one.finish(2, 2048)
+    # What the student has read is what the loop shows, token for token.
+    assert seen == [one._chat.render(turns) for turns, _, _ in replies]
+    return one, tokenizer
+
+
+def turns(*history: Round) -> list[Any]:
+    return messages_of("Go.", "Whom did Ada see?", FACTS, history)
+
+
+def written(one: grpo.Integrator, tokenizer: Any) -> str:
+    assert len(one.completion) == len(one.mask)
+    return str(tokenizer.decode([token for token, own in zip(one.completion, one.mask) if own]))
+
+
+def test_a_run_is_one_row_that_learns_what_the_student_wrote(tiny_llama: Path) -> None:
+    first, last = write_decision(FIRST), write_decision(LAST)
+    going_on = turns(Round(FACTS, FIRST))
+    one, tokenizer = asked(tiny_llama, (turns(), first, True), (going_on, last, True))
+    assert not one.cut
+    assert written(one, tokenizer) == f"{first}<|im_end|>{last}<|im_end|>"
+    whole = one._chat.render([*going_on, {"role": "assistant", "content": last}], reply=False)
+    assert tokenizer.decode(one.prompt + one.completion) == whole.rstrip("\n")
+    # The loop drops an invented triple, so the second prompt does not go on after the first reply.
+    mended = first.replace('["Ada"', '["Cy", "saw", "Bo"], ["Ada"')
+    one, tokenizer = asked(tiny_llama, (turns(), mended, True), (going_on, last, True))
+    assert one.cut
+    assert written(one, tokenizer) == f"{mended}<|im_end|>"
+    # A reply that was cut off has not written its end.
+    one, tokenizer = asked(tiny_llama, (turns(), first, False), (going_on, last, False))
+    assert written(one, tokenizer) == first + last
+    assert len(one.completion) > sum(one.mask)
+
+
+def test_a_run_whose_first_call_fails_is_a_row_without_anything_to_learn() -> None:
+    one = grpo.Integrator(None, None, [2], lambda call: Draw(1.0), 8)  # type: ignore[arg-type]
+    one.finish(2, 64)
+    assert (one.prompt, one.completion, one.mask) == ([2], [2], [0])
+
+
+def test_parts_of_the_reward() -> None:
+    notes = {"core_passages": ["a", "x"], "rounds": [{"faults": []}, {"faults": ["loose_marker"]}]}
+    row = {"scores": {"f1": 0.5}, "supporting": ["a", "b"], "trace": {"details": notes, "steps": [{}, {}]}}
+    assert grpo.reward_parts(row) == {"answer": 0.5, "recall": 0.5, "format": 0.5, "searches": 2.0}
+    failed = {"scores": {"f1": 0.0}, "supporting": [], "trace": {"details": {}, "steps": []}}
+    assert set(grpo.reward_parts(failed).values()) == {0.0}
+
+
+def by_length(row: dict[str, Any]) -> dict[str, float]:
+    """In place of rewards, which are 0 for all that a random model writes."""
+    reply = row["trace"]["actions"][0]["reply"]
+    return {"answer": float(len(reply) % 2), "recall": len(reply) / 9, "format": 0.0, "searches": 1.0}
+
+
+def rows(task: GrpoTask, name: str) -> list[dict[str, Any]]:
+    lines = (Path(task.config.output_dir) / name).read_text().splitlines()
+    return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines]
+
+
+def test_a_resumed_run_is_the_uninterrupted_run(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpo, "reward_parts", by_length)
+    whole = make({"output_dir": str(tmp_path / "whole"), "train.kl_on": "failed"})
+    train(whole)
+
+    class Killed(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 3:
+                raise KeyboardInterrupt
+
+    original = EngineMixin.begin_run
+    settings = {"output_dir": str(tmp_path / "parts"), "train.kl_on": "failed"}
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(EngineMixin, "begin_run", lambda self, task: (original(self, task), self.add_callback(Killed())))
+        train(make(settings))
+    parts = make(settings)
+    train(parts)
+    found = rows(whole, "rewards.jsonl")
+    assert [row["step"] for row in found] == [1, 2, 3, 4]
+    assert len({row["reward"] for row in found}) > 1
+    assert found[-1]["kl"] > 0 == found[0]["kl"]
+    for name in ("losses.jsonl", "rewards.jsonl"):
+        assert rows(parts, name) == rows(whole, name)
+    one, other = (load_file(tmp_path / name / "final" / "adapter_model.safetensors") for name in ("whole", "parts"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert any(weight.any() for name, weight in one.items() if "lora_B" in name)
+    assert not (tmp_path / "whole" / "final" / "ref").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--corpus", "--index"), "give it --corpus"),
+        (("--oracle", "--integrator"), "needs one teacher"),
+        (("--set repairs=0", "--integrator x"), "give it no --integrator"),
+    ],
+)
+def test_a_loop_that_no_student_can_be_trained_in(words: tuple[str, str], message: str, make: Make) -> None:
+    task = make()
+    task.config.data.loop = task.config.data.loop.replace(*words)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        _ = task.sources

@@ -1,0 +1,240 @@
+"""Runs of CIRAG's loop by a student in training, and TRL's `GRPOTrainer` with this engine's data order and resume.
+
+The integrator's chat only grows, so a run is one row: the first prompt, then the student's replies, which are learned,
+and between them what the loop told it, which is not. Where the loop asks otherwise than in going on (it mended a reply,
+or had it repaired), the row ends, and counts as cut.
+
+Every optimiser step has runs of its own, so a checkpoint always lies between two generations. A reply is drawn with a
+seed made of run, step, row and call, so that a resumed run draws the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import add_fused_lm_head
+
+from tripletune.data_builders.hotpotqa_subq import Question
+from tripletune.eval.suites import ask_items
+from tripletune.models.llm import CallError, Completion, Message, Sampling
+from tripletune.models.llm.backends.hf import DecodingService
+from tripletune.models.local import Draw, Request
+from tripletune.models.local.chat import ChatEncoder, eos_token_ids
+from tripletune.models.local.continuous_batch import make_decoder
+from tripletune.train.engine import StepLog, shared_arguments
+from tripletune.train.on_policy import TrlMixin
+
+REWARDS = "rewards.jsonl"
+PARTS = ("answer", "recall", "format", "searches")
+# TRL's names of what goes there, by ours.
+_LOGGED = {name: f"rewards/{name}/mean" for name in PARTS} | {
+    "reward": "reward", "reward_std": "reward_std", "tokens": "completions/mean_length", "kl": "kl",
+    "entropy": "entropy", "cut": "cut",
+}  # fmt: skip
+
+
+class Integrator:
+    """The `LLMClient` of one run of the loop, and the row that the run becomes.
+
+    Args:
+        reply: Writes the reply of a request.
+        chat: Makes tokens of turns.
+        ends: Tokens that end a reply.
+        draw: Says how a reply is drawn, given the number of its call.
+        context: Longest sequence of the model.
+
+    Attributes:
+        prompt: Tokens up to the first reply.
+        completion: Tokens after that.
+        mask: 1 for those of them that the student wrote, 0 for the others.
+        cut: Whether the row lacks a part of the run.
+    """
+
+    model = "student"
+
+    def __init__(self, reply: Any, chat: ChatEncoder, ends: Sequence[int], draw: Callable[[int], Draw], context: int):
+        self.prompt: list[int] = []
+        self.completion: list[int] = []
+        self.mask: list[int] = []
+        self.cut = False
+        self._reply, self._chat, self._ends, self._draw, self._context = reply, chat, ends, draw, context
+        self._text, self._calls, self._ended = "", 0, False
+
+    async def chat(
+        self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
+    ) -> Completion:
+        """Reply to a chat; see `LLMClient.chat`. The tokens of earlier replies stay those that were drawn."""
+        text = self._chat.render(messages)
+        self.cut |= not text.startswith(self._text)
+        new = self._chat.tokens(text if self.cut else text[len(self._text) :])
+        ids = new if self.cut else self.prompt + self.completion + new
+        room = self._context - len(ids)
+        if room < 1:
+            raise CallError(f"{role}: the prompt has {len(ids)} tokens and the model's context {self._context}")
+        limit = min((sampling or Sampling()).max_tokens, room)
+        request = Request(ids, limit, self._chat.shared(messages, ids), self._draw(self._calls))
+        self._calls += 1
+        await self._reply(request)
+        found = str(self._chat.tokenizer.decode(request.tokens, skip_special_tokens=True))
+        if not self.cut:
+            self._add(new, request.tokens)
+            self._text, self._ended = text + found, request.ended
+        reason = "stop" if request.ended else "length"
+        return Completion(found, len(ids), len(request.tokens), request.seconds, finish_reason=reason)
+
+    async def close(self) -> None:
+        """Nothing: the model is the trainer's."""
+
+    def finish(self, eos: int, longest: int) -> None:
+        """End the row, with at least a token after the prompt, as TRL wants."""
+        self.prompt = self.prompt or [eos]
+        self._add([eos], [])
+        longest = max(1, longest - len(self.prompt))
+        self.cut |= len(self.completion) > longest
+        self.completion, self.mask = self.completion[:longest], self.mask[:longest]
+
+    def _add(self, told: list[int], written: list[int]) -> None:
+        if not self.prompt:
+            self.prompt, told = told, []
+        # The template writes the token with which the student has ended its reply.
+        ended = self._ended and bool(told) and told[0] in self._ends
+        self.completion += told + written
+        self.mask += [int(ended)] * len(told[:1]) + [0] * len(told[1:]) + [1] * len(written)
+
+
+def reward_parts(row: dict[str, Any]) -> dict[str, float]:
+    """What a run is rewarded for, given its row of results."""
+    notes, wanted = row["trace"]["details"], set(row["supporting"])
+    rounds = notes.get("rounds", [])
+    return {
+        "answer": row["scores"]["f1"],
+        "recall": len(wanted & set(notes.get("core_passages", ()))) / max(len(wanted), 1),
+        "format": sum(not one["faults"] for one in rounds) / max(len(rounds), 1),
+        "searches": float(len(row["trace"]["steps"])),
+    }
+
+
+class RewardLog(StepLog):
+    """`rewards.jsonl`: reward and parts, tokens written per run, KL divergence, entropy, share of cut rows."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        """Add a line: means of the steps since the last one."""
+        if state.is_world_process_zero and logs and "reward" in logs:
+            self.append([{"step": state.global_step} | {own: logs.get(name) for own, name in _LOGGED.items()}])
+
+
+class GrpoTrainer(TrlMixin, GRPOTrainer):
+    """Trains a student on its own runs of the loop.
+
+    Args:
+        task: A `train.tasks.grpo.GrpoTask`, its models loaded and its rows made.
+    """
+
+    def __init__(self, task: Any) -> None:
+        train = task.config.train
+        super().__init__(
+            model=task.model,
+            reward_funcs=[_reward(name) for name in PARTS],
+            args=GRPOConfig(
+                **shared_arguments(task.config, evaluates=False),
+                num_generations=train.runs,
+                max_completion_length=task.config.data.max_tokens,
+                temperature=train.temperature,
+                beta=train.kl,
+                reward_weights=[train.answer_reward, train.recall_reward, train.format_reward, -train.search_cost],
+            ),
+            train_dataset=task.train.select_columns(["prompt", "length"]),
+            processing_class=task.processor,
+            rollout_func=lambda prompts, _: self._roll_out(prompts),
+        )
+        if task.teacher is not None:
+            # Otherwise TRL takes the adapter as it is now.
+            add_fused_lm_head(task.teacher, temperature=train.temperature)
+            self.ref_model = self.accelerator.prepare_model(task.teacher, evaluation_mode=True)
+        task.suite.open()
+        # Clients belong to one event loop.
+        self._runner = asyncio.Runner()
+        self.add_callback(RewardLog(Path(task.config.output_dir) / REWARDS))
+        self.begin_run(task)
+
+    def _roll_out(self, prompts: Sequence[str]) -> dict[str, Any]:
+        model = self.accelerator.unwrap_model(self.model)
+        was_training = model.training
+        model.eval()
+        try:
+            runs, rows = self._runner.run(self._run_all(model, [Question(**json.loads(text)) for text in prompts]))
+        finally:
+            model.train(was_training)
+        self._metrics["train"]["cut"].append(sum(one.cut for one in runs) / len(runs))
+        return {
+            "prompt_ids": [one.prompt for one in runs],
+            "completion_ids": [one.completion for one in runs],
+            "env_mask": [one.mask for one in runs],
+            "logprobs": None,
+            "parts": [reward_parts(row) for row in rows],
+        }
+
+    async def _run_all(self, model: Any, questions: Sequence[Question]) -> tuple[list[Integrator], list[Any]]:
+        config, tokenizer, here = self.task.config, self.processing_class, self.args
+        ends, chat = eos_token_ids(tokenizer, model.generation_config), ChatEncoder(tokenizer, "student")
+        first = ((config.seed * 1_000_003 + self.state.global_step) * here.world_size + here.process_index) * 1_009
+        # A new one for each step: it keeps what the weights make of a prompt.
+        service = DecodingService(lambda: make_decoder(model, ends, tokenizer.pad_token_id), "student")
+
+        def integrator(number: int) -> Integrator:
+            seed = (first + number) * 1_009
+            draw = lambda call: Draw(config.train.temperature, seed=seed + call)  # noqa: E731
+            return Integrator(service.reply, chat, ends, draw, model.config.max_position_embeddings)
+
+        async def run(one: Integrator, question: Question) -> Any:
+            suite = copy.copy(self.task.suite)
+            suite.tools = replace(suite.tools, integrator=one)
+            ((_, reply),) = await ask_items(suite, [question])
+            one.finish(tokenizer.eos_token_id, config.data.max_tokens)
+            return suite.score(question, reply)
+
+        runs = list(map(integrator, range(len(questions))))
+        try:
+            return runs, await asyncio.gather(*map(run, runs, questions))
+        finally:
+            await service.close()
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        super()._save(output_dir, state_dict)
+        # A copy of the adapter at the start, which TRL makes again.
+        shutil.rmtree(Path(output_dir or self.args.output_dir) / "ref", ignore_errors=True)
+
+    # Where the divergence counts in failed runs alone, the others are their own reference.
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        failed = [one["parts"]["answer"] < 1 or self.task.config.train.kl_on == "all" for one in inputs]
+        return output | {"counts": torch.tensor(failed, device=self.accelerator.device)}
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        self._batch = inputs
+        return super()._compute_loss(model, inputs)
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **options: Any) -> Any:
+        found = super()._get_per_token_logps_and_entropies(*args, **options)
+        name = "ref_per_token_logps"
+        if options.get("compute_entropy") and name in self._batch:
+            self._batch[name] = torch.where(self._batch["counts"][:, None], self._batch[name], found[0].detach())
+        return found
+
+
+def _reward(name: str) -> Callable[..., list[float]]:
+    def reward(parts: Sequence[dict[str, float]], **_: Any) -> list[float]:
+        return [one[name] for one in parts]
+
+    reward.__name__ = name
+    return reward

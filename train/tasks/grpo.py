@@ -1,0 +1,170 @@
+"""Reinforcement learning of CIRAG's integrator inside its loop (an option beyond the paper), on TRL's `GRPOTrainer`.
+
+The student, distilled before, is the integrator of `tripletune eval run`: each question is answered several times, and
+what it wrote in the runs with the larger reward becomes likelier (GRPO; Shao et al., 2024). `train.kl` keeps it near to
+a teacher, or to what it was at the start; with `train.kl_on failed` only where its answer is not right (DGPO).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+from tripletune.models.data.records import IGNORED
+from tripletune.models.files import read_text
+from tripletune.models.options import other_default, setting
+from tripletune.models.run_folders import PROMPT_FILE, TASK_FILES
+from tripletune.train.tasks import RunConfig, TrainSection
+from tripletune.train.tasks.cirag_distill import StudentSection
+from tripletune.train.tasks.cirag_on_policy import PromptTask, load_teacher
+
+# What a run of the loop needs of a question; its passages stand in the corpus.
+_FIELDS = ("id", "question", "answers", "type", "source", "search", "short_answers")
+_COLUMNS = {"prompt": "string", "input_ids": "[int32]", "labels": "[int32]", "length": "int32"}
+
+
+@dataclass
+class LoopSection:
+    """The loop that is run."""
+
+    loop: str = setting("", "words of `tripletune eval run` for cirag, without --integrator and --output")
+    max_tokens: int = setting(2048, "longest run in tokens; what is beyond is not learned", at_least=64)
+
+    def check(self) -> list[str]:
+        """Problems that can be seen without loading anything."""
+        return [] if self.loop else ["data.loop: write the words of `tripletune eval run` that name loop and questions"]
+
+
+@dataclass
+class GrpoTrainSection(TrainSection):
+    """Optimisation; a row is a run of the loop."""
+
+    epochs: float = other_default(TrainSection, "epochs", 1.0)
+    learning_rate: float = other_default(TrainSection, "learning_rate", 1e-5)
+    logging_steps: int = other_default(TrainSection, "logging_steps", 1)
+    save_steps: int = other_default(TrainSection, "save_steps", 20)
+    runs: int = setting(8, "runs of a question, which are compared with each other", at_least=2)
+    temperature: float = setting(1.0, "of the student's replies", above=0)
+    answer_reward: float = setting(1.0, "weight of the answer's token F1")
+    recall_reward: float = setting(0.2, "weight of the share of supporting passages that core triples are from")
+    format_reward: float = setting(0.1, "weight of the share of replies without a fault")
+    search_cost: float = setting(0.02, "what a search costs", at_least=0)
+    kl: float = setting(0.04, "weight of the KL divergence from the teacher; GRPO's is 0.04", at_least=0)
+    kl_on: str = setting("all", "runs it counts in: all, or those that failed (DGPO)", choices=("all", "failed"))
+    teacher: str = setting(
+        "", "a teacher on this machine, of the student's vocabulary; the student at the start unless set"
+    )
+    teacher_revision: str | None = setting(None, "hub revision of the teacher")
+
+
+@dataclass
+class GrpoConfig(RunConfig):
+    """A whole run."""
+
+    output_dir: str = other_default(RunConfig, "output_dir", "runs/grpo")
+    model: StudentSection = field(default_factory=StudentSection)
+    data: LoopSection = field(default_factory=LoopSection)  # type: ignore[assignment]
+    train: GrpoTrainSection = field(default_factory=GrpoTrainSection)
+
+
+class GrpoTask(PromptTask):
+    """Trains a student on its own runs of the loop."""
+
+    Config: ClassVar[type[RunConfig]] = GrpoConfig
+    unit: ClassVar[str] = "questions"
+    teacher: Any = None
+
+    @cached_property
+    def suite(self) -> Any:
+        """The loop; nothing of it is opened.
+
+        Raises:
+            FileNotFoundError: a file of it is not there.
+            ValueError: its options can't work together, or a student can't be trained in it.
+        """
+        from tripletune.eval.__main__ import parser
+        from tripletune.eval.suites.questions import QuestionSuite
+
+        words = ["run", *shlex.split(self.config.data.loop), "--output", f"{self.config.output_dir}/loop"]
+        suite, *others = QuestionSuite.all_of(parser(words).parse_args(words))
+        needs = {
+            "one --system, cirag": not others and suite.system.name == "cirag",
+            "--corpus": suite.options.corpus,
+            "no --integrator, whose place the student takes": not suite.options.integrator,
+            "a task with the score f1": "f1" in suite.metrics,
+            "a teacher that answers at once": suite.teacher and suite.teacher.backend != "batch",
+        }
+        if missing := [need for need, is_there in needs.items() if not is_there]:
+            raise ValueError(f"data.loop: give it {'; '.join(missing)}")
+        return suite
+
+    @property
+    def copies(self) -> int:  # type: ignore[override]
+        """Runs of a question."""
+        return int(self.config.train.runs)
+
+    @cached_property
+    def sources(self) -> tuple[Any, None]:
+        """The questions, which the suite has checked; the digest is of all that a run depends on but the student."""
+        settings = json.dumps(self.suite.settings(), sort_keys=True, default=str)
+        digest = hashlib.sha256(settings.encode()).hexdigest()
+        return SimpleNamespace(paths=[self.suite.options.data], digest=digest, check=lambda: None), None
+
+    def load(self) -> tuple[Any, Any]:
+        """The student, and the teacher where there is one."""
+        from tripletune.train.resume import sharding
+
+        if (how := sharding()) in ("ZeRO-3", "FSDP2"):
+            raise ValueError(f"{how}: the loop needs the whole model on each device; take ddp.yaml or zero2.yaml")
+        model, tokenizer = super().load()
+        self.teacher = load_teacher(self.config, model, tokenizer) if self.config.train.teacher else None
+        return model, tokenizer
+
+    def rows(self, source: Any, cache: Path) -> Any:
+        """A row for each question, which it holds as JSON; all count as long as the longest run."""
+        from tripletune.train.batches import cached_rows
+
+        length = self.config.data.max_tokens
+
+        def make(counts: Counter[str]) -> Iterator[dict[str, Any]]:
+            for item in self.suite.items():
+                told = {name: getattr(item, name) for name in _FIELDS} | {"passages": (), "supporting": ()}
+                ids = self.processor(item.question)["input_ids"]
+                yield {"prompt": json.dumps(told), "input_ids": ids, "labels": [IGNORED] * len(ids), "length": length}
+
+        return cached_rows(["questions", source.digest, length], cache, make, _COLUMNS)
+
+    def trainer(self) -> Any:
+        """TRL's trainer with this engine's mixin."""
+        from tripletune.train.grpo import GrpoTrainer
+
+        return GrpoTrainer(self)
+
+    def warnings(self) -> list[str]:
+        """That the loop asks in other words than the student has learned from."""
+        from tripletune.eval.systems import other_prompt
+
+        said = other_prompt(self._start, self.suite.loop.prompts)
+        return [said] if said else []
+
+    def files(self) -> dict[str, str]:
+        """What the student was made for and its system prompt, as they lie beside its adapter."""
+        from tripletune.models.loading import resolve
+
+        files = [Path(resolve(self._start)) / name for name in (*TASK_FILES, PROMPT_FILE)]
+        return {file.name: read_text(file) for file in files if file.is_file()}
+
+    @property
+    def _start(self) -> str:
+        return str(self.config.model.adapter or self.config.model.base)
+
+
+TASK = GrpoTask
