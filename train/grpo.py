@@ -49,8 +49,9 @@ class Integrator:
         reply: Writes the reply of a request.
         chat: Makes tokens of turns.
         ends: Tokens that end a reply.
-        draw: Says how a reply is drawn, given the number of its call.
         context: Longest sequence of the model.
+        temperature: Of the replies.
+        seed: That of the first reply; the next one has the next number.
 
     Attributes:
         prompt: Tokens up to the first reply.
@@ -61,13 +62,16 @@ class Integrator:
 
     model = "student"
 
-    def __init__(self, reply: Any, chat: ChatEncoder, ends: Sequence[int], draw: Callable[[int], Draw], context: int):
+    def __init__(
+        self, reply: Any, chat: ChatEncoder, ends: Sequence[int], context: int, temperature: float, seed: int
+    ) -> None:
         self.prompt: list[int] = []
         self.completion: list[int] = []
         self.mask: list[int] = []
         self.cut = False
-        self._reply, self._chat, self._ends, self._draw, self._context = reply, chat, ends, draw, context
-        self._text, self._calls, self._ended = "", 0, False
+        self._reply, self._chat, self._ends, self._context = reply, chat, ends, context
+        self._temperature, self._seed = temperature, seed
+        self._text, self._ended = "", False
 
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
@@ -81,8 +85,9 @@ class Integrator:
         if room < 1:
             raise CallError(f"{role}: the prompt has {len(ids)} tokens and the model's context {self._context}")
         limit = min((sampling or Sampling()).max_tokens, room)
-        request = Request(ids, limit, self._chat.shared(messages, ids), self._draw(self._calls))
-        self._calls += 1
+        draw = Draw(self._temperature, seed=self._seed)
+        self._seed += 1
+        request = Request(ids, limit, self._chat.shared(messages, ids), draw)
         await self._reply(request)
         found = str(self._chat.tokenizer.decode(request.tokens, skip_special_tokens=True))
         if not self.cut:
@@ -139,6 +144,8 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         task: A `train.tasks.grpo.GrpoTask`, its models loaded and its rows made.
     """
 
+    task: Any
+
     def __init__(self, task: Any) -> None:
         train = task.config.train
         super().__init__(
@@ -190,11 +197,6 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         # A new one for each step: it keeps what the weights make of a prompt.
         service = DecodingService(lambda: make_decoder(model, ends, tokenizer.pad_token_id), "student")
 
-        def integrator(number: int) -> Integrator:
-            seed = (first + number) * 1_009
-            draw = lambda call: Draw(config.train.temperature, seed=seed + call)  # noqa: E731
-            return Integrator(service.reply, chat, ends, draw, model.config.max_position_embeddings)
-
         async def run(one: Integrator, question: Question) -> Any:
             suite = copy.copy(self.task.suite)
             suite.tools = replace(suite.tools, integrator=one)
@@ -202,7 +204,8 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             one.finish(tokenizer.eos_token_id, config.data.max_tokens)
             return suite.score(question, reply)
 
-        runs = list(map(integrator, range(len(questions))))
+        each = service.reply, chat, ends, model.config.max_position_embeddings, config.train.temperature
+        runs = [Integrator(*each, (first + number) * 1_009) for number in range(len(questions))]
         try:
             return runs, await asyncio.gather(*map(run, runs, questions))
         finally:

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, TrainerCallback
 
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.models.data.triples import Triple
-from tripletune.models.local import Draw, Request
+from tripletune.models.local import Request
 from tripletune.models.local.chat import ChatEncoder
 from tripletune.models.options import load_config
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
@@ -66,7 +66,7 @@ def asked(llama: Path, *replies: tuple[list[dict[str, str]], str, bool]) -> tupl
         seen.append(tokenizer.decode(request.prompt))
 
     left, seen = list(replies), list[str]()
-    one = grpo.Integrator(reply, ChatEncoder(tokenizer, "tiny"), [2], lambda call: Draw(1.0, seed=call), 2048)
+    one = grpo.Integrator(reply, ChatEncoder(tokenizer, "tiny"), [2], 2048, 1.0, 0)
 
     async def run() -> None:
         for turns, _, _ in replies:
@@ -108,7 +108,7 @@ def test_a_run_is_one_row_that_learns_what_the_student_wrote(tiny_llama: Path) -
 
 
 def test_a_run_whose_first_call_fails_is_a_row_without_anything_to_learn() -> None:
-    one = grpo.Integrator(None, None, [2], lambda call: Draw(1.0), 8)  # type: ignore[arg-type]
+    one = grpo.Integrator(None, None, [2], 8, 1.0, 0)  # type: ignore[arg-type]
     one.finish(2, 64)
     assert (one.prompt, one.completion, one.mask) == ([2], [2], [0])
 
