@@ -67,7 +67,8 @@ def training_step(options: StepOptions) -> Result:
     """A training step of the Graph-LLM: what label-only logits, batches by length and shared prefixes are worth.
 
     "As trained" is the CPU recipe on records of a fictional world; each other row changes one thing, shared prefixes
-    the order of the prompts too. Tokens are those computed, padding not counted; shared ones count once.
+    and "interleaved" the order of the prompts too. Tokens are those computed, padding not counted; shared ones count
+    once.
     """
     quiet()
     shared = {"train.shared_prefixes": True, "data.prompt_order": "history_first"}
@@ -76,6 +77,7 @@ def training_step(options: StepOptions) -> Result:
         "logits everywhere": {},
         "random batches": {"train.group_by_length": False},
         "shared prefixes": shared,
+        "interleaved": {**shared, "data.prompt_order": "interleaved"},
         "sdpa attention": {"model.attention": "sdpa"},
     }
     if _native_bf16():

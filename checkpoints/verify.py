@@ -87,9 +87,9 @@ class Loaded:
         from tripletune.models.graph_llm.graphs import batch_graphs
 
         encoded = self.processor.encode_input(sample)
-        if not self.processor.settings.use_graph:
+        if not encoded.graphs:
             return encoded.input_ids, {}
-        return encoded.input_ids, {"graphs": batch_graphs([encoded.graph], self._embeddings.vectors)}
+        return encoded.input_ids, {"graphs": batch_graphs(encoded.graphs, self._embeddings.vectors)}
 
     @cached_property
     def _embeddings(self) -> Any:

@@ -10,7 +10,8 @@ Training and inference both render here, so their prompts cannot differ. Layout 
     ...
     Question: Q
 
-With `prompt_order: history_first` the instruction stands between history and question.
+With `prompt_order: history_first` the instruction stands between history and question; `interleaved` has the question
+first, and each reply in its place (`render_growing`).
 
 An answering input without steps carries `[NO_RETRIEVAL]` instead of the steps (figure 12).
 """
@@ -21,7 +22,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tripletune.models.data.records import Action, ModelInput, one_line
+from tripletune.models.data.records import Action, ModelInput, Step, one_line
 from tripletune.models.data.triples import format_triples
 
 PROMPTS = Path(__file__).parent / "prompts"
@@ -64,13 +65,35 @@ def render(sample: ModelInput, evidence: str = "triples") -> str:
 
 def render_parts(sample: ModelInput, evidence: str = "triples") -> tuple[str, str]:
     """The two parts of `render`: the history, empty where there is none, and the line of the question."""
-    lines = []
-    for step in sample.steps:
-        shown = format_triples(step.triples) if evidence == "triples" else " ".join(step.text.split())
-        lines += [f"{Action.SUBQ.value} {one_line(step.query)}", f"Retrieved Graph Information: {shown}".rstrip()]
+    lines = [line for step in sample.steps for line in _lines(step, evidence)]
     if not sample.steps and sample.task == "answering":
         lines.append(Action.NO_RETRIEVAL.value)
     return "\n".join(lines), f"Question: {one_line(sample.question)}"
+
+
+def render_growing(sample: ModelInput, evidence: str = "triples") -> list[str | None]:
+    """What stands behind the question where each prompt of a question goes on from the one before and its reply.
+
+    Args:
+        sample: What the model may see.
+        evidence: As for `render`.
+
+    Returns:
+        Pieces, each tokenised by itself; None is the place of a step's graph. What the planner has replied, or would
+        have, is a piece of its own.
+    """
+    pieces: list[str | None] = []
+    for step in sample.steps:
+        asked, found = _lines(step, evidence)
+        pieces += [asked, f"\n{found}\n", None, "\n"]
+    if sample.task == "answering":
+        pieces += [(Action.SUFFICIENT if sample.steps else Action.NO_RETRIEVAL).value, "\nAnswer:\n"]
+    return pieces
+
+
+def _lines(step: Step, evidence: str) -> tuple[str, str]:
+    shown = format_triples(step.triples) if evidence == "triples" else " ".join(step.text.split())
+    return f"{Action.SUBQ.value} {one_line(step.query)}", f"Retrieved Graph Information: {shown}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)

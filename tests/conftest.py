@@ -275,7 +275,7 @@ def make_batch(embeddings: Any) -> Callable[..., dict[str, Any]]:
                 start = len(prompt.input_ids)
                 batch["labels"][row, start : start + len(end)] = torch.tensor(end)
         if processor.settings.use_graph:
-            batch["graphs"] = batch_graphs([prompt.graph for prompt in prompts], embeddings.vectors)
+            batch["graphs"] = batch_graphs([graph for prompt in prompts for graph in prompt.graphs], embeddings.vectors)
         return batch
 
     return make

@@ -29,7 +29,7 @@ from tripletune.models.losses import PADDING
 
 logger = logging.getLogger(__name__)
 ROWS, META = "rows.arrow", "meta.json"
-# Names and types of columns; "[int32]" is a list.
+# Names and types of columns; "[int32]" is a list, "[[int32]]" a list of lists.
 Columns = Mapping[str, str]
 # Lengths are rounded up to it, which keeps the number of shapes small for compiled models.
 _MULTIPLE = 8
@@ -68,7 +68,11 @@ def cached_rows(
     if (folder / META).exists():
         return Dataset.from_file(str(folder / ROWS))
     folder.mkdir(parents=True, exist_ok=True)
-    features = {name: ListOf(Value(kind[1:-1])) if kind[0] == "[" else Value(kind) for name, kind in columns.items()}
+
+    def feature(kind: str) -> Any:
+        return ListOf(feature(kind[1:-1])) if kind[0] == "[" else Value(kind)
+
+    features = {name: feature(kind) for name, kind in columns.items()}
     counts: Counter[str] = Counter()
     meta = {"rows": 0, "tokens": 0, "label_tokens": 0}
     # The counts appear after the rows: where they are, the rows are whole.
@@ -219,6 +223,37 @@ def share_prefixes(rows: Sequence[dict[str, Any]], own: int | None, share: bool 
     return sequences
 
 
+def chain_records(rows: Sequence[dict[str, Any]]) -> list[SharedSequence]:
+    """Put each record that is the beginning of another one into its sequence, without a token of its own.
+
+    For `prompt_order: interleaved`: there a prompt goes on from the one before and its reply, so that a question is one
+    sequence. Where a reply ends, its end-of-sequence token is learned, and what was found stands there. Records that
+    are no beginnings, as where triples were left out of a later prompt, have a sequence of their own.
+
+    Args:
+        rows: Rows of `train.tasks.ras.encode_row`.
+    """
+    sequences: list[SharedSequence] = []
+    for number in sorted(range(len(rows)), key=lambda number: -rows[number]["length"]):
+        tokens, start = [*rows[number]["input_ids"], *rows[number]["label_ids"]], len(rows[number]["input_ids"])
+        for sequence in sequences:
+            # Its last token is learned, not read.
+            alike = sequence.tokens[: len(tokens) - 1] == tokens[:-1] and len(tokens) <= sequence.labels[-1]
+            if alike and _begins(rows[number], rows[sequence.records[0]]):
+                sequence.records.append(number)
+                sequence.labels.append(start)
+                break
+        else:
+            blank = [0] * len(tokens)
+            sequences.append(SharedSequence(tokens, [*range(len(tokens))], blank, blank, [number], [start]))
+    return sequences
+
+
+def _begins(row: dict[str, Any], longer: dict[str, Any]) -> bool:
+    """Whether the graphs of a row are the first ones of another."""
+    return all(longer[name][: len(row[name])] == row[name] for name in SampleGraph._fields if name in row)
+
+
 def _common(one: Sequence[int], other: Sequence[int], own: int | None) -> int:
     """How many tokens two prompts begin with alike; the last of a prompt, which its label follows, stays its own."""
     pairs = zip(one[:-1], other[:-1])
@@ -240,6 +275,7 @@ class RecordCollator:
         tokens_per_record: Label tokens of a record on average: each record then has that weight, divided among its
             label tokens; None gives each token the weight 1.
         shared_prefixes: Put records of one question into one row, their common prefix once.
+        interleaved: With shared prefixes: prompts go on from each other; see `chain_records`.
         graph_token_id: Placeholder, which ends what is shared.
     """
 
@@ -249,6 +285,7 @@ class RecordCollator:
     answer_weight: float = 1.0
     tokens_per_record: float | None = None
     shared_prefixes: bool = False
+    interleaved: bool = False
     graph_token_id: int | None = None
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -260,10 +297,10 @@ class RecordCollator:
         Returns:
             `input_ids` (B, T), `labels` (B, T) with -100 where nothing is learned, `graphs`, a PyG batch, and
             `label_weights` (B, T) where markers or answers weigh more or less than other tokens. With shared prefixes
-            also `position_ids`, `record_of` and `shared`, (B, T) each, and the graphs are in the order of their
-            placeholders.
+            that need a mask also `position_ids`, `record_of` and `shared`, (B, T) each. The graphs are in the order of
+            their placeholders.
         """
-        sequences = share_prefixes(rows, self.graph_token_id, self.shared_prefixes)
+        sequences = self.sequences(rows)
         input_ids = pad_batch([sequence.tokens for sequence in sequences], self.pad_token_id, _MULTIPLE)
         labels = torch.full_like(input_ids, IGNORED)
         weights = torch.ones(input_ids.shape)
@@ -271,7 +308,7 @@ class RecordCollator:
             for number, start in zip(sequence.records, sequence.labels):
                 row = rows[number]
                 end = start + len(row["label_ids"])
-                labels[place, start:end] = input_ids[place, start:end]
+                labels[place, start:end] = torch.tensor(row["label_ids"])
                 if row["marker"]:
                     weights[place, start : start + row["marker"]] = self.action_weight
                 else:
@@ -281,7 +318,7 @@ class RecordCollator:
         batch: dict[str, Any] = {"input_ids": input_ids, "labels": labels}
         if (self.action_weight, self.answer_weight, self.tokens_per_record) != (1.0, 1.0, None):
             batch["label_weights"] = weights
-        if self.shared_prefixes:
+        if self.shared_prefixes and not self.interleaved:
             for name, values, padding in (
                 ("position_ids", [sequence.positions for sequence in sequences], 0),
                 ("record_of", [sequence.record_of for sequence in sequences], PADDING),
@@ -289,7 +326,17 @@ class RecordCollator:
             ):
                 batch[name] = pad_batch(values, padding, _MULTIPLE)
         if self.table is not None:
-            ordered = [rows[number] for sequence in sequences for number in sequence.records]
-            graphs = [SampleGraph(*(row[name] for name in SampleGraph._fields)) for row in ordered]
+            # In a chain the first record has the graphs of all.
+            own = 1 if self.interleaved else None
+            ordered = [rows[number] for sequence in sequences for number in sequence.records[:own]]
+            parts = [part for row in ordered for part in zip(*(row[name] for name in SampleGraph._fields))]
+            # Without any, an empty graph gives the encoder its gradient, which distributed training waits for.
+            graphs = [SampleGraph(*part) for part in parts] or [SampleGraph([], [], [], [], [])]
             batch["graphs"] = batch_graphs(graphs, self.table.__getitem__)
         return batch
+
+    def sequences(self, rows: Sequence[dict[str, Any]]) -> list[SharedSequence]:
+        """The sequences that records become."""
+        if self.shared_prefixes and self.interleaved:
+            return chain_records(rows)
+        return share_prefixes(rows, self.graph_token_id, self.shared_prefixes)

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from tripletune.models.data.records import ModelInput, Step
 from tripletune.models.files import read_json, weights_fingerprint
 from tripletune.models.graph_llm.embeddings import EmbeddingTable, LiveEmbeddings, encoder_dimension
-from tripletune.models.graph_llm.graphs import batch_graphs
+from tripletune.models.graph_llm.graphs import SampleGraph, batch_graphs
 from tripletune.models.graph_llm.model import GraphLLM, GraphLLMConfig
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.models.llm import Completion, Message, Sampling
@@ -277,14 +277,16 @@ class LocalGenerator:
         return make_decoder(self.model, eos_ids, pad, self.batch_size, cells=self._cells, inputs=self._graphs)
 
     def _request(self, sample: ModelInput, limit: int, evidence: str | None) -> Request:
-        encoded = self.processor.encode_input(sample, evidence)
-        return Request(list(encoded.input_ids), limit, data=encoded)
+        encoded, token = self.processor.encode_input(sample, evidence), self.processor.graph_token_id
+        places = [place for place, found in enumerate(encoded.input_ids) if found == token]
+        inputs = dict(zip(places, encoded.graphs))
+        # In the paper's order the graph of all steps stands in front, so that no prompt begins as another.
+        grows = token is None or self.processor.settings.prompt_order != "instruction_first"
+        return Request(list(encoded.input_ids), limit, inputs=inputs, grows=grows, data=encoded)
 
-    def _graphs(self, requests: Sequence[Request]) -> dict[str, Any]:
+    def _graphs(self, graphs: Sequence[SampleGraph]) -> dict[str, Any]:
         """The graphs of a batch, as `GraphLLM.forward` and `generate` take them."""
-        if not self.processor.settings.use_graph:
-            return {}
-        return {"graphs": batch_graphs([request.data.graph for request in requests], self.embeddings.vectors)}
+        return {"graphs": batch_graphs(graphs, self.embeddings.vectors)} if graphs else {}
 
     def _completion(self, request: Request) -> Completion:
         return Completion(

@@ -186,21 +186,19 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         """The language model without its output layer."""
         return self.language_model.get_decoder()
 
-    def embed_inputs(
-        self, input_ids: torch.Tensor, graph_embeds: torch.Tensor | None, one_a_row: bool = True
-    ) -> torch.Tensor:
-        """Token embeddings with the placeholder replaced.
+    def embed_inputs(self, input_ids: torch.Tensor, graph_embeds: torch.Tensor | None) -> torch.Tensor:
+        """Token embeddings with the placeholders replaced.
 
         Args:
-            input_ids: (B, T), at most one placeholder a row.
-            graph_embeds: (B, W) graph tokens, or None where no row has a placeholder.
-            one_a_row: False for rows of several samples: graph tokens then come in the order of their placeholders.
+            input_ids: (B, T).
+            graph_embeds: (placeholders, W) graph tokens, row after row in the order of their placeholders; None where
+                there is none. Where there is none one may be given, so that its parameters get a gradient (zero).
 
         Returns:
             (B, T, W).
 
         Raises:
-            ValueError: rows with a placeholder and graphs do not match.
+            ValueError: there are not as many placeholders as graphs.
         """
         token_id = self.config.graph_token_id
         embed = self.language_model.get_input_embeddings()
@@ -213,17 +211,9 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             if bool(is_graph.any()):
                 raise ValueError("input_ids hold a graph placeholder, but no graphs were passed")
             return embeds
-        placeholders = is_graph.sum(-1)
-        if not one_a_row:
-            if int(placeholders.sum()) != graph_embeds.shape[0]:
-                raise ValueError(
-                    f"input_ids hold {int(placeholders.sum())} graph placeholders, for {graph_embeds.shape[0]} graphs"
-                )
-        elif len(placeholders) != graph_embeds.shape[0] or bool((placeholders != 1).any()):
-            raise ValueError(
-                f"input_ids hold {placeholders.tolist()} graph placeholders in their rows, for {graph_embeds.shape[0]} "
-                "graphs; each sample needs exactly one"
-            )
+        placeholders = int(is_graph.sum())
+        if placeholders != graph_embeds.shape[0] and (placeholders, graph_embeds.shape[0]) != (0, 1):
+            raise ValueError(f"input_ids hold {placeholders} graph placeholders, for {graph_embeds.shape[0]} graphs")
         return embeds.masked_scatter(is_graph.unsqueeze(-1), graph_embeds.to(embeds.dtype))
 
     def forward(
@@ -248,17 +238,16 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         """Run the model.
 
         Args:
-            input_ids: (B, T) tokens; one placeholder a row where the model uses graphs.
+            input_ids: (B, T) tokens, with placeholders where the model uses graphs.
             attention_mask: (B, T).
             position_ids: (B, T); counted from the attention mask when left out.
             past_key_values: Key-value cache.
             inputs_embeds: (B, T, W) instead of `input_ids`.
-            graphs: PyG batch of B sample graphs.
-            graph_embeds: (B, W) graph tokens, when they were computed before.
+            graphs: PyG batch of the graphs, row after row in the order of their placeholders.
+            graph_embeds: (placeholders, W) graph tokens, when they were computed before.
             labels: (B, T), -100 where nothing is learned; they are shifted here.
             label_weights: (B, T), factors of the label tokens' losses; all 1 when left out.
-            record_of: (B, T), for rows of several samples; see `prefix_mask`. `graphs` are then those of all
-                samples, in the order of their placeholders; `shared` and `position_ids` are needed.
+            record_of: (B, T), for rows of several samples; see `prefix_mask`. `shared` and `position_ids` are needed.
             shared: (B, T), with `record_of`.
             use_cache: Return a cache.
             logits_to_keep: As in transformers, for generation.
@@ -283,7 +272,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             # After the first step of generation the new tokens hold no placeholder.
             if graph_embeds is not None and input_ids.shape[1] == 1 and past_key_values is not None:
                 graph_embeds = None
-            inputs_embeds = self.embed_inputs(input_ids, graph_embeds, one_a_row=record_of is None)
+            inputs_embeds = self.embed_inputs(input_ids, graph_embeds)
         if record_of is not None and shared is not None:
             attention_mask = prefix_mask(record_of, shared, inputs_embeds.dtype)
         if position_ids is None and attention_mask is not None and attention_mask.dim() == 2:

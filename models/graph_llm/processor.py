@@ -7,6 +7,12 @@ step the last go first: those of the passage that was ranked lowest.
 
 With `prompt_order: history_first` (ours) the history comes before placeholder, instruction and question, so that all
 prompts of a question begin alike; `train.shared_prefixes` computes that beginning once.
+
+With `prompt_order: interleaved` (ours) a question is one growing sequence: both instructions, the question, and for
+each step the planner's reply, its triples and one graph token of these triples. A prompt is the one before, its reply
+and what was found. The token is of the step's own graph: that of all steps so far would hold the earlier ones again,
+which the model has read. A prompt that is too long loses its oldest triples here, too; from that place on it no longer
+begins as the one before, and is computed anew.
 """
 
 from __future__ import annotations
@@ -26,12 +32,12 @@ from tripletune.models.data.records import ModelInput, Record, Step
 from tripletune.models.files import read_json, write_json
 from tripletune.models.graph_llm.graphs import SampleGraph, build_graph
 from tripletune.models.local.chat import DATE
-from tripletune.models.rendering import Instructions, render, render_parts
+from tripletune.models.rendering import Instructions, render, render_growing, render_parts
 
 GRAPH_TOKEN = "<|graph|>"
 _CHOICES = {
     "prompt_format": ("auto", "chat", "plain", "llama2"),
-    "prompt_order": ("instruction_first", "history_first"),
+    "prompt_order": ("instruction_first", "history_first", "interleaved"),
     "evidence": ("triples", "text"),
 }
 _SETTINGS_FILE = "processor_config.json"
@@ -49,7 +55,8 @@ class ProcessorSettings:
         prompt_format: "chat" uses the tokenizer's chat template, "plain" writes instruction, blank line, body, line
             break; "llama2" is plain within [INST] … [/INST]; "auto" is chat where there is a template, else plain.
         prompt_order: "instruction_first" (paper), or "history_first": the graph placeholder and the instruction stand
-            between history and question, all in the user turn.
+            between history and question, all in the user turn; or "interleaved": steps with a graph placeholder each
+            behind the question, where the model replies.
         evidence: "triples", or "text" (ablation "No Text-to-Triple").
         use_graph: Whether prompts hold a graph placeholder.
         graph_pooling: "subgraphs" (one graph a step) or "union" (the question graph).
@@ -84,13 +91,13 @@ class EncodedInput:
 
     Attributes:
         input_ids: The prompt.
-        graph: The sub-graphs behind the placeholder.
+        graphs: What stands behind each placeholder.
         truncated_triples: Triples left out of the text so that it fits.
         truncated_words: Words left out of raw-text evidence so that it fits.
     """
 
     input_ids: list[int]
-    graph: SampleGraph
+    graphs: list[SampleGraph]
     truncated_triples: int = 0
     truncated_words: int = 0
 
@@ -115,8 +122,10 @@ class GraphLLMProcessor:
         self._opening, middle, self._closing = self._frame()
         self._graph = [self.graph_token_id] if self.graph_token_id is not None else []
         self._instructions = {"planning": settings.planning_instruction, "answering": settings.answering_instruction}
+        grows = settings.prompt_order == "interleaved"
+        both, first = "\n".join(self._instructions.values()), [] if grows else self._graph
         self._heads = {
-            task: [*self._opening, *self._graph, *self._plain_ids(instruction), *middle]
+            task: [*self._opening, *first, *self._plain_ids(both if grows else instruction), *middle]
             for task, instruction in self._instructions.items()
         }
 
@@ -138,8 +147,11 @@ class GraphLLMProcessor:
         if len(prompt) > self.settings.max_input_tokens:
             prompt, triples, words = self._shorten(sample, evidence)
         steps = sample.steps if sample.graph_of is None else sample.graph_of
-        graph = build_graph(steps if self.settings.use_graph else (), self.settings.graph_pooling)
-        return EncodedInput(prompt, graph, triples, words)
+        parts: list[Sequence[Step]] = [steps]
+        if self.settings.prompt_order == "interleaved":
+            parts = [steps[number : number + 1] for number in range(len(sample.steps))]
+        graphs = [build_graph(part, self.settings.graph_pooling) for part in parts] if self.settings.use_graph else []
+        return EncodedInput(prompt, graphs, triples, words)
 
     def encode_label(self, record: Record, long_labels: str = "error") -> tuple[list[int], int]:
         """Label tokens with the end-of-sequence token, and how many of them spell the action marker.
@@ -215,6 +227,11 @@ class GraphLLMProcessor:
         if self.settings.prompt_order == "instruction_first":
             return [*self._heads[sample.task], *self._plain_ids(render(sample, evidence)), *self._closing]
         history, question = render_parts(sample, evidence)
+        if self.settings.prompt_order == "interleaved":
+            prompt = [*self._heads[sample.task], *self._plain_ids(question), *self._closing]
+            for piece in render_growing(sample, evidence):
+                prompt += self._graph if piece is None else self._plain_ids(piece)
+            return prompt
         return [
             *self._opening,
             *(self._plain_ids(f"{history}\n\n") if history else []),
@@ -248,7 +265,7 @@ class GraphLLMProcessor:
     def _chat_frame(self) -> tuple[str, str, str]:
         system = [{"role": "system", "content": _INSTRUCTION}, {"role": "user", "content": _BODY}]
         user = [{"role": "user", "content": f"{_INSTRUCTION}\n\n{_BODY}"}]
-        for messages in (system, user) if self.settings.prompt_order == "instruction_first" else (user,):
+        for messages in (user,) if self.settings.prompt_order == "history_first" else (system, user):
             try:
                 text = self.tokenizer.apply_chat_template(
                     messages, tokenize=False, add_generation_prompt=True, enable_thinking=False, date_string=DATE

@@ -67,7 +67,9 @@ class Request:
         shared: How many tokens at the start of the prompt other prompts begin with too, so that they are read once.
         draw: How the reply is sampled; None is greedy.
         criterion: Stopping criterion, asked after every token where there are no beams.
-        data: What else the model reads of it, such as graphs.
+        inputs: What the model reads besides tokens, such as graphs, under the number of its place in the prompt.
+        grows: Whether prompts may come that go on from this one, or from its reply: its keys and values are kept.
+        data: Anything of the caller's.
         tokens: The reply so far, without the token that ends it.
         ended: Whether the model has ended the reply.
         stopped: Whether the stopping criterion has; else it was cut off at the limit.
@@ -84,6 +86,8 @@ class Request:
     shared: int = 0
     draw: Draw | None = None
     criterion: Callable[[Request], bool] | None = None
+    inputs: dict[int, Any] = field(default_factory=dict)
+    grows: bool = False
     data: Any = None
     tokens: list[int] = field(default_factory=list)
     ended: bool = False
@@ -111,6 +115,14 @@ class Request:
         """All tokens so far, of the prompt and the reply."""
         return self.prompt + self.tokens
 
+    @property
+    def read(self) -> list[Any]:
+        """All that is read: `sequence`, with `inputs` in their places."""
+        whole: list[Any] = self.sequence
+        for place, what in self.inputs.items():
+            whole[place] = what
+        return whole
+
     def resume(self) -> Request:
         """Keep what was written, to be read again with the prompt; a sample, drawn number by number, starts anew."""
         return self if self.draw is None and not self.done else self.again()
@@ -126,8 +138,8 @@ class Request:
 
 # Sets the logits (B, V) of tokens that may not come next to minus infinity, in place, for example by a grammar.
 Constraint = Callable[[torch.Tensor, Sequence[Request]], None]
-# What a model reads besides tokens when it reads the prompts of requests: further arguments of its `forward`.
-Inputs = Callable[[Sequence[Request]], dict[str, Any]]
+# From the `inputs` of requests, row after row, the arguments of the model's `forward` that stand for them.
+Inputs = Callable[[Sequence[Any]], dict[str, Any]]
 
 
 class Decoder:
@@ -140,7 +152,7 @@ class Decoder:
         rows: Most requests in one batch.
         cells: Most tokens, rows times the longest, that are kept for them; a single row may have more.
         constraint: Which tokens may come next; None allows all.
-        inputs: What else the model reads with the prompts; it must not be of their shared prefixes.
+        inputs: What the model reads besides tokens; it must not be of shared prefixes.
     """
 
     def __init__(
@@ -285,7 +297,9 @@ class GenerateBatch(Decoder):
             mask[row, place] = 1
         settings = copy.copy(self._settings)
         settings.max_new_tokens = batch[0].limit
-        more = self._inputs(batch) if self._inputs is not None else {}
+        more: dict[str, Any] = {}
+        if self._inputs is not None:
+            more |= self._inputs([what for request in batch for what in request.inputs.values()])
         if self.beams == 1:
             # Beams change places while they are written, so they are read at the end.
             choice = LogitsProcessorList([lambda _, scores: choose(scores, batch, self._constraint)])

@@ -5,6 +5,10 @@ values it has. Here rows that have ended are taken out, waiting prompts are read
 a new token is written into room left for it. What several prompts begin with is read once. Rows are aligned at their
 newest token; each has its own positions, so in float32 a reply is the same in any company.
 
+An iterative system asks in rounds, and where a prompt begins as one of an earlier round (`Request.grows`), it is read
+on from there: the keys and values of rows that have ended are kept, of as many tokens as a batch may have, those that
+were used last for longest.
+
 transformers has continuous batching of its own. It lays the tokens of all rows in one sequence, for kernels that pass
 over the other rows' keys; the kernels of a CPU compute them and throw them away.
 """
@@ -27,8 +31,8 @@ from tripletune.models.local import ROWS, Decoder, GenerateBatch, Request, choos
 
 # Prompt tokens that are read in one forward pass.
 _READ_AT_ONCE = 4096
-# Prefixes of prompts whose keys and values are kept.
-_PREFIXES = 8
+# Columns of padding in a row that are cheaper than a pass of its own.
+_PADDED = 64
 # Columns that are added when a buffer is full: room for that many new tokens before all is copied again.
 _ROOM = 64
 # Shapes: B rows, T columns (tokens of the longest row), V tokens in the vocabulary, H heads, D numbers per head.
@@ -48,7 +52,7 @@ class ContinuousBatch(Decoder):
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._takes = set(inspect.signature(type(inner).forward).parameters)
         # The one that was used last stands last.
-        self._prefixes: dict[tuple[int, ...], list[_ColumnLayer]] = {}
+        self._kept: list[_Kept] = []
         self._batch: _Batch | None = None
 
     @torch.inference_mode()
@@ -64,14 +68,14 @@ class ContinuousBatch(Decoder):
                 done += self._step()
             except torch.OutOfMemoryError:
                 going = [request.resume() for request in self._going()]
-                self._batch = None
+                self._batch, self._kept = None, []
                 self._halve(going, self.rows)
         return done
 
     def clear(self) -> None:
         """Forget all requests."""
         super().clear()
-        self._batch = None
+        self._batch, self._kept = None, []
 
     def _going(self) -> list[Request]:
         return [] if self._batch is None else [request for request in self._batch.requests if not request.done]
@@ -91,7 +95,7 @@ class ContinuousBatch(Decoder):
         count = read = 0
         for request in islice(self._waiting, self.rows - len(going)):
             longest = max(longest, len(request.sequence))
-            read += len(request.sequence) - len(self._prefix(request))
+            read += len(request.sequence) - max(request.shared, self._begun(request)[1])
             if (going or count) and ((len(going) + count + 1) * (longest + _ROOM) > self.cells or read > _READ_AT_ONCE):
                 break
             count += 1
@@ -105,10 +109,8 @@ class ContinuousBatch(Decoder):
             return []
         start = time.perf_counter()
         try:
-            groups: dict[tuple[int, ...], list[Request]] = {}
-            for request in new:
-                groups.setdefault(self._prefix(request), []).append(request)
-            joining = [self._read(prefix, group) for prefix, group in groups.items()]
+            self._read_shared(new)
+            joining = [self._read(group) for group in _alike([self._take_on(request) for request in new])]
             self._batch = _joined([*([] if self._batch is None else [self._batch]), *joining])
         except torch.OutOfMemoryError:
             self._waiting.extendleft(reversed([request.resume() for request in new]))
@@ -117,46 +119,61 @@ class ContinuousBatch(Decoder):
             request.seconds += (time.perf_counter() - start) / len(new)
         return [request for request in new if request.done]
 
-    def _read(self, prefix: tuple[int, ...], new: list[Request]) -> _Batch:
-        """The batch of requests whose prompts go on after `prefix`, with the next token of each reply."""
-        read_before = self._layers(prefix)
-        skipped = len(prefix)
-        width = max(len(request.sequence) for request in new) - skipped
+    def _read(self, group: Sequence[_Begun]) -> _Batch:
+        """The batch of requests that go on from what was kept, with the next token of each reply."""
+        new = [request for request, _, _ in group]
+        past = max(size for _, _, size in group)
+        width = max(len(request.sequence) - size for request, _, size in group)
         device = self._model.device
         ids = torch.full((len(new), width), self._pad)
-        mask = torch.zeros((len(new), skipped + width), dtype=torch.bool)
-        mask[:, :skipped] = True
-        for row, request in enumerate(new):
-            rest = request.sequence[skipped:]
+        mask = torch.zeros((len(new), past + width), dtype=torch.bool)
+        for row, (request, _, size) in enumerate(group):
+            rest = request.sequence[size:]
             ids[row, width - len(rest) :] = torch.tensor(rest)
-            mask[row, skipped + width - len(rest) :] = True
-        positions = (mask.cumsum(1) - 1).clamp_min(0)[:, skipped:]
-        layers = [layer.repeated(len(new), skipped + width + _ROOM) for layer in read_before]
-        cache = _make_cache(layers)
-        more = self._inputs(new) if self._inputs is not None else {}
-        logits = self._forward(ids.to(device), mask.to(device), positions.to(device), cache, **more)
-        last = self._take(logits, new)
-        return _Batch(new, cache, mask.to(device), last, positions[:, -1].to(device) + 1)
+            mask[row, past - size : past] = True
+            mask[row, past + width - len(rest) :] = True
+        positions = (mask.cumsum(1) - 1).clamp_min(0)[:, past:]
+        ids, mask, positions = ids.to(device), mask.to(device), positions.to(device)
+        cache = _make_cache(_layers(group, past, width + _ROOM))
+        batch = _Batch(new, cache, mask, ids[:, -1], positions[:, -1] + 1)
+        unread = [what for request, _, size in group for place, what in request.inputs.items() if place >= size]
+        more = self._inputs(unread) if self._inputs is not None else {}
+        self._take(batch, self._forward(ids, mask, positions, cache, **more))
+        return batch
 
-    def _prefix(self, request: Request) -> tuple[int, ...]:
-        """The tokens of a prompt that are read once for all prompts that have them; none where it has nothing more."""
-        return tuple(request.prompt[: request.shared]) if request.shared < len(request.prompt) else ()
+    def _read_shared(self, new: Sequence[Request]) -> None:
+        """Read what prompts have in common with others and was not read yet."""
+        for request in new:
+            beginning = request.prompt[: request.shared]
+            if len(beginning) < len(request.prompt) and self._begun(request)[1] < len(beginning):
+                self._read([(Request(beginning, 1, grows=True), None, 0)])
 
-    def _layers(self, prefix: tuple[int, ...]) -> list[_ColumnLayer]:
-        """Keys and values of a prefix, read now or before; none of an empty one."""
-        if not prefix:
-            return []
-        layers = self._prefixes.pop(prefix, None)
-        if layers is None:
-            ids = torch.tensor([prefix], device=self._model.device)
-            cache = _make_cache([])
-            positions = torch.arange(len(prefix), device=ids.device)[None]
-            self._forward(ids, torch.ones_like(ids, dtype=torch.bool), positions, cache)
-            layers = list(cache.layers)
-        self._prefixes[prefix] = layers
-        while len(self._prefixes) > _PREFIXES:
-            del self._prefixes[next(iter(self._prefixes))]
-        return layers
+    def _begun(self, request: Request) -> tuple[_Kept | None, int]:
+        """What was kept of the longest beginning of a request, and its tokens; at least one token is left to read."""
+        read, best, size = request.read[:-1], None, 0
+        for kept in self._kept:
+            common = _common(kept.read, read)
+            if common > size:
+                best, size = kept, common
+        return best, size
+
+    def _take_on(self, request: Request) -> _Begun:
+        """A request with what it goes on from, whose place it takes if it needs all of it."""
+        kept, size = self._begun(request)
+        if kept is not None:
+            self._kept.remove(kept)
+            if not request.grows or size < len(kept.read) or size == request.shared:
+                self._kept.append(kept)
+        return request, kept, size
+
+    def _keep(self, request: Request, batch: _Batch, row: int) -> None:
+        """Keep the keys and values of a row whose reply is done."""
+        read = request.read
+        columns = batch.mask[row].nonzero()[: len(read), 0]
+        layers: list[Any] = batch.cache.layers
+        self._kept.append(_Kept(read[: len(columns)], [layer.columns(row, columns) for layer in layers]))
+        while sum(len(kept.read) for kept in self._kept) > self.cells:
+            del self._kept[0]
 
     def _step(self) -> list[Request]:
         """Write one more token of every reply under way; the requests that are done now."""
@@ -173,7 +190,7 @@ class ContinuousBatch(Decoder):
         going = [request for request in batch.requests if not request.done]
         batch.mask = torch.cat([batch.mask, batch.mask.new_ones(len(batch.requests), 1)], dim=1)
         logits = self._forward(batch.last[:, None], batch.mask, batch.positions[:, None], batch.cache)
-        batch.last = self._take(logits, batch.requests)
+        self._take(batch, logits)
         batch.positions = batch.positions + 1
         for request in going:
             request.seconds += (time.perf_counter() - start) / len(going)
@@ -195,13 +212,14 @@ class ContinuousBatch(Decoder):
         logits: torch.Tensor = output.logits[:, -1].float()
         return logits
 
-    def _take(self, logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
-        """The next tokens (B,), added to the replies that are not done."""
-        best = choose(logits, requests, self._constraint).argmax(dim=-1)
-        for request, token in zip(requests, best.tolist()):
+    def _take(self, batch: _Batch, logits: torch.Tensor) -> None:
+        """Add the next tokens to the replies that are not done, and keep what was read of those that are now."""
+        batch.last = choose(logits, batch.requests, self._constraint).argmax(dim=-1)
+        for row, (request, token) in enumerate(zip(batch.requests, batch.last.tolist())):
             if not request.done:
                 request.take(token, self._ends)
-        return best
+                if request.done and request.grows:
+                    self._keep(request, batch, row)
 
 
 def make_decoder(model: Any, ends: Collection[int], pad: int, rows: int = ROWS, beams: int = 1, **more: Any) -> Decoder:
@@ -243,6 +261,57 @@ class _Batch:
     mask: torch.Tensor
     last: torch.Tensor
     positions: torch.Tensor
+
+
+@dataclass(eq=False)
+class _Kept:
+    """What was read.
+
+    Attributes:
+        read: T tokens, or what stands in their places; see `Request.read`.
+        layers: Keys and values of each layer, (T, H, D) both.
+    """
+
+    read: list[Any]
+    layers: list[list[torch.Tensor]]
+
+
+# A request, what it goes on from, and how many tokens of that.
+_Begun = tuple[Request, _Kept | None, int]
+
+
+def _common(one: list[Any], other: list[Any]) -> int:
+    """How many items two lists begin with alike."""
+    size = min(len(one), len(other))
+    if one[:size] == other[:size]:
+        return size
+    return next(place for place, (mine, yours) in enumerate(zip(one, other)) if mine != yours)
+
+
+def _alike(begun: Sequence[_Begun]) -> list[list[_Begun]]:
+    """Groups of about as much to read, so that little is padded."""
+    groups: list[list[_Begun]] = []
+    longest = 0
+    for unread, one in sorted(((len(one[0].sequence) - one[2], one) for one in begun), key=lambda pair: -pair[0]):
+        if not groups or 2 * unread + _PADDED < longest:
+            groups.append([])
+            longest = unread
+        groups[-1].append(one)
+    return groups
+
+
+def _layers(group: Sequence[_Begun], past: int, room: int) -> list[_ColumnLayer]:
+    """Layers with what the rows of a group go on from, aligned at the end of `past` columns; none without any."""
+    longest = max(group, key=lambda begun: begun[2])[1]
+    layers = []
+    for number, parts in enumerate([] if longest is None else longest.layers):
+        # What stands in front of a short row is never looked at, but must be a number.
+        buffers = [part.new_zeros((len(group), past + room, *part.shape[1:])) for part in parts]
+        for row, (_, kept, size) in enumerate(group):
+            for buffer, part in zip(buffers, [] if kept is None else kept.layers[number]):
+                buffer[row, past - size : past] = part[:size]
+        layers.append(_column_layer(buffers, past))
+    return layers
 
 
 def _joined(batches: Sequence[_Batch]) -> _Batch:
@@ -303,12 +372,9 @@ class _ColumnLayer(DynamicLayer):
         self._show(end)
         return self.keys, self.values  # type: ignore[return-value]
 
-    def repeated(self, rows: int, columns: int) -> _ColumnLayer:
-        """A layer of `rows` copies of this layer's only row, with buffers of that many columns."""
-        buffers = [buffer.new_empty((rows, columns, *buffer.shape[2:])) for buffer in self._buffers]
-        for buffer, mine in zip(buffers, self._buffers):
-            buffer[:, : self._length] = mine[:, : self._length]
-        return _column_layer(buffers, self._length)
+    def columns(self, row: int, columns: torch.Tensor) -> list[torch.Tensor]:
+        """Keys and values of some columns of a row."""
+        return [buffer[row, columns] for buffer in self._buffers]
 
     def chosen(self, columns: torch.Tensor, buffers: Sequence[torch.Tensor]) -> None:
         """Copy columns, numbered through all rows' buffers, to the start of `buffers`; `columns` is (B, T)."""

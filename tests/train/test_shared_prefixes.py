@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tripletune.models.data.records import Record
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
 from tripletune.models.graph_llm.graphs import build_graph
-from tripletune.train.batches import RecordCollator, share_prefixes
+from tripletune.train.batches import RecordCollator, chain_records, share_prefixes
 from tripletune.train.tasks.ras import encode_row
 
 FAMILIES = ("llama", "smollm2", "qwen2", "qwen3", "gemma", "granite", "cohere", "gpt2", "gptj")
@@ -103,6 +103,38 @@ def test_loss_and_gradients_are_those_of_separate_records(
         assert torch.allclose(others[name], gradient, atol=1e-3 * gradient.abs().max().item() + 1e-6), name
 
 
+@settings(deadline=None)
+@given(st.lists(st.builds(row, prompts, labels), min_size=1, max_size=8))
+def test_every_record_can_be_read_off_its_chain(rows: list[dict[str, Any]]) -> None:
+    chains = chain_records(rows)
+    assert sorted(number for chain in chains for number in chain.records) == list(range(len(rows)))
+    for chain in chains:
+        learned = []
+        for number, start in zip(chain.records, chain.labels):
+            whole = [*rows[number]["input_ids"], *rows[number]["label_ids"]]
+            assert (start, chain.tokens[: len(whole) - 1]) == (len(rows[number]["input_ids"]), whole[:-1])
+            learned += range(start, len(whole))
+        assert len(learned) == len(set(learned)), "no place has two labels"
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma3", "lfm2"])
+@pytest.mark.parametrize("limit", [1000, 380])
+def test_an_interleaved_question_in_one_pass_learns_what_its_records_do(
+    family: str, limit: int, make_graph_llm: Any, collated: Callable[..., Any]
+) -> None:
+    made = {"prompt_order": "interleaved", "max_input_tokens": limit}
+    model, processor = make_graph_llm(family, graph_dropout=0.0, processor_settings=made)
+    options = {"action_weight": 3.0, "answer_weight": 2.0, "tokens_per_record": 7.0, "interleaved": True}
+    separate, shared = collated(processor, **options)
+    # Of four questions, one has records of two; triples were left out of the longer prompts.
+    assert len(shared["input_ids"]) == (5 if limit == 1000 else 8)
+    assert (shared.keys(), len(separate["input_ids"])) == (separate.keys(), 12)
+    (loss, gradients), (found, others) = learned(model, separate), learned(model, shared)
+    assert found == pytest.approx(loss, rel=1e-5)
+    for name, gradient in gradients.items():
+        assert torch.allclose(others[name], gradient, atol=1e-4 * gradient.abs().max().item() + 1e-6), name
+
+
 def test_arguments_that_go_together_are_given_together(make_graph_llm: Any, collated: Callable[..., Any]) -> None:
     model, processor = make_graph_llm(processor_settings={"prompt_order": "history_first"})
     shared = collated(processor)[1]
@@ -111,9 +143,6 @@ def test_arguments_that_go_together_are_given_together(make_graph_llm: Any, coll
             model(**{name: value for name, value in shared.items() if name != missing})
     with pytest.raises(ValueError, match="go together, without an attention_mask"):
         model(**shared, attention_mask=torch.ones_like(shared["record_of"]))
-    # A row of several records is not taken for one.
-    with pytest.raises(ValueError, match="each sample needs exactly one"):
-        model(**{name: value for name, value in shared.items() if name not in ("record_of", "shared")})
     shared["input_ids"][0, 0] = processor.graph_token_id
     with pytest.raises(ValueError, match="hold 13 graph placeholders, for 12 graphs"):
         model(**shared)

@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +34,7 @@ from tripletune.train.tasks import (
 if TYPE_CHECKING:
     from tripletune.models.graph_llm.embeddings import EmbeddingTable
     from tripletune.models.graph_llm.processor import GraphLLMProcessor
+    from tripletune.train.batches import RecordCollator
 
 
 @dataclass
@@ -99,8 +100,9 @@ class RecordSection(DataSection):
     )
     prompt_order: str = setting(
         "instruction_first",
-        "instruction_first (paper); history_first: graph token and instruction after the history",
-        choices=("instruction_first", "history_first"),
+        "instruction_first (paper); history_first: graph token and instruction after the history; interleaved: a "
+        "question is one growing sequence with a graph token for each step",
+        choices=("instruction_first", "history_first", "interleaved"),
     )
     planning_prompt: str | None = setting(None, "file that replaces the planning instruction")
     answering_prompt: str | None = setting(None, "file that replaces the answering instruction")
@@ -165,13 +167,14 @@ class GraphConfig(RunConfig):
         if self.model.use_graph and self.data.prompt_order == "instruction_first":
             found.append(
                 "train.shared_prefixes: with data.prompt_order instruction_first each record's graph token is among "
-                "its first tokens, so that nothing is shared; set data.prompt_order history_first"
+                "its first tokens, so that nothing is shared; set data.prompt_order history_first or interleaved"
             )
         if self.train.batch_size == 1:
             found.append(
                 "train.shared_prefixes: with train.batch_size 1 nothing is shared; a question has about 4 records"
             )
-        if self.model.attention not in ("auto", "sdpa", "eager"):
+        masked = self.data.prompt_order != "interleaved"
+        if masked and self.model.attention not in ("auto", "sdpa", "eager"):
             found.append(
                 f"train.shared_prefixes: model.attention {self.model.attention} does not support custom attention "
                 "masks; set sdpa or eager"
@@ -238,7 +241,8 @@ class GraphTask(TrainingTask):
             processor_settings=settings,
             **{name: getattr(model, name) for name in parts},
         )
-        if self.config.train.shared_prefixes:
+        # One sequence of an interleaved question needs no mask: any causal model reads it.
+        if self.config.train.shared_prefixes and data.prompt_order != "interleaved":
             check_shared_prefixes(base.language_model, data.max_input_tokens + data.max_label_tokens)
         adapted = add_adapter(
             base,
@@ -278,7 +282,7 @@ class GraphTask(TrainingTask):
 
         Columns: `input_ids`, `label_ids`, `marker` (label tokens of the action marker), `length`, `question` (a number
         that records of one question have in common) and, with graphs, those of a `models.graph_llm.graphs.SampleGraph`
-        of keys.
+        of keys, an entry for each placeholder.
 
         Raises:
             ValueError: there is no record, or a label is too long where that is an error.
@@ -290,8 +294,8 @@ class GraphTask(TrainingTask):
         columns = {"input_ids": "[int32]", "label_ids": "[int32]", "marker": "int32", "length": "int32"}
         columns["question"] = "int64"
         if self.table is not None:
-            columns |= dict.fromkeys(("nodes", "edges"), "[int64]")
-            columns |= dict.fromkeys(("sources", "targets", "subgraph"), "[int32]")
+            columns |= dict.fromkeys(("nodes", "edges"), "[[int64]]")
+            columns |= dict.fromkeys(("sources", "targets", "subgraph"), "[[int32]]")
         # An empty prompt shows template and tokenizer, which may change while their folder keeps its name.
         empty = [processor.encode_input(ModelInput(task, "?")).input_ids for task in TASKS]
         settings = dataclasses.asdict(processor.settings)
@@ -321,7 +325,7 @@ class GraphTask(TrainingTask):
                     )
         return found
 
-    def collator(self) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
+    def collator(self) -> RecordCollator:
         """Pads records and batches their graphs."""
         from tripletune.train.batches import RecordCollator, rows_meta
 
@@ -336,6 +340,7 @@ class GraphTask(TrainingTask):
             answer_weight=train.answer_weight,
             tokens_per_record=per_record,
             shared_prefixes=train.shared_prefixes,
+            interleaved=self.config.data.prompt_order == "interleaved",
             graph_token_id=self.processor.graph_token_id,
         )
 
@@ -394,8 +399,6 @@ class GraphTask(TrainingTask):
 
     def notes(self) -> list[str]:
         """What answers weigh in the loss, and tokens that shared prefixes save in the first thousand batches."""
-        from tripletune.train.batches import share_prefixes
-
         share, weight = self.answer_shares()
         found = [
             f"loss per {self.config.train.loss_per}: answering records are {share:.0%} of the records and have "
@@ -404,12 +407,13 @@ class GraphTask(TrainingTask):
         size = self.config.train.batch_size
         if not self.config.train.shared_prefixes:
             return found
+        collator = self.collator()
         order = list(self.sampler(self.train, size, size))[: 1000 * size]
         shared = apart = 0
         for at in range(0, len(order), size):
             batch = [self.train[number] for number in order[at : at + size]]
             apart += sum(row["length"] for row in batch)
-            shared += sum(len(one.tokens) for one in share_prefixes(batch, self.processor.graph_token_id))
+            shared += sum(len(one.tokens) for one in collator.sequences(batch))
         saved = f"{shared:,} tokens instead of {apart:,} ({shared / apart:.0%})"
         return [*found, f"shared prefixes: {saved} in the first {len(order)} records"]
 
@@ -444,6 +448,7 @@ def encode_row(
         long_labels: "truncate", "skip" or "error"; see `GraphLLMProcessor.encode_label`.
     """
     from tripletune.models.graph_llm.embeddings import string_key
+    from tripletune.models.graph_llm.graphs import SampleGraph
 
     label, marker = processor.encode_label(record, "error" if long_labels == "error" else "truncate")
     too_long = label[-1] != processor.tokenizer.eos_token_id
@@ -456,8 +461,10 @@ def encode_row(
         label = label[:marker]
     row: dict[str, Any] = {"input_ids": encoded.input_ids, "label_ids": label}
     if processor.settings.use_graph:
-        nodes, edges = ([string_key(text) for text in texts] for texts in encoded.graph[:2])
-        row |= encoded.graph._replace(nodes=nodes, edges=edges)._asdict()
+        for name in SampleGraph._fields:
+            row[name] = [getattr(graph, name) for graph in encoded.graphs]
+        for name in ("nodes", "edges"):
+            row[name] = [[string_key(text) for text in texts] for texts in row[name]]
     row["marker"] = marker
     row["length"] = len(encoded.input_ids) + len(label)
     row["question"] = int.from_bytes(hashlib.sha256(record.question_id.encode()).digest()[:7])

@@ -99,6 +99,38 @@ def test_limits_and_evidence_are_not_mixed_up(generator: LocalGenerator, records
     assert replies[2].prompt_tokens != replies[1].prompt_tokens
 
 
+@pytest.mark.parametrize(("order", "share"), [("instruction_first", 1.0), ("history_first", 0.9), ("interleaved", 0.6)])
+def test_rounds_of_a_question_are_read_on_from_each_other(
+    order: str, share: float, make_graph_llm: Make, embeddings: Any, records: list[Record], monkeypatch: Any
+) -> None:
+    model, processor = make_graph_llm(processor_settings={"prompt_order": order})
+    generator = LocalGenerator(model, processor, embeddings=embeddings)
+    asked = [records[0], records[6], records[9]]
+    others = (records[1].steps[1], records[7].steps[0])
+    rounds = [[replace(one.input, steps=one.steps + others[:number]) for one in asked] for number in range(3)]
+    rounds += [[replace(one, task="answering") for one in rounds[-1]]]
+    # The same text with another graph is not gone on from.
+    rounds += [[replace(one, graph_of=others) for one in rounds[-1]]]
+    expected = [generator.generate_many(inputs, 6) for inputs in rounds]
+    original, read = model.forward, []
+
+    @functools.wraps(original)
+    def spy(*arguments: Any, **options: Any) -> Any:
+        read.append(options["input_ids"].numel())
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(model, "forward", spy)
+
+    async def loop() -> list[list[Completion]]:
+        return [await asyncio.gather(*(generator.generate(one, 6) for one in inputs)) for inputs in rounds]
+
+    for found, wanted in zip(asyncio.run(loop()), expected):
+        assert [essence(reply) for reply in found] == [essence(reply) for reply in wanted]
+    prompts = sum(reply.prompt_tokens for replies in expected for reply in replies)
+    written = sum(reply.completion_tokens for replies in expected for reply in replies)
+    assert sum(read) - written < share * prompts or share == 1.0
+
+
 def test_one_bad_input_does_not_fail_its_neighbours(generator: LocalGenerator, records: list[Record]) -> None:
     bad = ModelInput("planning", "word " * 4000)
     inputs = [records[0].input, bad, records[1].input]

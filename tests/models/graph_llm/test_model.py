@@ -180,13 +180,8 @@ def test_graphs_and_placeholders_must_match(make_graph_llm: Make, make_batch: Ma
     batch = make_batch(processor, records[:2])
     with pytest.raises(ValueError, match="no graphs were passed"):
         model(input_ids=batch["input_ids"])
-    with pytest.raises(ValueError, match=r"\[1, 1\] graph placeholders in their rows, for 3 graphs"):
+    with pytest.raises(ValueError, match="hold 2 graph placeholders, for 3 graphs"):
         model(input_ids=batch["input_ids"], graph_embeds=torch.zeros(3, 32))
-    # Two in one row and none in the other is as many as there are graphs, and wrong.
-    ids = batch["input_ids"].clone()
-    ids[0, 5], ids[1, ids[1] == processor.graph_token_id] = processor.graph_token_id, 6
-    with pytest.raises(ValueError, match="exactly one"):
-        model(input_ids=ids, graph_embeds=torch.zeros(2, 32))
     with pytest.raises(ValueError, match="input_ids or inputs_embeds"):
         model(labels=batch["labels"])
 

@@ -19,6 +19,7 @@ NEW = tuple(Triple(f"new {n}", "is", f"thing {n}") for n in range(6))
 LONG = ModelInput(
     "planning", "What is it?", (Step("first?", OLD, "old words " * 40), Step("second?", NEW, "new words " * 40))
 )
+ORDERS = ("instruction_first", "history_first", "interleaved")
 
 
 def processor(tokenizer: Any, **settings: Any) -> GraphLLMProcessor:
@@ -70,6 +71,46 @@ def test_history_first_layout(tokenizer: Any, form: str, frame: str) -> None:
     assert plan[: place + 1] == answer.input_ids[: place + 1]
 
 
+@pytest.mark.parametrize(
+    ("form", "frame"),
+    [
+        ("chat", CHATML.replace("<|graph|>", "")),
+        ("plain", "<|endoftext|>{plan}\n\n{body}\n"),
+        ("llama2", "<|endoftext|>[INST] {plan}\n\n{body} [/INST]"),
+    ],
+)
+def test_interleaved_layout(tokenizer: Any, form: str, frame: str) -> None:
+    made = processor(tokenizer, prompt_format=form, prompt_order="interleaved")
+    head = frame.format(plan="Plan.\nAnswer.", body="Question: What is it?")
+    history = render(LONG).rsplit("\n", 1)[0].replace("\n[SUBQ]", "\n<|graph|>\n[SUBQ]") + "\n<|graph|>\n"
+    encoded = made.encode_input(LONG)
+    assert text(made, encoded.input_ids) == head + history
+    # Each step has its own graph, also where those of another question are read.
+    assert encoded.graphs == [build_graph((step,)) for step in LONG.steps]
+    others = dataclasses.replace(LONG, graph_of=LONG.steps[1:])
+    assert made.encode_input(others).graphs == [build_graph(LONG.steps[1:]), build_graph(())]
+    answering = dataclasses.replace(LONG, task="answering")
+    assert text(made, made.encode_input(answering).input_ids) == f"{head}{history}[SUFFICIENT]\nAnswer:\n"
+    direct = ModelInput("answering", "What is it?")
+    assert text(made, made.encode_input(direct).input_ids) == f"{head}[NO_RETRIEVAL]\nAnswer:\n"
+
+
+def test_an_interleaved_prompt_goes_on_from_the_one_before_and_its_reply(tokenizer: Any) -> None:
+    made = processor(tokenizer, prompt_order="interleaved")
+    question, (one, two) = LONG.question, LONG.steps
+    records = [
+        Record("0", "q", "planning", question, Action.SUBQ, (), one.query),
+        Record("1", "q", "planning", question, Action.SUBQ, (one,), two.query),
+        Record("2", "q", "planning", question, Action.SUFFICIENT, (one, two)),
+        Record("3", "q", "answering", question, Action.SUFFICIENT, (one, two), answers=("this",)),
+    ]
+    read: list[int] = []
+    for record in records:
+        prompt = made.encode_input(record.input).input_ids
+        assert prompt[: len(read)] == read
+        read = prompt + made.encode_label(record)[0][:-1]
+
+
 def test_without_template_auto_is_plain(tokenizer: Any) -> None:
     plain = processor(tokenizer, prompt_format="plain").encode_input(LONG).input_ids
     tokenizer.chat_template = None
@@ -108,7 +149,7 @@ def test_prompts_do_not_change_with_the_date(tokenizer: Any) -> None:
 def test_without_graph_the_placeholder_alone_is_missing(tokenizer: Any) -> None:
     size = len(tokenizer)
     encoded = processor(tokenizer, use_graph=False).encode_input(LONG)
-    assert (encoded.graph, len(tokenizer)) == (build_graph(()), size)
+    assert (encoded.graphs, len(tokenizer)) == ([], size)
     assert encoded.input_ids.count(tokenizer.convert_tokens_to_ids(GRAPH_TOKEN)) == 0
     made = processor(tokenizer)
     with_graph, without = made.encode_input(LONG), made.without_graph().encode_input(LONG)
@@ -139,7 +180,7 @@ def test_control_tokens_in_data_stay_text(tokenizer: Any, form: str) -> None:
 def test_a_training_row_begins_with_the_prompt_of_inference(tokenizer: Any, records: list[Record]) -> None:
     from tripletune.train.tasks.ras import encode_row
 
-    for form, order in product(("chat", "plain", "llama2"), ("instruction_first", "history_first")):
+    for form, order in product(("chat", "plain", "llama2"), ORDERS):
         made = processor(tokenizer, prompt_format=form, prompt_order=order)
         for record in records:
             row = encode_row(record, made)
@@ -148,7 +189,7 @@ def test_a_training_row_begins_with_the_prompt_of_inference(tokenizer: Any, reco
             assert made.decode(row["label_ids"]) == record.label
 
 
-@pytest.mark.parametrize("order", ["instruction_first", "history_first"])
+@pytest.mark.parametrize("order", ORDERS)
 def test_the_oldest_step_loses_its_last_triples_first_and_they_are_counted(tokenizer: Any, order: str) -> None:
     whole = processor(tokenizer, prompt_order=order).encode_input(LONG)
     lost_before = 0
@@ -161,10 +202,10 @@ def test_the_oldest_step_loses_its_last_triples_first_and_they_are_counted(token
         assert kept == [False] * lost + [True] * (12 - lost)
         assert lost >= max(lost_before, 1)
         assert len(encoded.input_ids) <= made.settings.max_input_tokens
-        assert shown.endswith("Question: What is it?<|im_end|>\n<|im_start|>assistant\n")
+        assert "Question: What is it?<|im_end|>\n<|im_start|>assistant\n" in shown
         assert "Plan." in shown
         assert "[SUBQ] first?" in shown
-        assert encoded.graph == whole.graph
+        assert encoded.graphs == whole.graphs
         lost_before = lost
     assert lost_before > 6
     assert whole.truncated_triples == 0
@@ -223,8 +264,8 @@ def test_a_label_that_does_not_fit_is_an_error_or_cut(tokenizer: Any) -> None:
 def test_graphs_by_step_or_united(tokenizer: Any) -> None:
     steps = (LONG.steps[0], Step("empty?"), LONG.steps[1])
     sample = dataclasses.replace(LONG, steps=steps)
-    assert processor(tokenizer).encode_input(sample).graph.subgraph == [0] * 12 + [1] * 12
-    united = processor(tokenizer, graph_pooling="union").encode_input(sample).graph
+    assert processor(tokenizer).encode_input(sample).graphs[0].subgraph == [0] * 12 + [1] * 12
+    united = processor(tokenizer, graph_pooling="union").encode_input(sample).graphs[0]
     assert united == build_graph([Step("", (*OLD, *NEW))])
 
 

@@ -233,8 +233,42 @@ def test_several_prefixes_are_read_once_each(llama, monkeypatch):
         assert [request.tokens for request in requests] == wanted
         prefixes = [(1, len(one)), (1, len(other))]
         assert [shape in shapes for shape in prefixes] == [turn == 0] * 2
-        rest = [(3, max(map(len, given[:3])) - len(one)), (3, max(map(len, given[3:6])) - len(other))]
-        assert all(shape in shapes for shape in rest)
+        rest = [len(prompt) - size for prompt, size in zip(given, shared)]
+        assert max(width for _, width in shapes) == max(rest)
+
+
+def test_a_prompt_that_goes_on_from_an_earlier_round_is_read_on_from_there(llama, monkeypatch):
+    forward, read = llama.forward, []
+
+    @functools.wraps(forward)
+    def counted(*args, **kwargs):
+        read.append(kwargs["input_ids"].shape)
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(llama, "forward", counted)
+    given, found = prompts(8, seed=11, shared=[5, 6, 7] * 10), [[40, 41, 42], [43], [44] * 9]
+    batch = ContinuousBatch(llama, {END}, PAD, rows=4)
+    for turn, limit in zip(range(4), (6, 9, 1, 6)):
+        read.clear()
+        requests = [Request(list(prompt), limit, grows=True) for prompt in given]
+        decode(batch, requests)
+        # Then what was found, and the last token of the reply where it stopped at its limit.
+        unread = max(map(len, given)) if turn == 0 else len(found[turn - 1]) + 1
+        assert max(width for _, width in read) <= unread
+        assert [request.tokens for request in requests] == one_at_a_time(llama, given, limit, {END})
+        given = [request.sequence + found[turn % 3] for request in requests]
+        assert len(batch._kept) == len(given)
+
+
+def test_no_more_is_kept_than_a_batch_may_have(llama):
+    batch = ContinuousBatch(llama, {END}, PAD, rows=4, cells=100)
+    given = prompts(12, seed=3)
+    requests = [Request(list(prompt), 5, grows=True) for prompt in given * 2]
+    decode(batch, requests)
+    assert [request.tokens for request in requests] == one_at_a_time(llama, given, 5, {END}) * 2
+    assert 0 < sum(len(kept.read) for kept in batch._kept) <= 100
+    batch.clear()
+    assert not batch._kept
 
 
 def test_a_prompt_that_is_nothing_but_its_prefix_is_read_as_a_whole(llama):

@@ -57,7 +57,7 @@ def test_rows_are_the_encoded_records(
     for row, record in zip(rows, records):
         assert row == encode_row(record, processor)
         assert row["length"] == len(row["input_ids"]) + len(row["label_ids"])
-        assert np.array_equal(table[row["nodes"]], table.vectors(build_graph(record.steps).nodes))
+        assert np.array_equal(table[row["nodes"][0]], table.vectors(build_graph(record.steps).nodes))
 
 
 def test_files_are_memory_mapped_and_reused(
