@@ -27,8 +27,10 @@ def prompts(count, seed=0, shared=()):
 def one_at_a_time(model, given, limit, ends):
     replies = []
     for prompt in given:
+        ids, options = torch.tensor([prompt]), {"eos_token_id": list(ends), "pad_token_id": PAD}
+        # Without a mask `generate` would leave out padding tokens that a model has written.
         output = model.generate(
-            torch.tensor([prompt]), max_new_tokens=limit, do_sample=False, eos_token_id=list(ends), pad_token_id=PAD
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=limit, do_sample=False, **options
         )[0, len(prompt) :].tolist()
         cut = next((place for place, token in enumerate(output) if token in ends), len(output))
         replies.append(output[:cut])
@@ -237,17 +239,19 @@ def test_several_prefixes_are_read_once_each(llama, monkeypatch):
         assert max(width for _, width in shapes) == max(rest)
 
 
-def test_a_prompt_that_goes_on_from_an_earlier_round_is_read_on_from_there(llama, monkeypatch):
-    forward, read = llama.forward, []
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
+def test_a_prompt_that_goes_on_from_an_earlier_round_is_read_on_from_there(tiny_model, family, monkeypatch):
+    model = load(tiny_model(family))
+    forward, read = model.forward, []
 
     @functools.wraps(forward)
     def counted(*args, **kwargs):
         read.append(kwargs["input_ids"].shape)
         return forward(*args, **kwargs)
 
-    monkeypatch.setattr(llama, "forward", counted)
+    monkeypatch.setattr(model, "forward", counted)
     given, found = prompts(8, seed=11, shared=[5, 6, 7] * 10), [[40, 41, 42], [43], [44] * 9]
-    batch = ContinuousBatch(llama, {END}, PAD, rows=4)
+    batch = ContinuousBatch(model, {END}, PAD, rows=4)
     for turn, limit in zip(range(4), (6, 9, 1, 6)):
         read.clear()
         requests = [Request(list(prompt), limit, grows=True) for prompt in given]
@@ -255,7 +259,7 @@ def test_a_prompt_that_goes_on_from_an_earlier_round_is_read_on_from_there(llama
         # Then what was found, and the last token of the reply where it stopped at its limit.
         unread = max(map(len, given)) if turn == 0 else len(found[turn - 1]) + 1
         assert max(width for _, width in read) <= unread
-        assert [request.tokens for request in requests] == one_at_a_time(llama, given, limit, {END})
+        assert [request.tokens for request in requests] == one_at_a_time(model, given, limit, {END})
         given = [request.sequence + found[turn % 3] for request in requests]
         assert len(batch._kept) == len(given)
 
