@@ -62,8 +62,8 @@ class EpochSampler(Sampler[int]):
 class QuestionSampler(EpochSampler):
     """Shuffles questions every epoch; the records of one stay together.
 
-    Questions with equally many records fill batches one after the other: four records to a batch of four or eight.
-    Where sizes do not go together, as three records and a batch of four, questions are divided between two batches.
+    A batch takes the question with the most records that still fits, until it is full. Where none fits, as after three
+    records in a batch of four, a question is divided between two batches.
 
     Args:
         questions: Number of each record's question.
@@ -81,12 +81,22 @@ class QuestionSampler(EpochSampler):
         generator = self._generator()
         groups = list(self.questions.values())
         chosen = [groups[number] for number in torch.randperm(len(groups), generator=generator).tolist()]
-        order: list[int] = []
-        for group in sorted(chosen, key=len, reverse=True):
+        waiting: dict[int, list[list[int]]] = {}
+        for group in chosen:
             if len(group) > self.batch_size:
                 # Its records do not all meet: let others meet in every epoch.
                 group = [group[place] for place in torch.randperm(len(group), generator=generator).tolist()]
-            order += group
+            waiting.setdefault(len(group), []).append(group)
+        order: list[int] = []
+        while waiting:
+            room = self.batch_size - len(order) % self.batch_size
+            size = max([size for size in waiting if size <= room] or waiting)
+            group = waiting[size].pop()
+            if not waiting[size]:
+                del waiting[size]
+            order += group[:room]
+            if size > room:
+                waiting.setdefault(size - room, []).append(group[room:])
         batches = [order[at : at + self.batch_size] for at in range(0, len(order), self.batch_size)]
         return self._shuffled(batches, generator)
 

@@ -95,8 +95,11 @@ def test_records_of_a_question_share_a_batch() -> None:
     rows = batches_of(questions, 4)
     divided = sum(len({questions[record] for record in row}) > 1 for row in rows)
     assert len(rows) == -(-len(questions) // 4)
-    # Four questions of three fill three batches.
-    assert divided == 29 * 3 // 4
+    # Four questions of three fill three batches, two of them with the third of another.
+    assert divided == -(-29 * 3 // 4)
+    # Two and three fill five: none is divided.
+    mixed = [number for number in range(40) for _ in range(2 + number % 2)]
+    assert all(len({mixed[record] for record in row}) == 2 for row in batches_of(mixed, 5))
     assert rows != batches_of(questions, 4, epoch=1)
     assert rows != batches_of(questions, 4, seed=2)
     assert rows == batches_of(questions, 4)
