@@ -60,8 +60,10 @@ def weights(trainer: Engine) -> dict[str, torch.Tensor]:
 SHARED = {"data.prompt_order": "history_first", "train.shared_prefixes": True, "train.batch_size": 3}
 
 
-def test_shared_prefixes_learn_what_separate_records_teach(make_config: Config, tmp_path: Path) -> None:
+@pytest.mark.parametrize("order", ["history_first", "interleaved"])
+def test_shared_prefixes_learn_what_separate_records_teach(order: str, make_config: Config, tmp_path: Path) -> None:
     quiet = {**SHARED, "model.graph_dropout": 0.0, "model.lora_dropout": 0.0, "train.gradient_accumulation": 2}
+    quiet["data.prompt_order"] = order
     shared = trainer_of(make_config({**quiet, "output_dir": str(tmp_path / "shared")}))
     off = {"train.shared_prefixes": False, "output_dir": str(tmp_path / "separate")}
     separate = trainer_of(make_config({**quiet, **off}))
