@@ -273,7 +273,7 @@ def waiting(options: WaitingOptions) -> Result:
     asleep: list[float] = []
     found: dict[str, list[Any]] = {}
     # Found in the pass before: making them is the stand-ins' time, not the loop's.
-    replies: dict[str, Any] = {}
+    replies: dict[tuple[str, ...], Any] = {}
 
     @cache
     def vector(text: str) -> np.ndarray:
@@ -302,10 +302,11 @@ def waiting(options: WaitingOptions) -> Result:
                 suite.open()
             client, answer = suite.tools.llm, suite.tools.llm.backend.complete
 
-            async def late(*call: Any) -> Any:
+            async def late(messages: list[Message], sampling: Any) -> Any:
                 await asyncio.sleep(options.call)
-                if (key := f"{CALL_ROLE.get()} {call}") not in replies:
-                    replies[key] = await answer(*call)
+                key = (CALL_ROLE.get(), *(message["content"] for message in messages))
+                if key not in replies:
+                    replies[key] = await answer(messages, sampling)
                 return replies[key]
 
             own = LedgerClient(client.backend, client.ledger if name == "with ledger" else None)

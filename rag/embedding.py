@@ -26,7 +26,7 @@ Similarity = Literal["cosine", "dot"]
 Encode = Callable[[list[str], Kind], np.ndarray]
 Prompts = Mapping[Kind, str | None]
 ENDPOINT = "openai:"
-_BATCH, _PATIENCE = 64, 0.005
+_BATCH, _PATIENCE = 64, 0.002
 # Requests to a server at once.
 _REQUESTS = 8
 K = TypeVar("K", bound=Hashable)
@@ -69,7 +69,7 @@ class Together(Generic[K, V]):
 
     def _work_off(self) -> None:
         # As long as others still come, but not for longer than half of what the work takes.
-        gap, before, end = max(self._patience, self._seconds / 20), 0, time.monotonic() + self._seconds / 2
+        gap, before, end = max(self._patience, self._seconds / 50), 0, time.monotonic() + self._seconds / 2
         while self._patience and (not before or (len(self._waiting) > before and time.monotonic() < end)):
             before = len(self._waiting)
             time.sleep(gap)

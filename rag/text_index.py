@@ -166,7 +166,7 @@ class VectorIndex:
             block = torch.from_numpy(self._vectors[start : start + _COMPARED])
             scores = [queries @ decoded[: len(part)].copy_(part).T for part in block.split(_CACHED)]
             for mine, row, (_, k) in zip(found, torch.cat(scores, 1).numpy().round(6), keys):
-                mine += [(start + place, round(score, 6)) for place, score in _best(row, k)]
+                mine += [(start + place, score) for place, score in _best(row, k, digits=6)]
         return [sorted(mine, key=lambda pair: (-pair[1], pair[0]))[:k] for mine, (_, k) in zip(found, keys)]
 
     def _through_graph(self, vector: np.ndarray, k: int) -> Ranking:
@@ -175,7 +175,7 @@ class VectorIndex:
         rows = np.sort(near[near >= 0])
         # The same scores as those of an exact search, and the same order of ties.
         scores = (self._vectors[rows].astype(np.float32) @ vector).round(6)
-        return [(int(rows[place]), round(score, 6)) for place, score in _best(scores, k)]
+        return [(int(rows[place]), score) for place, score in _best(scores, k, digits=6)]
 
 
 class FusedIndex:
@@ -249,11 +249,12 @@ def _tokens(text: str) -> list[str]:
     return stemmer.stemWords([word for word in words_in(text) if word not in stop_words])
 
 
-def _best(scores: np.ndarray, k: int, above: float = -np.inf) -> Ranking:
+def _best(scores: np.ndarray, k: int, above: float = -np.inf, digits: int | None = None) -> Ranking:
     """The `k` best rows with a score greater than `above`; of equal scores the earlier row goes first."""
     candidates = np.flatnonzero(scores > above)
     if len(candidates) > k:
         threshold = np.partition(scores[candidates], -k)[-k]
         candidates = candidates[scores[candidates] >= threshold]
     order = candidates[np.argsort(-scores[candidates], kind="stable")][:k]
-    return [(int(row), float(scores[row])) for row in order]
+    found = scores[order].astype(np.float64)
+    return list(zip(order.tolist(), (found if digits is None else found.round(digits)).tolist()))

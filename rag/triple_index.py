@@ -11,6 +11,8 @@ import logging
 import unicodedata
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from heapq import merge
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,7 @@ from tripletune.rag.triple_store import StoredTriples
 
 logger = logging.getLogger(__name__)
 
+_KEPT = 1 << 16
 _TRIPLES, _OFFSETS, _PAIRS, _ENTITIES = "triples.jsonl", "offsets.npy", "pairs.index.npy", "entities.index.npy"
 
 
@@ -60,6 +63,8 @@ class TripleIndex:
         prepare(folder, {"kind": "triples", **wanted}, lambda out: _write(passages, triples, out))
         self.passages, self._path = passages, folder / _TRIPLES
         self._file = self._path.open("rb")
+        # Many questions find the same triples.
+        self._triple = lru_cache(maxsize=_KEPT)(self._read)
         self._offsets = np.load(folder / _OFFSETS, mmap_mode="r")
         rows, positions = np.load(folder / _PAIRS)
         self._passages, self._rows = _Groups(rows, positions), _Groups(positions, rows)
@@ -73,6 +78,9 @@ class TripleIndex:
         return len(self._offsets)
 
     def __getitem__(self, row: int) -> Triple:
+        return self._triple(row)
+
+    def _read(self, row: int) -> Triple:
         self._file.seek(int(self._offsets[row]))
         return Triple(*json.loads(self._file.readline()))
 
@@ -109,20 +117,16 @@ class TripleIndex:
         Returns:
             The rows, best first, and for each passage, by position, the score of the row that brought it.
         """
-        pool: dict[int, float] = {}
-        for ranking in await self.search(queries, candidates):
-            for row, score in ranking:
-                pool[row] = max(score, pool.get(row, score))
-        rows: list[int] = []
-        passages: dict[int, float] = {}
-        for row, score in sorted(pool.items(), key=lambda pair: (-pair[1], pair[0])):
+        rows, passages = dict[int, None](), dict[int, float]()
+        rankings = await self.search(queries, candidates)
+        for row, score in merge(*rankings, key=lambda pair: (-pair[1], pair[0])):
             if len(passages) == k:
                 break
-            rows.append(row)
+            rows[row] = None
             for position in self.passages_of(row).tolist():
                 if len(passages) < k:
                     passages.setdefault(position, score)
-        return rows, passages
+        return [*rows], passages
 
 
 def entity_key(name: str) -> str:
