@@ -282,10 +282,14 @@ _Begun = tuple[Request, _Kept | None, int]
 
 def _common(one: list[Any], other: list[Any]) -> int:
     """How many items two lists begin with alike."""
-    size = min(len(one), len(other))
-    if one[:size] == other[:size]:
-        return size
-    return next(place for place, (mine, yours) in enumerate(zip(one, other)) if mine != yours)
+    same, size = 0, min(len(one), len(other))
+    while same < size:
+        middle = (same + size + 1) // 2
+        if one[same:middle] == other[same:middle]:
+            same = middle
+        else:
+            size = middle - 1
+    return same
 
 
 def _alike(begun: Sequence[_Begun]) -> list[list[_Begun]]:
