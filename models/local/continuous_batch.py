@@ -31,7 +31,7 @@ from tripletune.models.local import ROWS, Decoder, GenerateBatch, Request, choos
 
 # Prompt tokens that are read in one forward pass.
 _READ_AT_ONCE = 4096
-# Columns of padding in a row that are cheaper than a pass of its own.
+# Padding of prompts that are read in one pass, in tokens: more of it costs more than another pass.
 _PADDED = 64
 # Columns that are added when a buffer is full: room for that many new tokens before all is copied again.
 _ROOM = 64
@@ -295,11 +295,12 @@ def _common(one: list[Any], other: list[Any]) -> int:
 def _alike(begun: Sequence[_Begun]) -> list[list[_Begun]]:
     """Groups of about as much to read, so that little is padded."""
     groups: list[list[_Begun]] = []
-    longest = 0
+    longest = padded = 0
     for unread, one in sorted(((len(one[0].sequence) - one[2], one) for one in begun), key=lambda pair: -pair[0]):
-        if not groups or 2 * unread + _PADDED < longest:
+        padded += longest - unread
+        if not groups or padded > _PADDED:
             groups.append([])
-            longest = unread
+            longest, padded = unread, 0
         groups[-1].append(one)
     return groups
 
@@ -335,9 +336,10 @@ def _joined(batches: Sequence[_Batch]) -> _Batch:
             end = start + len(rows)
             if rows:
                 # What stands in front of a short row is never looked at, but must be a number.
-                columns = torch.zeros_like(mask[start:end], dtype=torch.long)
+                columns = mask.new_zeros(len(rows), width + _ROOM, dtype=torch.long)
                 row, column = old.nonzero(as_tuple=True)
-                columns[mask[start:end]] = torch.tensor(rows, device=row.device)[row] * part.width + column
+                places = torch.tensor(rows, device=row.device)[row] * part.width + column
+                columns[:, :width].masked_scatter_(mask[start:end], places)
                 part.chosen(columns, [buffer[start:end] for buffer in buffers])
             start = end
         layers.append(_column_layer(buffers, width))
@@ -381,10 +383,9 @@ class _ColumnLayer(DynamicLayer):
         return [buffer[row, columns] for buffer in self._buffers]
 
     def chosen(self, columns: torch.Tensor, buffers: Sequence[torch.Tensor]) -> None:
-        """Copy columns, numbered through all rows' buffers, to the start of `buffers`; `columns` is (B, T)."""
+        """Copy columns (B, T), numbered through all rows' buffers, to `buffers`, (B, T, H, D)."""
         for mine, target in zip(self._buffers, buffers):
-            found = mine.flatten(0, 1).index_select(0, columns.flatten())
-            target[:, : columns.shape[1]] = found.view(*columns.shape, *mine.shape[2:])
+            torch.index_select(mine.flatten(0, 1), 0, columns.flatten(), out=target.flatten(0, 1))
 
     @property
     def width(self) -> int:
