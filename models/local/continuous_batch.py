@@ -336,10 +336,9 @@ def _joined(batches: Sequence[_Batch]) -> _Batch:
             end = start + len(rows)
             if rows:
                 # What stands in front of a short row is never looked at, but must be a number.
-                columns = mask.new_zeros(len(rows), width + _ROOM, dtype=torch.long)
+                columns = torch.zeros_like(mask[start:end], dtype=torch.long)
                 row, column = old.nonzero(as_tuple=True)
-                places = torch.tensor(rows, device=row.device)[row] * part.width + column
-                columns[:, :width].masked_scatter_(mask[start:end], places)
+                columns[mask[start:end]] = torch.tensor(rows, device=row.device)[row] * part.width + column
                 part.chosen(columns, [buffer[start:end] for buffer in buffers])
             start = end
         layers.append(_column_layer(buffers, width))
@@ -383,9 +382,10 @@ class _ColumnLayer(DynamicLayer):
         return [buffer[row, columns] for buffer in self._buffers]
 
     def chosen(self, columns: torch.Tensor, buffers: Sequence[torch.Tensor]) -> None:
-        """Copy columns (B, T), numbered through all rows' buffers, to `buffers`, (B, T, H, D)."""
+        """Copy columns, numbered through all rows' buffers, to the start of `buffers`; `columns` is (B, T)."""
         for mine, target in zip(self._buffers, buffers):
-            torch.index_select(mine.flatten(0, 1), 0, columns.flatten(), out=target.flatten(0, 1))
+            found = mine.flatten(0, 1).index_select(0, columns.flatten())
+            target[:, : columns.shape[1]] = found.view(*columns.shape, *mine.shape[2:])
 
     @property
     def width(self) -> int:

@@ -59,6 +59,29 @@ def test_a_reply_does_not_depend_on_its_batch(tiny_model: Callable[[str], Path],
     asyncio.run(backend.close())
 
 
+def test_a_chat_that_goes_on_is_read_on_from_where_it_was(
+    backend: HFBackend, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, widths = backend._lm.forward, []
+
+    @functools.wraps(forward)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        widths.append(kwargs["input_ids"].shape[1])
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(backend._lm, "forward", counted)
+    turns = chat("long " * 20)
+    for number in range(4):
+        widths.clear()
+        reply = together(backend, [(turns, GREEDY)])
+        fresh = HFBackend(str(tiny_llama), dtype="float32")
+        assert essence(reply) == essence(together(fresh, [(turns, GREEDY)]))
+        asyncio.run(fresh.close())
+        # From the first reply on a chat is known to be one that grows.
+        assert (max(widths) < reply[0].prompt_tokens / 2) == (number > 1)
+        turns = [*turns, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": f"And {number}?"}]
+
+
 def test_seeds(backend: HFBackend) -> None:
     def drawn(seeds: list[int | None]) -> list[str]:
         calls = [(CHATS[0], Sampling(temperature=1.5, max_tokens=12, seed=seed)) for seed in seeds]
