@@ -94,6 +94,7 @@ class WaitingOptions(Options):
     questions: int = setting(64, "questions asked together", at_least=1)
     call: float = setting(0.05, "seconds of a model call", at_least=0)
     search: float = setting(0.1, "seconds of a call of the encoder, for any number of texts", at_least=0)
+    threads: int = setting(1, "calls of the encoder at once: one on this machine, several of a server", at_least=1)
     set: list[str] = setting([], "options of the loop, NAME=VALUE, separated by commas")
 
 
@@ -267,7 +268,7 @@ def waiting(options: WaitingOptions) -> Result:
     """Questions asked together whose time is all waiting: for a model that knows a world's facts, and an encoder.
 
     The ideal is the question that waits longest: the sum of its calls and searches, one after the other. The encoder is
-    one thread, as a local one is: a search that just missed a batch waits for it.
+    one thread, as a local one is: a search that just missed a batch waits for it (with `--threads 8`, a server's, not).
     """
     quiet()
     asleep: list[float] = []
@@ -298,7 +299,9 @@ def waiting(options: WaitingOptions) -> Result:
         def work(name: str) -> float:
             ledger = f"{folder}/{next(numbers)}.sqlite"
             suite = QuestionSuite(asked, LLMOptions(model="a world", ledger=ledger))
-            with patch("tripletune.rag.search.open_embedder", lambda *_: Embedder("a mock", encode)):
+            with patch(
+                "tripletune.rag.search.open_embedder", lambda *_: Embedder("a mock", encode, threads=options.threads)
+            ):
                 suite.open()
             client, answer = suite.tools.llm, suite.tools.llm.backend.complete
 

@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -51,45 +52,42 @@ class ResultLog:
         self._lock = lock_folder(
             self.folder, f"another process writes into {self.folder}: wait for it or stop it, or give another --output"
         )
-        try:
-            self._open(settings, overwrite, retry_errors)
-        except BaseException:
-            if self._lock is not None:
-                self._lock.close()
-            raise
-
-    def _open(self, settings: dict[str, Any], overwrite: bool, retry_errors: bool) -> None:
-        path = self.folder / SETTINGS
-        if (self.folder / _ASIDE).exists() and not (self.path.exists() and self.path.stat().st_size):
-            self._bring_back()  # a kill came before the first new row
-        there = [name for name in _FILES if overwrite and (self.folder / name).exists()]
-        self._aside = bool(there)
-        for name in there:
-            (self.folder / _ASIDE).mkdir(exist_ok=True)
-            os.replace(self.folder / name, self.folder / _ASIDE / name)
-        settings, found = json.loads(json.dumps(settings)), read_json(path) if path.exists() else {}
-        self.path.touch()
-        if not self.path.stat().st_size:
-            # A call that failed before its first answer, such as one with a misspelled model, sets nothing.
-            write_json(path, settings)
-        elif changed := [key for key in sorted(found.keys() | settings.keys()) if found.get(key) != settings.get(key)]:
-            details = "; ".join(f"{key} was {found.get(key)!r} and is {settings.get(key)!r}" for key in changed)
-            raise ValueError(
-                f"{self.folder} holds results of another run: {details}. "
-                "Pass --overwrite to start again, or another --output"
-            )
-        with self.path.open("rb+") as lines:
-            whole = sum(len(line) for line in lines if line.endswith(b"\n"))
-            lines.seek(0, os.SEEK_END)
-            if lines.tell() != whole:
-                logger.warning("%s: the last line was cut off; its item runs again", self.path)
-                lines.truncate(whole)
-        if retry_errors:
-            with new_file(self.path) as scratch, scratch.open("w", encoding="utf-8") as file:
-                kept = (row for row in read_results(self.path) if not row.get("error"))
-                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in kept)
-        self.done = {row["id"] for row in read_results(self.path)}
-        self._file = self.path.open("a", encoding="utf-8")
+        with ExitStack() as locked:
+            locked.enter_context(self._lock or nullcontext())
+            path = self.folder / SETTINGS
+            if (self.folder / _ASIDE).exists() and not (self.path.exists() and self.path.stat().st_size):
+                self._bring_back()  # a kill came before the first new row
+            there = [name for name in _FILES if overwrite and (self.folder / name).exists()]
+            self._aside = bool(there)
+            for name in there:
+                (self.folder / _ASIDE).mkdir(exist_ok=True)
+                os.replace(self.folder / name, self.folder / _ASIDE / name)
+            settings, found = json.loads(json.dumps(settings)), read_json(path) if path.exists() else {}
+            self.path.touch()
+            if not self.path.stat().st_size:
+                # A call that failed before its first answer, such as one with a misspelled model, sets nothing.
+                write_json(path, settings)
+            elif changed := [
+                key for key in sorted(found.keys() | settings.keys()) if found.get(key) != settings.get(key)
+            ]:
+                details = "; ".join(f"{key} was {found.get(key)!r} and is {settings.get(key)!r}" for key in changed)
+                raise ValueError(
+                    f"{self.folder} holds results of another run: {details}. "
+                    "Pass --overwrite to start again, or another --output"
+                )
+            with self.path.open("rb+") as lines:
+                whole = sum(len(line) for line in lines if line.endswith(b"\n"))
+                lines.seek(0, os.SEEK_END)
+                if lines.tell() != whole:
+                    logger.warning("%s: the last line was cut off; its item runs again", self.path)
+                    lines.truncate(whole)
+            if retry_errors:
+                with new_file(self.path) as scratch, scratch.open("w", encoding="utf-8") as file:
+                    kept = (row for row in read_results(self.path) if not row.get("error"))
+                    file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in kept)
+            self.done = {row["id"] for row in read_results(self.path)}
+            self._file = self.path.open("a", encoding="utf-8")
+            locked.pop_all()
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a row; it is in the file when this returns."""

@@ -12,8 +12,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from tripletune.models.data.triples import Triple
-from tripletune.rag.retrievers import verbalise
-from tripletune.rag.text_index import words_in
+from tripletune.rag.retrievers import verbalise, words_in
 
 Scoring = Literal["concat", "mean"]
 # The similarity of each text to the query; see `Reranker`.

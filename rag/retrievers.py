@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,7 +13,7 @@ from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.rag.embedding import Embedder
 from tripletune.rag.index import PassageStore
-from tripletune.rag.text_index import RetrieverKind, TextIndex, VectorSearch, open_text_index, words_in
+from tripletune.rag.text_index import WORD, RetrieverKind, TextIndex, VectorSearch, open_text_index
 
 T = TypeVar("T")
 
@@ -144,3 +145,8 @@ def source_sentence(triple: Triple, sentences: Sequence[str]) -> int:
 
     scores = [score(sentence) for sentence in sentences]
     return scores.index(max(scores))
+
+
+def words_in(text: str) -> list[str]:
+    """The words of a text, whatever their case and Unicode form."""
+    return WORD.findall(unicodedata.normalize("NFKC", text).casefold())

@@ -29,7 +29,7 @@ VectorSearch = Literal["flat", "hnsw"]
 # All rows from the first on, and (row, score) pairs of those that were found, best first.
 Rows = Callable[[], Iterable[str]]
 Ranking = list[tuple[int, float]]
-_WORD = re.compile(r"\w+")
+WORD = re.compile(r"\w+")
 _VECTORS, _GRAPH = "vectors.f16", "graph.faiss"
 # HNSW (Malkov and Yashunin, 2018): links per row, and the least rows that a search keeps in view.
 _LINKS, _IN_VIEW = 32, 256
@@ -239,14 +239,10 @@ def _stemmer_and_stop_words() -> tuple[Any, frozenset[str]]:
     return Stemmer.Stemmer("english"), frozenset(STOPWORDS_EN)
 
 
-def words_in(text: str) -> list[str]:
-    """The words of a text, in lower case and in one Unicode form."""
-    return _WORD.findall(unicodedata.normalize("NFKC", text).lower())
-
-
 def _tokens(text: str) -> list[str]:
     stemmer, stop_words = _stemmer_and_stop_words()
-    return stemmer.stemWords([word for word in words_in(text) if word not in stop_words])
+    words = WORD.findall(unicodedata.normalize("NFKC", text).lower())
+    return stemmer.stemWords([word for word in words if word not in stop_words])
 
 
 def _best(scores: np.ndarray, k: int, above: float = -np.inf, digits: int | None = None) -> Ranking:

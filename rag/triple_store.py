@@ -288,7 +288,7 @@ class StoredTriples:
 
     async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
         """The triples of each passage; None where it was never read."""
-        return [self.get(one) for one in passages]
+        return [self.store.get(self.extractor, passage_key(one.title, one.text)) for one in passages]
 
     def close(self) -> None:
         """Close the store."""
