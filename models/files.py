@@ -12,8 +12,10 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,6 +23,8 @@ logger = logging.getLogger(__name__)
 LOCK = ".lock"
 # Beside NAME, the folder or file that is being written is `.NAME.tripletune-new`, and the one it replaces `-old`.
 _NEW, _OLD = "tripletune-new", "tripletune-old"
+# Seconds between two looks at what other processes have finished.
+_LOOK = 0.2
 
 
 def read_text(path: str | Path) -> str:
@@ -251,3 +255,62 @@ def lock_folder(folder: str | Path, refusal: str, wait: bool = False) -> IO[str]
     except OSError as error:
         logger.warning("%s can't be locked (%s): let no second process write into it", folder, error)
     return file
+
+
+def build_together(
+    folder: str | Path,
+    result: str,
+    parts: Iterable[Callable[[Path], None]],
+    merge: Callable[[list[Path]], None],
+    what: str,
+) -> None:
+    """Make a folder's content in parts, together with all processes that make the same folder at this time.
+
+    Each process takes the parts that nobody has finished or holds, and waits for the others at the end by looking at
+    the files. So processes that share a disk share the work, whoever has started them, and those that do not each do
+    all of it. The parts that a killed process has finished are used, and another process takes the one it was at.
+    Where a disk has no locks everybody does everything, with the same result.
+
+    Args:
+        folder: The folder, whose name says all that its content depends on.
+        result: Name of the file that is written last, in one step, in every part and in the folder itself. Where it
+            is, there is nothing to do.
+        parts: Functions that write a part into the folder they are given; the same on all processes.
+        merge: Makes the folder's content from the folders of the parts, in order.
+        what: What is done, for the progress bar.
+    """
+    from tqdm.auto import tqdm
+
+    folder = Path(folder)
+    if (folder / result).exists():
+        return
+    works = {folder / "parts" / f"{number:05d}": part for number, part in enumerate(parts)}
+    left, places = dict(works), list(works)
+    # Of several processes the one that logs shows it, on a terminal.
+    silent = None if logger.isEnabledFor(logging.INFO) else True
+    with tqdm(total=len(works), desc=what, unit=" parts", disable=silent) as bar:
+        while not (folder / result).exists():
+            try:
+                for place, part in list(left.items()):
+                    if _do_once(place, (folder / result, place / result), partial(part, place)):
+                        del left[place]
+                        bar.update()
+                if left or not _do_once(folder / "parts", (folder / result,), partial(merge, places)):
+                    time.sleep(_LOOK)
+            except FileNotFoundError:
+                # Without locks another process may have merged and removed what this one was at.
+                if not (folder / result).exists():
+                    raise
+    shutil.rmtree(folder / "parts", ignore_errors=True)
+
+
+def _do_once(folder: Path, done: Sequence[Path], work: Callable[[], None]) -> bool:
+    """Do a work unless its result is there; gives whether it is there now, or else another process is at it."""
+    try:
+        lock = None if any(path.exists() for path in done) else lock_folder(folder, "taken")
+    except ValueError:
+        return False
+    with lock or nullcontext():
+        if not any(path.exists() for path in done):
+            work()
+    return True

@@ -69,7 +69,7 @@ SYSTEM = System("mine", "asks the teacher", run, lambda options: False, lambda o
     "train/tasks/mine.py": '''
 """Words, and then the same in capitals."""
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from tripletune.train.tasks import RunConfig
 from tripletune.train.text import TextTask, TextTrainSection
@@ -88,12 +88,12 @@ class Mine(TextTask):
     def tokenised(self, source, cache):
         from tripletune.train.batches import cached_rows
 
-        def rows(counts):
-            for example in source:
+        def rows(part, counts):
+            for example in part:
                 ids = self.processor(example["text"] + example["text"].upper())["input_ids"]
                 yield {"input_ids": ids, "labels": ids, "length": len(ids)}
 
-        return cached_rows(["mine", source.digest], cache, rows)
+        return cached_rows(["mine", source.digest], cache, (partial(rows, part) for part in source.parts()))
 
 TASK = Mine
 ''',

@@ -82,9 +82,7 @@ def train(task: TrainingTask, dry_run: bool = False) -> None:
         # Before the model is loaded, and before anything of the earlier start is written over.
         check_same_run(config, task.sources[0].digest)
     task.model, task.processor = task.load()
-    # The first process tokenises; the others find the files when it is done.
-    with state.main_process_first():
-        make_rows(task)
+    make_rows(task)
     for warning in task.warnings():
         logger.warning("%s", warning)
     if not dry_run:
@@ -94,11 +92,13 @@ def train(task: TrainingTask, dry_run: bool = False) -> None:
 
 
 def make_rows(task: TrainingTask) -> None:
-    """Tokenise the data of a task whose model is loaded, or open what an earlier run left in the cache."""
-    cache = Path(task.config.output_dir) / "cache"
+    """Tokenise the data of a task whose model is loaded, or open what an earlier run left in the cache.
+
+    All processes of a run call it and share the work; see `models.files.build_together`.
+    """
     training, validation = task.sources
-    task.train = task.rows(training, cache)
-    task.validation = task.rows(validation, cache) if validation is not None else None
+    task.train = task.rows(training, task.cache)
+    task.validation = task.rows(validation, task.cache) if validation is not None else None
 
 
 def _train_and_save(task: TrainingTask, checkpoint: Path | None) -> None:

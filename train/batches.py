@@ -1,7 +1,7 @@
 """Rows: tokenised once into a memory-mapped Arrow file, packed where asked for, and collated into batches.
 
-A file's name is made of everything it depends on, so a second run or a resumed one opens it at once. Rows are streamed
-to disk, and memory does not grow with their number.
+A file's name is made of everything it depends on, so a second run or a resumed one opens it at once. All processes of a
+run make a part of the rows each. Rows are streamed to disk, and memory does not grow with their number.
 
 Shapes: B rows of a batch, which are records, packs, or questions where prefixes are shared; T tokens of the longest.
 """
@@ -12,16 +12,17 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from functools import partial
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tripletune.models.data.records import IGNORED
-from tripletune.models.files import new_file, read_json
+from tripletune.models.files import build_together, new_file, read_json, write_json
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
 from tripletune.models.graph_llm.graphs import SampleGraph, batch_graphs
 from tripletune.models.graph_llm.processor import pad_batch
@@ -31,25 +32,23 @@ logger = logging.getLogger(__name__)
 ROWS, META = "rows.arrow", "meta.json"
 # Names and types of columns; "[int32]" is a list, "[[int32]]" a list of lists.
 Columns = Mapping[str, str]
+# Makes the rows of a part of the data, and counts what it leaves out or cuts.
+Part = Callable[[Counter[str]], Iterator[Mapping[str, Any]]]
 # Lengths are rounded up to it, which keeps the number of shapes small for compiled models.
 _MULTIPLE = 8
 TEXT: Columns = {"input_ids": "[int32]", "labels": "[int32]", "length": "int32"}
 
 
-def cached_rows(
-    key: Sequence[Any],
-    cache: Path,
-    rows: Callable[[Counter[str]], Iterator[Mapping[str, Any]]],
-    columns: Columns = TEXT,
-) -> Any:
-    """Write rows once and open them memory-mapped.
+def cached_rows(key: Sequence[Any], cache: Path, parts: Iterable[Part], columns: Columns = TEXT) -> Any:
+    """Write rows once and open them memory-mapped; see `shared_rows`.
 
     Args:
         key: JSON data that the rows depend on: the data's digest, settings, template, tokenizer.
         cache: Folder of such files.
-        rows: Makes the rows: mappings with the columns, `length` (tokens of the row, source and target together where
-            they are apart) and `labels` or `label_ids` among them. It counts what it leaves out or cuts in the counter
-            it is given, which `rows_meta` shows.
+        parts: Make the rows of one part of the data after the other, such as of `train.tasks.Examples.parts`: mappings
+            with the columns, `length` (tokens of the row, source and target together where they are apart) and `labels`
+            or `label_ids` among them. Each counts what it leaves out or cuts in the counter it is given, which
+            `rows_meta` shows.
         columns: Their columns.
 
     Returns:
@@ -58,39 +57,76 @@ def cached_rows(
     Raises:
         ValueError: there are no rows.
     """
+    dataset = shared_rows("tokens", key, cache, (partial(_count_tokens, part) for part in parts), columns)
+    counts = rows_meta(dataset)
+    if not counts["rows"]:
+        listed = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()) if count) or "nothing"
+        raise ValueError(f"there are no rows to learn from ({listed})")
+    return dataset
+
+
+def _count_tokens(part: Part, counts: Counter[str]) -> Iterator[Mapping[str, Any]]:
+    counts.update(tokens=0, label_tokens=0)
+    for row in part(counts):
+        labels = row["labels"] if "labels" in row else row["label_ids"]
+        counts.update(tokens=row["length"], label_tokens=len(labels) - labels.count(IGNORED))
+        yield row
+
+
+def shared_rows(name: str, key: Sequence[Any], cache: Path, parts: Iterable[Part], columns: Columns) -> Any:
+    """Write rows of any kind once, together with all processes that want the same; see `build_together`.
+
+    Args:
+        name: What the rows are, for the name of their folder.
+        key: JSON data that they depend on.
+        cache: Folder of such files.
+        parts: Make the rows of one part of the data after the other.
+        columns: Their columns.
+
+    Returns:
+        A memory-mapped `datasets.Dataset`.
+    """
     from datasets import Dataset, Features, Value
     from datasets import Sequence as ListOf
-    from datasets.arrow_writer import ArrowWriter
-    from tqdm.auto import tqdm
 
     digest = hashlib.sha256(json.dumps([*key, sorted(columns.items())], sort_keys=True).encode()).hexdigest()
-    folder = cache / f"tokens-{digest[:16]}"
-    if (folder / META).exists():
-        return Dataset.from_file(str(folder / ROWS))
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = cache / f"{name}-{digest[:16]}"
+    if not (folder / META).exists():
 
-    def feature(kind: str) -> Any:
-        return ListOf(feature(kind[1:-1])) if kind[0] == "[" else Value(kind)
+        def feature(kind: str) -> Any:
+            return ListOf(feature(kind[1:-1])) if kind[0] == "[" else Value(kind)
 
-    features = {name: feature(kind) for name, kind in columns.items()}
-    counts: Counter[str] = Counter()
-    meta = {"rows": 0, "tokens": 0, "label_tokens": 0}
-    # The counts appear after the rows: where they are, the rows are whole.
-    with new_file(folder / META) as scratch_meta, new_file(folder / ROWS) as scratch_rows:
-        writer = ArrowWriter(path=str(scratch_rows), features=Features(features), writer_batch_size=512)
-        for row in tqdm(rows(counts), desc="tokenising", unit=" rows", disable=None):
-            writer.write({name: row[name] for name in columns})
-            meta["rows"] += 1
-            meta["tokens"] += row["length"]
-            labels = row["labels"] if "labels" in row else row["label_ids"]
-            meta["label_tokens"] += sum(label != IGNORED for label in labels)
-        if not meta["rows"]:
-            listed = ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "nothing"
-            raise ValueError(f"there are no rows to learn from ({listed})")
-        writer.finalize()
-        scratch_meta.write_text(json.dumps(meta | counts, indent=2), encoding="utf-8")
-    logger.info("tokenised: %s", ", ".join(f"{name} {count:,}" for name, count in (meta | counts).items()))
+        schema = Features({one: feature(kind) for one, kind in columns.items()}).arrow_schema
+        works = (partial(_write_rows, part, schema) for part in parts)
+        build_together(folder, META, works, partial(_merge_rows, folder, schema), f"making {name}")
+        counts = read_json(folder / META).items()
+        logger.info("%s made: %s", name, ", ".join(f"{what} {count:,}" for what, count in counts))
     return Dataset.from_file(str(folder / ROWS))
+
+
+def _write_rows(part: Part, schema: Any, folder: Path) -> None:
+    import pyarrow as pa
+
+    counts = Counter({"rows": 0})
+    rows = iter(part(counts))
+    with new_file(folder / ROWS) as scratch, pa.ipc.new_stream(str(scratch), schema) as writer:
+        while batch := list(islice(rows, 512)):
+            writer.write_batch(pa.RecordBatch.from_pylist(batch, schema))
+            counts["rows"] += len(batch)
+    write_json(folder / META, counts)
+
+
+def _merge_rows(folder: Path, schema: Any, parts: Sequence[Path]) -> None:
+    import pyarrow as pa
+
+    counts = Counter({"rows": 0})
+    with new_file(folder / ROWS) as scratch, pa.ipc.new_stream(str(scratch), schema) as writer:
+        for part in parts:
+            counts.update(read_json(part / META))
+            with pa.memory_map(str(part / ROWS)) as source, pa.ipc.open_stream(source) as batches:
+                for batch in batches:
+                    writer.write_batch(batch)
+    write_json(folder / META, counts)
 
 
 def rows_meta(dataset: Any) -> dict[str, int]:
@@ -120,11 +156,14 @@ def pack_rows(dataset: Any, tokens: int) -> Any:
     if longest > tokens:
         raise ValueError(f"train.pack_tokens {tokens}: the longest sample has {longest} tokens; give at least as many")
     path = _folder(dataset) / f"packs-{tokens}.arrow"
-    if not path.exists():
+
+    def pack(_: Sequence[Path]) -> None:
         # TRL would cut a longer row silently; there is none now. `datasets` renames the file when it is complete.
         options = {"cache_file_name": str(path), "load_from_cache_file": False, "desc": "packing"}
         packed = pack_dataset(dataset.select_columns(["input_ids", "labels"]), tokens, "bfd", options)
         logger.info("packed %s samples into %s rows of at most %d tokens", len(dataset), len(packed), tokens)
+
+    build_together(path.parent, path.name, [], pack, "packing")
     return Dataset.from_file(str(path))
 
 

@@ -35,7 +35,7 @@ PACKAGES = (
 # What may change between two starts: how a run is watched, kept and computed, not what is learned.
 _FREE = {
     "output_dir", "run_name", "report_to", "resume",
-    "data.train", "data.validation", "data.validation_split", "data.max_validation_records",
+    "data.train", "data.validation", "data.validation_split", "data.max_validation_records", "data.cache",
     "train.gradient_checkpointing", "train.torch_compile", "train.logging_steps", "train.workers", "train.ddp_timeout",
     "model.attention",
     # Of these only the records of a step count, which are compared for themselves.

@@ -17,6 +17,7 @@ import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -30,6 +31,8 @@ _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
 # Answers that are no names: a text may hold them by chance.
 YES_NO = ("yes", "no")
 _GZIP = b"\x1f\x8b"
+# Of JSON lines, a part that a process takes at a time.
+PART_BYTES = 2**23
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -235,12 +238,15 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
-def read_jsonl(path: str | Path, partial: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_jsonl(
+    path: str | Path, partial: bool = False, stretch: tuple[int, int, int | None] = (1, 0, None)
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Stream a JSON-lines file as `("file:line", object)` pairs; blank lines are passed over.
 
     Args:
         path: The file.
         partial: Leave out a last line without an end, as a program that was killed leaves it.
+        stretch: The lines to read: number of the first, the byte it begins at, and how many; all unless given.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -251,8 +257,10 @@ def read_jsonl(path: str | Path, partial: bool = False) -> Iterator[tuple[str, d
         what = "a folder" if path.is_dir() else "a pipe or device"
         raise FileNotFoundError(f"{path} is {what}; give a file" if path.exists() else f"no such file: {path}")
     # Read as bytes: a text file is decoded in blocks, and an error in one would be told of the wrong line.
+    first, begin, count = stretch
     with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
+        lines.seek(begin)
+        for number, line in enumerate(islice(lines, count), first):
             if not line.strip() or (partial and not line.endswith(b"\n")):
                 continue
             where = f"{path}:{number}"
@@ -328,12 +336,41 @@ def stored_rows(path: str | Path, split: str | None = None) -> Iterator[tuple[st
         yield from _parquet_rows(file) if file.suffix == ".parquet" else read_jsonl(file)
 
 
-def _parquet_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def row_parts(path: str | Path, split: str | None = None) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
+    """`stored_rows` in parts that are read apart from each other: some MiB of lines, or a row group of Parquet."""
+    for file in record_files(path, split):
+        if file.suffix == ".parquet":
+            yield from _parquet_parts(file)
+        else:
+            yield from (read_jsonl(file, stretch=stretch) for stretch in _stretches(file))
+
+
+def _stretches(file: Path) -> Iterator[tuple[int, int, int]]:
+    first, begin, end, number = 1, 0, 0, 0
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            end += len(line)
+            if end - begin >= PART_BYTES:
+                yield first, begin, number + 1 - first
+                first, begin = number + 1, end
+    if end > begin:
+        yield first, begin, number + 1 - first
+
+
+def _parquet_parts(file: Path) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
     import pyarrow.parquet as pq
 
-    number = 0
+    about, rows = pq.ParquetFile(file).metadata, 0
+    for group in range(about.num_row_groups):
+        yield _parquet_rows(file, [group], rows)
+        rows += about.row_group(group).num_rows
+
+
+def _parquet_rows(file: Path, groups: list[int] | None = None, number: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
+    import pyarrow.parquet as pq
+
     try:
-        for batch in pq.ParquetFile(file).iter_batches(batch_size=512):
+        for batch in pq.ParquetFile(file).iter_batches(batch_size=512, row_groups=groups):
             for row in batch.to_pylist():
                 number += 1
                 yield f"{file}:row {number}", row

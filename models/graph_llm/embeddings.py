@@ -8,18 +8,21 @@ strings share a hash with probability n^2 / 3.7e19, 1e-7 for two million strings
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from tripletune.models.files import read_json, write_json
+from tripletune.models.files import build_together, new_file, read_text, write_json
 from tripletune.models.loading import best_dtype, load_encoder, resolve
 
 logger = logging.getLogger(__name__)
+KEYS, VECTORS, TABLE = "keys.npy", "vectors.npy", "table.json"
+# Strings that a process embeds at a time.
 CHUNK = 4096
 # Strings in a forward pass of the encoder.
 _STRINGS_AT_ONCE = 256
@@ -53,16 +56,28 @@ class TextEncoder:
 
 
 def encoder_dimension(spec: str) -> int:
-    """Embedding width of an encoder without loading its weights where the folder tells it."""
-    folder = Path(resolve(spec))
-    pooling = folder / "1_Pooling" / "config.json"
-    # A dense layer behind the pooling changes the width.
-    if pooling.exists() and not list(folder.glob("*_Dense")):
-        settings = read_json(pooling)
-        for key in ("word_embedding_dimension", "embedding_dimension"):
-            if key in settings:
-                return int(settings[key])
+    """Embedding width of an encoder, read from its configuration where that is sure, else from the loaded encoder."""
+    place = resolve(spec)
+    modules = _small_file(place, "modules.json")
+    paths = {one["type"].rpartition(".")[2]: one["path"] for one in json.loads(modules)} if modules else {}
+    # Any other module, such as a dense layer behind the pooling, may change the width.
+    if "Pooling" in paths and paths.keys() <= {"Transformer", "Pooling", "Normalize"}:
+        settings = json.loads(_small_file(place, f"{paths['Pooling']}/config.json") or "{}")
+        width = settings.get("embedding_dimension", settings.get("word_embedding_dimension"))
+        # Several poolings stand side by side.
+        modes = [name for name, on in settings.items() if name.startswith("pooling_mode_") and on is True]
+        if width and (len(modes) == 1 or isinstance(settings.get("pooling_mode"), str)):
+            return int(width)
     return TextEncoder(spec).dimension
+
+
+def _small_file(place: str, name: str) -> str | None:
+    """Text of a file of a model, which is a folder or a hub id; None where it can't be had."""
+    from transformers.utils import cached_file
+
+    raises = ("gated_repo", "missing_entries", "connection_errors")
+    found = cached_file(place, name, **{f"_raise_exceptions_for_{what}": False for what in raises})
+    return None if found is None else read_text(found)
 
 
 def string_key(text: str) -> int:
@@ -81,10 +96,10 @@ class EmbeddingTable:
 
     def __init__(self, folder: str | Path) -> None:
         folder = Path(folder)
-        if not (folder / "table.json").exists():
-            raise FileNotFoundError(f"{folder} holds no embedding table (table.json is missing); build it first")
-        self._keys = np.load(folder / "keys.npy", mmap_mode="r", allow_pickle=False)
-        self._vectors = np.load(folder / "vectors.npy", mmap_mode="r", allow_pickle=False)
+        if not (folder / TABLE).exists():
+            raise FileNotFoundError(f"{folder} holds no embedding table ({TABLE} is missing); build it first")
+        self._keys = np.load(folder / KEYS, mmap_mode="r", allow_pickle=False)
+        self._vectors = np.load(folder / VECTORS, mmap_mode="r", allow_pickle=False)
         self.dimension = int(self._vectors.shape[1])
 
     def __len__(self) -> int:
@@ -109,55 +124,66 @@ class EmbeddingTable:
         return self[[string_key(text) for text in strings]]
 
     @classmethod
-    def build(cls, strings: Iterable[str], encoder_spec: str, folder: str | Path) -> EmbeddingTable:
-        """Embed every distinct string once and write the table; an existing folder is replaced whole.
+    def build(
+        cls, strings: Sequence[str], encoder_spec: str, folder: str | Path, keys: np.ndarray | None = None
+    ) -> EmbeddingTable:
+        """Embed every distinct string once and write the table, unless it is there, and open it.
+
+        Processes that build the same table at one time share the work; see `models.files.build_together`. Chunks of
+        strings follow the order in which they come first, so a vector does not depend on the number of processes.
 
         Args:
-            strings: May repeat and may be a long stream; only 64-bit hashes are kept in memory.
-            encoder_spec: The encoder.
-            folder: Where the table goes.
+            strings: May repeat; a column of a memory-mapped `datasets.Dataset` stays on disk.
+            encoder_spec: The encoder, loaded by processes that embed something.
+            folder: Where the table goes; its name says what the strings and the encoder are.
+            keys: The `string_key` of each, if they are known.
         """
-        from tqdm.auto import tqdm
-
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "table.json").unlink(missing_ok=True)
-        encoder = TextEncoder(encoder_spec, dtype=best_dtype())
-        keys: dict[int, None] = {}
-        raw = folder / "vectors.raw"
+        if keys is None:
+            keys = np.array([string_key(text) for text in strings], np.int64)
+        known, first = np.unique(keys, return_index=True)
+        # Places of the distinct strings, in their order.
+        places = np.sort(first)
+        encoder: list[TextEncoder] = []
 
-        def distinct() -> Iterator[str]:
-            for text in strings:
-                key = string_key(text)
-                if key not in keys:
-                    keys[key] = None
-                    yield text
+        def embed(start: int, part: Path) -> None:
+            if not encoder:
+                encoder.append(TextEncoder(encoder_spec, dtype=best_dtype()))
+            mine = places[start : start + CHUNK]
+            texts = strings[int(mine[0]) : int(mine[-1]) + 1]
+            _save(part / VECTORS, encoder[0].encode([texts[place - mine[0]] for place in mine]))
+            write_json(part / TABLE, {"strings": len(mine)})
 
-        new = distinct()
-        with raw.open("wb") as out, tqdm(desc="embedding strings", unit=" strings", disable=None) as bar:
-            while chunk := list(islice(new, CHUNK)):
-                out.write(encoder.encode(chunk).tobytes())
-                bar.update(len(chunk))
-        _sort_table(folder, raw, np.array([*keys], np.int64), encoder.dimension)
-        about = {"encoder": encoder_spec, "dimension": encoder.dimension, "strings": len(keys)}
-        write_json(folder / "table.json", about)
-        logger.info("embedded %d distinct strings with %s", len(keys), encoder_spec)
+        def merge(parts: Sequence[Path]) -> None:
+            shape = np.load(parts[0] / VECTORS, mmap_mode="r").shape if parts else (0, encoder_dimension(encoder_spec))
+            _save(folder / KEYS, known)
+            _sort_vectors(folder / VECTORS, parts, np.searchsorted(places, first), shape[1])
+            write_json(folder / TABLE, {"encoder": encoder_spec, "dimension": shape[1], "strings": len(known)})
+
+        works = (partial(embed, start) for start in range(0, len(places), CHUNK))
+        build_together(folder, TABLE, works, merge, "embedding strings")
+        logger.info("%d distinct strings embedded with %s", len(known), encoder_spec)
         return cls(folder)
 
 
-def _sort_table(folder: Path, raw: Path, keys: np.ndarray, dimension: int) -> None:
-    order = np.argsort(keys)
-    np.save(folder / "keys.npy", keys[order])
-    target = np.lib.format.open_memmap(
-        folder / "vectors.npy", mode="w+", dtype=np.float16, shape=(len(keys), dimension)
-    )
-    if len(keys):
-        source = np.memmap(raw, np.float16, mode="r", shape=(len(keys), dimension))
-        for start in range(0, len(keys), CHUNK):
-            target[start : start + CHUNK] = source[order[start : start + CHUNK]]
-        del source
-    target.flush()
-    raw.unlink()
+def _save(path: Path, array: np.ndarray) -> None:
+    with new_file(path) as scratch, scratch.open("wb") as out:
+        np.save(out, array)
+
+
+def _sort_vectors(path: Path, parts: Sequence[Path], order: np.ndarray, dimension: int) -> None:
+    """Write vectors of parts of CHUNK strings each in another order, a block at a time in memory."""
+    about = {"descr": "<f2", "fortran_order": False, "shape": (len(order), dimension)}
+    with new_file(path) as scratch, scratch.open("wb") as out:
+        np.lib.format.write_array_header_1_0(out, about)
+        for start in range(0, len(order), 16 * CHUNK):
+            part, row = np.divmod(order[start : start + 16 * CHUNK], CHUNK)
+            block = np.empty((len(row), dimension), np.float16)
+            for number in np.unique(part):
+                mine = part == number
+                # Opened anew, so that no more than a part is mapped.
+                block[mine] = np.load(parts[number] / VECTORS, mmap_mode="r")[row[mine]]
+            block.tofile(out)
 
 
 class LiveEmbeddings:

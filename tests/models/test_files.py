@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tripletune.models.files import check_new, lock_folder, new_file, new_folder, read_json, write_json, write_text
+from tripletune.models.files import (
+    build_together,
+    check_new,
+    lock_folder,
+    new_file,
+    new_folder,
+    read_json,
+    write_json,
+    write_text,
+)
 
 MADE = ("*.jsonl", "README.md")
 
@@ -152,3 +164,45 @@ def test_a_lock_can_be_waited_for(tmp_path):
     start = time.monotonic()
     lock_folder(tmp_path, "busy", wait=True).close()
     assert time.monotonic() - start > 0.1
+
+
+def build(folder: Path, done: list[str], stops: int | None = None) -> str:
+    def part(number: int, place: Path) -> None:
+        if number == stops:
+            raise KeyboardInterrupt
+        time.sleep(0.01)
+        done.append(str(number))
+        write_text(place / "end", str(number))
+
+    def merge(places: list[Path]) -> None:
+        done.append("merged")
+        write_text(folder / "end", "".join((place / "end").read_text() for place in places))
+
+    build_together(folder, "end", [partial(part, number) for number in range(6)], merge, "building")
+    return (folder / "end").read_text()
+
+
+def test_parts_that_were_finished_before_a_kill_are_used(tmp_path: Path) -> None:
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "it", done, stops=4)
+    assert [build(tmp_path / "it", done) for _ in range(2)] == ["012345"] * 2
+    assert done == [*"012345", "merged"]
+    assert os.listdir(tmp_path / "it") == ["end"]
+
+
+def test_several_build_each_part_once(tmp_path: Path) -> None:
+    done: list[str] = []
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(lambda _: build(tmp_path, done), range(3))) == ["012345"] * 3
+    assert sorted(done) == [*"012345", "merged"]
+
+
+def test_without_locks_another_may_be_done_first(tmp_path: Path) -> None:
+    def part(place: Path) -> None:
+        write_text(tmp_path / "end", "theirs")
+        shutil.rmtree(place.parent)
+        write_text(place / "end", "mine")
+
+    build_together(tmp_path, "end", [part], lambda places: pytest.fail("merged"), "building")
+    assert (tmp_path / "end").read_text() == "theirs"

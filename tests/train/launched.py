@@ -14,7 +14,12 @@ from accelerate import DistributedType, PartialState
 from accelerate.state import AcceleratorState
 
 from tripletune.eval.suites import records
+from tripletune.models.data import records as stored
+from tripletune.models.graph_llm import embeddings
 from tripletune.train import main
+
+# Several parts for two processes.
+PART_BYTES, CHUNK = 2000, 4
 
 
 def digest_of_replies(_: Any, replies: list[str], *__: Any) -> dict[str, Any]:
@@ -53,6 +58,7 @@ def run(environment: dict[str, str], task: str, words: list[str]) -> None:
 
 if __name__ == "__main__":
     records.score_predictions = digest_of_replies
+    stored.PART_BYTES, embeddings.CHUNK = PART_BYTES, CHUNK
     prepare()
     for one in json.loads(sys.argv[1]):
         run(*one)

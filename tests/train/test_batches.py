@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 import torch
+from pyarrow import parquet
 
 from tripletune.models.data.records import IGNORED, Record
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
@@ -37,13 +39,13 @@ def never(counts: Counter[str]) -> Iterator[dict[str, Any]]:
 
 
 def test_rows_are_written_once(tmp_path: Path) -> None:
-    found = cached_rows(["key"], tmp_path, rows_of([3, 5]))
-    assert found[1] == {"input_ids": [1] * 5, "labels": [-100] * 4 + [1], "length": 5}
-    assert rows_meta(found) == {"rows": 2, "tokens": 8, "label_tokens": 2, "seen": 2}
-    again = cached_rows(["key"], tmp_path, never)
+    found = cached_rows(["key"], tmp_path, [rows_of([3]), rows_of([]), rows_of([4, 5])])
+    assert found[2] == {"input_ids": [1] * 5, "labels": [-100] * 4 + [1], "length": 5}
+    assert rows_meta(found) == {"rows": 3, "tokens": 12, "label_tokens": 3, "seen": 3}
+    again = cached_rows(["key"], tmp_path, [never])
     assert again[:] == found[:]
     # Another key, another file.
-    assert len(cached_rows(["other"], tmp_path, rows_of([4]))) == 1
+    assert len(cached_rows(["other"], tmp_path, [rows_of([4])])) == 1
 
 
 def test_rows_that_were_cut_off_are_written_anew(tmp_path: Path) -> None:
@@ -52,8 +54,8 @@ def test_rows_that_were_cut_off_are_written_anew(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        cached_rows(["key"], tmp_path, dies)
-    assert len(cached_rows(["key"], tmp_path, rows_of([3, 5]))) == 2
+        cached_rows(["key"], tmp_path, [dies])
+    assert len(cached_rows(["key"], tmp_path, [rows_of([3, 5])])) == 2
 
 
 def test_no_rows_say_why(tmp_path: Path) -> None:
@@ -62,22 +64,43 @@ def test_no_rows_say_why(tmp_path: Path) -> None:
         yield from ()
 
     with pytest.raises(ValueError, match=r"no rows to learn from \(left_out 7\)"):
-        cached_rows(["key"], tmp_path, nothing)
+        cached_rows(["key"], tmp_path, [nothing])
 
 
 def test_packs_are_made_once_and_hold_whole_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = cached_rows(["key"], tmp_path, rows_of([60, 30, 40, 64, 1]))
+    dataset = cached_rows(["key"], tmp_path, [rows_of([60, 30, 40, 64, 1])])
     packs = pack_rows(dataset, 64)
     assert sorted(length for pack in packs for length in pack["seq_lengths"]) == [1, 30, 40, 60, 64]
     assert all(sum(pack["seq_lengths"]) == len(pack["input_ids"]) == len(pack["labels"]) <= 64 for pack in packs)
     monkeypatch.setattr("trl.pack_dataset", lambda *args: pytest.fail("packed again"))
-    assert pack_rows(cached_rows(["key"], tmp_path, never), 64)[:] == packs[:]
+    assert pack_rows(cached_rows(["key"], tmp_path, [never]), 64)[:] == packs[:]
 
 
 def test_a_row_longer_than_a_pack_is_an_error_and_not_cut(tmp_path: Path) -> None:
-    dataset = cached_rows(["key"], tmp_path, rows_of([3, 65]))
+    dataset = cached_rows(["key"], tmp_path, [rows_of([3, 65])])
     with pytest.raises(ValueError, match="pack_tokens 64: the longest sample has 65 tokens"):
         pack_rows(dataset, 64)
+
+
+@pytest.mark.parametrize("limit", [None, 5])
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_parts_are_the_examples_in_their_order(
+    ending: str, limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tripletune.models.data.records.PART_BYTES", 25)
+    rows = [{"id": number} for number in range(9)]
+    for name in ("train-00000", "train-00001"):
+        if ending == "jsonl":
+            (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps(row) + "\n" * (row["id"] % 2) for row in rows))
+        else:
+            parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / f"{name}.parquet", row_group_size=2)
+    places = ((str(tmp_path), 0.5), (str(tmp_path), 0.2))
+    source = Examples(
+        lambda row, where: (row, where), places, "train", limit, lambda one, share: one[0]["id"] > 5 * share
+    )
+    parts = [list(part) for part in source.parts()]
+    assert [one for part in parts for one in part] == list(source)
+    assert len(parts) == 2 if limit else all(len(part) <= 3 for part in parts)
 
 
 def test_the_digest_follows_content_and_selection(tmp_path: Path) -> None:

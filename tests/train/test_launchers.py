@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from tests.conftest import GRAPH_WIDTHS, RUN, _writer
 from tests.recipes.command_lines import ROOT, run
-from tests.train.launched import digest_of_replies
+from tests.train.launched import CHUNK, PART_BYTES, digest_of_replies
 from tripletune.train import main, train
 from tripletune.train.resume import check_same_run, save_run_settings
 
@@ -80,6 +80,8 @@ def folder(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tripletune.eval.suites.records.score_predictions", digest_of_replies)
+        patch.setattr("tripletune.models.data.records.PART_BYTES", PART_BYTES)
+        patch.setattr("tripletune.models.graph_llm.embeddings.CHUNK", CHUNK)
         assert [main(task, argv=line) for _, task, line in (job("one"), job("one_t5", task="text_to_triples"))] == [
             0,
             0,
@@ -110,6 +112,13 @@ def test_every_way_to_train_is_the_run_of_one_process(way: str, folder: Path) ->
     weights = [load_file(path / "final" / "adapter_model.safetensors") for path in (one, other)]
     assert weights[0].keys() == weights[1].keys()
     assert max(float((weights[0][name] - weights[1][name]).abs().max()) for name in weights[0]) < 1e-4
+
+
+def test_two_processes_make_the_rows_and_embeddings_of_one(folder: Path) -> None:
+    one, two = ({path.relative_to(folder / name / "cache"): path.read_bytes() for ending in ("arrow", "npy")
+                 for path in (folder / name / "cache").rglob(f"*.{ending}")} for name in ("one", "fsdp2"))  # fmt: skip
+    assert len(one) == 5
+    assert one == two
 
 
 def test_the_log_names_the_wrapper_in_use(folder: Path) -> None:

@@ -53,7 +53,7 @@ def test_the_same_run_goes_on(tmp_path: Path) -> None:
         {"data.train": "elsewhere/the/same"},
         {"train.batch_size": 1, "train.gradient_accumulation": 4},
         {"train.batch_size": 1, "train.records_per_step": 4},
-        {"train.ddp_timeout": 60},
+        {"train.ddp_timeout": 60, "data.cache": "elsewhere"},
     ],
 )
 def test_how_it_is_watched_kept_and_computed_may_change(change: dict[str, Any], tmp_path: Path) -> None:

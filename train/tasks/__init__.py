@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tripletune.models.data.records import record_files, stored_rows
+from tripletune.models.data.records import record_files, row_parts, stored_rows
 from tripletune.models.files import file_digest
 from tripletune.models.options import setting
 
@@ -63,6 +63,9 @@ class DataSection:
     validation_split: str = setting("validation", "shards to evaluate on, where a folder is given")
     max_train_records: int | None = setting(None, "train on the first so many", above=0)
     max_validation_records: int | None = setting(None, "evaluate on the first so many", above=0)
+    cache: str | None = setting(
+        None, "folder of tokenised rows and embeddings, which runs may share; output_dir/cache unless set"
+    )
 
     def check(self) -> list[str]:
         """Problems that can be seen without loading anything."""
@@ -102,9 +105,7 @@ class TrainSection:
     save_steps: int = setting(500, "optimiser steps between checkpoints", above=0)
     save_total_limit: int | None = setting(2, "checkpoints kept")
     workers: int = setting(0, "data-loading processes", at_least=0)
-    ddp_timeout: int = setting(
-        14400, "seconds that processes wait for each other, at the start for the first one to tokenise", above=0
-    )
+    ddp_timeout: int = setting(14400, "seconds that processes wait for each other in a step of training", above=0)
     # Of runs that set neither gradient_accumulation nor records_per_step.
     default_accumulation: ClassVar[int] = 1
 
@@ -186,8 +187,17 @@ class Examples:
 
     def __iter__(self) -> Iterator[Any]:
         for path, share in self.places:
-            found = (self.read(row, where) for where, row in stored_rows(path, self.split))
-            yield from islice((one for one in found if self.keep is None or self.keep(one, share)), self.limit)
+            yield from self._taken(stored_rows(path, self.split), share)
+
+    def parts(self) -> Iterator[Iterator[Any]]:
+        """The examples in parts that can be read apart from each other; a place with a limit is one part."""
+        for path, share in self.places:
+            found = [stored_rows(path, self.split)] if self.limit else row_parts(path, self.split)
+            yield from (self._taken(rows, share) for rows in found)
+
+    def _taken(self, rows: Iterator[tuple[str, dict[str, Any]]], share: float) -> Iterator[Any]:
+        found = (self.read(row, where) for where, row in rows)
+        return islice((one for one in found if self.keep is None or self.keep(one, share)), self.limit)
 
     @cached_property
     def digest(self) -> str:
@@ -237,6 +247,11 @@ class TrainingTask:
 
     def __init__(self, config: Any) -> None:
         self.config = config
+
+    @property
+    def cache(self) -> Path:
+        """Folder of what is made of the data once, under names made of all that it depends on."""
+        return Path(self.config.data.cache or Path(self.config.output_dir) / "cache")
 
     @cached_property
     def sources(self) -> tuple[Examples, Examples | None]:

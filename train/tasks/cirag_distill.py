@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -176,7 +176,7 @@ class StudentTask(TextTask):
         layout = [data.rounds, data.learn, data.max_tokens, data.prompt_limit]
         key = ["trajectories", source.digest, layout, self.encoder.sample(), self.method]
         make = self.encoder.prompts if self.method == "on_policy" else self.encoder.rows
-        return cached_rows(key, cache, lambda counts: make(source, counts))
+        return cached_rows(key, cache, (partial(make, part) for part in source.parts()))
 
     @cached_property
     def cases(self) -> list[Case]:

@@ -140,7 +140,7 @@ class GrpoTask(PromptTask):
                 ids = self.processor(item.question)["input_ids"]
                 yield {"prompt": json.dumps(told), "input_ids": ids, "labels": [IGNORED] * len(ids), "length": length}
 
-        return cached_rows(["questions", source.digest, length], cache, make, _COLUMNS)
+        return cached_rows(["questions", source.digest, length], cache, [make], _COLUMNS)
 
     def trainer(self) -> Any:
         """TRL's trainer with this engine's mixin."""

@@ -2,8 +2,8 @@
 
 Defaults are the paper's (section D.2, table 8) and the authors' code where the paper is silent.
 
-Records are tokenised once, and every distinct node and edge string of their graphs is embedded once; both lie in the
-run's cache folder under names made of everything they depend on.
+Records are tokenised once, and every distinct node and edge string of their graphs is embedded once, by all processes
+together; both lie in the cache folder under names made of everything they depend on.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import dataclasses
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tripletune.models.data.records import TASKS, ModelInput, Record
+from tripletune.models.files import weights_fingerprint
 from tripletune.models.options import other_default, setting
 from tripletune.train.tasks import (
     DataSection,
@@ -264,18 +266,19 @@ class GraphTask(TrainingTask):
         """
         if not self.config.model.use_graph:
             return None
-        from tripletune.models.graph_llm.embeddings import EmbeddingTable
-        from tripletune.models.graph_llm.graphs import build_graph
+        from tripletune.models.graph_llm.embeddings import TABLE, EmbeddingTable
+        from tripletune.models.loading import best_dtype
+        from tripletune.train.batches import shared_rows
 
         sources, encoder = [source for source in self.sources if source is not None], self.config.model.encoder
-        pooling = self.processor.settings.graph_pooling
-        parts = [[source.digest for source in sources], encoder, pooling]
-        name = f"strings-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
-        folder = Path(self.config.output_dir) / "cache" / name
-        if (folder / "table.json").exists():
+        data = [[source.digest for source in sources], self.processor.settings.graph_pooling]
+        parts = [*data, encoder, weights_fingerprint(encoder), str(best_dtype())]
+        folder = self.cache / f"vectors-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
+        if (folder / TABLE).exists():
             return EmbeddingTable(folder)
-        graphs = (build_graph(record.steps, pooling) for source in sources for record in source)
-        return EmbeddingTable.build((text for graph in graphs for text in graph.nodes + graph.edges), encoder, folder)
+        works = (partial(graph_strings, part, data[1]) for source in sources for part in source.parts())
+        strings = shared_rows("strings", data, self.cache, works, {"key": "int64", "text": "string"})
+        return EmbeddingTable.build(strings["text"], encoder, folder, strings.data.column("key").to_numpy())
 
     def rows(self, source: Examples, cache: Path) -> Any:
         """The tokenised records of a source.
@@ -302,14 +305,10 @@ class GraphTask(TrainingTask):
         tokenizer = [processor.tokenizer.name_or_path, len(processor.tokenizer)]
         key = ["records", source.digest, settings, tokenizer, empty, learn_copies, long_labels]
 
-        return cached_rows(
-            key,
-            cache,
-            lambda counts: filter(
-                None, (encode_row(one, processor, learn_copies, counts, long_labels) for one in source)
-            ),
-            columns,
-        )
+        def rows(part: Iterator[Record], counts: Counter[str]) -> Iterator[dict[str, Any]]:
+            return filter(None, (encode_row(one, processor, learn_copies, counts, long_labels) for one in part))
+
+        return cached_rows(key, cache, (partial(rows, part) for part in source.parts()), columns)
 
     def warnings(self) -> list[str]:
         """Labels that are too long."""
@@ -428,6 +427,19 @@ class GraphTask(TrainingTask):
 
 
 TASK = GraphTask
+
+
+def graph_strings(records: Iterable[Record], pooling: str, counts: Counter[str]) -> Iterator[dict[str, Any]]:
+    """The distinct node and edge strings of records, in their order, each with its key."""
+    from tripletune.models.graph_llm.embeddings import string_key
+    from tripletune.models.graph_llm.graphs import build_graph
+
+    seen: set[str] = set()
+    for record in records:
+        for text in chain(*build_graph(record.steps, pooling)[:2]):
+            if text not in seen:
+                seen.add(text)
+                yield {"key": string_key(text), "text": text}
 
 
 def encode_row(

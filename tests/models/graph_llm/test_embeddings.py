@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ def test_a_table_embeds_each_string_once(
     tmp_path: Path, tiny_encoder: Path, encoded: list[str], chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_embeddings, "CHUNK", chunk)
-    table = EmbeddingTable.build(iter(STRINGS), str(tiny_encoder), tmp_path / "t")
+    table = EmbeddingTable.build(STRINGS, str(tiny_encoder), tmp_path / "t")
     assert encoded == list(dict.fromkeys(STRINGS))
     assert len(table) == 6
     assert sorted(path.name for path in (tmp_path / "t").iterdir()) == ["keys.npy", "table.json", "vectors.npy"]
@@ -73,7 +74,6 @@ def test_a_table_cut_off_in_the_middle_is_no_table(
     tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "t"
-    EmbeddingTable.build(["old"], str(tiny_encoder), folder)
 
     def killed(*args: Any) -> None:
         raise KeyboardInterrupt
@@ -82,7 +82,6 @@ def test_a_table_cut_off_in_the_middle_is_no_table(
         patch.setattr(text_embeddings, "write_json", killed)
         with pytest.raises(KeyboardInterrupt):
             EmbeddingTable.build(STRINGS, str(tiny_encoder), folder)
-    # Neither the old table nor half of the new one may be taken for the new table.
     with pytest.raises(FileNotFoundError, match="build it first"):
         EmbeddingTable(folder)
     table = EmbeddingTable.build(STRINGS, str(tiny_encoder), folder)
@@ -103,22 +102,29 @@ def test_live_embeddings_embed_once_and_forget_when_full(tiny_encoder: Path, enc
     assert live.vectors(["e", "f", "g", "h"]).shape == (4, 16)
 
 
-def test_width_is_read_without_weights(tiny_encoder: Path, tmp_path: Path) -> None:
-    assert encoder_dimension(str(tiny_encoder)) == 16
+@pytest.mark.parametrize(
+    ("kinds", "pooling", "width"),
+    [
+        ("Transformer Pooling Normalize", {"word_embedding_dimension": 768, "pooling_mode_mean_tokens": True}, 768),
+        ("Transformer Pooling", {"embedding_dimension": 768, "pooling_mode": "mean"}, 768),
+        # The encoder is loaded where that is not sure.
+        ("Transformer Pooling", {"embedding_dimension": 768, "pooling_mode": ["mean", "max"]}, 5),
+        ("Transformer Pooling Dense", {"embedding_dimension": 768, "pooling_mode": "mean"}, 5),
+        ("Transformer", {}, 5),
+    ],
+)
+def test_width_is_read_without_weights_where_it_is_sure(
+    kinds: str, pooling: dict[str, Any], width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_embeddings, "TextEncoder", lambda spec: SimpleNamespace(dimension=5))
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": f"1_{kind}"} for kind in kinds.split()]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
     (tmp_path / "1_Pooling").mkdir()
-    (tmp_path / "1_Pooling" / "config.json").write_text('{"word_embedding_dimension": 768}')
-    assert encoder_dimension(str(tmp_path)) == 768
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    assert encoder_dimension(str(tmp_path)) == width
 
 
-def test_width_behind_a_dense_layer(tiny_encoder: Path, tmp_path: Path) -> None:
-    from sentence_transformers import SentenceTransformer
-
-    try:
-        from sentence_transformers.base.modules import Dense
-    except ImportError:
-        from sentence_transformers.models import Dense
-
-    model = SentenceTransformer(str(tiny_encoder), device="cpu")
-    model.append(Dense(16, 5))
-    model.save(str(tmp_path / "dense"))
-    assert encoder_dimension(str(tmp_path / "dense")) == 5
+def test_width_is_what_the_encoder_gives(tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    width = TextEncoder(str(tiny_encoder)).dimension
+    monkeypatch.setattr(text_embeddings, "TextEncoder", lambda spec: pytest.fail("loaded"))
+    assert encoder_dimension(str(tiny_encoder)) == width == 16

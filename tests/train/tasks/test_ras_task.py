@@ -60,22 +60,26 @@ def test_rows_are_the_encoded_records(
         assert np.array_equal(table[row["nodes"][0]], table.vectors(build_graph(record.steps).nodes))
 
 
-def test_files_are_memory_mapped_and_reused(
+def test_rows_and_embeddings_are_shared_by_runs(
     tmp_path: Path, records: list[Record], write_records: Write, task_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = source(write_records(records))
-    task = task_of(data, use_graph=True)
-    first = task.rows(data, tmp_path)
-    assert first.cache_files
-    assert Path(first.cache_files[0]["filename"]).is_relative_to(tmp_path)
+    def run(name: str) -> GraphTask:
+        task = task_of(source(write_records(records)), use_graph=True)
+        task.config.output_dir, task.config.data.cache = str(tmp_path / name), str(tmp_path / "shared")
+        return task
+
+    task = run("one")
+    first = task.rows(task.sources[0], task.cache)
+    assert Path(first.cache_files[0]["filename"]).is_relative_to(tmp_path / "shared")
 
     def fail(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("done a second time")
 
     monkeypatch.setattr(ras, "encode_row", fail)
     monkeypatch.setattr(EmbeddingTable, "build", fail)
-    again = task_of(data, use_graph=True)
-    assert again.rows(data, tmp_path)[:] == first[:]
+    again = run("two")
+    assert again.rows(again.sources[0], again.cache)[:] == first[:]
+    assert not (tmp_path / "two").exists()
 
 
 def test_the_cache_depends_on_all_that_changes_a_row(
@@ -276,7 +280,7 @@ def test_without_graph_nothing_is_embedded(begin_task: Any) -> None:
     task = begin_task("ras", {"model.use_graph": False})
     assert task.table is None
     assert set(task.train.column_names) == {"input_ids", "label_ids", "marker", "length", "question"}
-    assert not list((Path(task.config.output_dir) / "cache").glob("strings-*"))
+    assert not list((Path(task.config.output_dir) / "cache").glob("[sv]*s-*"))
 
 
 def test_shared_prefixes_refuse_layers_with_a_window(make_task: Any) -> None:
