@@ -22,7 +22,7 @@ from tripletune.models.data.records import IGNORED
 from tripletune.models.files import read_text
 from tripletune.models.options import other_default, setting
 from tripletune.models.run_folders import PROMPT_FILE, TASK_FILES
-from tripletune.train.tasks import RunConfig, TrainSection
+from tripletune.train.tasks import DataSection, RunConfig, TrainSection
 from tripletune.train.tasks.cirag_distill import StudentSection
 from tripletune.train.tasks.cirag_on_policy import PromptTask, load_teacher
 
@@ -37,6 +37,7 @@ class LoopSection:
 
     loop: str = setting("", "words of `tripletune eval run` for cirag, without --integrator and --output")
     max_tokens: int = setting(2048, "longest run in tokens; what is beyond is not learned", at_least=64)
+    cache: str | None = other_default(DataSection, "cache", None)
 
     def check(self) -> list[str]:
         """Problems that can be seen without loading anything."""
