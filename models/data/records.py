@@ -336,7 +336,7 @@ def stored_rows(path: str | Path, split: str | None = None) -> Iterator[tuple[st
         yield from _parquet_rows(file) if file.suffix == ".parquet" else read_jsonl(file)
 
 
-def row_parts(path: str | Path, split: str | None = None) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
+def stored_parts(path: str | Path, split: str | None = None) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
     """`stored_rows` in parts that are read apart from each other: some MiB of lines, or a row group of Parquet."""
     for file in record_files(path, split):
         if file.suffix == ".parquet":

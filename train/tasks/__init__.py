@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tripletune.models.data.records import record_files, row_parts, stored_rows
+from tripletune.models.data.records import record_files, stored_parts, stored_rows
 from tripletune.models.files import file_digest
 from tripletune.models.options import setting
 
@@ -192,7 +192,7 @@ class Examples:
     def parts(self) -> Iterator[Iterator[Any]]:
         """The examples in parts that can be read apart from each other; a place with a limit is one part."""
         for path, share in self.places:
-            found = [stored_rows(path, self.split)] if self.limit else row_parts(path, self.split)
+            found = [stored_rows(path, self.split)] if self.limit else stored_parts(path, self.split)
             yield from (self._taken(rows, share) for rows in found)
 
     def _taken(self, rows: Iterator[tuple[str, dict[str, Any]]], share: float) -> Iterator[Any]:
