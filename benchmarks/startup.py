@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from tripletune.models.options import load_config, setting
 from tripletune.models.program import load_from
 
 # Distinct predicates, each of which has a reverse edge, and records of a question.
-_PREDICATES, _RECORDS = 1000, 4
+_PREDICATES, _RECORDS = 1000, 3
 _WORDS = ("Ash", "Birch", "Cedar", "Dale", "Elm", "Field", "Grove", "Heath", "Isle", "Knoll")
 
 
@@ -36,7 +37,7 @@ class StartupOptions(Options):
     """Options of `startup`."""
 
     repeats: int = setting(1, "each start is made once", choices=(1,))
-    records: int = setting(208_000, "synthetic records, four of a question", at_least=_RECORDS)
+    records: int = setting(208_000, "synthetic records, three of a question", at_least=_RECORDS)
     strings: int = setting(2_000_000, "distinct node and edge strings", at_least=2 * _PREDICATES)
     rate: int = setting(20_000, "strings per second and process that the encoder would embed", at_least=1)
     width: int = setting(1024, "numbers of a vector", at_least=8)
@@ -79,8 +80,10 @@ def _write_records(options: StartupOptions, folder: Path) -> str:
     nodes = options.strings - 2 * _PREDICATES
 
     def rows() -> Iterator[dict[str, Any]]:
-        for number in range(questions):
-            names = [_name(one) for one in range(number * nodes // questions, (number + 1) * nodes // questions)]
+        # The last question is the first again, of which so many records are taken as lack.
+        for number in range(questions + 1):
+            at = number % questions
+            names = [_name(one) for one in range(at * nodes // questions, (at + 1) * nodes // questions)]
             steps = []
             for part in range(_RECORDS - 1):
                 subject, *objects = names[part :: _RECORDS - 1]
@@ -99,12 +102,12 @@ def _write_records(options: StartupOptions, folder: Path) -> str:
 
     path = folder / "records.jsonl"
     with path.open("w", encoding="utf-8") as out:
-        out.writelines(json.dumps(row) + "\n" for row in rows())
+        out.writelines(json.dumps(row) + "\n" for row in islice(rows(), options.records))
     return str(path)
 
 
 def _name(number: int) -> str:
-    return f"{_WORDS[number % 10]} {_WORDS[number // 10 % 10]} {number}"
+    return f"{_WORDS[number % 10]} {number:x}"
 
 
 def _start_all(processes: int, options: StartupOptions, data: str, folder: str) -> list[dict[str, Any]]:
