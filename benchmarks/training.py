@@ -10,7 +10,7 @@ import json
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -79,8 +79,9 @@ def training_step(options: StepOptions) -> Result:
         "shared prefixes": shared,
         "interleaved": {**shared, "data.prompt_order": "interleaved"},
         "sdpa attention": {"model.attention": "sdpa"},
+        "attention in blocks": {"model.attention": "blocks"},
     }
-    if _native_bf16():
+    if native_bf16():
         variants["float32"] = {"model.dtype": "float32", "train.bf16": "false"}
     if options.compile:
         variants["compiled layers"] = {"train.torch_compile": True}
@@ -99,7 +100,7 @@ def training_step(options: StepOptions) -> Result:
         f"training steps of {options.batch_size} records, median of {options.repeats} pass(es)",
         _COLUMNS,
         rows,
-        ["bfloat16 unless it says so" if _native_bf16() else "all in float32: this CPU has no native bfloat16"],
+        ["bfloat16 unless it says so" if native_bf16() else "all in float32: this CPU has no native bfloat16"],
     )
 
 
@@ -147,11 +148,12 @@ def extractor_training(options: ExtractorOptions) -> Result:
         config = CONFIGS / "smollm2_135m_t2t_cpu.yaml"
         task = open_task("text_to_triples", config, same)
         packs = open_task("text_to_triples", config, {**same, **packed})
-        trainers = {"TRL's defaults": _trl_trainer(options, pairs, scratch, "float32")}
-        if _native_bf16():
-            trainers["TRL's defaults, bfloat16 weights"] = _trl_trainer(options, pairs, scratch, "bfloat16")
+        chats = _chats(pairs)
+        trainers = {"TRL's defaults": trl_trainer(chats, task.config, "float32")}
+        if native_bf16():
+            trainers["TRL's defaults, bfloat16 weights"] = trl_trainer(chats, task.config, "bfloat16")
         trainers |= {"ours, similar lengths": task.trainer(), "ours, packed": packs.trainer()}
-        ways = [_way(name, trainer) for name, trainer in trainers.items()]
+        ways = [trainer_way(name, trainer) for name, trainer in trainers.items()]
         take_turns(ways, options.repeats)
         tokens = sum(task.train["length"])
         learned = sum(label != -100 for labels in task.train["labels"] for label in labels)
@@ -169,7 +171,8 @@ def extractor_training(options: ExtractorOptions) -> Result:
 # Tasks and trainers ---------------------------------------------------------------------------------------------------
 
 
-def _native_bf16() -> bool:
+def native_bf16() -> bool:
+    """Whether this processor multiplies bfloat16 natively."""
     import torch
 
     return best_dtype() is torch.bfloat16
@@ -196,7 +199,8 @@ def open_task(name: str, config: str | Path, overrides: Mapping[str, Any]) -> An
     return task
 
 
-def _way(name: str, trainer: Any) -> Way:
+def trainer_way(name: str, trainer: Any) -> Way:
+    """A pass of a trainer of transformers or TRL, warmed up by one step."""
     from transformers import TrainerCallback
 
     class Clock(TrainerCallback):
@@ -233,7 +237,7 @@ def _measured(tasks: Mapping[str, Any], repeats: int, full_logits: str = "") -> 
     if full_logits:
         collate = trainers[full_logits].data_collator
         trainers[full_logits].data_collator = lambda rows: {**collate(rows), "full_logits": True}
-    ways = [_way(name, trainer) for name, trainer in trainers.items()]
+    ways = [trainer_way(name, trainer) for name, trainer in trainers.items()]
     take_turns(ways, repeats)
     found: list[dict[str, Any]] = []
     for way, task in zip(ways, tasks.values(), strict=True):
@@ -250,7 +254,15 @@ def _measured(tasks: Mapping[str, Any], repeats: int, full_logits: str = "") -> 
     return found
 
 
-def _trl_trainer(options: ExtractorOptions, pairs: str, scratch: str, dtype: str) -> Any:
+def trl_trainer(rows: Sequence[Mapping[str, Any]], config: Any, dtype: str, **settings: Any) -> Any:
+    """TRL's `SFTTrainer` with a run's model, LoRA, batch and optimiser; all else is TRL's default.
+
+    Args:
+        rows: Prompts and completions, or `input_ids` and `labels`.
+        config: A `train.tasks.RunConfig`.
+        dtype: Type of the frozen weights.
+        **settings: Of `SFTConfig`.
+    """
     import torch
     from datasets import Dataset
     from transformers.trainer_callback import PrinterCallback
@@ -263,21 +275,17 @@ def _trl_trainer(options: ExtractorOptions, pairs: str, scratch: str, dtype: str
         def _send_telemetry(self) -> None:
             return
 
-    instruction = load_instruction()
-    chats = (
-        (extraction_chat(pair.source_text, instruction), [{"role": "assistant", "content": pair.target or NO_FACTS}])
-        for pair in read_pairs(pairs)
-    )
-    rows = Dataset.from_list([{"prompt": prompt, "completion": completion} for prompt, completion in chats])
-    torch.manual_seed(options.seed)
-    model, tokenizer = load_causal_lm(options.model, getattr(torch, dtype))
-    adapted = add_lora(model, rank=_RANK, alpha=2 * _RANK, dropout=0.0, targets=("all-linear",), base=options.model)
-    # Everything else is what TRL defaults to; the batch is named, because it is the same on both sides.
-    settings = SFTConfig(
-        output_dir=f"{scratch}/{dtype}", per_device_train_batch_size=_TRL_BATCH, num_train_epochs=1, use_cpu=True,
-        save_strategy="no", report_to="none", disable_tqdm=True, seed=options.seed, dataloader_pin_memory=False,
+    torch.manual_seed(config.seed)
+    chosen = config.model
+    model, tokenizer = load_causal_lm(chosen.base, getattr(torch, dtype))
+    adapted = add_lora(model, rank=chosen.lora_rank, alpha=chosen.lora_alpha, dropout=0.0,
+                       targets=chosen.lora_targets, base=chosen.base)  # fmt: skip
+    arguments = SFTConfig(
+        output_dir=f"{config.output_dir}/trl", per_device_train_batch_size=config.train.batch_size, num_train_epochs=1,
+        use_cpu=True, save_strategy="no", report_to="none", disable_tqdm=True, seed=config.seed,
+        dataloader_pin_memory=False, **settings,
     )  # fmt: skip
-    trainer = Quiet(adapted, settings, train_dataset=rows, processing_class=tokenizer)
+    trainer = Quiet(adapted, arguments, train_dataset=Dataset.from_list(list(rows)), processing_class=tokenizer)
     trainer.remove_callback(PrinterCallback)
     return trainer
 
@@ -331,3 +339,14 @@ def _pairs(options: ExtractorOptions, scratch: str) -> str:
     path = Path(scratch) / "pairs.jsonl"
     path.write_text("".join(json.dumps(pair.to_json()) + "\n" for pair in found), encoding="utf-8")
     return str(path)
+
+
+def _chats(pairs: str) -> list[dict[str, Any]]:
+    instruction = load_instruction()
+    return [
+        {
+            "prompt": extraction_chat(pair.source_text, instruction),
+            "completion": [{"role": "assistant", "content": pair.target or NO_FACTS}],
+        }
+        for pair in read_pairs(pairs)
+    ]

@@ -50,6 +50,7 @@ class TextTask(TrainingTask):
         """
         from transformers import set_seed
 
+        from tripletune.models.attention import set_attention
         from tripletune.models.losses import learn_labels_only
 
         set_seed(self.config.seed)
@@ -63,7 +64,7 @@ class TextTask(TrainingTask):
         dtype = own if section.dtype == "auto" else parse_dtype(section.dtype)
         model = load_weights(section.base, dtype, section.revision, nf4=section.quantization == "nf4")
         if section.attention != "auto":
-            model.set_attn_implementation(section.attention)
+            set_attention(model, section.attention)
         if not seq2seq:
             learn_labels_only(model)
         if section.lora:

@@ -17,6 +17,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import PreTrainedModel
 
+from tripletune.models.attention import set_attention
 from tripletune.models.data.records import ModelInput, Step
 from tripletune.models.files import read_json, weights_fingerprint
 from tripletune.models.graph_llm.embeddings import EmbeddingTable, LiveEmbeddings, encoder_dimension
@@ -75,7 +76,7 @@ def build_graph_llm(
         encoder: Sentence encoder for node and edge texts.
         dtype: Weight type of the language model; graph modules stay float32.
         revision: Hub revision of the base model.
-        attention: Attention kernel of transformers ("sdpa", "eager", "flash_attention_2", …); None takes its choice.
+        attention: See `models.attention.set_attention`; None takes the choice of transformers.
         nf4: Keep the language model's linear layers in 4 bits; see `models.loading.load_weights`.
         processor_settings: Fields of `ProcessorSettings`.
         **config: Fields of `GraphLLMConfig`.
@@ -101,7 +102,7 @@ def build_graph_llm(
     model = GraphLLM(model_config, language_model)
     model.is_loaded_in_4bit = nf4  # PEFT asks for it
     if attention is not None:
-        model.language_model.set_attn_implementation(attention)
+        set_attention(model.language_model, attention)
     model.config._name_or_path = str(base_model)
     return model.eval(), processor
 

@@ -27,7 +27,7 @@ def test_shared_prefixes_need_a_kernel_that_takes_a_mask() -> None:
     values = {"data.prompt_order": "history_first", "train.shared_prefixes": True}
     assert load_config(GraphConfig, None, values).train.shared_prefixes
     with pytest.raises(
-        ConfigError, match=r"flash_attention_2 does not support custom attention masks; set sdpa or eager"
+        ConfigError, match=r"flash_attention_2 does not support custom attention masks; set sdpa, eager or blocks"
     ):
         load_config(GraphConfig, None, {**values, "model.attention": "flash_attention_2"})
     load_config(GraphConfig, None, {"train.shared_prefixes": True, "model.use_graph": False})

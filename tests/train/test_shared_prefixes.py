@@ -1,5 +1,6 @@
 """Records in one sequence against the same records by themselves: tokens, losses and gradients."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,8 +85,10 @@ def learned(model: Any, batch: dict[str, Any]) -> tuple[float, dict[str, torch.T
     return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    ("family", "attention"),
+    [*itertools.product(FAMILIES, ["sdpa", "eager"]), *((family, "blocks") for family in FAMILIES if family != "gptj")],
+)
 def test_loss_and_gradients_are_those_of_separate_records(
     family: str, attention: str, make_graph_llm: Any, collated: Callable[..., Any]
 ) -> None:

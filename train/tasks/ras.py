@@ -176,10 +176,10 @@ class GraphConfig(RunConfig):
                 "train.shared_prefixes: with train.batch_size 1 nothing is shared; a question has about 4 records"
             )
         masked = self.data.prompt_order != "interleaved"
-        if masked and self.model.attention not in ("auto", "sdpa", "eager"):
+        if masked and self.model.attention not in ("auto", "sdpa", "eager", "blocks"):
             found.append(
                 f"train.shared_prefixes: model.attention {self.model.attention} does not support custom attention "
-                "masks; set sdpa or eager"
+                "masks; set sdpa, eager or blocks"
             )
         return found
 

@@ -1,0 +1,180 @@
+"""A training step of the Graph-LLM beside TRL's and PyG's, on the same records with the same model, LoRA and optimiser.
+
+Runs on the CPU. The other sides are their own code: `SFTTrainer` without the graph, which it does not know, and
+`GRetriever` with the loop of its example.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import ENCODER, MODEL, Options, Result, Way, batches, quiet, take_turns
+from benchmarks.training import RAS, native_bf16, one_pass, open_task, records, trainer_way, trl_trainer
+from tripletune.models.loading import resolve
+from tripletune.models.options import setting
+
+_COMPILED = "-compiled"
+_BEST = "trl-best"
+# Beside TRL's defaults: no activation checkpointing, and records of similar length in a batch.
+_TRL_BEST = {"activation_checkpointing": False, "train_sampling_strategy": "group_by_length"}
+_PAPER = {
+    "data.prompt_order": "instruction_first", "train.shared_prefixes": False, "train.torch_compile": False,
+    "model.attention": "blocks",
+}  # fmt: skip
+_SHARED = {"data.prompt_order": "history_first", "train.shared_prefixes": True}
+_OURS: dict[str, dict[str, Any]] = {
+    "ours": {},
+    "ours-text-alone": {"model.use_graph": False},
+    "ours-shared": _SHARED,
+    "ours-interleaved": {**_SHARED, "data.prompt_order": "interleaved"},
+    "ours-compiled": {"train.torch_compile": True},
+    "ours-shared-compiled": {**_SHARED, "train.torch_compile": True},
+    "ours-interleaved-compiled": {**_SHARED, "data.prompt_order": "interleaved", "train.torch_compile": True},
+}
+_WAYS = ("trl-defaults", _BEST, f"{_BEST}{_COMPILED}", "pyg-float32", "pyg-bfloat16", *_OURS)
+
+
+@dataclass(frozen=True)
+class SpeedOptions(Options):
+    """Options of `speed`."""
+
+    model: str = setting(MODEL, "language model: hub id, folder or pypi:package")
+    data: str | None = setting(None, "folder of RAS records (without: those of a fictional world)")
+    steps: int = setting(4, "optimiser steps of a pass", at_least=1)
+    batch_size: int = setting(4, "records of a step", at_least=1)
+    ways: list[str] = setting(list(_WAYS), "rows of the table; compiled ones need a C++ compiler", choices=_WAYS)
+
+
+def speed(options: SpeedOptions) -> Result:
+    """A training step of ours beside TRL's `SFTTrainer` and PyG's `GRetriever`.
+
+    Tokens are those of prompts and labels in the paper's order, for all rows alike. FLOPs are those of the matrix
+    products that a pass makes, against what this machine makes of one large product.
+    """
+    quiet()
+    with tempfile.TemporaryDirectory() as scratch:
+        count = options.steps * options.batch_size
+        same = one_pass(scratch, options.seed, options.batch_size) | _PAPER | {
+            "model.base": options.model, "model.encoder": ENCODER, "data.max_train_records": count,
+            "data.train": options.data or records(options.seed, max(8, count // 3), scratch),
+        }  # fmt: skip
+        text = open_task("ras", RAS, {**same, "model.use_graph": False})
+        tokens, counted = sum(text.train["length"]), {}
+        ways = []
+        for name in options.ways:
+            way = _way(name, same, text)
+            if not name.endswith(_COMPILED):
+                way.warm_up = _counting(way.work, name, counted)
+            ways.append(way)
+        take_turns(ways, options.repeats)
+    peak = _peak("bfloat16" if native_bf16() else "float32")
+    rows = []
+    for way in ways:
+        row = way.row("records", "tokens", records=count, tokens=tokens)
+        row["flops_per_second"] = counted.get(way.name.removesuffix(_COMPILED), 0) / row["seconds"] or None
+        row["of_peak_share"] = row["flops_per_second"] and row["flops_per_second"] / peak
+        rows.append(row)
+    best = min((row["seconds"] for row in rows if row["name"].startswith(_BEST)), default=None)
+    for row in rows:
+        row["times_trl_best"] = best and best / row["seconds"]
+    return Result(
+        f"{count} records of {tokens / count:.0f} tokens, {options.batch_size} a step, median of {options.repeats}",
+        "name records_per_second tokens_per_second times_trl_best of_peak_share peak_above_rest_bytes",
+        rows,
+        [f"a large matrix product makes {peak / 1e9:.0f} GFLOP/s here"],
+        {"peak_flops_per_second": peak},
+    )
+
+
+def _way(name: str, same: Mapping[str, Any], text: Any) -> Way:
+    """One row: a pass of it and the way to it."""
+    if name in _OURS:
+        task = open_task("ras", RAS, {**same, **_OURS[name]})
+        return trainer_way(name, task.trainer())
+    if name.startswith("pyg"):
+        return Way(name, _pyg_pass(open_task("ras", RAS, same), name.removeprefix("pyg-")))
+    rows = [
+        {"input_ids": row["input_ids"] + row["label_ids"], "labels": [-100] * len(row["input_ids"]) + row["label_ids"]}
+        for row in text.train
+    ]
+    optimiser = {"learning_rate": text.config.train.learning_rate, "max_length": None}
+    if not name.startswith(_BEST):
+        return trainer_way(name, trl_trainer(rows, text.config, "float32", **optimiser))
+    settings = {**_TRL_BEST, **optimiser, "torch_compile": name.endswith(_COMPILED)}
+    dtype = "bfloat16" if native_bf16() else "float32"
+    return trainer_way(name, trl_trainer(rows, text.config, dtype, **settings))
+
+
+def _pyg_pass(task: Any, dtype: str) -> Callable[[], float]:
+    """A pass of `GRetriever` over our batches, texts and graphs; its LoRA has our rank and layers, not its own."""
+    import torch
+    from torch_geometric.llm.models import LLM, GRetriever
+    from torch_geometric.nn import GAT
+
+    from tripletune.models.lora import add_lora
+
+    warnings.filterwarnings("ignore", module="torch_geometric")
+    chosen, train = task.config.model, task.config.train
+    with redirect_stdout(sys.stderr):
+        language_model = LLM(resolve(chosen.base), num_params=0.1, dtype=getattr(torch, dtype))
+    width, vectors = chosen.graph_hidden_width, task.model.config.text_embedding_width
+    graphs = GAT(vectors, width, chosen.graph_layers, heads=chosen.graph_heads, edge_dim=vectors)
+    model = GRetriever(language_model, graphs)
+    model.llm_generator = add_lora(
+        language_model.llm, rank=chosen.lora_rank, alpha=chosen.lora_alpha, dropout=0.0, targets=chosen.lora_targets,
+        base=chosen.base,
+    )  # fmt: skip
+    tokenizer, placeholder = task.processor.tokenizer, task.processor.graph_token_id
+    collate, size = task.collator(), train.batch_size
+    prepared = []
+    for numbers in batches(task.sampler(task.train, size, size), size):
+        rows = [task.train[number] for number in numbers]
+        prompts = [tokenizer.decode([one for one in row["input_ids"] if one != placeholder]) for row in rows]
+        labels = [tokenizer.decode(row["label_ids"], skip_special_tokens=True) for row in rows]
+        prepared.append((prompts, labels, collate(rows)["graphs"]))
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimiser = torch.optim.AdamW(trained, lr=train.learning_rate)
+    model.train()
+
+    def work() -> float:
+        start = time.perf_counter()
+        for prompts, labels, graph in prepared:
+            optimiser.zero_grad()
+            model(prompts, graph.x.float(), graph.edge_index, graph.batch, labels, graph.edge_attr.float()).backward()
+            torch.nn.utils.clip_grad_norm_(trained, train.max_grad_norm)
+            optimiser.step()
+        return time.perf_counter() - start
+
+    return work
+
+
+def _counting(work: Callable[[], object], name: str, counted: dict[str, int]) -> Callable[[], None]:
+    """A pass in which the FLOPs of all matrix products are counted."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def warm_up() -> None:
+        with FlopCounterMode(display=False) as counter:
+            work()
+        counted[name] = counter.get_total_flops()
+
+    return warm_up
+
+
+def _peak(dtype: str, size: int = 4096) -> float:
+    """FLOP/s of the fastest of five products of two large matrices."""
+    import torch
+
+    one, other = torch.randn(2, size, size, dtype=getattr(torch, dtype))
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        one @ other
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / min(seconds)

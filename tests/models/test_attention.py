@@ -1,0 +1,38 @@
+"""Attention in blocks of queries gives what torch's kernel gives."""
+
+import pytest
+import torch
+from torch import nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from tripletune.models.attention import block_attention, set_attention
+
+
+class Layer(nn.Module):
+    is_causal = True
+    num_key_value_groups = 3
+
+
+@pytest.mark.parametrize("length", [1, 3, 8, 21])
+@pytest.mark.parametrize("kind", ["none", "boolean", "added"])
+def test_outputs_and_gradients_are_those_of_torch(length: int, kind: str) -> None:
+    torch.manual_seed(0)
+    inputs = [torch.randn(2, heads, length, 8, requires_grad=True) for heads in (6, 2, 2)]
+    mask = torch.ones(2, 1, length, length, dtype=torch.bool).tril()
+    mask[1, :, 2:, 0] = False
+    added = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+    given = {"none": None, "boolean": mask, "added": added}[kind]
+    found = []
+    for attend in (sdpa_attention_forward, block_attention):
+        output = attend(Layer(), *inputs, given, scaling=0.3)[0]
+        found.append((output, *torch.autograd.grad((output * output.detach().cos()).sum(), inputs)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_what_is_not_plain_self_attention_goes_to_torch(make_graph_llm) -> None:
+    query, key = torch.randn(1, 6, 1, 8), torch.randn(1, 2, 5, 8)
+    expected = sdpa_attention_forward(Layer(), query, key, key, None)[0]
+    assert block_attention(Layer(), query, key, key, None)[0].equal(expected)
+    with pytest.raises(ValueError, match="brings its own attention; set eager or auto"):
+        set_attention(make_graph_llm("gptj")[0].language_model, "blocks")
