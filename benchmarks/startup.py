@@ -39,7 +39,7 @@ class StartupOptions(Options):
     repeats: int = setting(1, "each start is made once", choices=(1,))
     records: int = setting(208_000, "synthetic records, three of a question", at_least=_RECORDS)
     strings: int = setting(2_000_000, "distinct node and edge strings", at_least=2 * _PREDICATES)
-    rate: int = setting(20_000, "strings per second and process that the encoder would embed", at_least=1)
+    rate: int = setting(50_000, "strings per second and process that the encoder would embed", at_least=1)
     width: int = setting(1024, "numbers of a vector", at_least=8)
     processes: int = setting(2, "processes of the second and third start", at_least=1)
     timeout: int = setting(30, "seconds that a process waits for another in a collective", at_least=1)

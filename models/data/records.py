@@ -32,7 +32,7 @@ _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
 YES_NO = ("yes", "no")
 _GZIP = b"\x1f\x8b"
 # Of JSON lines, a part that a process takes at a time.
-PART_BYTES = 2**23
+PART_BYTES = 2**21
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
