@@ -25,6 +25,8 @@ from trl.trainer.utils import add_fused_lm_head
 
 from tripletune.data_builders.hotpotqa_subq import Question
 from tripletune.eval.suites import ask_items
+from tripletune.models.data.records import IGNORED
+from tripletune.models.graph_llm.processor import pad_batch
 from tripletune.models.llm import CallError, Completion, Message, Sampling
 from tripletune.models.llm.backends.hf import DecodingService
 from tripletune.models.local import Draw, Request
@@ -181,6 +183,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             runs, rows = self._runner.run(self._run_all(model, [Question(**json.loads(text)) for text in prompts]))
         finally:
             model.train(was_training)
+        self._written = pad_batch([one.mask for one in runs], 0)
         self._metrics["train"]["cut"].append(sum(one.cut for one in runs) / len(runs))
         return {
             "prompt_ids": [one.prompt for one in runs],
@@ -216,8 +219,6 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         # A copy of the adapter at the start, which TRL makes again.
         shutil.rmtree(Path(output_dir or self.args.output_dir) / "ref", ignore_errors=True)
 
-    # Where the divergence counts in failed runs alone, the others are their own reference.
-
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         failed = [one["parts"]["answer"] < 1 or self.task.config.train.kl_on == "all" for one in inputs]
@@ -227,12 +228,46 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         self._batch = inputs
         return super()._compute_loss(model, inputs)
 
-    def _get_per_token_logps_and_entropies(self, *args: Any, **options: Any) -> Any:
-        found = super()._get_per_token_logps_and_entropies(*args, **options)
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, *args: Any,
+        compute_entropy: bool = False, **options: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor, Any]:  # fmt: skip
+        """Log-probabilities and entropies, (B, C) each: in TRL of all tokens, here of those the student wrote, else 0.
+
+        On a GPU it is TRL's kernel. On a CPU that takes most of a step: one token in eight is the student's.
+        """
+        if input_ids.is_cuda:
+            options |= {"compute_entropy": compute_entropy}
+            found = super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, *args, **options
+            )
+        else:
+            written = self._batch["tool_mask"] * self._batch["completion_mask"] if compute_entropy else self._written
+            size = options.get("batch_size") or len(input_ids)
+            parts = (tensor.split(size) for tensor in (input_ids, attention_mask, written))
+            rows = [self._of_written(model, *part) for part in zip(*parts)]
+            logps, entropies = (torch.cat(each) for each in zip(*rows))
+            found = logps, entropies, None
         name = "ref_per_token_logps"
-        if options.get("compute_entropy") and name in self._batch:
+        if compute_entropy and name in self._batch:
+            # Where the divergence counts in failed runs alone, the others are their own reference.
             self._batch[name] = torch.where(self._batch["counts"][:, None], self._batch[name], found[0].detach())
         return found
+
+    def _of_written(
+        self, model: Any, ids: torch.Tensor, attention: torch.Tensor, written: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        labels = torch.full_like(ids, IGNORED)
+        labels[:, -written.shape[1] :] = ids[:, -written.shape[1] :].masked_fill(written == 0, IGNORED)
+        keep = labels[:, 1:] != IGNORED
+        with self.accelerator.autocast():
+            logits = model(input_ids=ids, attention_mask=attention, labels=labels).logits
+        # With labels, the model computes them at labels alone (`models.losses.learn_labels_only`).
+        logits = logits if logits.dim() == 2 else logits[:, :-1][keep]
+        logps = (logits.float() / self.temperature).log_softmax(-1)
+        own = logps.gather(1, labels[:, 1:][keep][:, None])[:, 0], -(logps.detach().exp() * logps.detach()).sum(-1)
+        first, second = (one.new_zeros(keep.shape).masked_scatter(keep, one)[:, -written.shape[1] :] for one in own)
+        return first, second
 
 
 def _reward(name: str) -> Callable[..., list[float]]:

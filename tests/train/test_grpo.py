@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, TrainerCallback
+from trl import GRPOTrainer
 
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.models.data.triples import Triple
@@ -19,7 +20,7 @@ from tripletune.models.local import Request
 from tripletune.models.local.chat import ChatEncoder
 from tripletune.models.options import load_config
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
-from tripletune.train import grpo, train
+from tripletune.train import grpo, make_rows, train
 from tripletune.train.engine import EngineMixin
 from tripletune.train.tasks.grpo import GrpoConfig, GrpoTask
 
@@ -159,6 +160,28 @@ def test_a_resumed_run_is_the_uninterrupted_run(make: Make, tmp_path: Path, monk
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert any(weight.any() for name, weight in one.items() if "lora_B" in name)
     assert not (tmp_path / "whole" / "final" / "ref").exists()
+
+
+def test_what_is_computed_at_written_tokens_alone_is_what_trl_computes(make: Make) -> None:
+    task = make({"model.lora_dropout": 0.0})
+    task.model, task.processor = task.load()
+    make_rows(task)
+    trainer = task.trainer()
+    ids, written = (
+        torch.randint(4, 300, (4, 12)),
+        torch.tensor([[0, 1, 0, 1, 1, 0], [1] * 6, [0] * 6, [1, 0, 0, 0, 0, 0]]),
+    )
+    attention = torch.ones_like(ids)
+    attention[1, :3] = 0
+    trainer._batch = {"tool_mask": written, "completion_mask": torch.ones_like(written)}
+    given = trainer.model, ids, attention, 6
+    found = trainer._get_per_token_logps_and_entropies(*given, compute_entropy=True)
+    wanted = GRPOTrainer._get_per_token_logps_and_entropies(trainer, *given, compute_entropy=True)
+    trainer._written = written
+    in_parts = trainer._get_per_token_logps_and_entropies(*given, batch_size=3)
+    for ours, others, theirs in zip(found[:2], in_parts[:2], wanted[:2]):
+        assert torch.allclose(ours, theirs * written, atol=1e-5)
+        assert torch.allclose(others, ours, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,10 @@ class GrpoTask(PromptTask):
 
         return GrpoTrainer(self)
 
+    def step_size(self, processes: int) -> str:
+        """How many runs an optimiser step takes, and what makes the number."""
+        return super().step_size(processes).replace(self.unit, f"runs, {self.copies} per question,", 1)
+
     def warnings(self) -> list[str]:
         """That the loop asks in other words than the student has learned from."""
         from tripletune.eval.systems import other_prompt
