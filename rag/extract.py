@@ -7,15 +7,19 @@ that is killed loses what was under way and nothing else.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import hashlib
 import json
 import logging
+import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from tripletune.models.data.pairs import ExtractionReply, entity_triple, is_only_a_name, read_reply
 from tripletune.models.data.records import Passage, read_jsonl
@@ -23,10 +27,12 @@ from tripletune.models.data.triples import Triple
 from tripletune.models.files import check_new, new_file
 from tripletune.models.llm import CallError, RepliesPending, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
-from tripletune.rag.extractor import PIECE_LIMIT, TextExtractor, source_pieces
+from tripletune.rag.extractor import PIECE_LIMIT, TextExtractor, open_extractor, source_pieces
 from tripletune.rag.triple_store import Extraction, TripleStore, passage_key
 
 logger = logging.getLogger(__name__)
+# A block of rows to the rows that it becomes.
+Work = Callable[[list[str]], list[Any]]
 
 _WINDOW = 1024
 # Passages that are stored in one transaction, and how long a finished one waits for it, in seconds.
@@ -408,6 +414,19 @@ def export_triples(
                 "leave them out with --allow-missing"
             )
     return written, missing
+
+
+def extract_work(args: argparse.Namespace) -> Work:
+    """What a worker of `recipes/ray_corpus.py` does: passages to their extractions, with the counts as the last row."""
+    extractor, runner = open_extractor(args), asyncio.Runner()
+
+    def work(rows: list[str]) -> list[str]:
+        with tempfile.TemporaryDirectory() as folder, closing(TripleStore(Path(folder) / "block.sqlite")) as store:
+            run = CorpusExtraction(extractor, store, args.piece_limit)
+            counts = runner.run(run.run(Passage(*json.loads(row)) for row in rows))
+            return [json.dumps(asdict(one)) for one in [*store.extractions(run.id), counts]]
+
+    return work
 
 
 async def _some_done(running: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:

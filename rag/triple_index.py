@@ -129,6 +129,7 @@ class TripleIndex:
         return [*rows], passages
 
 
+@lru_cache(maxsize=_KEPT)
 def entity_key(name: str) -> str:
     """What two names of one entity have in common: case, punctuation, articles and Unicode forms don't count."""
     return normalize_answer(unicodedata.normalize("NFKC", name))

@@ -12,7 +12,6 @@ goes on. With RAY_ADDRESS a cluster is used, else one is started here. docs/data
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import logging
 import math
@@ -20,10 +19,9 @@ import os
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,8 +34,7 @@ from pydantic import TypeAdapter
 from tripletune.data_builders.hotpotqa_subq.__main__ import main as build_subq
 from tripletune.data_builders.hotpotqa_subq.__main__ import subq_parser, teacher_options
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
-from tripletune.data_builders.hotpotqa_subq.workers import Labeller, SubqWorker
-from tripletune.models.data.records import Passage
+from tripletune.data_builders.hotpotqa_subq.workers import Labeller, subq_work
 from tripletune.models.llm import CallError
 from tripletune.models.llm.backends import load_backend
 from tripletune.models.llm.ledger import Ledger
@@ -45,14 +42,12 @@ from tripletune.models.llm.noted_calls import StoredReplies, store_calls
 from tripletune.models.options import add_arguments, from_arguments, setting
 from tripletune.models.program import run_program
 from tripletune.rag.__main__ import rag_parser
-from tripletune.rag.extract import CorpusExtraction, ExtractionCounts, read_passages
+from tripletune.rag.extract import CorpusExtraction, Work, extract_work, read_passages
 from tripletune.rag.extractor import open_extractor
 from tripletune.rag.search import SearchOptions, build_indexes, search_embedder
 from tripletune.rag.triple_store import Extraction, TripleStore
 
 logger = logging.getLogger(__name__)
-Batch = dict[str, Any]
-_EXTRACTION = TypeAdapter(Extraction)
 
 
 @dataclass(frozen=True)
@@ -69,12 +64,12 @@ class RayOptions:
 
 
 def in_blocks(
-    rows: Iterable[str], worker: Any, given: tuple[Any, ...], options: RayOptions, folder: Path, ordered: bool = False
-) -> Iterator[Any]:
-    """Let Ray Data call workers on blocks of rows; yields the list of rows that each block became.
+    rows: Iterable[str], make: Callable[..., Work], *given: Any, shared: RayOptions, folder: Path, ordered: bool = False
+) -> Iterator[list[Any]]:
+    """Let Ray Data's workers do the work that `make(*given)` makes there; yields the rows that each block became.
 
-    A `worker(*given)` turns {"row": [...]} into {"row": [...]}. Rows are first written to a file in `folder`, so that
-    Ray can read any part of them again. Blocks that are `ordered` wait for those before them.
+    Rows are first written to a file in `folder`, so that Ray can read any part of them again. Blocks that are `ordered`
+    wait for those before them.
     """
     import ray.data
 
@@ -89,7 +84,7 @@ def in_blocks(
         if not count:
             return
         # Two cores more than the workers': Ray Data reads and cuts in tasks of their own.
-        cores = math.ceil(options.workers * options.worker_cpus) + 2
+        cores = math.ceil(shared.workers * shared.worker_cpus) + 2
         here = {"address": "local", "num_cpus": cores, "object_store_memory": 2**29, "include_dashboard": False}
         opened.enter_context(ray.init(**({} if "RAY_ADDRESS" in os.environ else here)))
         context = ray.data.DataContext.get_current()
@@ -97,13 +92,13 @@ def in_blocks(
         # The file lies on this machine, and need not be seen by the others.
         here_alone = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
         table = ray.data.read_parquet(str(todo), label_selector=here_alone)
-        done = table.repartition(target_num_rows_per_block=options.block).map_batches(
-            worker,
-            fn_constructor_args=given,
-            batch_size=options.block,
-            compute=ray.data.ActorPoolStrategy(size=options.workers, max_tasks_in_flight_per_actor=2),
-            num_cpus=options.worker_cpus,
-            num_gpus=options.worker_gpus or None,
+        done = table.repartition(target_num_rows_per_block=shared.block).map_batches(
+            _Worker,
+            fn_constructor_args=(make, *given),
+            batch_size=shared.block,
+            compute=ray.data.ActorPoolStrategy(size=shared.workers, max_tasks_in_flight_per_actor=2),
+            num_cpus=shared.worker_cpus,
+            num_gpus=shared.worker_gpus or None,
         )
         try:
             for batch in done.iter_batches(batch_size=None, batch_format="numpy"):
@@ -114,31 +109,20 @@ def in_blocks(
             raise CallError(f"a worker failed: {cause}. What came back is kept: run again to continue") from error
 
 
-class ExtractWorker:
-    """Extracts triples of passages; gives back the extractions, and their counts as the last row."""
+class _Worker:
+    """A worker as Ray Data calls it: {"row": [...]} becomes {"row": [...]}."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self._extractor, self._runner, self._limit = open_extractor(args), asyncio.Runner(), args.piece_limit
+    def __init__(self, make: Callable[..., Work], *given: Any) -> None:
+        self._work = make(*given)
 
-    def __call__(self, batch: Batch) -> Batch:
-        """The extractions of a block of passages."""
-        with tempfile.TemporaryDirectory() as folder, closing(TripleStore(Path(folder) / "block.sqlite")) as store:
-            run = CorpusExtraction(self._extractor, store, self._limit)
-            counts = self._runner.run(run.run(Passage(*json.loads(row)) for row in batch["row"]))
-            found: list[Any] = [*store.extractions(run.id), counts]
-        return {"row": [json.dumps(asdict(one)) for one in found]}
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {"row": self._work(batch["row"].tolist())}
 
 
-class EmbedWorker:
-    """Embeds texts; gives back vectors as an index keeps them, float16."""
-
-    def __init__(self, options: SearchOptions) -> None:
-        self._embedder = search_embedder(options)
-
-    def __call__(self, batch: Batch) -> Batch:
-        """The vectors of a block of texts."""
-        vectors = self._embedder.encode(batch["row"].tolist()).astype(np.float16)
-        return {"row": [vector.tobytes() for vector in vectors]}
+def embed_work(options: SearchOptions) -> Work:
+    """Texts to vectors as an index keeps them, float16."""
+    encode = search_embedder(options).encode
+    return lambda texts: [vector.tobytes() for vector in encode(texts).astype(np.float16)]
 
 
 def share_subq(argv: list[str], shared: RayOptions) -> int:
@@ -153,8 +137,8 @@ def share_subq(argv: list[str], shared: RayOptions) -> int:
         raise ValueError("direct answers, --shard and --dry-run are for `tripletune build subq` alone: leave them out")
     with Ledger(str(llm.ledger)) as ledger:
         rows = Labeller(options, StoredReplies(llm.ledger_name, ledger), llm.sampling(1)).waiting(sources)
-        given = (options, replace(llm, ledger=shared.replies))
-        for calls in in_blocks(rows, SubqWorker, given, shared, ledger.path.parent):
+        there = replace(llm, ledger=shared.replies)
+        for calls in in_blocks(rows, subq_work, options, there, shared=shared, folder=ledger.path.parent):
             store_calls(ledger, calls)
     return build_subq(argv)
 
@@ -164,20 +148,21 @@ def share_extract(argv: list[str], shared: RayOptions) -> int:
     args, start = rag_parser().parse_args(["extract", *argv]), time.monotonic()
     if args.shard != "0/1" or (args.teacher and not load_backend(args.teacher).sends):
         raise ValueError("--shard and --teacher batch are for `tripletune rag extract` alone: leave them out")
-    there, total = argparse.Namespace(**vars(args)), Counter[str]()
+    there, read = argparse.Namespace(**vars(args)), TypeAdapter(Extraction).validate_json
     if args.teacher or args.teacher_ledger:
         there.teacher_ledger = shared.replies
     with closing(TripleStore(args.output)) as store:
         run = CorpusExtraction(open_extractor(args), store, args.piece_limit)
         passages = read_passages(args.corpus, run.counts, limit=args.limit)
         rows = (json.dumps([one.title, one.text, one.id]) for _, one in run.missing(passages))
-        for block in in_blocks(rows, ExtractWorker, (there,), shared, store.path.parent):
-            *found, counts = map(json.loads, block)
-            store.put(run.id, map(_EXTRACTION.validate_python, found))
-            total.update(counts)
-    total.update(asdict(run.counts) | {"passages": 0, "seconds": time.monotonic() - start - total["seconds"]})
-    logger.info("%s: %s", args.output, ExtractionCounts(**total).line())  # type: ignore[arg-type]
-    return 1 if total["failed"] else 0
+        for *found, counts in in_blocks(rows, extract_work, there, shared=shared, folder=store.path.parent):
+            store.put(run.id, map(read, found))
+            for name, count in json.loads(counts).items():
+                # The passages are counted here, where it is known which were read before.
+                vars(run.counts)[name] += count if name != "passages" else 0
+    run.counts.seconds = time.monotonic() - start
+    logger.info("%s: %s", args.output, run.counts.line())
+    return 1 if run.counts.failed else 0
 
 
 def share_index(argv: list[str], shared: RayOptions) -> int:
@@ -187,7 +172,8 @@ def share_index(argv: list[str], shared: RayOptions) -> int:
         raise ValueError("workers embed: name --retriever dense or hybrid, and an --encoder")
 
     def stream(texts: Iterable[str], _: int) -> Iterator[np.ndarray]:
-        for rows in in_blocks(texts, EmbedWorker, (options,), shared, Path(str(options.index)), ordered=True):
+        folder = Path(str(options.index))
+        for rows in in_blocks(texts, embed_work, options, shared=shared, folder=folder, ordered=True):
             yield np.frombuffer(b"".join(rows), np.float16).reshape(len(rows), -1)
 
     embedder = search_embedder(options)

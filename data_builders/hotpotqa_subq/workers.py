@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 
 from pydantic import TypeAdapter
@@ -66,15 +66,14 @@ class Labeller:
                         yield json.dumps(asdict(question))
 
 
-class SubqWorker:
-    """Labels blocks of questions with a teacher; gives back the calls that this took, for `store_calls`."""
+def subq_work(options: BuildOptions, llm: LLMOptions) -> Callable[[list[str]], list[str]]:
+    """What labels the questions of `Labeller.waiting`, and gives back the calls that this took, for `store_calls`."""
+    client, read = NotedCalls(open_client(llm)), TypeAdapter(Question).validate_json
+    labeller = Labeller(options, client, llm.sampling(1))
 
-    def __init__(self, options: BuildOptions, llm: LLMOptions) -> None:
-        self._client = NotedCalls(open_client(llm))
-        self._labeller, self._type = Labeller(options, self._client, llm.sampling(1)), TypeAdapter(Question)
+    def work(rows: list[str]) -> list[str]:
+        client.notes = []
+        labeller.label(map(read, rows))
+        return client.notes
 
-    def __call__(self, batch: dict[str, Sequence[str]]) -> dict[str, list[str]]:
-        """The calls of the questions of `Labeller.waiting` in the column "row"."""
-        self._client.notes = []
-        self._labeller.label([self._type.validate_python(json.loads(row)) for row in batch["row"]])
-        return {"row": self._client.notes}
+    return work

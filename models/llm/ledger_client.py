@@ -143,11 +143,11 @@ def _bucket(per_minute: float | None) -> AsyncLimiter | None:
 
 
 class _Flight:
-    """A call under way, how many wait for it, and whether it is with the model at present."""
+    """A call under way, how many wait for it, and since when it is with the model; 0 where it is not."""
 
     task: asyncio.Task[Completion]
     waiting = 0
-    sent = False
+    sent = 0.0
 
 
 class LedgerClient:
@@ -309,7 +309,13 @@ class LedgerClient:
             if completion is None:
                 raise self._ended or CallError(f"{role}: the run has ended")
             # Half characters, which no file can hold, are replaced.
-            completion = replace(completion, text=whole_characters(completion.text), retries=attempts - 1, key=call.key)
+            completion = replace(
+                completion,
+                text=whole_characters(completion.text),
+                seconds=completion.seconds or time.perf_counter() - flight.sent,
+                retries=attempts - 1,
+                key=call.key,
+            )
             if self.ledger is None:
                 return completion
             with self._storing():
@@ -317,22 +323,22 @@ class LedgerClient:
 
     async def _attempt(self, flight: _Flight, messages: Sequence[Message], sampling: Sampling) -> Completion | None:
         """One attempt; None when the run has ended before it."""
-        flight.sent = False
+        flight.sent = 0.0
         async with self._limits.permit(messages, sampling) as cost:
             if self._ended:
                 return None
-            flight.sent, start = True, time.perf_counter()
+            flight.sent = time.perf_counter()
             reply = self.backend.complete(messages, sampling)
             try:
                 completion = await (reply if self._limits.timeout is None else self._in_time(reply))
             except TransientError:
-                flight.sent = False
+                flight.sent = 0.0
                 raise
             except RepliesPending:
                 cost(0)
                 raise
             cost(completion.prompt_tokens + completion.completion_tokens)
-            return completion if completion.seconds else replace(completion, seconds=time.perf_counter() - start)
+            return completion
 
     async def _in_time(self, call: Coroutine[Any, Any, Completion]) -> Completion:
         reply, late = asyncio.ensure_future(call), False

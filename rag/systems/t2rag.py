@@ -74,7 +74,7 @@ class Clue:
     @property
     def kind(self) -> int:
         """Fields with an unknown: 0 is resolved, 1 searchable, 2 (or more) fuzzy."""
-        return min(2, sum(bool(_UNKNOWN.search(text)) for text in self.fields))
+        return min(2, sum("?" in text and bool(_UNKNOWN.search(text)) for text in self.fields))
 
     @property
     def query(self) -> str:
@@ -133,7 +133,9 @@ async def t2rag(question: str, search: str, tools: Tools, options: T2RAGOptions)
     except UnusableReply:
         clues, trace.malformed = [], 1
     while not trace.stop_reason:
-        kinds = [[clue for clue in clues if clue.kind == kind] for kind in range(3)]
+        kinds: list[list[Clue]] = [[], [], []]
+        for clue in clues:
+            kinds[clue.kind].append(clue)
         # Only what became searchable in the last round is searched.
         queries = [clue.query for clue in kinds[1] if clue.query not in asked]
         falls_back = kinds[2] and (options.fallback == "always" or (options.fallback == "once" and search not in asked))
