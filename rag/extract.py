@@ -424,7 +424,8 @@ def extract_work(args: argparse.Namespace) -> Work:
         with tempfile.TemporaryDirectory() as folder, closing(TripleStore(Path(folder) / "block.sqlite")) as store:
             run = CorpusExtraction(extractor, store, args.piece_limit)
             counts = runner.run(run.run(Passage(*json.loads(row)) for row in rows))
-            return [json.dumps(asdict(one)) for one in [*store.extractions(run.id), counts]]
+            found: list[Any] = [*store.extractions(run.id), counts]
+        return [json.dumps(asdict(one)) for one in found]
 
     return work
 

@@ -192,6 +192,11 @@ class LedgerClient:
         """What counts the tokens of a chat; None where the backend's model is not on this machine."""
         return getattr(self.backend, "count_tokens", None)
 
+    def load(self) -> None:
+        """Load the model now, where it is on this machine; otherwise the first call does."""
+        if hasattr(self.backend, "load"):
+            self.backend.load()
+
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
     ) -> Completion:

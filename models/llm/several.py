@@ -37,6 +37,12 @@ class RoleClients:
         # What the default client has besides, such as `count_tokens`.
         return getattr(self.default, name)
 
+    def load(self) -> None:
+        """Load all models that are on this machine."""
+        for client in (self.default, *self.roles.values()):
+            if hasattr(client, "load"):
+                client.load()
+
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
     ) -> Completion:

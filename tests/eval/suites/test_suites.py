@@ -114,6 +114,16 @@ def test_64_at_once_equals_one_by_one(tmp_path):
     assert many == one
 
 
+def test_a_model_is_loaded_once_before_the_first_question(tmp_path):
+    model, loaded = Model(), []
+    model.load = lambda: loaded.append(len(model.answered))
+    suite = Toy(tmp_path, model, QUESTIONS[:2])
+    suite.clients = [model]
+    run_suites([suite])
+    assert loaded == [0]
+    assert len(model.answered) == 2
+
+
 def test_metrics_count_what_happened(tmp_path):
     metrics = run(tmp_path)
     assert metrics["metrics"]["exact_match"]["mean"] == 0.5

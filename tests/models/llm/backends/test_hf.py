@@ -27,7 +27,7 @@ CHATS = [chat("word " * (7 * n % 5 + 1) + f"question {n}") for n in range(9)]
 @pytest.fixture
 def backend(tiny_llama: Path) -> Iterator[HFBackend]:
     made = HFBackend(str(tiny_llama), batch_size=4, dtype="float32")
-    made._service.load()
+    made.load()
     yield made
     asyncio.run(made.close())
 
@@ -169,7 +169,7 @@ def test_every_end_of_the_model_ends_a_reply(tiny_llama: Path, tmp_path: Path) -
     folder = shutil.copytree(tiny_llama, tmp_path / "model")
     GenerationConfig(eos_token_id=[2, 5]).save_pretrained(folder)
     other = HFBackend(str(folder), dtype="float32")
-    other._service.load()
+    other.load()
     assert other._service._decoder._ends == {2, 5}  # type: ignore[union-attr]
 
 
@@ -216,7 +216,7 @@ def test_a_system_prompt_is_read_once(backend: HFBackend, monkeypatch: pytest.Mo
     calls = [([*long, *item[1:]], GREEDY) for item in CHATS[:4]]
     expected = essence(alone(backend, calls))
     other = HFBackend(backend.model.removeprefix("hf:"), batch_size=4, dtype="float32")
-    other._service.load()
+    other.load()
     shapes = rows_of(other, monkeypatch)
     assert essence(together(other, calls)) == expected
     assert essence(together(other, calls)) == expected
