@@ -78,8 +78,6 @@ def _counted(names: list[str]) -> Iterator[None]:
 
 
 def _record(options: Options, scratch: str) -> list[str]:
-    from tripletune.train import make_rows
-
     settings = one_pass(scratch, options.seed, 2) | {
         "model.base": MODEL, "model.encoder": ENCODER, "data.max_train_records": 4,
         "data.train": records(options.seed, 8, scratch),
@@ -89,8 +87,8 @@ def _record(options: Options, scratch: str) -> list[str]:
         task = open_task("ras", RAS, settings)
         shutil.rmtree(f"{scratch}/run")
         with _counted(names):
-            make_rows(task)
-            batch = task.collator()([task.train[0]])
+            rows = task.rows(task.sources[0], task.cache)
+            batch = task.collator()([rows[0]])
             task.model(**batch)
     return names
 

@@ -127,7 +127,6 @@ def _start(rank: int, processes: int, port: int, options: StartupOptions, data: 
 
     from tripletune.models.graph_llm import embeddings
     from tripletune.models.graph_llm.processor import GraphLLMProcessor
-    from tripletune.train import make_rows
 
     class Sleeping:
         dimension = options.width
@@ -152,13 +151,13 @@ def _start(rank: int, processes: int, port: int, options: StartupOptions, data: 
     task.processor = GraphLLMProcessor.create(load_tokenizer(options.model))
     state.wait_for_everyone()
     with PeakMemory() as memory:
-        times = [time.perf_counter()]
-        for work in (lambda: task.table, lambda: make_rows(task), state.wait_for_everyone):
-            work()
+        times, made = [time.perf_counter()], []
+        for work in (lambda: task.table, lambda: task.rows(task.sources[0], task.cache), state.wait_for_everyone):
+            made.append(work())
             times.append(time.perf_counter())
     names = [_name(number) for number in range(0, options.strings - 2 * _PREDICATES, options.strings // 50)]
     alike = np.array_equal(task.table.vectors(names).numpy(), Sleeping().encode(names))
-    if not alike or len(task.train) != options.records:
+    if not alike or len(made[1]) != options.records:
         raise ValueError("a string has another's vector, or a record is missing")
     parts = zip(("strings_seconds", "rows_seconds", "wait_seconds"), times, times[1:])
     found = {"seconds": times[-1] - times[0]} | {name: end - begin for name, begin, end in parts}

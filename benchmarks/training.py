@@ -189,12 +189,9 @@ def one_pass(scratch: str, seed: int, batch_size: int) -> dict[str, Any]:
 
 def open_task(name: str, config: str | Path, overrides: Mapping[str, Any]) -> Any:
     """A training task with its model loaded and its rows made."""
-    from tripletune.train import make_rows
-
     kind = load_from("tripletune.train.tasks", name, "training task").TASK
     task = kind(load_config(kind.Config, config, overrides))
-    task.model, task.processor = task.load()
-    make_rows(task)
+    task.begin()
     task.validation = None
     return task
 

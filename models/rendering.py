@@ -22,7 +22,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tripletune.models.data.records import Action, ModelInput, Step, one_line
+from tripletune.models.data.records import Action, ModelInput, one_line
 from tripletune.models.data.triples import format_triples
 
 PROMPTS = Path(__file__).parent / "prompts"
@@ -65,7 +65,10 @@ def render(sample: ModelInput, evidence: str = "triples") -> str:
 
 def render_parts(sample: ModelInput, evidence: str = "triples") -> tuple[str, str]:
     """The two parts of `render`: the history, empty where there is none, and the line of the question."""
-    lines = [line for step in sample.steps for line in _lines(step, evidence)]
+    lines = []
+    for step in sample.steps:
+        shown = format_triples(step.triples) if evidence == "triples" else " ".join(step.text.split())
+        lines += [f"{Action.SUBQ.value} {one_line(step.query)}", f"Retrieved Graph Information: {shown}".rstrip()]
     if not sample.steps and sample.task == "answering":
         lines.append(Action.NO_RETRIEVAL.value)
     return "\n".join(lines), f"Question: {one_line(sample.question)}"
@@ -84,16 +87,11 @@ def render_growing(sample: ModelInput, evidence: str = "triples") -> list[str | 
     """
     pieces: list[str | None] = []
     for step in sample.steps:
-        asked, found = _lines(step, evidence)
+        asked, found = render_parts(ModelInput(sample.task, sample.question, (step,)), evidence)[0].split("\n")
         pieces += [asked, f"\n{found}\n", None, "\n"]
     if sample.task == "answering":
         pieces += [(Action.SUFFICIENT if sample.steps else Action.NO_RETRIEVAL).value, "\nAnswer:\n"]
     return pieces
-
-
-def _lines(step: Step, evidence: str) -> tuple[str, str]:
-    shown = format_triples(step.triples) if evidence == "triples" else " ".join(step.text.split())
-    return f"{Action.SUBQ.value} {one_line(step.query)}", f"Retrieved Graph Information: {shown}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)

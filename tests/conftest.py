@@ -420,11 +420,8 @@ def begin_task(make_task: Callable[..., Any]) -> Callable[..., Any]:
     """As `make_task`, with model and rows."""
 
     def begin(*args: Any, **options: Any) -> Any:
-        from tripletune.train import make_rows
-
         task = make_task(*args, **options)
-        task.model, task.processor = task.load()
-        make_rows(task)
+        task.begin()
         return task
 
     return begin

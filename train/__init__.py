@@ -81,24 +81,13 @@ def train(task: TrainingTask, dry_run: bool = False) -> None:
     if checkpoint is not None:
         # Before the model is loaded, and before anything of the earlier start is written over.
         check_same_run(config, task.sources[0].digest)
-    task.model, task.processor = task.load()
-    make_rows(task)
+    task.begin()
     for warning in task.warnings():
         logger.warning("%s", warning)
     if not dry_run:
         _train_and_save(task, checkpoint)
     elif state.is_main_process:
         sys.stdout.write(printable(dry_run_report(task)) + "\n")
-
-
-def make_rows(task: TrainingTask) -> None:
-    """Tokenise the data of a task whose model is loaded, or open what an earlier run left in the cache.
-
-    All processes of a run call it and share the work; see `models.files.build_together`.
-    """
-    training, validation = task.sources
-    task.train = task.rows(training, task.cache)
-    task.validation = task.rows(validation, task.cache) if validation is not None else None
 
 
 def _train_and_save(task: TrainingTask, checkpoint: Path | None) -> None:
@@ -110,7 +99,7 @@ def _train_and_save(task: TrainingTask, checkpoint: Path | None) -> None:
         logger.info("continuing from %s", checkpoint)
     trained = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
     logger.info("training %s parameters on %d %s", f"{trained:,}", len(task.train), task.unit)
-    for note in task.notes():
+    for note in (_counts("train", task.train), _counts("validation", task.validation), *task.notes()):
         logger.info("%s", note)
     if task.validation is None:
         logger.info("there are no validation data: nothing is evaluated")

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, takewhile
+from itertools import islice, product, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -39,81 +39,67 @@ _MULTIPLE = 8
 TEXT: Columns = {"input_ids": "[int32]", "labels": "[int32]", "length": "int32"}
 
 
-def cached_rows(key: Sequence[Any], cache: Path, parts: Iterable[Part], columns: Columns = TEXT) -> Any:
-    """Write rows once and open them memory-mapped; see `shared_rows`.
+def cached_rows(
+    key: Sequence[Any], cache: Path, parts: Iterable[Part], columns: Columns = TEXT, name: str = "tokens"
+) -> Any:
+    """Write rows once, together with all processes that want the same, and open them memory-mapped.
 
     Args:
         key: JSON data that the rows depend on: the data's digest, settings, template, tokenizer.
         cache: Folder of such files.
         parts: Make the rows of one part of the data after the other, such as of `train.tasks.Examples.parts`: mappings
-            with the columns, `length` (tokens of the row, source and target together where they are apart) and `labels`
-            or `label_ids` among them. Each counts what it leaves out or cuts in the counter it is given, which
-            `rows_meta` shows.
+            with the columns. Each counts what it leaves out or cuts in the counter it is given, which `rows_meta`
+            shows. Rows of tokens have `length` (source and target together where they are apart) and `labels` or
+            `label_ids`.
         columns: Their columns.
+        name: What the rows are, for the name of their folder.
 
     Returns:
         A `datasets.Dataset` with these columns.
 
     Raises:
-        ValueError: there are no rows.
+        ValueError: there are no rows of tokens.
     """
-    dataset = shared_rows("tokens", key, cache, (partial(_count_tokens, part) for part in parts), columns)
-    counts = rows_meta(dataset)
-    if not counts["rows"]:
-        listed = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()) if count) or "nothing"
-        raise ValueError(f"there are no rows to learn from ({listed})")
-    return dataset
-
-
-def _count_tokens(part: Part, counts: Counter[str]) -> Iterator[Mapping[str, Any]]:
-    counts.update(tokens=0, label_tokens=0)
-    for row in part(counts):
-        labels = row["labels"] if "labels" in row else row["label_ids"]
-        counts.update(tokens=row["length"], label_tokens=len(labels) - labels.count(IGNORED))
-        yield row
-
-
-def shared_rows(name: str, key: Sequence[Any], cache: Path, parts: Iterable[Part], columns: Columns) -> Any:
-    """Write rows of any kind once, together with all processes that want the same; see `build_together`.
-
-    Args:
-        name: What the rows are, for the name of their folder.
-        key: JSON data that they depend on.
-        cache: Folder of such files.
-        parts: Make the rows of one part of the data after the other.
-        columns: Their columns.
-
-    Returns:
-        A memory-mapped `datasets.Dataset`.
-    """
-    from datasets import Dataset, Features, Value
-    from datasets import Sequence as ListOf
+    import pyarrow as pa
+    from datasets import Dataset
 
     digest = hashlib.sha256(json.dumps([*key, sorted(columns.items())], sort_keys=True).encode()).hexdigest()
     folder = cache / f"{name}-{digest[:16]}"
     if not (folder / META).exists():
-
-        def feature(kind: str) -> Any:
-            return ListOf(feature(kind[1:-1])) if kind[0] == "[" else Value(kind)
-
-        schema = Features({one: feature(kind) for one, kind in columns.items()}).arrow_schema
-        works = (partial(_write_rows, part, schema) for part in parts)
-        build_together(folder, META, works, partial(_merge_rows, folder, schema), f"making {name}")
-        counts = read_json(folder / META).items()
-        logger.info("%s made: %s", name, ", ".join(f"{what} {count:,}" for what, count in counts))
-    return Dataset.from_file(str(folder / ROWS))
+        types = {one: pa.type_for_alias(kind.strip("[]")) for one, kind in columns.items()}
+        for one, kind in columns.items():
+            for _ in range(kind.count("[")):
+                types[one] = pa.list_(types[one])
+        schema = pa.schema(types)
+        works = [partial(_write_rows, part, schema) for part in parts]
+        if len(works) == 1:
+            works[0](folder)  # there is nothing to share
+        else:
+            build_together(folder, META, works, partial(_merge_rows, folder, schema), f"making {name}")
+    dataset = Dataset.from_file(str(folder / ROWS))
+    if not len(dataset) and "length" in columns:
+        listed = ", ".join(f"{what} {count}" for what, count in sorted(rows_meta(dataset).items()) if count)
+        raise ValueError(f"there are no rows to learn from ({listed or 'nothing'})")
+    return dataset
 
 
 def _write_rows(part: Part, schema: Any, folder: Path) -> None:
     import pyarrow as pa
 
-    counts = Counter({"rows": 0})
+    folder.mkdir(parents=True, exist_ok=True)
+    labels = [name for name in ("labels", "label_ids") if name in schema.names]
+    counts = Counter({"rows": 0} | dict.fromkeys(("tokens", "label_tokens") if labels else (), 0))
     rows = iter(part(counts))
-    with new_file(folder / ROWS) as scratch, pa.ipc.new_stream(str(scratch), schema) as writer:
-        while batch := list(islice(rows, 512)):
-            writer.write_batch(pa.RecordBatch.from_pylist(batch, schema))
-            counts["rows"] += len(batch)
-    write_json(folder / META, counts)
+    # The counts appear behind the rows: where they are, the rows are whole.
+    with new_file(folder / META) as about, new_file(folder / ROWS) as scratch:
+        with pa.ipc.new_stream(str(scratch), schema) as writer:
+            while batch := list(islice(rows, 512)):
+                writer.write_batch(pa.RecordBatch.from_pylist(batch, schema))
+                counts["rows"] += len(batch)
+                for row, name in product(batch, labels):
+                    counts["tokens"] += row["length"]
+                    counts["label_tokens"] += len(row[name]) - row[name].count(IGNORED)
+        about.write_text(json.dumps(counts), encoding="utf-8")
 
 
 def _merge_rows(folder: Path, schema: Any, parts: Sequence[Path]) -> None:
@@ -232,14 +218,19 @@ class SharedSequence:
     labels: list[int]
 
 
-def share_prefixes(rows: Sequence[dict[str, Any]], own: int | None, share: bool = True) -> list[SharedSequence]:
+def share_prefixes(
+    rows: Sequence[dict[str, Any]], own: int | None, share: bool = True, interleaved: bool = False
+) -> list[SharedSequence]:
     """Put the records of each question into one sequence.
 
     Args:
-        rows: Rows of `train.tasks.ras.encode_row`; those with an equal `question` are put together.
+        rows: Rows of `train.tasks.ras.encode_rows`; those with an equal `question` are put together.
         own: Token that is never shared: the placeholder, behind which each record has a graph of its own.
         share: False gives each record a sequence of its own.
+        interleaved: Whether prompts go on from each other; see `chain_records`.
     """
+    if share and interleaved:
+        return chain_records(rows)
     groups: dict[int, list[int]] = {}
     for number, row in enumerate(rows):
         groups.setdefault(row["question"] if share else number, []).append(number)
@@ -270,7 +261,7 @@ def chain_records(rows: Sequence[dict[str, Any]]) -> list[SharedSequence]:
     are no beginnings, as where triples were left out of a later prompt, have a sequence of their own.
 
     Args:
-        rows: Rows of `train.tasks.ras.encode_row`.
+        rows: Rows of `train.tasks.ras.encode_rows`.
     """
     sequences: list[SharedSequence] = []
     for number in sorted(range(len(rows)), key=lambda number: -rows[number]["length"]):
@@ -331,7 +322,7 @@ class RecordCollator:
         """Make a batch.
 
         Args:
-            rows: Records, as `train.tasks.ras.encode_row` makes them.
+            rows: Records, as `train.tasks.ras.encode_rows` makes them.
 
         Returns:
             `input_ids` (B, T), `labels` (B, T) with -100 where nothing is learned, `graphs`, a PyG batch, and
@@ -339,7 +330,7 @@ class RecordCollator:
             that need a mask also `position_ids`, `record_of` and `shared`, (B, T) each. The graphs are in the order of
             their placeholders.
         """
-        sequences = self.sequences(rows)
+        sequences = share_prefixes(rows, self.graph_token_id, self.shared_prefixes, self.interleaved)
         input_ids = pad_batch([sequence.tokens for sequence in sequences], self.pad_token_id, _MULTIPLE)
         labels = torch.full_like(input_ids, IGNORED)
         weights = torch.ones(input_ids.shape)
@@ -373,9 +364,3 @@ class RecordCollator:
             graphs = [SampleGraph(*part) for part in parts] or [SampleGraph([], [], [], [], [])]
             batch["graphs"] = batch_graphs(graphs, self.table.__getitem__)
         return batch
-
-    def sequences(self, rows: Sequence[dict[str, Any]]) -> list[SharedSequence]:
-        """The sequences that records become."""
-        if self.shared_prefixes and self.interleaved:
-            return chain_records(rows)
-        return share_prefixes(rows, self.graph_token_id, self.shared_prefixes)

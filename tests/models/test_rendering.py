@@ -1,3 +1,4 @@
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def test_an_answering_input_without_history_says_so() -> None:
 
 
 def test_training_and_inference_use_one_renderer(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tripletune.train.tasks.ras import encode_row
+    from tripletune.train.tasks.ras import encode_rows
 
     calls: list[ModelInput] = []
 
@@ -48,7 +49,7 @@ def test_training_and_inference_use_one_renderer(tokenizer: Any, monkeypatch: py
     monkeypatch.setattr(graph_processor, "render", spy)
     processor = graph_processor.GraphLLMProcessor.create(tokenizer, use_graph=False)
     record = Record("1", "1", "planning", "Q?", Action.SUFFICIENT, STEPS)
-    row = encode_row(record, processor)
+    (row,) = encode_rows([record], Counter(), processor)
     inference = processor.encode_input(ModelInput("planning", "Q?", STEPS))
     assert calls == [record.input, record.input]
     assert row["input_ids"] == inference.input_ids

@@ -15,7 +15,7 @@ from tripletune.models.graph_llm.graphs import build_graph
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.train.batches import RecordCollator, cached_rows, pack_rows, rows_meta
 from tripletune.train.tasks import Examples
-from tripletune.train.tasks.ras import encode_row
+from tripletune.train.tasks.ras import encode_rows
 
 Rows = Callable[[Counter[str]], Iterator[dict[str, Any]]]
 
@@ -123,7 +123,7 @@ def processor(tokenizer: Any) -> GraphLLMProcessor:
 
 
 def test_label_and_end_of_sequence_alone_are_learned(processor: GraphLLMProcessor, records: list[Record]) -> None:
-    rows = [encode_row(record, processor) for record in records]
+    rows = list(encode_rows(records, Counter(), processor))
     batch = RecordCollator(processor.tokenizer.pad_token_id, None)(rows)
     eos = processor.tokenizer.eos_token
     for ids, labels, record in zip(batch["input_ids"], batch["labels"], records):
@@ -143,7 +143,7 @@ def test_graphs_are_those_of_the_records(
     strings = [text for record in records for part in build_graph(record.steps)[:2] for text in part]
     table = EmbeddingTable.build(strings, str(tiny_encoder), tmp_path)
     chosen = [records[1], records[3], records[9]]
-    batch = RecordCollator(3, table)([encode_row(record, processor) for record in chosen])
+    batch = RecordCollator(3, table)(list(encode_rows(chosen, Counter(), processor)))
     graphs = batch["graphs"]
     assert graphs.num_graphs == 3
     names = [name for record in chosen for name in build_graph(record.steps).nodes]
@@ -153,7 +153,7 @@ def test_graphs_are_those_of_the_records(
 
 
 def test_weights_reach_markers_and_answers_alone(records: list[Record], processor: GraphLLMProcessor) -> None:
-    rows = [encode_row(record, processor) for record in records]
+    rows = list(encode_rows(records, Counter(), processor))
     batch = RecordCollator(3, None, action_weight=4.0, answer_weight=2.5)(rows)
     assert batch["input_ids"].shape[1] == -(-max(row["length"] for row in rows) // 8) * 8
     for record, row, ids, weights in zip(records, rows, batch["input_ids"], batch["label_weights"]):
@@ -165,7 +165,7 @@ def test_weights_reach_markers_and_answers_alone(records: list[Record], processo
 
 
 def test_with_a_loss_per_record_all_records_weigh_alike(records: list[Record], processor: GraphLLMProcessor) -> None:
-    rows = [encode_row(record, processor) for record in records]
+    rows = list(encode_rows(records, Counter(), processor))
     batch = RecordCollator(3, None, answer_weight=2.0, tokens_per_record=10.0)(rows)
     for record, labels, weights in zip(records, batch["labels"], batch["label_weights"]):
         assert float(weights[labels != -100].sum()) == pytest.approx(10.0 if record.task == "planning" else 20.0)

@@ -19,7 +19,6 @@ from transformers import TrainingArguments
 
 from tripletune.models.files import lock_folder
 from tripletune.models.graph_llm import add_adapter
-from tripletune.train import make_rows
 from tripletune.train.engine import (
     Engine,
     LossLog,
@@ -37,8 +36,7 @@ Config = Callable[..., Any]
 
 def trainer_of(config: Any) -> Engine:
     task = GraphTask(config)
-    task.model, task.processor = task.load()
-    make_rows(task)
+    task.begin()
     return task.trainer()
 
 

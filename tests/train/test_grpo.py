@@ -20,7 +20,7 @@ from tripletune.models.local import Request
 from tripletune.models.local.chat import ChatEncoder
 from tripletune.models.options import load_config
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
-from tripletune.train import grpo, make_rows, train
+from tripletune.train import grpo, train
 from tripletune.train.engine import EngineMixin
 from tripletune.train.tasks.grpo import GrpoConfig, GrpoTask
 
@@ -164,8 +164,7 @@ def test_a_resumed_run_is_the_uninterrupted_run(make: Make, tmp_path: Path, monk
 
 def test_what_is_computed_at_written_tokens_alone_is_what_trl_computes(make: Make) -> None:
     task = make({"model.lora_dropout": 0.0})
-    task.model, task.processor = task.load()
-    make_rows(task)
+    task.begin()
     trainer = task.trainer()
     ids, written = (
         torch.randint(4, 300, (4, 12)),

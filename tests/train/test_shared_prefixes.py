@@ -1,6 +1,7 @@
 """Records in one sequence against the same records by themselves: tokens, losses and gradients."""
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from tripletune.models.data.records import Record
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
 from tripletune.models.graph_llm.graphs import build_graph
 from tripletune.train.batches import RecordCollator, chain_records, share_prefixes
-from tripletune.train.tasks.ras import encode_row
+from tripletune.train.tasks.ras import encode_rows
 
 FAMILIES = ("llama", "smollm2", "qwen2", "qwen3", "gemma", "granite", "cohere", "gpt2", "gptj")
 OWN = 9
@@ -68,7 +69,7 @@ def collated(tiny_encoder: Path, tmp_path: Path, records: list[Record]) -> Calla
         if processor.settings.use_graph:
             strings = [text for record in records for part in build_graph(record.steps)[:2] for text in part]
             table = EmbeddingTable.build(strings, str(tiny_encoder), tmp_path)
-        rows = [encode_row(record, processor) for record in records]
+        rows = list(encode_rows(records, Counter(), processor))
         pad, own = processor.tokenizer.pad_token_id, processor.graph_token_id
         return (
             RecordCollator(pad, table, **options)(rows),

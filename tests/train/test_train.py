@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tripletune.models.data.records import Action, Record
-from tripletune.train import check_tracking, dry_run_report, make_rows, train
+from tripletune.train import check_tracking, dry_run_report, train
 
 Begin = Callable[..., Any]
 
@@ -96,7 +96,7 @@ def test_the_mask_is_shown_in_any_script(begin_task: Begin, write_records: Any, 
     record = Record("1", "1", "answering", "誰?", Action.NO_RETRIEVAL, answers=("紫式部",))
     write_records([record], "train", None)
     task.__dict__.pop("sources")
-    make_rows(task)
+    task.train = task.rows(task.sources[0], task.cache)
     text = dry_run_report(task)
     assert "Question: 誰?<|im_end|>" in text
     assert text.endswith("⟦紫式部<|im_end|>⟧" + text.rsplit("⟧", 1)[1])

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import islice
+from functools import cached_property, partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -174,7 +174,7 @@ class Examples:
         places: Files or folders, each with the share of it that is taken.
         split: Shards of folders.
         limit: Most examples of a place; None takes all.
-        keep: Whether an example is taken, given its place's share.
+        keep: Whether an example is taken, given the `share` of its place.
         selection: What `keep` depends on, for the digest.
         what: What the examples are called.
     """
@@ -183,23 +183,21 @@ class Examples:
     places: tuple[tuple[str, float], ...]
     split: str
     limit: int | None = None
-    keep: Callable[[Any, float], bool] | None = None
+    keep: Callable[..., bool] | None = None
     selection: tuple[Any, ...] = ()
     what: str = "records"
 
     def __iter__(self) -> Iterator[Any]:
-        for path, share in self.places:
-            yield from self._taken(stored_rows(path, self.split), share)
+        return chain.from_iterable(self.parts(whole=True))
 
-    def parts(self) -> Iterator[Iterator[Any]]:
-        """The examples in parts that can be read apart from each other; a place with a limit is one part."""
+    def parts(self, whole: bool = False) -> Iterator[Iterator[Any]]:
+        """The examples in parts that can be read apart from each other; a place is one part where it has a limit."""
         for path, share in self.places:
-            found = [stored_rows(path, self.split)] if self.limit else stored_parts(path, self.split)
-            yield from (self._taken(rows, share) for rows in found)
-
-    def _taken(self, rows: Iterator[tuple[str, dict[str, Any]]], share: float) -> Iterator[Any]:
-        found = (self.read(row, where) for where, row in rows)
-        return islice((one for one in found if self.keep is None or self.keep(one, share)), self.limit)
+            one = whole or self.limit
+            for rows in [stored_rows(path, self.split)] if one else stored_parts(path, self.split):
+                found = (self.read(row, where) for where, row in rows)
+                kept = found if self.keep is None else filter(partial(self.keep, share=share), found)
+                yield islice(kept, self.limit)
 
     @cached_property
     def digest(self) -> str:
@@ -233,6 +231,7 @@ class TrainingTask:
         unit: What a row is called in logs and results.
         published: Rows of an optimiser step in the paper, shown beside the run's own.
         config: The run.
+        cache: Folder of what is made of the data once, under names made of all that it depends on.
         model: From `load`, once the run has begun.
         processor: Likewise.
         train: Training rows, a `datasets.Dataset` with a column `length` in tokens, once they are made.
@@ -249,11 +248,17 @@ class TrainingTask:
 
     def __init__(self, config: Any) -> None:
         self.config = config
+        self.cache = Path(config.data.cache or Path(config.output_dir) / "cache")
 
-    @property
-    def cache(self) -> Path:
-        """Folder of what is made of the data once, under names made of all that it depends on."""
-        return Path(self.config.data.cache or Path(self.config.output_dir) / "cache")
+    def begin(self) -> None:
+        """Load the model and tokenise the data, or open what an earlier run left in the cache.
+
+        All processes of a run call it and share the work; see `models.files.build_together`.
+        """
+        self.model, self.processor = self.load()
+        training, validation = self.sources
+        self.train = self.rows(training, self.cache)
+        self.validation = self.rows(validation, self.cache) if validation is not None else None
 
     @cached_property
     def sources(self) -> tuple[Examples, Examples | None]:

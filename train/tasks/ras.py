@@ -268,7 +268,7 @@ class GraphTask(TrainingTask):
             return None
         from tripletune.models.graph_llm.embeddings import TABLE, EmbeddingTable
         from tripletune.models.loading import best_dtype
-        from tripletune.train.batches import shared_rows
+        from tripletune.train.batches import cached_rows
 
         sources, encoder = [source for source in self.sources if source is not None], self.config.model.encoder
         data = [[source.digest for source in sources], self.processor.settings.graph_pooling]
@@ -277,7 +277,7 @@ class GraphTask(TrainingTask):
         if (folder / TABLE).exists():
             return EmbeddingTable(folder)
         works = (partial(graph_strings, part, data[1]) for source in sources for part in source.parts())
-        strings = shared_rows("strings", data, self.cache, works, {"key": "int64", "text": "string"})
+        strings = cached_rows(data, self.cache, works, {"key": "int64", "text": "string"}, "strings")
         return EmbeddingTable.build(strings["text"], encoder, folder, strings.data.column("key").to_numpy())
 
     def rows(self, source: Examples, cache: Path) -> Any:
@@ -304,11 +304,8 @@ class GraphTask(TrainingTask):
         settings = dataclasses.asdict(processor.settings)
         tokenizer = [processor.tokenizer.name_or_path, len(processor.tokenizer)]
         key = ["records", source.digest, settings, tokenizer, empty, learn_copies, long_labels]
-
-        def rows(part: Iterator[Record], counts: Counter[str]) -> Iterator[dict[str, Any]]:
-            return filter(None, (encode_row(one, processor, learn_copies, counts, long_labels) for one in part))
-
-        return cached_rows(key, cache, (partial(rows, part) for part in source.parts()), columns)
+        make = partial(encode_rows, processor=processor, learn_copies=learn_copies, long_labels=long_labels)
+        return cached_rows(key, cache, (partial(make, part) for part in source.parts()), columns)
 
     def warnings(self) -> list[str]:
         """Labels that are too long."""
@@ -403,16 +400,18 @@ class GraphTask(TrainingTask):
             f"loss per {self.config.train.loss_per}: answering records are {share:.0%} of the records and have "
             f"{weight:.0%} of the weight"
         ]
-        size = self.config.train.batch_size
         if not self.config.train.shared_prefixes:
             return found
-        collator = self.collator()
+        from tripletune.train.batches import share_prefixes
+
+        size = self.config.train.batch_size
+        own, interleaved = self.processor.graph_token_id, self.config.data.prompt_order == "interleaved"
         order = list(self.sampler(self.train, size, size))[: 1000 * size]
         shared = apart = 0
         for at in range(0, len(order), size):
             batch = [self.train[number] for number in order[at : at + size]]
             apart += sum(row["length"] for row in batch)
-            shared += sum(len(one.tokens) for one in collator.sequences(batch))
+            shared += sum(len(one.tokens) for one in share_prefixes(batch, own, True, interleaved))
         saved = f"{shared:,} tokens instead of {apart:,} ({shared / apart:.0%})"
         return [*found, f"shared prefixes: {saved} in the first {len(order)} records"]
 
@@ -442,46 +441,46 @@ def graph_strings(records: Iterable[Record], pooling: str, counts: Counter[str])
                 yield {"key": string_key(text), "text": text}
 
 
-def encode_row(
-    record: Record,
+def encode_rows(
+    records: Iterable[Record],
+    counts: Counter[str],
     processor: GraphLLMProcessor,
     learn_copies: bool = True,
-    counts: Counter[str] | None = None,
     long_labels: str = "error",
-) -> dict[str, Any] | None:
-    """One record as integers; None if its label is too long and such records are skipped.
+) -> Iterator[dict[str, Any]]:
+    """Records as integers, but those whose label is too long where they are skipped.
 
     Args:
-        record: The record.
+        records: The records.
+        counts: Counts records of each kind, and truncated records, triples, words and labels.
         processor: Makes prompt and label.
         learn_copies: Whether a first sub-query that repeats the main question is part of its label. A loop whose q_0 is
             the main question (RAS, section 3.1) fills it in itself and reads the action alone.
-        counts: Counts records of each kind, and truncated records, triples, words and labels.
         long_labels: "truncate", "skip" or "error"; see `GraphLLMProcessor.encode_label`.
     """
     from tripletune.models.graph_llm.embeddings import string_key
     from tripletune.models.graph_llm.graphs import SampleGraph
 
-    label, marker = processor.encode_label(record, "error" if long_labels == "error" else "truncate")
-    too_long = label[-1] != processor.tokenizer.eos_token_id
-    if counts is not None and long_labels != "error":
-        counts["skipped_labels" if long_labels == "skip" else "truncated_labels"] += too_long
-    if too_long and long_labels == "skip":
-        return None
-    encoded = processor.encode_input(record.input)
-    if not learn_copies and not record.steps and record.subquery == record.question:
-        label = label[:marker]
-    row: dict[str, Any] = {"input_ids": encoded.input_ids, "label_ids": label}
-    if processor.settings.use_graph:
-        for name in SampleGraph._fields:
-            row[name] = [getattr(graph, name) for graph in encoded.graphs]
-        for name in ("nodes", "edges"):
-            row[name] = [[string_key(text) for text in texts] for texts in row[name]]
-    row["marker"] = marker
-    row["length"] = len(encoded.input_ids) + len(label)
-    row["question"] = int.from_bytes(hashlib.sha256(record.question_id.encode()).digest()[:7])
-    if counts is not None:
+    for record in records:
+        label, marker = processor.encode_label(record, "error" if long_labels == "error" else "truncate")
+        too_long = label[-1] != processor.tokenizer.eos_token_id
+        if long_labels != "error":
+            counts["skipped_labels" if long_labels == "skip" else "truncated_labels"] += too_long
+        if too_long and long_labels == "skip":
+            continue
+        encoded = processor.encode_input(record.input)
+        if not learn_copies and not record.steps and record.subquery == record.question:
+            label = label[:marker]
+        row: dict[str, Any] = {"input_ids": encoded.input_ids, "label_ids": label}
+        if processor.settings.use_graph:
+            for name in SampleGraph._fields:
+                row[name] = [getattr(graph, name) for graph in encoded.graphs]
+            for name in ("nodes", "edges"):
+                row[name] = [[string_key(text) for text in texts] for texts in row[name]]
+        row["marker"] = marker
+        row["length"] = len(encoded.input_ids) + len(label)
+        row["question"] = int.from_bytes(hashlib.sha256(record.question_id.encode()).digest()[:7])
         triples, words = encoded.truncated_triples, encoded.truncated_words
         counts[f"{record.task} {record.action.value}"] += 1
         counts.update(truncated_records=triples + words > 0, truncated_triples=triples, truncated_words=words)
-    return row
+        yield row

@@ -1,6 +1,7 @@
 """Prompts as tokens: layout, truncation, and data that tries to be more than text."""
 
 import dataclasses
+from collections import Counter
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -178,12 +179,11 @@ def test_control_tokens_in_data_stay_text(tokenizer: Any, form: str) -> None:
 
 
 def test_a_training_row_begins_with_the_prompt_of_inference(tokenizer: Any, records: list[Record]) -> None:
-    from tripletune.train.tasks.ras import encode_row
+    from tripletune.train.tasks.ras import encode_rows
 
     for form, order in product(("chat", "plain", "llama2"), ORDERS):
         made = processor(tokenizer, prompt_format=form, prompt_order=order)
-        for record in records:
-            row = encode_row(record, made)
+        for record, row in zip(records, encode_rows(records, Counter(), made)):
             prompt = made.encode_input(ModelInput(record.task, record.question, record.steps)).input_ids
             assert row["input_ids"] == prompt
             assert made.decode(row["label_ids"]) == record.label

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.models.llm import Completion
 from tripletune.train import dry_run_report, train
 from tripletune.train.tasks import Examples, ras
-from tripletune.train.tasks.ras import GraphTask, encode_row
+from tripletune.train.tasks.ras import GraphTask, encode_rows
 
 Write = Callable[..., Path]
 
@@ -54,8 +55,8 @@ def test_rows_are_the_encoded_records(
     task = task_of(data, use_graph=True)
     table, rows = task.table, task.rows(data, tmp_path)
     assert len(rows) == len(records)
+    assert rows.to_list() == list(encode_rows(records, Counter(), processor))
     for row, record in zip(rows, records):
-        assert row == encode_row(record, processor)
         assert row["length"] == len(row["input_ids"]) + len(row["label_ids"])
         assert np.array_equal(table[row["nodes"][0]], table.vectors(build_graph(record.steps).nodes))
 
@@ -65,7 +66,7 @@ def test_rows_and_embeddings_are_shared_by_runs(
 ) -> None:
     def run(name: str) -> GraphTask:
         task = task_of(source(write_records(records)), use_graph=True)
-        task.config.output_dir, task.config.data.cache = str(tmp_path / name), str(tmp_path / "shared")
+        task.config.output_dir, task.cache = str(tmp_path / name), tmp_path / "shared"
         return task
 
     task = run("one")
@@ -75,7 +76,7 @@ def test_rows_and_embeddings_are_shared_by_runs(
     def fail(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("done a second time")
 
-    monkeypatch.setattr(ras, "encode_row", fail)
+    monkeypatch.setattr(ras, "encode_rows", fail)
     monkeypatch.setattr(EmbeddingTable, "build", fail)
     again = run("two")
     assert again.rows(again.sources[0], again.cache)[:] == first[:]
@@ -183,13 +184,14 @@ def test_a_copied_question_is_left_out_of_the_label_and_nothing_else(
     copied = Record("c", "c", "planning", question, Action.SUBQ, (), question)
     other = Record("o", "o", "planning", question, Action.SUBQ, (), "In which town was Ada Lovelace born?")
     later = dataclasses.replace(copied, id="l", steps=records[0].steps)
-    row = encode_row(copied, processor, learn_copies=False)
+    (row,) = encode_rows([copied], Counter(), processor, learn_copies=False)
     assert processor.tokenizer.decode(row["label_ids"]) == "[SUBQ]"
     assert row["length"] == len(row["input_ids"]) + len(row["label_ids"])
     assert row["marker"] == len(row["label_ids"])
-    assert processor.tokenizer.decode(encode_row(copied, processor)["label_ids"]).startswith(f"[SUBQ] {question}")
-    for record in (other, later, *records):
-        assert encode_row(record, processor, learn_copies=False) == encode_row(record, processor)
+    (whole,) = encode_rows([copied], Counter(), processor)
+    assert processor.tokenizer.decode(whole["label_ids"]).startswith(f"[SUBQ] {question}")
+    left, learned = (list(encode_rows([other, later, *records], Counter(), processor, on)) for on in (False, True))
+    assert left == learned
 
 
 def test_where_records_come_from(make_task: Any, records: list[Record], tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
 from tripletune.models.loading import load_causal_lm
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
-from tripletune.train import make_rows
 from tripletune.train.sampling import EpochSampler, RepeatedSteps
 from tripletune.train.tasks import Examples, cirag_distill
 from tripletune.train.tasks.cirag_distill import StudentTask, folder_and_share
@@ -100,8 +99,8 @@ def test_rows_prompts_and_counts(folders: tuple[Path, Path], tiny_llama: Path, t
         places = [str(folder) for folder in folders]
         task = task_of(kind, train=places, max_train_records=3, max_tokens=1024, max_prompt_tokens=900)
         task.model, task.processor = load_causal_lm(tiny_llama, torch.float32)
-        task.config.output_dir, task.config.model.base = str(tmp_path / "run"), str(tiny_llama)
-        make_rows(task)
+        task.config.model.base = str(tiny_llama)
+        task.train, task.validation = (task.rows(source, tmp_path) for source in task.sources)
         return task
 
     task = begun(StudentTask)
