@@ -6,11 +6,14 @@ import ast
 import asyncio
 import functools
 import importlib
+import io
 import json
 import re
+import runpy
 import shlex
-import subprocess
 import sys
+import warnings
+from contextlib import redirect_stdout
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -101,11 +104,20 @@ def program(words: list[str]) -> tuple[str, ...]:
 
 @functools.cache
 def help_of(call: tuple[str, ...]) -> str:
-    done = subprocess.run(
-        [sys.executable, *call, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, f"{' '.join(call)} --help: {done.stderr.strip()[-300:]}"
-    return " ".join(done.stdout.split())
+    module, shown, code = call[0] == "-m", io.StringIO(), None
+    words = [*call[module:], "--help"]
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(), redirect_stdout(shown):
+        patch.setattr(sys, "argv", words)
+        warnings.simplefilter("ignore", RuntimeWarning)  # runpy's, of modules that are imported already
+        try:
+            if module:
+                runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(str(ROOT / words[0]), run_name="__main__")
+        except SystemExit as stop:
+            code = stop.code
+    assert not code, f"{' '.join(call)} --help"
+    return " ".join(shown.getvalue().split())
 
 
 def own_arguments(words: list[str]) -> list[str]:
@@ -124,7 +136,7 @@ def troubles_of(command: Command) -> list[str]:
     arguments = own_arguments(command.words)
     for number, word in enumerate(arguments):
         flag, _, value = word.partition("=")
-        if not flag.startswith("--"):
+        if not flag.startswith("--") or " " in flag:  # a value may hold another program's words
             continue
         if flag not in known:
             found.append(f"{command.where}: {' '.join(program(command.words))} has no {flag}")

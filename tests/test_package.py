@@ -75,13 +75,6 @@ def files(project: Path, make_graph_llm: Callable[..., Any]) -> Path:
     return project
 
 
-def run(project: Path, site: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *words], cwd=project, env={**os.environ, "PYTHONPATH": str(site)}, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
-
-
 def test_a_wheel_holds_nothing_but_tripletune(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"tripletune"}
@@ -92,7 +85,18 @@ def test_a_wheel_holds_nothing_but_tripletune(wheel: Path) -> None:
     assert "tripletune/py.typed" in held
 
 
-def test_the_readme_example_runs_beside_a_users_own_folders(site: Path, files: Path) -> None:
+# In one process, which imports the libraries once: the README's example, and then a command.
+BOTH = """
+import runpy, sys
+runpy.run_path("example.py", run_name="__main__")
+import tripletune
+print(tripletune.__file__)
+sys.argv[0] = "tripletune"
+runpy.run_module("tripletune", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_the_readme_example_and_an_evaluation_run_beside_a_users_own_folders(site: Path, files: Path) -> None:
     example = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)[0]
     for theirs, ours in {
         "runs/demo/export": "model",
@@ -102,15 +106,15 @@ def test_the_readme_example_runs_beside_a_users_own_folders(site: Path, files: P
     }.items():
         assert theirs in example
         example = example.replace(theirs, ours)
-    (files / "example.py").write_text(f"{example}\nimport tripletune\nprint(tripletune.__file__)\n")
-    done = run(files, site, "example.py")
+    (files / "example.py").write_text(example)
+    (files / "both.py").write_text(BOTH)
+    words = ["eval", "run", "--system", "ras", "--task", "hotpotqa", "--data", "questions.jsonl", "--triples",
+             "triples.jsonl", "--model", "model", "--output", "out", "--max-rounds", "1", "--max-plan-tokens", "4",
+             "--max-answer-tokens", "4"]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "both.py", *words], cwd=files, env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert str(site) in done.stdout
-
-
-def test_an_evaluation_runs_beside_a_users_own_folders(site: Path, files: Path) -> None:
-    words = ["-m", "tripletune", "eval", "run", "--system", "ras", "--task", "hotpotqa", "--data", "questions.jsonl",
-             "--triples", "triples.jsonl", "--model", "model", "--output", "out"]  # fmt: skip
-    done = run(files, site, *words, "--max-rounds", "1", "--max-plan-tokens", "4", "--max-answer-tokens", "4")
-    assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads((files / "out" / "metrics.json").read_text())["questions"] == 1

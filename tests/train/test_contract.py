@@ -32,14 +32,20 @@ EACH = pytest.mark.parametrize("case", CASES)
 STEPS = {"train.gradient_accumulation": 1, "train.max_steps": 6, "train.save_steps": 2, "train.eval_steps": 3}
 
 
-def rows(task: Any, name: str) -> list[dict[str, Any]]:
-    lines = (Path(task.config.output_dir) / name).read_text().splitlines()
+def rows(folder: Path, name: str) -> list[dict[str, Any]]:
+    lines = (folder / name).read_text().splitlines()
     return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines]
 
 
 def made(make: Make, case: str, overrides: dict[str, Any] | None = None) -> Any:
     name, own, options = CASES[case]
     return make(name, {**own, **(overrides or {})}, **options)
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[tuple[str, int], Path]:
+    """Folders of uninterrupted runs, by case and number of steps."""
+    return {}
 
 
 def test_every_task_is_here() -> None:
@@ -49,7 +55,7 @@ def test_every_task_is_here() -> None:
 
 @EACH
 def test_a_run_its_logs_and_its_result(
-    case: str, make_task: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, make_task: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: dict[tuple[str, int], Path]
 ) -> None:
     evaluated: list[int] = []
     original = EngineMixin.evaluation_loop
@@ -62,17 +68,18 @@ def test_a_run_its_logs_and_its_result(
     task = made(make_task, case, STEPS)
     train(task)
     assert evaluated == [3, 6], "the last step's evaluation is not repeated"
-    found = rows(task, "losses.jsonl")
+    whole[case, 6] = folder = tmp_path / "run"
+    found = rows(folder, "losses.jsonl")
     assert [line["step"] for line in found] == [1, 2, 3, 4, 5, 6]
-    evaluations = rows(task, "evaluations.jsonl")
+    evaluations = rows(folder, "evaluations.jsonl")
     assert [line["step"] for line in evaluations] == [3, 6]
     assert len(evaluations[0]) > 3, "scores of generated replies stand beside the loss"
-    result = json.loads((tmp_path / "run" / "final" / "training.json").read_text())
+    result = json.loads((folder / "final" / "training.json").read_text())
     assert result["steps"] == 6
     assert result["evaluation"]["eval_loss"] == evaluations[-1]["loss"]
     assert result["data"]["train"]["sha256"] == task.sources[0].digest
-    assert not list((tmp_path / "run").rglob("training_args.bin"))
-    assert not list((tmp_path / "run").rglob("README.md"))
+    assert not list(folder.rglob("training_args.bin"))
+    assert not list(folder.rglob("README.md"))
 
 
 # Records of the first case come in six steps an epoch: also killed behind the border of two, and in the second. Dropout
@@ -81,11 +88,13 @@ def test_a_run_its_logs_and_its_result(
     ("case", "steps", "saved", "killed"), [*((case, 6, 2, 5) for case in CASES), ("ras", 12, 6, 7), ("ras", 12, 8, 9)]
 )
 def test_a_resumed_run_is_the_uninterrupted_run(
-    case: str, steps: int, saved: int, killed: int, make_task: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    case: str, steps: int, saved: int, killed: int, make_task: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    whole: dict[tuple[str, int], Path],
+) -> None:  # fmt: skip
     settings = {**STEPS, "train.max_steps": steps, "train.save_steps": saved}
-    whole = made(make_task, case, {**settings, "output_dir": str(tmp_path / "whole")})
-    train(whole)
+    if (case, steps) not in whole:
+        whole[case, steps] = tmp_path / "whole"
+        train(made(make_task, case, {**settings, "output_dir": str(tmp_path / "whole")}))
 
     class Killed(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -107,8 +116,9 @@ def test_a_resumed_run_is_the_uninterrupted_run(
     assert newest_checkpoint(parts.config.output_dir) == tmp_path / "parts" / f"checkpoint-{last}"
     train(made(make_task, case, {**settings, "output_dir": str(tmp_path / "parts")}))
     for name in ("losses.jsonl", "evaluations.jsonl"):
-        assert rows(parts, name) == rows(whole, name)
-    one, other = (load_file(tmp_path / name / "final" / "adapter_model.safetensors") for name in ("whole", "parts"))
+        assert rows(tmp_path / "parts", name) == rows(whole[case, steps], name)
+    folders = (whole[case, steps], tmp_path / "parts")
+    one, other = (load_file(folder / "final" / "adapter_model.safetensors") for folder in folders)
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -118,7 +128,7 @@ def test_weights_and_autocast_of_bfloat16_train(case: str, make_task: Make) -> N
     half = {"train.bf16": "true", "model.dtype": "bfloat16", "train.max_steps": 2, "train.gradient_accumulation": 1}
     task = made(make_task, case, half)
     train(task)
-    assert all(line["loss"] > 0 for line in rows(task, "losses.jsonl"))
+    assert all(line["loss"] > 0 for line in rows(Path(task.config.output_dir), "losses.jsonl"))
 
 
 # So it does not depend on the batch size. The replies of on-policy distillation are drawn.

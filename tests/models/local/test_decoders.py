@@ -73,12 +73,18 @@ def test_replies_are_those_of_one_at_a_time_generation(tiny_model, family):
     assert replies(model, given, 20, ends, rows=4) == wanted
 
 
-@both
-@pytest.mark.parametrize(("rows", "cells"), [(1, 10_000), (3, 10_000), (8, 150), (16, 1), (64, 32_768)])
-def test_no_number_of_rows_changes_a_reply(llama, kind, rows, cells):
+@pytest.fixture(scope="module")
+def twenty(llama):
+    """Twenty prompts, the end tokens of their replies, and these."""
     given = prompts(20, seed=1)
     ends = several_ends(llama, given, 90)
-    wanted = one_at_a_time(llama, given, 90, ends)
+    return given, ends, one_at_a_time(llama, given, 90, ends)
+
+
+@both
+@pytest.mark.parametrize(("rows", "cells"), [(1, 10_000), (3, 10_000), (8, 150), (16, 1), (64, 32_768)])
+def test_no_number_of_rows_changes_a_reply(llama, twenty, kind, rows, cells):
+    given, ends, wanted = twenty
     found = together(llama, given, 90, ends, kind=kind, rows=rows, cells=cells)
     assert [one.tokens for one in found] == wanted
     assert [one.ended for one in found] == [len(reply) < 90 for reply in wanted]
