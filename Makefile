@@ -29,7 +29,7 @@ demo: setup
 
 test: setup lint
 	# Several torch processes with spinning OpenMP threads starve each other; for a single one spinning is faster.
-	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q
+	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -q
 
 lint: setup
 	$(BIN)/ruff check .

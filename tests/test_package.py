@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.slow
 PASSAGES = [("Glass Harbour", "A novel by Ida Morn."), ("Ida Morn", "Born in Velsund.")]
 
 

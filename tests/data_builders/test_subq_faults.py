@@ -18,7 +18,7 @@ from tests.data_builders.rows import build_facts, shards
 from tests.data_builders.subq_replies import WorldTeacher
 from tests.models.llm.server import Faults, MockServer, body_key
 
-QUESTIONS, KILLS, CONCURRENCY = 40, 5, 8
+QUESTIONS, KILLS, CONCURRENCY = 40, 3, 8
 FAULTS = Faults(
     rate_limit=0.05, server_error=0.04, hang=0.01, cut_off=0.03, broken_off=0.03, drop=0.03, empty=0.03, seed=11,
     at_most=2, hang_seconds=20.0,

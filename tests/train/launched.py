@@ -1,4 +1,4 @@
-"""What each of two processes does in `test_launchers.py`: several runs, one after the other, in one start of Python.
+"""What two processes do in `test_launchers.py`: several runs, one after the other, in one start of Python.
 
 Each run comes as JSON: the environment that the launcher makes, the task, and its command line.
 """
@@ -9,6 +9,7 @@ import sys
 import zlib
 from typing import Any
 
+import sentence_transformers  # noqa: F401
 import torch
 from accelerate import DistributedType, PartialState
 from accelerate.state import AcceleratorState
@@ -16,7 +17,7 @@ from accelerate.state import AcceleratorState
 from tripletune.eval.suites import records
 from tripletune.models.data import records as stored
 from tripletune.models.graph_llm import embeddings
-from tripletune.train import main
+from tripletune.train import engine, main, text  # noqa: F401
 
 # Several parts for two processes.
 PART_BYTES, CHUNK = 2000, 4
@@ -59,6 +60,14 @@ def run(environment: dict[str, str], task: str, words: list[str]) -> None:
 if __name__ == "__main__":
     records.score_predictions = digest_of_replies
     stored.PART_BYTES, embeddings.CHUNK = PART_BYTES, CHUNK
+    # As torchrun starts two processes, but what they import is imported once.
+    other = os.fork()
+    rank = "0" if other else "1"
+    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": sys.argv[1]}
     prepare()
-    for one in json.loads(sys.argv[1]):
+    for one in json.loads(sys.argv[2]):
         run(*one)
+    torch.distributed.destroy_process_group()
+    if other and os.waitpid(other, 0)[1]:
+        sys.exit("the second process has failed")

@@ -88,7 +88,7 @@ def test_compiled_layers_learn_the_same(make_config: Config, tmp_path: Path, mon
         found.append(compile_layers(model, "aot_eager"))
 
     monkeypatch.setattr("tripletune.train.engine.compile_layers", compile_quickly)
-    quiet = {"model.graph_dropout": 0.0, "model.lora_dropout": 0.0}
+    quiet = {"model.graph_dropout": 0.0, "model.lora_dropout": 0.0, "train.max_steps": 3}
     plain = make_config({**quiet, "output_dir": str(tmp_path / "plain")})
     compiled = make_config({**quiet, "train.torch_compile": True, "output_dir": str(tmp_path / "compiled")})
     train(plain)

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.train.launched import CHUNK, PART_BYTES, digest_of_replies
 from tripletune.train import main, train
 from tripletune.train.resume import check_same_run, save_run_settings
 
+pytestmark = pytest.mark.slow
 ACCELERATE = ROOT / "recipes" / "accelerate"
 ZERO = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 # Runs of DDP begin where one process has saved, and one process goes on where they have.
@@ -90,8 +92,10 @@ def folder(
         ways = ["fsdp2", *(["zero2", "zero3"] if importlib.util.find_spec("deepspeed") else [])]
         for way in ways:
             jobs.append(job(way, way))
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        done = run([*launch, str(ROOT / "tests/train/launched.py"), json.dumps(jobs, default=str)])
+        with socket.socket() as found:
+            found.bind(("localhost", 0))
+            port = found.getsockname()[1]
+        done = run(["-m", "tests.train.launched", str(port), json.dumps(jobs, default=str)])
         (folder / "log").write_text(done.stderr)
         assert done.returncode == 0, [line for line in done.stderr.splitlines() if "Error" in line or "error:" in line]
         assert main("ras", argv=job("two_then_one", copy="one_then_two", step=4)[2]) == 0
