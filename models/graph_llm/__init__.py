@@ -39,6 +39,7 @@ from tripletune.models.loading import (
 )
 from tripletune.models.local import CELLS, Decoder, Request, decode
 from tripletune.models.local.continuous_batch import make_decoder
+from tripletune.models.local.packing import settle
 from tripletune.models.lora import chosen_layers
 from tripletune.models.losses import scales_alike
 from tripletune.models.run_folders import CONFIG, is_adapter
@@ -331,9 +332,7 @@ def load_generator(
     model, processor = load_graph_llm(folder, parse_dtype(dtype))
     if isinstance(model, PeftModel):
         model = for_inference(model)
-    if torch.cuda.is_available():
-        model = model.to("cuda")
-    generator = LocalGenerator(model, processor, batch_size)
+    generator = LocalGenerator(settle(model), processor, batch_size)
     if ledger is not None:
         name = f"graph:{folder}{'' if dtype == 'float32' else f' {dtype}'}@{weights_fingerprint(resolve(folder))}"
         generator._client = LedgerClient(_GraphBackend(generator, name), Ledger(ledger), retry=Retry(1))

@@ -1,9 +1,9 @@
 """Greedy decoding of many prompts with the batch kept full: a row that has ended makes room for the next prompt.
 
 `generate` of transformers steps on until the longest reply of a batch has ended, and each step copies all keys and
-values it has. Here rows that have ended are taken out, waiting prompts are read and join those that are under way, and
-a new token is written into room left for it. What several prompts begin with is read once. Rows are aligned at their
-newest token; each has its own positions, so in float32 a reply is the same in any company.
+values it has. Here each row has a place in buffers with room for new tokens: the last row moves to where one has ended,
+and prompts that waited are read and take the places behind. What several prompts begin with is read once. Each row has
+its own positions, so in float32 a reply is the same in any company.
 
 An iterative system asks in rounds, and where a prompt begins as one of an earlier round (`Request.grows`), it is read
 on from there: the keys and values of rows that have ended are kept, of as many tokens as a batch may have, those that
@@ -19,7 +19,7 @@ import inspect
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -33,9 +33,10 @@ from tripletune.models.local import ROWS, Decoder, GenerateBatch, Request, choos
 _READ_AT_ONCE = 4096
 # Padding of prompts that are read in one pass, in tokens: more of it costs more than another pass.
 _PADDED = 64
-# Columns that are added when a buffer is full: room for that many new tokens before all is copied again.
+# Columns that are added at least when the buffers are full: room for new tokens before all is copied again.
 _ROOM = 64
 # Shapes: B rows, T columns (tokens of the longest row), V tokens in the vocabulary, H heads, D numbers per head.
+# A kernel of a CPU reads a head's keys one after another, so columns come behind heads.
 
 
 class ContinuousBatch(Decoder):
@@ -51,102 +52,124 @@ class ContinuousBatch(Decoder):
         super().__init__(model, *arguments, **options)
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._takes = set(inspect.signature(type(inner).forward).parameters)
-        # The one that was used last stands last.
-        self._kept: list[_Kept] = []
-        self._batch: _Batch | None = None
+        # Requests under way, each with a row of the buffers: keys and values of each layer, (B, H, T, D) both.
+        self._going: list[Request] = []
+        self._done: list[Request] = []
+        self._forget()
 
     @torch.inference_mode()
     def run(self) -> list[Request]:
         """Work until a reply is done; see `Decoder.run`."""
-        done: list[Request] = []
-        while not done and not self._stopped:
+        while not self._done and not self._stopped:
             self._collect()
-            if not self._waiting and self._batch is None:
+            if not self._waiting and not self._going:
                 break
             try:
-                done = self._admit() if self._has_room() else []
-                done += self._step()
+                if self._has_room():
+                    self._admit()
+                self._step()
             except torch.OutOfMemoryError:
-                going = [request.resume() for request in self._going()]
-                self._batch, self._kept = None, []
+                going = [request.resume() for request in self._going if not request.done]
+                self._forget()
                 self._halve(going, self.rows)
+        done, self._done = self._done, []
         return done
 
     def clear(self) -> None:
         """Forget all requests."""
         super().clear()
-        self._batch, self._kept = None, []
+        self._forget()
+        self._done = []
 
-    def _going(self) -> list[Request]:
-        return [] if self._batch is None else [request for request in self._batch.requests if not request.done]
+    def _forget(self) -> None:
+        # What was used last stands last.
+        self._kept: list[_Kept] = []
+        self._going = []
+        self._shape = (0, 0)
+        self._buffers: list[list[torch.Tensor]] = [[] for _ in DynamicCache(config=self._model.config).layers]
 
     def _has_room(self) -> bool:
-        if not self._waiting:
-            return False
-        if self._batch is None:
-            return True
-        going = self._going()
-        # Joining copies what the batch holds, about what a step costs: not for a single row.
-        return not going or (self.rows - len(going) >= max(1, self.rows // 8) and self._fitting(going) > 0)
+        # A few prompts are read together in hardly more time than one.
+        free = self.rows - len(self._going)
+        return bool(self._waiting) and (not self._going or (free >= max(1, self.rows // 8) and self._fitting() > 0))
 
-    def _fitting(self, going: Sequence[Request]) -> int:
+    def _fitting(self) -> int:
         """How many of the waiting requests may join: at least one when none is under way."""
-        longest = max((len(one.sequence) for one in going), default=0)
+        longest = max((len(one.sequence) for one in self._going), default=0)
         count = read = 0
-        for request in islice(self._waiting, self.rows - len(going)):
+        for request in islice(self._waiting, self.rows - len(self._going)):
             longest = max(longest, len(request.sequence))
             read += len(request.sequence) - max(request.shared, self._begun(request)[1])
-            if (going or count) and ((len(going) + count + 1) * (longest + _ROOM) > self.cells or read > _READ_AT_ONCE):
+            rows = len(self._going) + count + 1
+            if rows > 1 and (rows * (longest + _ROOM) > self.cells or read > _READ_AT_ONCE):
                 break
             count += 1
         return count
 
-    def _admit(self) -> list[Request]:
-        """Read waiting prompts and let them join; those whose reply is done with its first token are given back."""
-        going = self._going()
-        new = [self._waiting.popleft() for _ in range(self._fitting(going))]
-        if not new:
-            return []
-        start = time.perf_counter()
+    def _admit(self) -> None:
+        """Read waiting prompts and let them join."""
+        new = [self._waiting.popleft() for _ in range(self._fitting())]
+        start, rows = time.perf_counter(), len(self._going) + len(new)
         try:
-            self._read_shared(new)
-            joining = [self._read(group) for group in _alike([self._take_on(request) for request in new])]
-            self._batch = _joined([*([] if self._batch is None else [self._batch]), *joining])
+            for request in new:
+                beginning = request.prompt[: request.shared]
+                if len(beginning) < len(request.prompt) and self._begun(request)[1] < len(beginning):
+                    self._read([(Request(beginning, 1, grows=True), None, 0)], rows)
+                    self._done.pop()
+            for group in _alike([self._take_on(request) for request in new]):
+                self._read(group, rows)
         except torch.OutOfMemoryError:
-            self._waiting.extendleft(reversed([request.resume() for request in new]))
+            again = [request.resume() for request in new if not request.done and request not in self._going]
+            self._waiting.extendleft(reversed(again))
             raise
         for request in new:
             request.seconds += (time.perf_counter() - start) / len(new)
-        return [request for request in new if request.done]
 
-    def _read(self, group: Sequence[_Begun]) -> _Batch:
-        """The batch of requests that go on from what was kept, with the next token of each reply."""
-        new = [request for request, _, _ in group]
+    def _read(self, group: Sequence[_Begun], rows: int) -> None:
+        """Read requests on from what was kept, and write the next token of each.
+
+        Args:
+            group: The requests.
+            rows: How many there will be under way in the end.
+        """
         past = max(size for _, _, size in group)
         width = max(len(request.sequence) - size for request, _, size in group)
         device = self._model.device
-        ids = torch.full((len(new), width), self._pad)
-        mask = torch.zeros((len(new), past + width), dtype=torch.bool)
+        ids = torch.full((len(group), width), self._pad)
+        mask = torch.zeros((len(group), past + width), dtype=torch.bool)
         for row, (request, _, size) in enumerate(group):
             rest = request.sequence[size:]
             ids[row, width - len(rest) :] = torch.tensor(rest)
             mask[row, past - size : past] = True
             mask[row, past + width - len(rest) :] = True
         positions = (mask.cumsum(1) - 1).clamp_min(0)[:, past:]
-        ids, mask, positions = ids.to(device), mask.to(device), positions.to(device)
-        cache = _make_cache(_layers(group, past, width + _ROOM))
-        batch = _Batch(new, cache, mask, ids[:, -1], positions[:, -1] + 1)
         unread = [what for request, _, size in group for place, what in request.inputs.items() if place >= size]
         more = self._inputs(unread) if self._inputs is not None else {}
-        self._take(batch, self._forward(ids, mask, positions, cache, **more))
-        return batch
+        self._make_room(rows, max(len(request.sequence) for request, _, _ in group))
+        sizes = []
+        for row, (request, kept, size) in enumerate(group, len(self._going)):
+            for buffer, part in zip(chain(*self._buffers), [] if kept is None else chain(*kept.layers)):
+                buffer[row, :, :size] = part[:, :size]
+            sizes.append((row, size, len(request.sequence)))
+        cache = Cache(layers=[_Reading(buffers, self._shape, sizes, past) for buffers in self._buffers])
+        logits = self._forward(ids.to(device), mask.to(device), positions.to(device), cache, **more)
+        self._going += [request for request, _, _ in group]
+        self._take(logits)
 
-    def _read_shared(self, new: Sequence[Request]) -> None:
-        """Read what prompts have in common with others and was not read yet."""
-        for request in new:
-            beginning = request.prompt[: request.shared]
-            if len(beginning) < len(request.prompt) and self._begun(request)[1] < len(beginning):
-                self._read([(Request(beginning, 1, grows=True), None, 0)])
+    def _make_room(self, rows: int, columns: int) -> None:
+        """Copy the rows under way to larger buffers if these are too small."""
+        if rows <= self._shape[0] and columns <= self._shape[1]:
+            return
+        count, held = len(self._going), max((len(request.sequence) for request in self._going), default=0)
+        held = min(held, self._shape[1])
+        columns = max(columns, held)
+        columns = max(columns + _ROOM, min(2 * columns, self.cells // rows))
+        rows = max(rows, min(self._shape[0], self.cells // columns))
+        self._shape = rows, columns
+        for buffers in self._buffers:
+            for place, old in enumerate(buffers):
+                buffers[place] = _zeros(old, rows, columns)
+                buffers[place][:count, :, :held] = old[:count, :, :held]
 
     def _begun(self, request: Request) -> tuple[_Kept | None, int]:
         """What was kept of the longest beginning of a request, and its tokens; at least one token is left to read."""
@@ -166,35 +189,23 @@ class ContinuousBatch(Decoder):
                 self._kept.append(kept)
         return request, kept, size
 
-    def _keep(self, request: Request, batch: _Batch, row: int) -> None:
-        """Keep the keys and values of a row whose reply is done."""
-        read = request.read
-        columns = batch.mask[row].nonzero()[: len(read), 0]
-        layers: list[Any] = batch.cache.layers
-        self._kept.append(_Kept(read[: len(columns)], [layer.columns(row, columns) for layer in layers]))
-        while sum(len(kept.read) for kept in self._kept) > self.cells:
-            del self._kept[0]
-
-    def _step(self) -> list[Request]:
-        """Write one more token of every reply under way; the requests that are done now."""
-        batch = self._batch
-        if batch is None:
-            return []
-        over = sum(request.done for request in batch.requests)
-        if over == len(batch.requests):
-            self._batch = None
-            return []
-        if over >= max(1, len(batch.requests) // 8):
-            batch = self._batch = _joined([batch])
+    def _step(self) -> None:
+        """Write one more token of every reply under way."""
+        going = list(self._going)
+        if not going:
+            return
         start = time.perf_counter()
-        going = [request for request in batch.requests if not request.done]
-        batch.mask = torch.cat([batch.mask, batch.mask.new_ones(len(batch.requests), 1)], dim=1)
-        logits = self._forward(batch.last[:, None], batch.mask, batch.positions[:, None], batch.cache)
-        self._take(batch, logits)
-        batch.positions = batch.positions + 1
+        device = self._model.device
+        ids = torch.tensor([[request.tokens[-1]] for request in going], device=device)
+        # The newest token has no keys and values yet.
+        places = torch.tensor([len(request.sequence) - 1 for request in going], device=device)
+        width = max(len(request.sequence) for request in going)
+        self._make_room(len(going), width)
+        cache = Cache(layers=[_Rows(buffers, places, width) for buffers in self._buffers])
+        mask = torch.arange(width, device=device)[None] <= places[:, None]
+        self._take(self._forward(ids, mask, places[:, None], cache))
         for request in going:
             request.seconds += (time.perf_counter() - start) / len(going)
-        return [request for request in going if request.done]
 
     def _forward(
         self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Cache, **more: Any
@@ -212,14 +223,34 @@ class ContinuousBatch(Decoder):
         logits: torch.Tensor = output.logits[:, -1].float()
         return logits
 
-    def _take(self, batch: _Batch, logits: torch.Tensor) -> None:
-        """Add the next tokens to the replies that are not done, and keep what was read of those that are now."""
-        batch.last = choose(logits, batch.requests, self._constraint).argmax(dim=-1)
-        for row, (request, token) in enumerate(zip(batch.requests, batch.last.tolist())):
-            if not request.done:
-                request.take(token, self._ends)
-                if request.done and request.grows:
-                    self._keep(request, batch, row)
+    def _take(self, logits: torch.Tensor) -> None:
+        """Add the next token to each of the last replies, as many as `logits` (B, V) are for.
+
+        Args:
+            logits: What follows on all tokens so far, whose keys and values are in the buffers.
+        """
+        first = len(self._going) - len(logits)
+        tokens = choose(logits, self._going[first:], self._constraint).argmax(dim=-1).tolist()
+        # From the end, so that a row that moves is one whose token is known.
+        for row in reversed(range(first, len(self._going))):
+            request, read = self._going[row], self._going[row].read
+            request.take(tokens[row - first], self._ends)
+            if request.done:
+                if request.grows:
+                    parts = [[buffer[row, :, : len(read)].clone() for buffer in both] for both in self._buffers]
+                    self._kept.append(_Kept(read, parts))
+                self._remove(row)
+                self._done.append(request)
+        while sum(len(kept.read) for kept in self._kept) > self.cells:
+            del self._kept[0]
+
+    def _remove(self, row: int) -> None:
+        """Let the last row take the place of one."""
+        last = self._going.pop()
+        if row < len(self._going):
+            self._going[row] = last
+            for buffer in chain(*self._buffers):
+                buffer[row, :, : len(last.sequence)] = buffer[len(self._going), :, : len(last.sequence)]
 
 
 def make_decoder(model: Any, ends: Collection[int], pad: int, rows: int = ROWS, beams: int = 1, **more: Any) -> Decoder:
@@ -245,31 +276,12 @@ def is_sharded(model: Any) -> bool:
 
 
 @dataclass(eq=False)
-class _Batch:
-    """Rows under way.
-
-    Attributes:
-        requests: One a row; some may be done.
-        cache: Keys and values of all layers.
-        mask: Which columns of a row are its tokens, (B, T).
-        last: The newest token of each row, which is not in the cache yet, (B,).
-        positions: Its place in the row, (B,).
-    """
-
-    requests: list[Request]
-    cache: Cache
-    mask: torch.Tensor
-    last: torch.Tensor
-    positions: torch.Tensor
-
-
-@dataclass(eq=False)
 class _Kept:
     """What was read.
 
     Attributes:
         read: T tokens, or what stands in their places; see `Request.read`.
-        layers: Keys and values of each layer, (T, H, D) both.
+        layers: Keys and values of each layer, (H, T, D) both.
     """
 
     read: list[Any]
@@ -305,117 +317,73 @@ def _alike(begun: Sequence[_Begun]) -> list[list[_Begun]]:
     return groups
 
 
-def _layers(group: Sequence[_Begun], past: int, room: int) -> list[_ColumnLayer]:
-    """Layers with what the rows of a group go on from, aligned at the end of `past` columns; none without any."""
-    longest = max(group, key=lambda begun: begun[2])[1]
-    layers = []
-    for number, parts in enumerate([] if longest is None else longest.layers):
-        # What stands in front of a short row is never looked at, but must be a number.
-        buffers = [part.new_zeros((len(group), past + room, *part.shape[1:])) for part in parts]
-        for row, (_, kept, size) in enumerate(group):
-            for buffer, part in zip(buffers, [] if kept is None else kept.layers[number]):
-                buffer[row, past - size : past] = part[:size]
-        layers.append(_column_layer(buffers, past))
-    return layers
+def _zeros(like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """A buffer: what stands behind or in front of a short row is never looked at, but must be a number."""
+    return like.new_zeros((rows, like.shape[1], columns, like.shape[3]))
 
 
-def _joined(batches: Sequence[_Batch]) -> _Batch:
-    """One batch of the rows that are not done, each aligned at its end, without the columns that no row needs."""
-    kept = [[row for row, request in enumerate(batch.requests) if not request.done] for batch in batches]
-    masks = [batch.mask[rows] for batch, rows in zip(batches, kept)]
-    lengths = torch.cat([mask.sum(1) for mask in masks])
-    # With no row left there is still a batch, of no rows.
-    width = int(lengths.max()) if len(lengths) else 0
-    mask = torch.arange(width, device=lengths.device)[None] >= width - lengths[:, None]
-    layers: list[_ColumnLayer] = []
-    for number in range(len(batches[0].cache.layers)):
-        parts: list[Any] = [batch.cache.layers[number] for batch in batches]
-        buffers = parts[0].empty(len(lengths), width + _ROOM)
-        start = 0
-        for part, rows, old in zip(parts, kept, masks):
-            end = start + len(rows)
-            if rows:
-                # What stands in front of a short row is never looked at, but must be a number.
-                columns = torch.zeros_like(mask[start:end], dtype=torch.long)
-                row, column = old.nonzero(as_tuple=True)
-                columns[mask[start:end]] = torch.tensor(rows, device=row.device)[row] * part.width + column
-                part.chosen(columns, [buffer[start:end] for buffer in buffers])
-            start = end
-        layers.append(_column_layer(buffers, width))
-    return _Batch(
-        [batch.requests[row] for batch, rows in zip(batches, kept) for row in rows],
-        _make_cache(layers),
-        mask,
-        torch.cat([batch.last[rows] for batch, rows in zip(batches, kept)]),
-        torch.cat([batch.positions[rows] for batch, rows in zip(batches, kept)]),
-    )
+class _Reading(DynamicLayer):
+    """Keys and values of one layer while prompts are read.
 
+    Args:
+        buffers: Those of the layer; made here if there are none.
+        shape: Their rows and columns.
+        sizes: Of each row its number, and how many tokens it has before and after.
+        past: The largest number before.
+    """
 
-# Keys and values of rows under way, with room for new tokens, so that a step copies none of the old ones.
-
-
-class _ColumnLayer(DynamicLayer):
-    """Keys and values of one layer, (B, columns, H, D), in buffers with room for more columns."""
-
-    def __init__(self) -> None:
+    def __init__(
+        self, buffers: list[torch.Tensor], shape: tuple[int, int], sizes: list[tuple[int, int, int]], past: int
+    ) -> None:
         super().__init__()
-        self._buffers: list[torch.Tensor] = []
-        self._length = 0
+        self._buffers, self._shape, self._sizes, self._past = buffers, shape, sizes, past
+        self.is_initialized = True
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add the keys and values (B, H, columns, D) of new columns; all of them come back."""
-        new = [key_states.transpose(1, 2), value_states.transpose(1, 2)]
-        start, end = self._length, self._length + key_states.shape[-2]
+        """Write new keys and values (B, H, columns, D), aligned at their end; those of all tokens come back so."""
         if not self._buffers:
-            self._buffers = [one.new_empty((one.shape[0], end + _ROOM, *one.shape[2:])) for one in new]
-        elif end > self._buffers[0].shape[1]:
-            self._buffers = [_wider(buffer, start, end + _ROOM) for buffer in self._buffers]
-        for buffer, one in zip(self._buffers, new):
-            buffer[:, start:end] = one
-        self._show(end)
-        return self.keys, self.values  # type: ignore[return-value]
+            self._buffers += [_zeros(new, *self._shape) for new in (key_states, value_states)]
+        keys, values = (self._whole(*pair) for pair in zip(self._buffers, (key_states, value_states)))
+        return keys, values
 
-    def columns(self, row: int, columns: torch.Tensor) -> list[torch.Tensor]:
-        """Keys and values of some columns of a row."""
-        return [buffer[row, columns] for buffer in self._buffers]
+    def _whole(self, buffer: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        whole = torch.cat([_zeros(new, len(new), self._past), new], 2)
+        for (row, before, after), mine in zip(self._sizes, whole):
+            mine[:, self._past - before : self._past] = buffer[row, :, :before]
+            buffer[row, :, before:after] = mine[:, before - after :]
+        return whole
 
-    def chosen(self, columns: torch.Tensor, buffers: Sequence[torch.Tensor]) -> None:
-        """Copy columns, numbered through all rows' buffers, to the start of `buffers`; `columns` is (B, T)."""
-        for mine, target in zip(self._buffers, buffers):
-            found = mine.flatten(0, 1).index_select(0, columns.flatten())
-            target[:, : columns.shape[1]] = found.view(*columns.shape, *mine.shape[2:])
+    def get_seq_length(self) -> int:
+        """Columns before the new ones."""
+        return self._past
 
-    @property
-    def width(self) -> int:
-        """Columns of the buffers."""
-        return int(self._buffers[0].shape[1])
 
-    def empty(self, rows: int, columns: int) -> list[torch.Tensor]:
-        """New buffers like this layer's."""
-        return [buffer.new_empty((rows, columns, *buffer.shape[2:])) for buffer in self._buffers]
+class _Rows(DynamicLayer):
+    """Keys and values of one layer while a token is written to each of its rows.
 
-    def _show(self, length: int) -> None:
-        self._length = length
-        self.keys, self.values = (buffer[:, :length].transpose(1, 2) for buffer in self._buffers)
+    Args:
+        buffers: Those of the layer, with at least as many rows and columns as are needed.
+        places: The token's column in each row, (B,).
+        width: Columns of the longest row with its new token.
+    """
+
+    def __init__(self, buffers: list[torch.Tensor], places: torch.Tensor, width: int) -> None:
+        super().__init__()
+        self._buffers, self._places, self._width = buffers, places, width
         self.is_initialized = True
 
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the keys and values (B, H, 1, D) of the new tokens; those of all tokens come back."""
+        rows = torch.arange(len(self._places), device=self._places.device)
+        for buffer, new in zip(self._buffers, (key_states, value_states)):
+            buffer[rows, :, self._places] = new[:, :, 0]
+        keys, values = (buffer[: len(rows), :, : self._width] for buffer in self._buffers)
+        return keys, values
 
-def _column_layer(buffers: list[torch.Tensor], length: int) -> _ColumnLayer:
-    """A layer on buffers for keys and values, each (B, columns, H, D), whose first `length` columns are filled."""
-    layer = _ColumnLayer()
-    layer._buffers = buffers
-    layer._show(length)
-    return layer
-
-
-def _make_cache(layers: Sequence[_ColumnLayer]) -> Cache:
-    """A cache of these layers; of empty ones, made as the model asks for them, when there are none."""
-    return Cache(layers=list(layers)) if layers else Cache(layer_class_to_replicate=_ColumnLayer)
-
-
-def _wider(buffer: torch.Tensor, length: int, columns: int) -> torch.Tensor:
-    wider = buffer.new_empty((buffer.shape[0], columns, *buffer.shape[2:]))
-    wider[:, :length] = buffer[:, :length]
-    return wider
+    def get_seq_length(self) -> int:
+        """Columns before the new one."""
+        return self._width - 1

@@ -230,7 +230,7 @@ def test_an_adapter_is_left_beside_16_bit_weights(
     for dtype, merged in (("bfloat16", False), ("float32", True)):
         found = load_generator(tmp_path, dtype=dtype)
         assert type(found.model) is GraphLLM
-        assert merged == (not any("lora_" in name for name, _ in found.model.named_parameters()))
+        assert merged == (not any("lora_" in name for name, _ in found.model.named_modules()))
         assert all(reply.text for reply in found.generate_many([record.input for record in records[:4]], 6))
 
 
