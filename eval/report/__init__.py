@@ -188,7 +188,7 @@ def _missing(run: Mapping[str, Any], name: str) -> list[str]:
             f"{name}: {figures['errors']:,} questions failed; they score 0 and stay in the denominator of every score. "
             "Recall is that of the others."
         )
-    if figures["recall"] is None and figures["errors"] < run["questions"]:
+    if figures["recall"] is None and figures["rounds"]["mean"]["mean"]:
         found.append(f"{name} has no gold links (--gold), so the recall of its passages is not known.")
     return found
 

@@ -200,7 +200,7 @@ function costs({ metric, runs }) {
     + "beats in both. Tokens and dollars are those of all calls, as if the ledger had answered none.",
   select("Cost", "cost", known.map((name) => [name, COSTS[name]]), draw), plot.svg,
   !wide && note(runs.map((run, n) => `${n + 1} ${run.name}`).join(" · ")),
-  split.length > 0 && [h("h3", {}, `${COSTS[key]}, by role; those that read the corpus, too`), stacks(split, compact)]);
+  split.length > 0 && [h("h3", {}, `${COSTS[key]}, by role, with calls that read passages during a question`), stacks(split, compact)]);
 }
 
 // Bars of parts, one a row, all on one scale.

@@ -327,7 +327,7 @@ def _cost(runs: Runs) -> list[str | Grid]:
     ]
     if roles:
         parts += [
-            "By role, those that read the corpus too:",
+            "By role, with calls that read passages during a question:",
             _table(["run", "role", *(titles[name] for name in COSTS)], roles),
         ]
     return [*parts, "Tokens and dollars are those of all calls, as if the ledger had answered none."]

@@ -68,13 +68,14 @@ class ThragOptions:
 
 async def thrag(question: str, search: str, tools: Tools, options: ThragOptions) -> Trace:
     """Answer one question with TH-RAG (algorithm 2); see `System.run`."""
-    started, trace = time.perf_counter(), Trace(question, stop_reason="single_pass")
+    trace = Trace(question, stop_reason="single_pass")
     client, passages = need(tools, "llm", "thrag"), need(tools, "retriever", "thrag").passages
     llm = QuestionClient(client, trace, tools.question_id, tools.sampling)
     prompts, similarity = prompts_of(options.prompts, _NAMES), need(tools, "reranker", "thrag").scores
     graph = await graph_of(client, passages, prompts, llm.up_to(options.max_extraction_tokens), options.repairs)
-    # Building the graph is no cost of a question.
+    # Building the graph is no cost of a question, in calls as in seconds.
     trace.details["index"], trace.cached = graph.spent, {**graph.cached}
+    started = time.perf_counter()
     rows = list(range(len(graph.statements)))
     if options.traversal:
         subtopics = await _Selection(question, llm, similarity, options, trace).subtopics(graph)

@@ -196,10 +196,14 @@ def test_a_run_that_is_retried_is_not_finished(copy):
 
 
 def test_results_without_gold_links_say_so(copy):
-    folder = copy(lambda rows: [row | {"supporting": None} for row in rows])
-    run = read_folder(str(folder))
+    run = read_folder(str(copy(lambda rows: [row | {"supporting": None} for row in rows])))
     (told,) = build_report([run], group_runs([run]))["missing"]
     assert "has no gold links" in told
+
+
+def test_a_run_that_retrieved_nothing_misses_no_gold_links(copy):
+    run = read_folder(str(copy(lambda rows: [row | {"trace": row["trace"] | {"steps": []}} for row in rows])))
+    assert build_report([run], group_runs([run]))["missing"] == []
 
 
 def test_other_evaluations_are_shown_as_they_stand(tmp_path):
