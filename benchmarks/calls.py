@@ -94,7 +94,7 @@ class WaitingOptions(Options):
     questions: int = setting(64, "questions asked together", at_least=1)
     call: float = setting(0.05, "seconds of a model call", at_least=0)
     search: float = setting(0.1, "seconds of a call of the encoder, for any number of texts", at_least=0)
-    threads: int = setting(1, "calls of the encoder at once: one on this machine, several of a server", at_least=1)
+    threads: int = setting(8, "calls of the encoder at once: eight of a server, one on this machine", at_least=1)
     set: list[str] = setting([], "options of the loop, NAME=VALUE, separated by commas")
 
 
@@ -267,8 +267,9 @@ def _compare(
 def waiting(options: WaitingOptions) -> Result:
     """Questions asked together whose time is all waiting: for a model that knows a world's facts, and an encoder.
 
-    The ideal is the question that waits longest: the sum of its calls and searches, one after the other. The encoder is
-    one thread, as a local one is: a search that just missed a batch waits for it (with `--threads 8`, a server's, not).
+    The ideal is the question that waits longest: the sum of its calls and searches, one after the other. A call of the
+    encoder takes as long for one text as for all, as a server's does, which `openai:` encoders ask eight things at once.
+    With `--threads 1`, as many as a local encoder does, a search that just missed a batch waits for it.
     """
     quiet()
     asleep: list[float] = []

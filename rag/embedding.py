@@ -46,7 +46,9 @@ class Together(Generic[K, V]):
     def __init__(
         self, work: Callable[[list[K]], Sequence[V]], kept: int = 0, patience: float = 0.0, threads: int = 1
     ) -> None:
-        self._work, self._size, self._patience, self._seconds = work, kept, patience, 0.0
+        self._work, self._size, self._patience = work, kept, patience
+        # How long the work took last, and when the newest of those who wait came.
+        self._seconds = self._newest = 0.0
         self._kept: dict[K, V] = {}
         self._waiting: list[tuple[Sequence[K], asyncio.Future[list[V]]]] = []
         self._lock = threading.Lock()
@@ -62,6 +64,7 @@ class Together(Generic[K, V]):
         with self._lock:
             first = not self._waiting or self._waiting[-1][1].get_loop() is not loop
             self._waiting.append((keys, future))
+            self._newest = time.monotonic()
         if first:
             # In the loop's next turn: what others ask for in this one goes with it.
             loop.call_soon(self._thread.submit, self._work_off)
@@ -69,10 +72,9 @@ class Together(Generic[K, V]):
 
     def _work_off(self) -> None:
         # As long as others still come, but not for longer than half of what the work takes.
-        gap, before, end = max(self._patience, self._seconds / 50), 0, time.monotonic() + self._seconds / 2
-        while self._patience and (not before or (len(self._waiting) > before and time.monotonic() < end)):
-            before = len(self._waiting)
-            time.sleep(gap)
+        gap, end = max(self._patience, self._seconds / 50), time.monotonic() + max(self._patience, self._seconds / 2)
+        while self._patience and (left := min(self._newest + gap, end) - time.monotonic()) > 0:
+            time.sleep(left)
         with self._lock:
             calls, self._waiting = [call for call in self._waiting if not call[1].cancelled()], []
             wanted = dict.fromkeys(key for keys, _ in calls for key in keys)
