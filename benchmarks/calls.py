@@ -268,8 +268,8 @@ def waiting(options: WaitingOptions) -> Result:
     """Questions asked together whose time is all waiting: for a model that knows a world's facts, and an encoder.
 
     The ideal is the question that waits longest: the sum of its calls and searches, one after the other. A call of the
-    encoder takes as long for one text as for all, as a server's does, which `openai:` encoders ask eight things at once.
-    With `--threads 1`, as many as a local encoder does, a search that just missed a batch waits for it.
+    encoder takes as long for one text as for all, as that of a server does, which is asked eight things at once. With
+    `--threads 1`, as many as on this machine, a search that just missed a batch waits for it.
     """
     quiet()
     asleep: list[float] = []
