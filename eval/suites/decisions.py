@@ -117,7 +117,7 @@ class DecisionSuite(Suite):
         }
 
     def open(self) -> None:
-        """Open the student; its weights are loaded when it is asked."""
+        """Open the student."""
         from tripletune.models.llm.backends.hf import HFBackend
 
         self.backend = HFBackend(self.options.model, self.options.batch_size, self.options.dtype)
