@@ -54,8 +54,8 @@ def render(sample: ModelInput, evidence: str = "triples") -> str:
 
     Args:
         sample: What the model may see.
-        evidence: "triples" (default), or "text" for the paper's ablation without text-to-triples, where each step
-            shows the retrieved text itself.
+        evidence: "triples" (default); "text" for the paper's ablation without text-to-triples, where each step
+            shows the retrieved text itself; "graph" shows nothing, so that the graph token alone holds the facts.
 
     Returns:
         The body of the prompt; the question stands last.
@@ -67,7 +67,9 @@ def render_parts(sample: ModelInput, evidence: str = "triples") -> tuple[str, st
     """The two parts of `render`: the history, empty where there is none, and the line of the question."""
     lines = []
     for step in sample.steps:
-        shown = format_triples(step.triples) if evidence == "triples" else " ".join(step.text.split())
+        shown = "" if evidence == "graph" else format_triples(step.triples)
+        if evidence == "text":
+            shown = " ".join(step.text.split())
         lines += [f"{Action.SUBQ.value} {one_line(step.query)}", f"Retrieved Graph Information: {shown}".rstrip()]
     if not sample.steps and sample.task == "answering":
         lines.append(Action.NO_RETRIEVAL.value)

@@ -67,6 +67,7 @@ def build_graph_llm(
     revision: str | None = None,
     attention: str | None = None,
     nf4: bool = False,
+    graph_token: str = "paper",
     processor_settings: dict[str, Any] | None = None,
     **config: Any,
 ) -> tuple[GraphLLM, GraphLLMProcessor]:
@@ -79,6 +80,7 @@ def build_graph_llm(
         revision: Hub revision of the base model.
         attention: See `models.attention.set_attention`; None takes the choice of transformers.
         nf4: Keep the language model's linear layers in 4 bits; see `models.loading.load_weights`.
+        graph_token: "paper", or "normalised": see `GraphLLMConfig`, its norm is that of the mean token embedding.
         processor_settings: Fields of `ProcessorSettings`.
         **config: Fields of `GraphLLMConfig`.
 
@@ -98,6 +100,7 @@ def build_graph_llm(
         encoder=encoder,
         text_embedding_width=encoder_dimension(encoder) if use_graph else 0,
         graph_token_id=processor.graph_token_id,
+        graph_token_norm=_embedding_norm(language_model) if graph_token == "normalised" else None,
         **config,
     )
     model = GraphLLM(model_config, language_model)
@@ -106,6 +109,15 @@ def build_graph_llm(
         set_attention(model.language_model, attention)
     model.config._name_or_path = str(base_model)
     return model.eval(), processor
+
+
+@torch.no_grad()
+def _embedding_norm(language_model: PreTrainedModel) -> float:
+    """The mean norm of about a thousand token embeddings, as the layers read them: some families scale their table."""
+    embed: Any = language_model.get_input_embeddings()
+    count = embed.weight.shape[0]
+    some = torch.arange(0, count, max(1, count // 1000), device=embed.weight.device)
+    return float(embed(some).float().norm(dim=-1).mean())
 
 
 def add_adapter(

@@ -43,6 +43,8 @@ class GraphLLMConfig(PretrainedConfig):
         projector_width: Intermediate width of the projector.
         graph_pooling: "subgraphs" (paper: mean per sub-graph, then across) or "union" (mean over G_Q's nodes).
         graph_token_id: Token id of the placeholder.
+        graph_token_norm: Norm of the graph token, then without the projector's offset, which else drowns what differs
+            between graphs; None leaves it as it is (paper).
     """
 
     model_type = "graph_llm"
@@ -65,6 +67,7 @@ class GraphLLMConfig(PretrainedConfig):
         projector_width: int = 2048,
         graph_pooling: str = "subgraphs",
         graph_token_id: int | None = None,
+        graph_token_norm: float | None = None,
         **kwargs: Any,
     ) -> None:
         if isinstance(text_config, dict):
@@ -86,6 +89,7 @@ class GraphLLMConfig(PretrainedConfig):
         self.projector_width = projector_width
         self.graph_pooling = graph_pooling
         self.graph_token_id = graph_token_id
+        self.graph_token_norm = graph_token_norm
         super().__init__(**kwargs)
 
     def get_text_config(self, *args: Any, **kwargs: Any) -> PretrainedConfig:
@@ -107,6 +111,32 @@ class GraphLLMOutput(ModelOutput):
     loss: torch.Tensor | None = None
     logits: torch.Tensor | None = None
     past_key_values: Any = None
+
+
+class Projector(nn.Sequential):
+    """Two linear layers with a sigmoid between them, (B, H) -> (B, W) (authors' code; table 8).
+
+    Args:
+        in_width: H.
+        width: Width between the layers.
+        out_width: W.
+        norm: See `GraphLLMConfig.graph_token_norm`; with it the empty graph's token is zero.
+    """
+
+    def __init__(self, in_width: int, width: int, out_width: int, norm: float | None = None) -> None:
+        up, out = nn.Linear(in_width, width), nn.Linear(width, out_width, bias=norm is None)
+        super().__init__(OrderedDict(up=up, sigmoid=nn.Sigmoid(), out=out))
+        self.norm = norm
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Graph tokens of encoded graphs."""
+        if self.norm is None:
+            return super().forward(input)
+        # What differs between graphs is some hundredths of the offset, which bfloat16 rounds.
+        with torch.autocast(input.device.type, enabled=False):
+            vectors = input.to(self.up.weight.dtype)
+            hidden = self.sigmoid(self.up(torch.cat([vectors, torch.zeros_like(vectors[:1])])))
+            return self.norm * nn.functional.normalize(self.out(hidden[:-1] - hidden[-1:]), dim=-1, eps=1e-4)
 
 
 class GraphLLM(PreTrainedModel, GenerationMixin):
@@ -153,10 +183,12 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
                 config.graph_dropout,
                 config.graph_attention_dropout,
             )
-            # Two linear layers with a sigmoid between them, (B, H) -> (B, W) (authors' code; table 8).
-            up = nn.Linear(config.graph_hidden_width, config.projector_width)
-            out = nn.Linear(config.projector_width, config.text_config.hidden_size)
-            self.projector = nn.Sequential(OrderedDict(up=up, sigmoid=nn.Sigmoid(), out=out))
+            self.projector = Projector(
+                config.graph_hidden_width,
+                config.projector_width,
+                config.text_config.hidden_size,
+                config.graph_token_norm,
+            )
         if hasattr(language_model, "generation_config"):
             self.generation_config = language_model.generation_config
         self.post_init()

@@ -38,7 +38,7 @@ GRAPH_TOKEN = "<|graph|>"
 _CHOICES = {
     "prompt_format": ("auto", "chat", "plain", "llama2"),
     "prompt_order": ("instruction_first", "history_first", "interleaved"),
-    "evidence": ("triples", "text"),
+    "evidence": ("triples", "text", "graph"),
 }
 _SETTINGS_FILE = "processor_config.json"
 # Private-use characters: they mark the places of instruction and body in a chat template and occur in neither.
@@ -57,7 +57,7 @@ class ProcessorSettings:
         prompt_order: "instruction_first" (paper), or "history_first": the graph placeholder and the instruction stand
             between history and question, all in the user turn; or "interleaved": steps with a graph placeholder each
             behind the question, where the model replies.
-        evidence: "triples", or "text" (ablation "No Text-to-Triple").
+        evidence: "triples", "text" (ablation "No Text-to-Triple") or "graph" (nothing but the graph token).
         use_graph: Whether prompts hold a graph placeholder.
         graph_pooling: "subgraphs" (one graph a step) or "union" (the question graph).
         max_input_tokens: Longest prompt (2,500 in table 8).

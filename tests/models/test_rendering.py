@@ -31,6 +31,14 @@ def test_raw_text_as_evidence() -> None:
     assert "(S>" not in "".join(lines)
 
 
+def test_facts_in_the_graph_alone(tokenizer: Any) -> None:
+    sample = ModelInput("answering", "Q?", STEPS)
+    bare = ModelInput("answering", "Q?", tuple(Step(step.query) for step in STEPS))
+    assert render(sample, "graph") == render(bare)
+    encoded = graph_processor.GraphLLMProcessor.create(tokenizer, evidence="graph").encode_input(sample)
+    assert encoded.graphs[0].nodes == ["a", "c", "d", "f"]
+
+
 def test_an_answering_input_without_history_says_so() -> None:
     assert render(ModelInput("answering", "Q?")) == "[NO_RETRIEVAL]\nQuestion: Q?"
     assert render(ModelInput("planning", "Q?")) == "Question: Q?"

@@ -23,7 +23,7 @@ KINDS = {
 }
 
 
-def test_shared_prefixes_need_a_kernel_that_takes_a_mask() -> None:
+def test_settings_that_contradict_each_other() -> None:
     values = {"data.prompt_order": "history_first", "train.shared_prefixes": True}
     assert load_config(GraphConfig, None, values).train.shared_prefixes
     with pytest.raises(
@@ -31,6 +31,10 @@ def test_shared_prefixes_need_a_kernel_that_takes_a_mask() -> None:
     ):
         load_config(GraphConfig, None, {**values, "model.attention": "flash_attention_2"})
     load_config(GraphConfig, None, {"train.shared_prefixes": True, "model.use_graph": False})
+    with pytest.raises(ConfigError, match=r"the prompts would hold no facts"):
+        load_config(GraphConfig, None, {"data.evidence": "graph", "model.use_graph": False})
+    with pytest.raises(ConfigError, match=r"needs one graph a record"):
+        load_config(GraphConfig, None, {"data.prompt_order": "interleaved", "train.graph_warmup_steps": 5})
     with pytest.raises(ConfigError, match=r"with train.batch_size 1 nothing is shared"):
         load_config(GraphConfig, None, {**values, "train.batch_size": 1})
 

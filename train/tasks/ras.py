@@ -11,6 +11,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
+import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +21,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tripletune.models.data.records import TASKS, ModelInput, Record
+from tripletune.models.data.records import IGNORED, TASKS, ModelInput, Record
 from tripletune.models.files import weights_fingerprint
 from tripletune.models.options import other_default, setting
 from tripletune.train.tasks import (
@@ -37,6 +39,11 @@ if TYPE_CHECKING:
     from tripletune.models.graph_llm.embeddings import EmbeddingTable
     from tripletune.models.graph_llm.processor import GraphLLMProcessor
     from tripletune.train.batches import RecordCollator
+
+
+logger = logging.getLogger(__name__)
+# Learning rate of the graph modules by themselves, which falls to zero.
+WARMUP_RATE = 1e-3
 
 
 @dataclass
@@ -62,6 +69,11 @@ class GraphModelSection(ModelSection):
         "subgraphs", "subgraphs: mean per sub-graph, then across; union: mean over G_Q", choices=("subgraphs", "union")
     )
     projector_width: int = setting(2048, "intermediate width of the projector", above=0)
+    graph_token: str = setting(
+        "paper",
+        "normalised: without the projector's offset, and as long as the mean token embedding",
+        choices=("paper", "normalised"),
+    )
     lora: bool = setting(True, "false: tune the graph token alone (ablation No LoRA)")
     lora_rank: int = other_default(ModelSection, "lora_rank", 8)
     lora_alpha: int = other_default(ModelSection, "lora_alpha", 16)
@@ -92,8 +104,8 @@ class RecordSection(DataSection):
     )
     evidence: str = setting(
         "triples",
-        "triples, or text: passages instead of triples (ablation No Text-to-Triple)",
-        choices=("triples", "text"),
+        "triples; text: passages instead of triples (ablation No Text-to-Triple); graph: facts in the graph alone",
+        choices=("triples", "text", "graph"),
     )
     prompt_format: str = setting(
         "auto",
@@ -146,6 +158,12 @@ class GraphTrainSection(TrainSection):
     loss_per: str = setting(
         "token", "what counts alike in the loss: each label token, or each record", choices=("token", "record")
     )
+    graph_warmup_steps: int = setting(
+        0,
+        "steps before training in which graph encoder and projector alone learn to give the mean embedding of a "
+        "label's tokens, from its graph (the paper: none); the language model is not run",
+        at_least=0,
+    )
     shared_prefixes: bool = setting(
         False,
         "put records of one question into a batch, their common prefix once; group_by_length then has no effect",
@@ -164,6 +182,14 @@ class GraphConfig(RunConfig):
     def check(self) -> list[str]:
         """Problems that can be seen without loading anything."""
         found = super().check()
+        if self.data.evidence == "graph" and not self.model.use_graph:
+            found.append("data.evidence graph and model.use_graph false: the prompts would hold no facts")
+        alone = self.data.prompt_order != "interleaved" and not self.train.shared_prefixes and self.model.use_graph
+        if self.train.graph_warmup_steps and not alone:
+            found.append(
+                "train.graph_warmup_steps needs one graph a record: model.use_graph true, train.shared_prefixes false, "
+                "and another data.prompt_order than interleaved"
+            )
         if not self.train.shared_prefixes:
             return found
         if self.model.use_graph and self.data.prompt_order == "instruction_first":
@@ -222,7 +248,8 @@ class GraphTask(TrainingTask):
         instructions = Instructions.load(data.planning_prompt, data.answering_prompt)
         same = ("prompt_format", "prompt_order", "evidence", "max_input_tokens", "max_label_tokens")
         parts = ("use_graph", "graph_architecture", "graph_hidden_width", "graph_layers", "graph_heads",
-                 "graph_dropout", "graph_attention_dropout", "graph_pooling", "projector_width")  # fmt: skip
+                 "graph_dropout", "graph_attention_dropout", "graph_pooling", "projector_width",
+                 "graph_token")  # fmt: skip
         settings = {
             "planning_instruction": instructions.planning,
             "answering_instruction": instructions.answering,
@@ -306,6 +333,13 @@ class GraphTask(TrainingTask):
         key = ["records", source.digest, settings, tokenizer, empty, learn_copies, long_labels]
         make = partial(encode_rows, processor=processor, learn_copies=learn_copies, long_labels=long_labels)
         return cached_rows(key, cache, (partial(make, part) for part in source.parts()), columns)
+
+    def trainer(self) -> Any:
+        """The trainer, of a model whose graph token was warmed up where that is asked for."""
+        train = self.config.train
+        if train.graph_warmup_steps:
+            warm_up(self.model, self.train, self.collator(), train.graph_warmup_steps, self.config.seed)
+        return super().trainer()
 
     def warnings(self) -> list[str]:
         """Labels that are too long."""
@@ -426,6 +460,41 @@ class GraphTask(TrainingTask):
 
 
 TASK = GraphTask
+
+
+def warm_up(model: Any, rows: Any, collate: Any, steps: int, seed: int) -> None:
+    """Train the graph modules to say with one vector what the label says, before anything reads it.
+
+    Read by a language model from scratch, the token is noise that it learns to overlook. The target is the mean
+    embedding of the label's tokens but the last, which ends the sequence. All processes do the same.
+
+    Args:
+        model: The model with its adapter.
+        rows: Tokenised records, one graph each.
+        collate: The collator of training.
+        steps: Steps of 16 records.
+        seed: Seed of their choice.
+    """
+    import torch
+
+    base = model.get_base_model()
+    parts, embed, rng = (base.graph_encoder, base.projector), base.get_input_embeddings(), random.Random(seed)
+    optimizer = torch.optim.AdamW([p for part in parts for p in part.parameters() if p.requires_grad], WARMUP_RATE)
+    for part in parts:
+        part.train()
+    for step in range(steps):
+        batch = collate([rows[rng.randrange(len(rows))] for _ in range(16)])
+        labels = batch["labels"].to(embed.weight.device)
+        shown = (labels != IGNORED) & (labels.roll(-1, 1) != IGNORED)
+        words = embed(labels.clamp(min=0)).float() * shown.unsqueeze(-1)
+        target = words.sum(1) / shown.sum(1, keepdim=True).clamp(min=1)
+        loss = torch.nn.functional.mse_loss(parts[1](parts[0](batch["graphs"])).float(), target.detach())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.param_groups[0]["lr"] = WARMUP_RATE * (1 - step / steps)
+        optimizer.step()
+        if (step + 1) % 100 == 0 or step + 1 == steps:
+            logger.info("graph warm-up, step %d/%d: squared error %.4g", step + 1, steps, loss.item())
 
 
 def graph_strings(records: Iterable[Record], pooling: str, counts: Counter[str]) -> Iterator[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """The Graph-LLM against plain computation of the same thing, for every family the tests know."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -173,6 +174,30 @@ def test_the_graph_changes_its_own_row_alone(make_graph_llm: Make, make_batch: M
     place = int((batch["input_ids"][1] == processor.graph_token_id).nonzero())
     after = model(**batch, graph_embeds=tokens).logits
     assert torch.equal(after[1, :place], before[1, :place])
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_normalised_graph_token_holds_what_differs(
+    family: str, make_graph_llm: Make, make_batch: Make, records: list[Record], tmp_path: Path
+) -> None:
+    paper, _ = make_graph_llm(family)
+    model, processor = make_graph_llm(family, graph_token="normalised")
+    first = [record for record in records if record.id.endswith("p0")]
+    empty = dataclasses.replace(first[0], steps=())
+    graphs = make_batch(processor, [*first, empty])["graphs"]
+    tokens, theirs = (one.projector(one.graph_encoder(graphs)) for one in (model, paper))
+    vocabulary = torch.arange(model.get_input_embeddings().weight.shape[0])
+    norm = model.get_input_embeddings()(vocabulary).norm(dim=-1).mean().item()
+    assert tokens[:-1].norm(dim=-1).tolist() == pytest.approx([norm] * len(first), rel=0.02)
+    assert not tokens[-1].any()
+
+    def likeness(found: torch.Tensor) -> float:
+        return nn.functional.cosine_similarity(found[:1], found[1:-1]).mean().item()
+
+    assert likeness(tokens) < likeness(theirs)
+    model.save_pretrained(tmp_path)
+    again = GraphLLM.from_pretrained(tmp_path)
+    assert torch.allclose(again.projector(again.graph_encoder(graphs)), tokens, atol=1e-6)
 
 
 def test_graphs_and_placeholders_must_match(make_graph_llm: Make, make_batch: Make, records: list[Record]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tripletune.models.data.records import Action, ModelInput, Record
 from tripletune.models.graph_llm import LocalGenerator
@@ -100,6 +101,7 @@ def test_the_cache_depends_on_all_that_changes_a_row(
     for change in (
         {"max_input_tokens": 400},
         {"evidence": "text"},
+        {"evidence": "graph"},
         {"prompt_format": "plain"},
         {"planning_instruction": "Plan!"},
     ):
@@ -113,7 +115,7 @@ def test_the_cache_depends_on_all_that_changes_a_row(
     tokenise(source(path, tasks=("planning",)))
     write_records(records[1:])
     tokenise(source(path))
-    assert counts == list(range(1, 11))
+    assert counts == list(range(1, 12))
 
 
 def test_truncation_is_counted(
@@ -321,3 +323,21 @@ def test_wrong_and_malformed_replies_are_counted(
     assert found["planning/action_accuracy"] == pytest.approx(6 / 8)
     assert found["planning/malformed"] == pytest.approx(1 / 8)
     assert found["answering/exact_match"] == pytest.approx(3 / 4)
+
+
+def test_a_warm_graph_token_says_what_the_label_says(begin_task: Any) -> None:
+    answers = {"data.tasks": ["answering"], "model.graph_token": "normalised", "data.evidence": "graph"}
+    task = begin_task("ras", {**answers, "train.graph_warmup_steps": 80})
+    base = task.model.get_base_model()
+    rows = task.collator()([task.train[number] for number in range(len(task.train))])
+    labels = [[token for token in row if token >= 0][:-1] for row in rows["labels"].tolist()]
+    words = torch.stack([base.get_input_embeddings().weight[row].mean(0) for row in labels])
+
+    def error() -> float:
+        base.eval()
+        return torch.nn.functional.mse_loss(base.projector(base.graph_encoder(rows["graphs"])), words).item()
+
+    before, frozen = error(), {name: p.clone() for name, p in base.language_model.named_parameters()}
+    task.trainer()
+    assert error() < 0.75 * before
+    assert all(torch.equal(p, frozen[name]) for name, p in base.language_model.named_parameters())
