@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from benchmarks import ENCODER, MODEL, Options, Result, Way, batches, quiet, take_turns
@@ -157,10 +158,21 @@ def _pyg_pass(task: Any, dtype: str) -> Callable[[], float]:
 
 def _counting(work: Callable[[], object], name: str, counted: dict[str, int]) -> Callable[[], None]:
     """A pass in which the FLOPs of all matrix products are counted."""
+    import torch
     from torch.utils.flop_counter import FlopCounterMode
 
+    from tripletune.models.attention import attention_blocks
+
+    def attention(products: int, query: Any, key: Any, value: Any, mask: Any, *_: Any, **__: Any) -> int:
+        pairs = sum(kept.stop - kept.start for *_, kept in attention_blocks(query, key, mask, 1.0))
+        return 2 * products * pairs * query.shape[-1]
+
+    forward, backward = partial(attention, 2), partial(attention, 4)
+    forward._get_raw = backward._get_raw = True  # type: ignore[attr-defined]
+    ours = {torch.ops.tripletune.attend_in_blocks: forward, torch.ops.tripletune.attend_in_blocks_backward: backward}
+
     def warm_up() -> None:
-        with FlopCounterMode(display=False) as counter:
+        with FlopCounterMode(display=False, custom_mapping=ours) as counter:
             work()
         counted[name] = counter.get_total_flops()
 

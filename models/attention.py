@@ -1,24 +1,28 @@
 """Causal attention in blocks of queries, for training on a CPU (`model.attention: blocks`).
 
-A block's scores are computed for the keys up to its end alone, five eighths of all pairs, by two matrix products.
-torch's fused kernel computes as few, but its backward pass takes several times as long on a CPU; eager attention
-computes all pairs and keeps them in float32. `python -m benchmarks training_step` has a row for it.
+A block's scores are computed for the keys up to its end alone, little more than half of all pairs, and row after row,
+so that they stay in the processor's cache. torch's fused kernel computes as few, but its backward pass takes several
+times as long on a CPU; eager attention computes all pairs and keeps them in float32. Rows may also lie end to end in
+one, so that nothing is computed for padding. `python -m benchmarks training_step` has a row for it.
 
-Shapes: B rows, H heads of queries, K heads of keys, T tokens, D width of a head.
+Shapes: B rows, H heads of queries, K heads of keys, T tokens, D width of a head; R rows, of at most L tokens, that lie
+end to end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 BLOCKS = "blocks"
-_NUMBER = 4
+# Queries of a block.
+_SIZE = 96
 
 
 def set_attention(model: Any, name: str) -> None:
@@ -29,23 +33,25 @@ def set_attention(model: Any, name: str) -> None:
         name: One of transformers' names, or "blocks".
 
     Raises:
-        ValueError: the model does not take kernels by name.
+        ValueError: the model does not take kernels by name, or drops attention weights out.
     """
     if name == BLOCKS and not (model._supports_sdpa and model._supports_attention_backend):
         raise ValueError(f"model.attention blocks: {type(model).__name__} brings its own attention; set eager or auto")
+    if name == BLOCKS and getattr(model.config.get_text_config(), "attention_dropout", 0.0):
+        raise ValueError(f"model.attention blocks: {type(model).__name__} has attention_dropout; set eager or auto")
     model.set_attn_implementation(name)
 
 
 def block_attention(
     module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """Attention as transformers' layers call it; what is not plain self-attention goes to torch's kernel.
 
     Args:
@@ -53,8 +59,9 @@ def block_attention(
         query: (B, H, T, D).
         key: (B, K, T, D), K a divisor of H.
         value: Likewise.
-        attention_mask: (B or 1, 1, T, T), boolean or added to the scores, which lets no token see a later one; None
-            where each sees all before it.
+        attention_mask: (B or 1, 1, T, T), boolean or added to the scores, which lets no token see a later one; or
+            (1, 1, R, L), which is true at the tokens of R rows that lie end to end in one; None where each token sees
+            all before it.
         dropout: Of the attention weights.
         scaling: Of the scores.
         **kwargs: Passed to torch's kernel.
@@ -62,37 +69,103 @@ def block_attention(
     Returns:
         (B, T, H, D), and None for the weights.
     """
-    batch, heads, length, width = query.shape
+    length = query.shape[2]
     causal = kwargs.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
     if (
         key.shape[2] != length
+        or dropout
         or not causal
         or any(kwargs.get(name) is not None for name in ("softcap", "position_bias"))
     ):
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
-    shared, groups = key.shape[1], heads // key.shape[1]
-    if attention_mask is not None and attention_mask.dtype is torch.bool:
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if attention_mask is not None and attention_mask.dtype is torch.bool and attention_mask.shape[2] == length:
         attention_mask = torch.where(attention_mask, 0.0, torch.finfo(query.dtype).min)
-    query = (query * (width**-0.5 if scaling is None else scaling)).view(batch, shared, groups, length, width)
-    key, value = (one.reshape(batch * shared, length, one.shape[-1]) for one in (key, value))
-    places = torch.arange(length, device=query.device)
-    outputs = []
-    for number in range(_NUMBER):
-        begin, end = length * number // _NUMBER, length * (number + 1) // _NUMBER
-        size = groups * (end - begin)
-        queries = query[:, :, :, begin:end].reshape(batch * shared, size, width)
-        scores = torch.bmm(queries, key[:, :end].transpose(1, 2)).view(batch, shared, groups, end - begin, end)
-        if attention_mask is None:
-            scores = scores.masked_fill(places[begin:end, None] < places[:end], torch.finfo(scores.dtype).min)
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return _attend(query, key, value, attention_mask, scaling)[0], None
+
+
+# Operators of their own, because `torch.compile` would make a kernel for each block, and gradients of each slice.
+@torch.library.custom_op("tripletune::attend_in_blocks", mutates_args=())
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> tuple[Tensor, Tensor]:
+    """Output (B, T, H, D), and the attention weights of all blocks one after the other, with room behind them."""
+    output, kept = _empty(query, key, value, mask)
+    for row, start, begin, end, queries, room in attention_blocks(query, key, mask, scaling):
+        scores = torch.bmm(queries, key[row, :, start:end].mT)
+        whole = scores.view(-1, end - begin, end - start)
+        if mask is not None and mask.shape[2] == query.shape[2]:
+            whole += mask[row % len(mask), :, begin:end, :end]
         else:
-            scores = scores + attention_mask[:, :, None, begin:end, :end]
+            later = torch.ones(end - begin, end - begin, dtype=torch.bool, device=query.device).triu(1)
+            whole[..., begin - start :].masked_fill_(later, torch.finfo(scores.dtype).min)
         # Computed in float32 inside, whatever the type of the scores.
-        weights = nn.functional.dropout(scores.softmax(-1), dropout, module.training)
-        mixed = torch.bmm(weights.view(batch * shared, size, end), value[:, :end])
-        outputs.append(mixed.view(batch, heads, end - begin, value.shape[-1]))
-    return torch.cat(outputs, 2).transpose(1, 2).contiguous(), None
+        weights = torch.softmax(scores, -1, out=kept[room].view(scores.shape))
+        mixed = torch.bmm(weights, value[row, :, start:end])
+        output[row, begin:end] = mixed.view(query.shape[1], end - begin, -1).transpose(0, 1)
+    return output, kept
 
 
+@_attend.register_fake
+def _empty(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *_: Any) -> tuple[Tensor, Tensor]:
+    batch, heads, length, _width = query.shape
+    rows, longest = (batch, length) if mask is None or mask.shape[2] == length else mask.shape[2:]
+    return query.new_empty(batch, length, heads, value.shape[3]), query.new_empty(rows * heads * longest * longest)
+
+
+@torch.library.custom_op("tripletune::attend_in_blocks_backward", mutates_args=())
+def _differentiate(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kept: Tensor, gradient: Tensor, scaling: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys and values."""
+    of_query, of_key, of_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
+    for row, start, begin, end, queries, room in attention_blocks(query, key, mask, scaling):
+        weights = kept[room].view(*queries.shape[:2], -1)
+        outer = gradient[row, begin:end].transpose(0, 1).reshape(*queries.shape[:2], -1)
+        of_value[row, :, start:end] += torch.bmm(weights.mT, outer)
+        of_weights = torch.bmm(outer, value[row, :, start:end].mT)
+        of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)
+        of_key[row, :, start:end] += torch.bmm(of_scores.mT, queries)
+        inner = torch.bmm(of_scores, key[row, :, start:end]).mul_(scaling)
+        of_query[row, :, begin:end] = inner.view(query.shape[1], end - begin, -1)
+    return of_query, of_key, of_value
+
+
+_differentiate.register_fake(lambda *inputs: tuple(torch.empty_like(one) for one in inputs[:3]))
+
+
+def attention_blocks(
+    query: Tensor, key: Tensor, mask: Tensor | None, scaling: float
+) -> Iterator[tuple[int, int, int, int, Tensor, slice]]:
+    """Of each block: row, begin of keys, begin and end of queries, the queries scaled, and the place of its weights."""
+    batch, heads, length, width = query.shape
+    rows = [(row, 0, length) for row in range(batch)]
+    if mask is not None and mask.shape[2] != length:
+        ends = mask.sum(-1).cumsum(-1).flatten().tolist()
+        rows = [(0, start, end) for start, end in zip([0, *ends], ends, strict=False) if end > start]
+    at = 0
+    for row, start, last in rows:
+        number = max(1, round((last - start) / _SIZE))
+        for block in range(number):
+            begin, end = (start + (last - start) * one // number for one in (block, block + 1))
+            queries = (query[row, :, begin:end] * scaling).reshape(key.shape[1], -1, width)
+            size = heads * (end - begin) * (end - start)
+            yield row, start, begin, end, queries, slice(at, at + size)
+            at += size
+
+
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:
+    *tensors, ctx.scaling = inputs
+    ctx.save_for_backward(*tensors, output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    return (*_differentiate(*ctx.saved_tensors, gradient, ctx.scaling), None, None)
+
+
+_attend.register_autograd(_backward, setup_context=_keep)
 AttentionInterface.register(BLOCKS, block_attention)
 AttentionMaskInterface.register(BLOCKS, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])

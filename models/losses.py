@@ -143,12 +143,13 @@ def prefix_mask(record_of: torch.Tensor, shared: torch.Tensor, dtype: torch.dtyp
     return mask.masked_fill(~(own | prefix), torch.finfo(dtype).min).unsqueeze(1)
 
 
-def check_shared_prefixes(model: Any, longest: int) -> None:
+def check_shared_prefixes(model: Any, longest: int, end_to_end: bool = False) -> None:
     """Make sure that in a language model the mask alone decides what a token sees.
 
     Args:
         model: A causal language model.
         longest: Tokens of the longest sample.
+        end_to_end: Try rows that lie end to end (`models.attention`) instead of a shared prefix.
 
     Raises:
         ValueError: it has attention windows that a sample does not fit into, or layers that mix tokens in another way
@@ -162,7 +163,7 @@ def check_shared_prefixes(model: Any, longest: int) -> None:
                 f"train.shared_prefixes: {name} has layers that see {size} tokens ({window}), samples have up to "
                 f"{longest}, and the mask of shared prefixes knows no window; set it to false"
             )
-    if not _sees_alike(model, text.vocab_size):
+    if not _sees_alike(model, text.vocab_size, end_to_end):
         raise ValueError(
             f"train.shared_prefixes: {name} does not compute the same for a sample that shares its beginning with "
             "another; set it to false"
@@ -170,17 +171,20 @@ def check_shared_prefixes(model: Any, longest: int) -> None:
 
 
 @torch.no_grad()
-def _sees_alike(model: Any, vocabulary: int) -> bool:
-    """Whether the last of three samples in one row gives what it gives by itself."""
-    places = [(0, 0, range(8)), (1, 5, range(5, 8)), (2, 3, range(3, 8))]
-    entries = [(record, shared, place) for record, shared, span in places for place in span]
+def _sees_alike(model: Any, vocabulary: int, end_to_end: bool) -> bool:
+    """Whether the last of several samples in one row gives what it gives by itself."""
+    more = [(1, 5, range(5, 8)), (2, 3, range(3, 8))]
+    places = [(0, 0, range(8)), *([(1, 0, range(5))] if end_to_end else more)]
+    entries = [(record, prefix, place) for record, prefix, span in places for place in span]
     record_of, shared, positions = torch.tensor(entries, device=model.device).T[:, None]
     ids = (torch.arange(record_of.shape[1], device=model.device)[None] + 1) % vocabulary
-    alone = torch.cat([ids[:, :3], ids[:, -5:]], -1)
+    alone = torch.cat([ids[:, : 0 if end_to_end else 3], ids[:, -5:]], -1)
     decoder, was_training = model.get_decoder(), model.training
     model.eval()
     try:
         mask = prefix_mask(record_of, shared, model.dtype)
+        if end_to_end:
+            mask = torch.arange(8, device=model.device) < torch.tensor([[[[8], [5]]]], device=model.device)
         found = decoder(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
         expected = decoder(input_ids=alone, use_cache=False)
     except (TypeError, ValueError, RuntimeError):

@@ -154,6 +154,8 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
     accepts_loss_kwargs = True
     # Whether logits can be computed at label positions alone; see `models.losses.scales_alike`.
     labels_only = True
+    # Whether rows are laid end to end to learn from them, which `models.attention` can.
+    end_to_end = False
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -320,17 +322,24 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             output = self.language_model(**inputs, use_cache=use_cache, logits_to_keep=logits_to_keep)
             return GraphLLMOutput(None, output.logits, output.past_key_values)
         keep = labels[:, 1:] != IGNORED
+        targets = labels[:, 1:][keep]
+        weights = None if label_weights is None else label_weights[:, 1:][keep]
         if full_logits or not self.labels_only:
             whole = self.language_model(**inputs, use_cache=False).logits
             learned = whole[:, :-1][keep]
             logits = whole if full_logits else learned
         else:
+            if self.end_to_end and attention_mask is None:
+                # What no label of its row depends on, such as padding, is not computed.
+                needed = keep.flip(1).cumsum(1).flip(1) > 0
+                places = torch.arange(needed.shape[1], device=needed.device).expand_as(needed)
+                inputs |= {"inputs_embeds": inputs_embeds[:, :-1][needed][None], "attention_mask": needed[None, None]}
+                inputs["position_ids"], keep = places[needed][None], keep[needed][None]
             # Prompts are some 300 tokens and labels about 13: pay for logits where something is learned alone.
             hidden = self.language_model.get_decoder()(**inputs, use_cache=False).last_hidden_state
             head = self.language_model.get_output_embeddings()
-            learned = logits = scaled_logits(head(hidden[:, :-1][keep]), self.config.text_config)
-        weights = None if label_weights is None else label_weights[:, 1:][keep]
-        return GraphLLMOutput(label_loss(learned, labels[:, 1:][keep], weights, num_items_in_batch), logits)
+            learned = logits = scaled_logits(head(hidden[:, : keep.shape[1]][keep]), self.config.text_config)
+        return GraphLLMOutput(label_loss(learned, targets, weights, num_items_in_batch), logits)
 
     def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **kwargs: Any) -> dict[str, Any]:
         """Pass the graph token on the first step, and on later ones only where no cache holds it."""

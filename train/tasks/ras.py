@@ -15,6 +15,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
@@ -270,9 +271,14 @@ class GraphTask(TrainingTask):
             processor_settings=settings,
             **{name: getattr(model, name) for name in parts},
         )
+        longest = data.max_input_tokens + data.max_label_tokens
+        if model.attention == "blocks":
+            with suppress(ValueError):
+                check_shared_prefixes(base.language_model, longest, end_to_end=True)
+                base.end_to_end = True
         # One sequence of an interleaved question needs no mask: any causal model reads it.
         if self.config.train.shared_prefixes and data.prompt_order != "interleaved":
-            check_shared_prefixes(base.language_model, data.max_input_tokens + data.max_label_tokens)
+            check_shared_prefixes(base.language_model, longest)
         adapted = add_adapter(
             base,
             lora=model.lora,

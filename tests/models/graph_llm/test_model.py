@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from tripletune.models.attention import set_attention
 from tripletune.models.data.records import Record
 from tripletune.models.graph_llm import add_adapter
 from tripletune.models.graph_llm.model import GraphLLM, GraphLLMConfig
+from tripletune.models.losses import check_shared_prefixes
 
 FAMILIES = ("llama", "smollm2", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "granite", "cohere")
 GREEDY: dict[str, Any] = {"do_sample": False, "eos_token_id": 2, "pad_token_id": 3}
@@ -46,6 +48,44 @@ def test_label_only_logits_give_the_full_loss(
     assert full.loss.item() == pytest.approx(by_hand.item(), abs=1e-5)
     assert short.logits.shape[0] == int((targets != -100).sum())
     assert torch.allclose(short.logits, full.logits[:, :-1][targets != -100], atol=1e-4)
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("gemma2", "gemma3")])
+def test_rows_end_to_end_give_the_loss_and_gradients_of_padded_rows(
+    family: str, make_graph_llm: Make, make_batch: Make, records: list[Record]
+) -> None:
+    base, processor = make_graph_llm(family)
+    set_attention(base.language_model, "blocks")
+    check_shared_prefixes(base.language_model, 64, end_to_end=True)
+    model = add_adapter(base, targets=("q_proj", "v_proj"), dropout=0.0)
+    batch = make_batch(processor, records[:5])
+    del batch["attention_mask"]
+    lengths = []
+    base.language_model.get_decoder().register_forward_pre_hook(
+        lambda _, args, kwargs: lengths.append(kwargs["inputs_embeds"].shape[:2]), with_kwargs=True
+    )
+    found = []
+    for base.end_to_end in (False, True):
+        model.zero_grad()
+        loss = model(**batch).loss
+        loss.backward()
+        found.append({"loss": loss.detach(), **trained(model)})
+    assert len(found[0]) > 10
+    padded, end_to_end = lengths
+    assert padded[0] == 5
+    assert end_to_end[0] == 1
+    assert end_to_end[1] < padded.numel()
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, atol=1e-5, rtol=1e-4)
+
+
+def test_a_model_that_does_not_keep_rows_apart_is_found(make_graph_llm: Make) -> None:
+    # Gemma 2 caps its scores, and torch's kernel knows no rows.
+    for family, attention in (("gemma2", "blocks"), ("llama", "sdpa")):
+        model = make_graph_llm(family)[0].language_model
+        set_attention(model, attention)
+        with pytest.raises(ValueError, match="does not compute the same"):
+            check_shared_prefixes(model, 8, end_to_end=True)
 
 
 def test_a_family_with_a_scale_of_its_own_is_learned_from_its_own_logits(
