@@ -67,8 +67,8 @@ def speed(options: SpeedOptions) -> Result:
             "data.train": options.data or records(options.seed, max(8, count // 3), scratch),
         }  # fmt: skip
         text = open_task("ras", RAS, {**same, "model.use_graph": False})
-        tokens, counted = sum(text.train["length"]), {}
-        ways = []
+        tokens, ways = sum(text.train["length"]), []
+        counted: dict[str, int] = {}
         for name in options.ways:
             way = _way(name, same, text)
             if not name.endswith(_COMPILED):

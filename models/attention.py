@@ -37,7 +37,7 @@ def set_attention(model: Any, name: str) -> None:
     """
     if name == BLOCKS and not (model._supports_sdpa and model._supports_attention_backend):
         raise ValueError(f"model.attention blocks: {type(model).__name__} brings its own attention; set eager or auto")
-    if name == BLOCKS and getattr(model.config.get_text_config(), "attention_dropout", 0.0):
+    if name == BLOCKS and getattr(model.config.get_text_config(), "attention_dropout", None):
         raise ValueError(f"model.attention blocks: {type(model).__name__} has attention_dropout; set eager or auto")
     model.set_attn_implementation(name)
 
