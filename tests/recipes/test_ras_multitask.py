@@ -55,7 +55,7 @@ for kind, name, patched in ((LossLog, "on_step_end", on_step_end), (TrainerState
             runpy.run_path(sys.argv[0], run_name="__main__")
         finally:
             os._exit(1)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
     shutil.copytree(folder, f"{folder}_{name}")
 """
 
@@ -99,7 +99,8 @@ def test_kills_leave_no_trace(
     killed = make_config({**STEPS, "output_dir": str(tmp_path / "killed")})
     arguments, folder = command_line(RECIPE, killed), tmp_path / "killed"
     done = run(["-c", KILLER, str(folder), *arguments])
-    assert done.stdout.split() == ["-9", "-9"], done.stderr
+    # DeepSpeed, where it is installed, writes lines of its own there.
+    assert done.stdout.splitlines().count("-9") == 2, done.stderr
     # In the middle of the third epoch, three steps behind a checkpoint that stands in the middle of the second.
     first = make_config({"output_dir": str(tmp_path / "killed_on_step_end")})
     assert [line["step"] for line in lines(first)] == list(range(1, 8))
