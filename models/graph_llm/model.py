@@ -140,7 +140,7 @@ class Projector(nn.Sequential):
 
 
 class GraphLLM(PreTrainedModel, GenerationMixin):
-    """Graph encoder, projector and a causal language model of any decoder family.
+    """Graph encoder, projector and a causal language model of any decoder family with attention (pure Mamba has none).
 
     Args:
         config: The configuration.

@@ -267,6 +267,9 @@ def fits(model: Any) -> bool:
     """
     if model.config.is_encoder_decoder or is_sharded(model):
         return False
+    # GPT-Neo's layers have windows that its cache does not tell of.
+    if "local" in getattr(model.config.get_text_config(), "attention_layers", ()):
+        return False
     return all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
 
 

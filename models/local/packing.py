@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tripletune.models.local.continuous_batch import fits
+
 
 class PackedLinear(nn.Module):
     """A linear layer that can only be applied.
@@ -30,13 +32,8 @@ class PackedLinear(nn.Module):
         return outputs
 
 
-def settle(model: Any) -> Any:
-    """Where a model that only replies computes fastest: on the GPU, or on the CPU with its linear layers packed.
-
-    What is packed can't be trained or saved. An output layer that shared its weights with the embeddings has its own.
-    """
-    if torch.cuda.is_available():
-        return model.to("cuda")
+def pack(model: Any) -> Any:
+    """A module whose linear layers are packed, where this processor can; the module itself, changed."""
     types = [torch.float32] if torch.backends.mkldnn.is_available() else []
     if types and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         types.append(torch.bfloat16)
@@ -45,3 +42,14 @@ def settle(model: Any) -> Any:
             if type(layer) is nn.Linear and layer.weight.dtype in types:
                 setattr(parent, name, PackedLinear(layer))
     return model
+
+
+def settle(model: Any) -> Any:
+    """Where a model that only replies computes fastest: on the GPU, or on the CPU with its linear layers packed.
+
+    What is packed can't be trained or saved. An output layer that shared its weights with the embeddings has its own.
+    Models with other layers than attention are left as they are: some read a layer's weights without applying it.
+    """
+    if torch.cuda.is_available():
+        return model.to("cuda")
+    return pack(model) if fits(model) else model

@@ -3,7 +3,7 @@ import random
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, GPTNeoConfig, GPTNeoForCausalLM
 
 from tripletune.models.local import Draw, GenerateBatch, Request, decode
 from tripletune.models.local.continuous_batch import ContinuousBatch, fits
@@ -214,6 +214,8 @@ def test_what_can_not_work_is_refused(llama, tiny_model):
     sliding = load(tiny_model("gemma3"))
     assert fits(llama)
     assert not fits(sliding)
+    windows = GPTNeoConfig(hidden_size=8, num_layers=2, num_heads=2, attention_types=[[["global", "local"], 1]])
+    assert not fits(GPTNeoForCausalLM(windows))
     with pytest.raises(ValueError, match="forgets tokens"):
         ContinuousBatch(sliding, {END}, PAD)
     with pytest.raises(ValueError, match="a request needs a prompt"):

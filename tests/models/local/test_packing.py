@@ -5,11 +5,11 @@ import copy
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM
 
 from tripletune.models.local import Request, decode
 from tripletune.models.local.continuous_batch import ContinuousBatch
-from tripletune.models.local.packing import PackedLinear, settle
+from tripletune.models.local.packing import PackedLinear, pack, settle
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available() or not torch.backends.mkldnn.is_available(), reason="on CPUs that oneDNN knows"
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 def test_outputs_are_those_of_torch(dtype: torch.dtype, bias: bool) -> None:
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Linear(24, 40, bias, dtype=dtype), nn.Linear(40, 8, bias, dtype=dtype))
-    packed = settle(copy.deepcopy(layers))
+    packed = pack(copy.deepcopy(layers))
     if dtype is not torch.bfloat16:
         assert isinstance(packed[0], PackedLinear) is (dtype is torch.float32)
     for shape in ((1, 1, 24), (3, 7, 24), (5, 24)):
@@ -48,3 +48,12 @@ def test_replies_are_those_of_the_model_for_any_number_of_rows(tiny_model, famil
     assert isinstance(model.get_output_embeddings(), PackedLinear)
     assert model.get_input_embeddings() is embeddings
     assert replies(1) == replies(4) == wanted
+
+
+def test_layers_whose_weights_are_read_without_them_stay() -> None:
+    sizes = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}
+    model = MambaForCausalLM(MambaConfig(**sizes)).eval()
+    ids = torch.arange(6)[None]
+    with torch.inference_mode():
+        wanted = model(ids).logits
+        assert settle(model)(ids).logits.equal(wanted)
