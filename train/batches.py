@@ -224,7 +224,7 @@ def share_prefixes(
     """Put the records of each question into one sequence.
 
     Args:
-        rows: Rows of `train.tasks.ras.encode_rows`; those with an equal `question` are put together.
+        rows: Rows of `train.record_rows.encode_rows`; those with an equal `question` are put together.
         own: Token that is never shared: the placeholder, behind which each record has a graph of its own.
         share: False gives each record a sequence of its own.
         interleaved: Whether prompts go on from each other; see `chain_records`.
@@ -261,7 +261,7 @@ def chain_records(rows: Sequence[dict[str, Any]]) -> list[SharedSequence]:
     are no beginnings, as where triples were left out of a later prompt, have a sequence of their own.
 
     Args:
-        rows: Rows of `train.tasks.ras.encode_rows`.
+        rows: Rows of `train.record_rows.encode_rows`.
     """
     sequences: list[SharedSequence] = []
     for number in sorted(range(len(rows)), key=lambda number: -rows[number]["length"]):
@@ -322,7 +322,7 @@ class RecordCollator:
         """Make a batch.
 
         Args:
-            rows: Records, as `train.tasks.ras.encode_rows` makes them.
+            rows: Records, as `train.record_rows.encode_rows` makes them.
 
         Returns:
             `input_ids` (B, T), `labels` (B, T) with -100 where nothing is learned, `graphs`, a PyG batch, and

@@ -46,7 +46,7 @@ def test_an_answering_input_without_history_says_so() -> None:
 
 
 def test_training_and_inference_use_one_renderer(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tripletune.train.tasks.ras import encode_rows
+    from tripletune.train.record_rows import encode_rows
 
     calls: list[ModelInput] = []
 

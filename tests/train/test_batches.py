@@ -14,8 +14,8 @@ from tripletune.models.graph_llm.embeddings import EmbeddingTable
 from tripletune.models.graph_llm.graphs import build_graph
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.train.batches import RecordCollator, cached_rows, pack_rows, rows_meta
+from tripletune.train.record_rows import encode_rows
 from tripletune.train.tasks import Examples
-from tripletune.train.tasks.ras import encode_rows
 
 Rows = Callable[[Counter[str]], Iterator[dict[str, Any]]]
 

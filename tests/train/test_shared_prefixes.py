@@ -15,7 +15,7 @@ from tripletune.models.data.records import Record
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
 from tripletune.models.graph_llm.graphs import build_graph
 from tripletune.train.batches import RecordCollator, chain_records, share_prefixes
-from tripletune.train.tasks.ras import encode_rows
+from tripletune.train.record_rows import encode_rows
 
 FAMILIES = ("llama", "smollm2", "qwen2", "qwen3", "gemma", "granite", "cohere", "gpt2", "gptj")
 OWN = 9

@@ -11,20 +11,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import logging
-import random
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tripletune.models.data.records import IGNORED, TASKS, ModelInput, Record
+from tripletune.models.data.records import TASKS, ModelInput, Record
 from tripletune.models.files import weights_fingerprint
 from tripletune.models.options import other_default, setting
+from tripletune.train.record_rows import encode_rows, graph_strings
 from tripletune.train.tasks import (
     DataSection,
     Examples,
@@ -40,11 +37,6 @@ if TYPE_CHECKING:
     from tripletune.models.graph_llm.embeddings import EmbeddingTable
     from tripletune.models.graph_llm.processor import GraphLLMProcessor
     from tripletune.train.batches import RecordCollator
-
-
-logger = logging.getLogger(__name__)
-# Learning rate of the graph modules by themselves, which falls to zero.
-WARMUP_RATE = 1e-3
 
 
 @dataclass
@@ -342,6 +334,8 @@ class GraphTask(TrainingTask):
 
     def trainer(self) -> Any:
         """The trainer, of a model whose graph token was warmed up where that is asked for."""
+        from tripletune.train.graph_warmup import warm_up
+
         train = self.config.train
         if train.graph_warmup_steps:
             warm_up(self.model, self.train, self.collator(), train.graph_warmup_steps, self.config.seed)
@@ -466,96 +460,3 @@ class GraphTask(TrainingTask):
 
 
 TASK = GraphTask
-
-
-def warm_up(model: Any, rows: Any, collate: Any, steps: int, seed: int) -> None:
-    """Train the graph modules to say with one vector what the label says, before anything reads it.
-
-    Read by a language model from scratch, the token is noise that it learns to overlook. The target is the mean
-    embedding of the label's tokens but the last, which ends the sequence. All processes do the same.
-
-    Args:
-        model: The model with its adapter.
-        rows: Tokenised records, one graph each.
-        collate: The collator of training.
-        steps: Steps of 16 records.
-        seed: Seed of their choice.
-    """
-    import torch
-
-    base = model.get_base_model()
-    parts, embed, rng = (base.graph_encoder, base.projector), base.get_input_embeddings(), random.Random(seed)
-    optimizer = torch.optim.AdamW([p for part in parts for p in part.parameters() if p.requires_grad], WARMUP_RATE)
-    for part in parts:
-        part.train()
-    for step in range(steps):
-        batch = collate([rows[rng.randrange(len(rows))] for _ in range(16)])
-        labels = batch["labels"].to(embed.weight.device)
-        shown = (labels != IGNORED) & (labels.roll(-1, 1) != IGNORED)
-        words = embed(labels.clamp(min=0)).float() * shown.unsqueeze(-1)
-        target = words.sum(1) / shown.sum(1, keepdim=True).clamp(min=1)
-        loss = torch.nn.functional.mse_loss(parts[1](parts[0](batch["graphs"])).float(), target.detach())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.param_groups[0]["lr"] = WARMUP_RATE * (1 - step / steps)
-        optimizer.step()
-        if (step + 1) % 100 == 0 or step + 1 == steps:
-            logger.info("graph warm-up, step %d/%d: squared error %.4g", step + 1, steps, loss.item())
-
-
-def graph_strings(records: Iterable[Record], pooling: str, counts: Counter[str]) -> Iterator[dict[str, Any]]:
-    """The distinct node and edge strings of records, in their order, each with its key."""
-    from tripletune.models.graph_llm.embeddings import string_key
-    from tripletune.models.graph_llm.graphs import build_graph
-
-    seen: set[str] = set()
-    for record in records:
-        for text in chain(*build_graph(record.steps, pooling)[:2]):
-            if text not in seen:
-                seen.add(text)
-                yield {"key": string_key(text), "text": text}
-
-
-def encode_rows(
-    records: Iterable[Record],
-    counts: Counter[str],
-    processor: GraphLLMProcessor,
-    learn_copies: bool = True,
-    long_labels: str = "error",
-) -> Iterator[dict[str, Any]]:
-    """Records as integers, but those whose label is too long where they are skipped.
-
-    Args:
-        records: The records.
-        counts: Counts records of each kind, and truncated records, triples, words and labels.
-        processor: Makes prompt and label.
-        learn_copies: Whether a first sub-query that repeats the main question is part of its label. A loop whose q_0 is
-            the main question (RAS, section 3.1) fills it in itself and reads the action alone.
-        long_labels: "truncate", "skip" or "error"; see `GraphLLMProcessor.encode_label`.
-    """
-    from tripletune.models.graph_llm.embeddings import string_key
-    from tripletune.models.graph_llm.graphs import SampleGraph
-
-    for record in records:
-        label, marker = processor.encode_label(record, "error" if long_labels == "error" else "truncate")
-        too_long = label[-1] != processor.tokenizer.eos_token_id
-        if long_labels != "error":
-            counts["skipped_labels" if long_labels == "skip" else "truncated_labels"] += too_long
-        if too_long and long_labels == "skip":
-            continue
-        encoded = processor.encode_input(record.input)
-        if not learn_copies and not record.steps and record.subquery == record.question:
-            label = label[:marker]
-        row: dict[str, Any] = {"input_ids": encoded.input_ids, "label_ids": label}
-        if processor.settings.use_graph:
-            for name in SampleGraph._fields:
-                row[name] = [getattr(graph, name) for graph in encoded.graphs]
-            for name in ("nodes", "edges"):
-                row[name] = [[string_key(text) for text in texts] for texts in row[name]]
-        row["marker"] = marker
-        row["length"] = len(encoded.input_ids) + len(label)
-        row["question"] = int.from_bytes(hashlib.sha256(record.question_id.encode()).digest()[:7])
-        triples, words = encoded.truncated_triples, encoded.truncated_words
-        counts[f"{record.task} {record.action.value}"] += 1
-        counts.update(truncated_records=triples + words > 0, truncated_triples=triples, truncated_words=words)
-        yield row

@@ -179,7 +179,7 @@ def test_control_tokens_in_data_stay_text(tokenizer: Any, form: str) -> None:
 
 
 def test_a_training_row_begins_with_the_prompt_of_inference(tokenizer: Any, records: list[Record]) -> None:
-    from tripletune.train.tasks.ras import encode_rows
+    from tripletune.train.record_rows import encode_rows
 
     for form, order in product(("chat", "plain", "llama2"), ORDERS):
         made = processor(tokenizer, prompt_format=form, prompt_order=order)

@@ -19,8 +19,9 @@ from tripletune.models.graph_llm.graphs import build_graph
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.models.llm import Completion
 from tripletune.train import dry_run_report, train
+from tripletune.train.record_rows import encode_rows
 from tripletune.train.tasks import Examples, ras
-from tripletune.train.tasks.ras import GraphTask, encode_rows
+from tripletune.train.tasks.ras import GraphTask
 
 Write = Callable[..., Path]
 
