@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import shutil
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import FrameType
 
 from benchmarks import ENCODER, MODEL, Options, Result, quiet
-from benchmarks.calls import fixed_server
 from benchmarks.training import RAS, one_pass, open_task, records
 from tripletune.data_builders.world.build import WorldOptions, write_world
 
@@ -110,8 +111,31 @@ def _call(scratch: str) -> list[str]:
                     await teacher.triples(question, 0)
             return names
 
-    with fixed_server(0.01, '{"triples": [["Ben", "lives in", "London"]]}') as url:
-        return asyncio.run(ask(url))
+    with ThreadingHTTPServer(("127.0.0.1", 0), _FixedReply) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            return asyncio.run(ask(f"http://127.0.0.1:{server.server_port}/v1"))
+        finally:
+            server.shutdown()
+
+
+class _FixedReply(BaseHTTPRequestHandler):
+    """A server that gives every chat the same reply."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        message = {"role": "assistant", "content": '{"triples": [["Ben", "lives in", "London"]]}'}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        reply = {"id": "fixed", "object": "chat.completion", "created": 1, "model": "fixed", "choices": [choice]}
+        body = json.dumps(reply).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 def _question(options: Options, scratch: str) -> tuple[list[str], list[str]]:

@@ -6,27 +6,22 @@ step, without set-up and checkpoints.
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from benchmarks import ENCODER, MODEL, Options, Result, Way, batches, quiet, take_turns, tripletune
 from tripletune.data_builders.world.build import WorldOptions, write_world
-from tripletune.models.data.pairs import NO_FACTS, extraction_chat, load_instruction, read_pairs
-from tripletune.models.loading import best_dtype, load_tokenizer, resolve
+from tripletune.models.loading import best_dtype, resolve
 from tripletune.models.options import load_config, setting
 from tripletune.models.program import load_from
 
 CONFIGS = Path(__file__).resolve().parents[1] / "recipes" / "configs"
 RAS = CONFIGS / "smollm2_135m_ras_cpu.yaml"
-# TRL's default, and the rank of the adapter on both sides.
-_TRL_BATCH, _RANK = 8, 16
 _COLUMNS = (
     "name tokens_per_second time_against_first rows tokens padding_share seconds peak_bytes peak_above_rest_bytes"
 )
@@ -50,17 +45,6 @@ class LayoutOptions(Options):
     data: str | None = setting(None, "folder or file of trajectories (without: those of a perfect teacher on a world)")
     trajectories: int = setting(24, "trajectories of a pass", at_least=1)
     batch_size: int = setting(2, "rows of a step", at_least=1)
-
-
-@dataclass(frozen=True)
-class ExtractorOptions(Options):
-    """Options of `extractor_training`."""
-
-    model: str = setting(MODEL, "decoder: hub id, folder or pypi:package")
-    data: str | None = setting(None, "text-to-triples pairs (without: those of a fictional world)")
-    pairs: int = setting(64, "pairs of a pass", at_least=1)
-    max_tokens: int = setting(640, "longest pair, instruction included", at_least=32)
-    pack_tokens: int = setting(1024, "tokens of a pack", at_least=32)
 
 
 def training_step(options: StepOptions) -> Result:
@@ -128,43 +112,6 @@ def distill_layout(options: LayoutOptions) -> Result:
         rows,
         [f"together takes {fewer:.2f} times fewer tokens and is {faster:.2f} times as fast"],
         {"tokens_ratio": fewer, "speed_ratio": faster},
-    )
-
-
-def extractor_training(options: ExtractorOptions) -> Result:
-    """Training the extractor against TRL with its own defaults: the same pairs, the same LoRA, real trainers.
-
-    TRL's side is `SFTTrainer` with what `SFTConfig` defaults to: batches of 8 in random order, activation
-    checkpointing, no packing, the output layer at every position. Tokens are those of the texts, padding not counted.
-    """
-    quiet()
-    with tempfile.TemporaryDirectory() as scratch:
-        pairs = _pairs(options, scratch)
-        same = one_pass(scratch, options.seed, _TRL_BATCH) | {
-            "model.base": options.model, "model.lora_rank": _RANK, "model.lora_alpha": 2 * _RANK, "data.train": pairs,
-            "model.lora_targets": ["all-linear"], "data.max_source_tokens": 10_000, "data.max_target_tokens": 10_000,
-        }  # fmt: skip
-        packed = {"train.packing": True, "train.pack_tokens": options.pack_tokens, "train.batch_size": 1}
-        config = CONFIGS / "smollm2_135m_t2t_cpu.yaml"
-        task = open_task("text_to_triples", config, same)
-        packs = open_task("text_to_triples", config, {**same, **packed})
-        chats = _chats(pairs)
-        trainers = {"TRL's defaults": trl_trainer(chats, task.config, "float32")}
-        if native_bf16():
-            trainers["TRL's defaults, bfloat16 weights"] = trl_trainer(chats, task.config, "bfloat16")
-        trainers |= {"ours, similar lengths": task.trainer(), "ours, packed": packs.trainer()}
-        ways = [trainer_way(name, trainer) for name, trainer in trainers.items()]
-        take_turns(ways, options.repeats)
-        tokens = sum(task.train["length"])
-        learned = sum(label != -100 for labels in task.train["labels"] for label in labels)
-    rows = [way.row("tokens", tokens=tokens) for way in ways]
-    for row in rows:
-        row["rate_against_first"] = rows[0]["seconds"] / row["seconds"]
-    return Result(
-        f"one pass over {options.pairs} pairs, median of {options.repeats}",
-        "name tokens_per_second rate_against_first seconds peak_bytes",
-        rows,
-        [f"a pass has {tokens} tokens of text, {learned} of them learned; padding is not counted"],
     )
 
 
@@ -255,7 +202,7 @@ def trl_trainer(rows: Sequence[Mapping[str, Any]], config: Any, dtype: str, **se
     """TRL's `SFTTrainer` with a run's model, LoRA, batch and optimiser; all else is TRL's default.
 
     Args:
-        rows: Prompts and completions, or `input_ids` and `labels`.
+        rows: `input_ids` and `labels`.
         config: A `train.tasks.RunConfig`.
         dtype: Type of the frozen weights.
         **settings: Of `SFTConfig`.
@@ -315,35 +262,3 @@ def _trajectories(options: LayoutOptions, scratch: str) -> str:
     )  # fmt: skip
     tripletune("build", "trajectories", "--results", f"{scratch}/teacher", "--output", f"{scratch}/trajectories")
     return f"{scratch}/trajectories"
-
-
-def _pairs(options: ExtractorOptions, scratch: str) -> str:
-    """File of the pairs of a pass. Both sides get texts whole: what one of them would cut is left out."""
-    place = options.data
-    if place is None:
-        write_world(WorldOptions(options.seed, max(60, 2 * options.pairs), 0, 0), f"{scratch}/world")
-        place = f"{scratch}/all"
-        tripletune("build", "pairs", "--source", f"triples:{scratch}/world/train.triples.jsonl", "--output", place)
-    tokenizer, instruction = load_tokenizer(options.model), load_instruction()
-
-    def length(pair: Any) -> int:
-        return len(tokenizer(f"{instruction}\n{pair.source_text}\n{pair.target or NO_FACTS}")["input_ids"])
-
-    source = read_pairs(place, "train" if Path(place).is_dir() else None)
-    found = list(islice((pair for pair in source if length(pair) <= options.max_tokens), options.pairs))
-    if len(found) < options.pairs:
-        raise ValueError(f"there are only {len(found)} pairs of at most {options.max_tokens} tokens; lower --pairs")
-    path = Path(scratch) / "pairs.jsonl"
-    path.write_text("".join(json.dumps(pair.to_json()) + "\n" for pair in found), encoding="utf-8")
-    return str(path)
-
-
-def _chats(pairs: str) -> list[dict[str, Any]]:
-    instruction = load_instruction()
-    return [
-        {
-            "prompt": extraction_chat(pair.source_text, instruction),
-            "completion": [{"role": "assistant", "content": pair.target or NO_FACTS}],
-        }
-        for pair in read_pairs(pairs)
-    ]

@@ -30,10 +30,8 @@ def test_a_fresh_process_has_a_peak_of_its_own():
 @pytest.mark.parametrize(
     "words",
     [
-        ["llm_client", "--calls", "40", "--in-flight", "8", "--delay", "0.01", "--repeats", "2"],
         ["waiting", "--questions", "3", "--call", "0", "--search", "0", "--repeats", "1"],
         ["build_subq", "--questions", "40"],
-        ["stored_extraction", "--passages", "40"],
         ["rescore", "--records", "20", "--repeats", "1"],
         ["vector_index", "--rows", "300", "--queries", "3"],
     ],
