@@ -320,7 +320,8 @@ def parse_command_line(kind: type[T], description: str, argv: Sequence[str] | No
         names.append(name)
         section = name.rpartition(".")[0]
         group = groups.setdefault(section, parser.add_argument_group(section) if section else parser)
-        group.add_argument(f"--{name}", dest=name, default=argparse.SUPPRESS, metavar="VALUE", help=_help(item, value))
+        shown = f"{{{','.join(_choices(item))}}}" if _choices(item) else "VALUE"
+        group.add_argument(f"--{name}", dest=name, default=argparse.SUPPRESS, metavar=shown, help=_help(item, value))
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         flags = [f"--{name}" for name in names]

@@ -114,6 +114,7 @@ def _config(family: str, vocabulary: int) -> Any:
         # A convolution beside an attention layer, and positions that the mask stands for.
         "lfm2": (transformers.Lfm2Config, {"layer_types": ["conv", "full_attention"]}),
         "bloom": (transformers.BloomConfig, {}),
+        "mamba": (transformers.MambaConfig, {"state_size": 4}),
     }
     kind, more = special[family]
     return kind(**{**common, **more})

@@ -95,7 +95,9 @@ def _train_and_save(task: TrainingTask, checkpoint: Path | None) -> None:
     from tripletune.train.engine import LOSS_FILE
 
     trainer = task.trainer()
-    if checkpoint is not None:
+    if checkpoint is None:
+        task.prepare()
+    else:
         logger.info("continuing from %s", checkpoint)
     trained = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
     logger.info("training %s parameters on %d %s", f"{trained:,}", len(task.train), task.unit)

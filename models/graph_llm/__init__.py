@@ -7,6 +7,7 @@ accounted for.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -86,8 +87,16 @@ def build_graph_llm(
 
     Returns:
         The model in eval mode, and its processor.
+
+    Raises:
+        ValueError: the language model has no attention.
     """
     language_model, tokenizer = load_causal_lm(base_model, dtype, revision, nf4=nf4)
+    if "past_key_values" not in inspect.signature(language_model.forward).parameters:
+        raise ValueError(
+            f"model {base_model}: {type(language_model).__name__} has no layer with attention, without which a "
+            "Graph-LLM can't write replies; take another base model (some layers with attention are enough)"
+        )
     use_graph = config.setdefault("use_graph", True)
     settings = dict(processor_settings or {})
     settings["use_graph"] = use_graph

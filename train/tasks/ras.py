@@ -332,14 +332,12 @@ class GraphTask(TrainingTask):
         make = partial(encode_rows, processor=processor, learn_copies=learn_copies, long_labels=long_labels)
         return cached_rows(key, cache, (partial(make, part) for part in source.parts()), columns)
 
-    def trainer(self) -> Any:
-        """The trainer, of a model whose graph token was warmed up where that is asked for."""
+    def prepare(self) -> None:
+        """Warm the graph token up, where that is asked for."""
         from tripletune.train.graph_warmup import warm_up
 
-        train = self.config.train
-        if train.graph_warmup_steps:
-            warm_up(self.model, self.train, self.collator(), train.graph_warmup_steps, self.config.seed)
-        return super().trainer()
+        if steps := self.config.train.graph_warmup_steps:
+            warm_up(self.model, self.train, self.collator(), steps, self.config.seed)
 
     def warnings(self) -> list[str]:
         """Labels that are too long."""
@@ -428,11 +426,12 @@ class GraphTask(TrainingTask):
         self.processor.save_pretrained(folder)
 
     def notes(self) -> list[str]:
-        """What answers weigh in the loss, and tokens that shared prefixes save in the first thousand batches."""
+        """Weight of answers in the loss, layout of a batch, tokens that shared prefixes save in a thousand batches."""
         share, weight = self.answer_shares()
         found = [
             f"loss per {self.config.train.loss_per}: answering records are {share:.0%} of the records and have "
-            f"{weight:.0%} of the weight"
+            f"{weight:.0%} of the weight",
+            self._layout(),
         ]
         if not self.config.train.shared_prefixes:
             return found
@@ -448,6 +447,20 @@ class GraphTask(TrainingTask):
             shared += sum(len(one.tokens) for one in share_prefixes(batch, own, True, interleaved))
         saved = f"{shared:,} tokens instead of {apart:,} ({shared / apart:.0%})"
         return [*found, f"shared prefixes: {saved} in the first {len(order)} records"]
+
+    def _layout(self) -> str:
+        base, attention = self.model.get_base_model(), self.config.model.attention
+        masked = self.config.train.shared_prefixes and self.config.data.prompt_order != "interleaved"
+        reasons = {
+            f"model.attention is {attention}, not blocks": attention != "blocks",
+            f"{type(base.language_model).__name__} computes something else for them end to end": not base.end_to_end,
+            "its logits are computed everywhere": not base.labels_only,
+            "shared prefixes need a mask": masked,
+        }
+        why = next((reason for reason, holds in reasons.items() if holds), None)
+        return (
+            f"the rows of a batch are padded: {why}" if why else "the rows of a batch lie end to end, without padding"
+        )
 
     def example(self) -> tuple[list[int], list[int]]:
         """Tokens and labels of the first record; with shared prefixes of its question's first records."""

@@ -86,6 +86,13 @@ def test_a_kernel_that_does_not_keep_rows_apart_is_found(make_graph_llm: Make) -
         check_shared_prefixes(model, 8, end_to_end=True)
 
 
+def test_a_base_model_without_attention_is_refused(make_graph_llm: Make) -> None:
+    with pytest.raises(
+        ValueError, match="MambaForCausalLM has no layer with attention, without which a Graph-LLM can't"
+    ):
+        make_graph_llm("mamba")
+
+
 def test_a_family_with_a_scale_of_its_own_is_learned_from_its_own_logits(
     make_graph_llm: Make, make_batch: Make, records: list[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,6 +159,19 @@ def test_a_long_label_that_is_an_error_is_found_before_the_model_is_loaded(
         make_task("ras", {"data.max_label_tokens": 3, "data.long_labels": "error"}).load()
 
 
+def test_the_layout_of_a_batch_is_shown(begin_task: Any) -> None:
+    def layout(**overrides: Any) -> str:
+        (found,) = (
+            note for note in begin_task("ras", {"model.attention": "blocks", **overrides}).notes() if "the rows" in note
+        )
+        return str(found).removeprefix("the rows of a batch ")
+
+    assert layout() == "lie end to end, without padding"
+    assert layout(**{"model.attention": "eager"}) == "are padded: model.attention is eager, not blocks"
+    mask = {"train.shared_prefixes": True, "data.prompt_order": "history_first"}
+    assert layout(**mask) == "are padded: shared prefixes need a mask"
+
+
 def test_the_weight_of_answers_is_shown(begin_task: Any, records: list[Record]) -> None:
     task = begin_task("ras")
     sizes = [len(label) for label in task.train["label_ids"][:]]
@@ -339,6 +352,14 @@ def test_a_warm_graph_token_says_what_the_label_says(begin_task: Any) -> None:
         return torch.nn.functional.mse_loss(base.projector(base.graph_encoder(rows["graphs"])), words).item()
 
     before, frozen = error(), {name: p.clone() for name, p in base.language_model.named_parameters()}
-    task.trainer()
+    task.prepare()
     assert error() < 0.75 * before
     assert all(torch.equal(p, frozen[name]) for name, p in base.language_model.named_parameters())
+
+
+def test_a_run_that_continues_is_not_warmed_up_again(make_task: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    began = []
+    monkeypatch.setattr("tripletune.train.graph_warmup.warm_up", lambda *arguments: began.append(arguments[3]))
+    for _ in range(2):
+        train(make_task("ras", {"train.graph_warmup_steps": 3, "train.max_steps": 1}))
+    assert began == [3]
