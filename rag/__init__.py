@@ -86,7 +86,7 @@ class Trace:
         completion_tokens: Tokens written in all calls.
         truncated_triples: Triples left out of prompts so that they fit, summed over the calls.
         truncated_words: Words of raw text left out of prompts so that they fit, summed over the calls.
-        seconds: Wall-clock seconds, waiting for other questions included.
+        seconds: Wall-clock seconds, waiting for other questions included; the harness measures them.
         structuring_seconds: Those of them in which the triples of passages were waited for (RAS, figure 5).
         error: The message of the exception that ended the run, else empty.
         tallies: Counts of a system's own, such as recovered replies by kind; a run's metrics add them up.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -187,7 +186,6 @@ async def answer_once(
     Raises:
         ValueError: there is no model.
     """
-    started = time.perf_counter()
     trace = Trace(question, stop_reason="retrieval_off" if hits is None else "single_pass")
     steps: tuple[Step, ...] = ()
     if hits is not None:
@@ -203,5 +201,4 @@ async def answer_once(
         prompts = prompts_of(options.prompts)
         passages = None if hits is None else [hit.passage for hit in hits]
         trace.answer = await answer_from(system, question, passages, llm, prompts, options.max_answer_tokens)
-    trace.seconds = time.perf_counter() - started
     return trace

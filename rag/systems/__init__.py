@@ -136,8 +136,8 @@ class System:
     name: str
     summary: str
     run: Callable[[str, str, Tools, Any], Coroutine[Any, Any, Trace]]
-    needs_corpus: Callable[[Any], bool]
-    needs_triples: Callable[[Any], bool]
+    needs_corpus: Callable[[Any], bool] = lambda options: True
+    needs_triples: Callable[[Any], bool] = lambda options: False
     needs_reranker: Callable[[Any], bool] = lambda options: False
     searches_triples: Callable[[Any], bool] = lambda options: False
     options: type[Any] = LoopOptions

@@ -6,7 +6,6 @@ ends without an answer of its own has the reader answer from all passages that i
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -74,7 +73,7 @@ class Rounds:
 
     def __init__(self, system: str, question: str, query: str, tools: Tools, options: RoundOptions) -> None:
         self.trace, self.passages = Trace(question), list[Passage]()
-        self._system, self._options, self._started = system, options, time.perf_counter()
+        self._system, self._options = system, options
         self.retriever: Retriever = need(tools, "retriever", system)
         self.llm = QuestionClient(need(tools, "llm", system), self.trace, tools.question_id, tools.sampling)
         self._prompts = prompts_of(options.prompts, (system, READER))
@@ -147,7 +146,6 @@ class Rounds:
                 await self.search(self._query)
             answer = await self.read(self.trace.question, self.shown)
         self.trace.answer = answer
-        self.trace.seconds = time.perf_counter() - self._started
         return self.trace
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -57,14 +56,12 @@ class GearOptions(RoundOptions):
 
 async def gear(question: str, search: str, tools: Tools, options: GearOptions) -> Trace:
     """Answer one question with GEAR; see `System.run`."""
-    started = time.perf_counter()
     agent = _Gear(question, tools, options)
     ranking = await agent.answer_questions(search) if options.variant == "agent" else await agent.expand(search)
     trace = agent.trace
     trace.details["ranking"] = [agent.passages[position].id for position, _ in ranking]
     best, limit = agent.first(ranking, options.read_k), options.max_answer_tokens
     trace.answer = await answer_from("gear", question, best, agent.llm, agent.prompts, limit)
-    trace.seconds = time.perf_counter() - started
     return trace
 
 
@@ -189,7 +186,6 @@ SYSTEM = System(
     name="gear",
     summary="expands retrieval along the graph of triples, remembers facts, asks on until they answer",
     run=gear,
-    needs_corpus=lambda options: True,
     needs_triples=lambda options: True,
     needs_reranker=lambda options: True,
     searches_triples=lambda options: True,

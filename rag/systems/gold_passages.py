@@ -27,7 +27,6 @@ SYSTEM = System(
     summary="answers from the passages that support the question, as if retrieval were perfect",
     run=gold_passages,
     needs_corpus=lambda options: False,
-    needs_triples=lambda options: False,
     files=prompt_files(READER, CLOSED_BOOK),
     needs_gold=True,
 )

@@ -70,7 +70,6 @@ SYSTEM = System(
     name="ircot",
     summary="searches with each thought of a chain, then answers from all passages",
     run=ircot,
-    needs_corpus=lambda options: True,
     needs_triples=lambda options: options.graph,
     needs_reranker=lambda options: options.graph and options.synonyms is not None,
     searches_triples=lambda options: options.graph,

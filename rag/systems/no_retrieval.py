@@ -17,6 +17,5 @@ SYSTEM = System(
     summary="answers from the model's own knowledge",
     run=no_retrieval,
     needs_corpus=lambda options: False,
-    needs_triples=lambda options: False,
     files=prompt_files(CLOSED_BOOK),
 )

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -64,7 +63,7 @@ class PprOptions:
 
 async def ppr(question: str, search: str, tools: Tools, options: PprOptions) -> Trace:
     """Answer one question from the passages with the highest PageRank; see `System.run`."""
-    started, trace = time.perf_counter(), Trace(question, stop_reason="single_pass")
+    trace = Trace(question, stop_reason="single_pass")
     index: TripleIndex = need(tools, "triples", "ppr")
     llm = QuestionClient(need(tools, "llm", "ppr"), trace, tools.question_id, tools.sampling)
     prompts = prompts_of(options.prompts, _NAMES)
@@ -75,7 +74,6 @@ async def ppr(question: str, search: str, tools: Tools, options: PprOptions) -> 
     trace.details["ranking"] = [index.passages[position].id for position, _ in ranking[:100]]
     passages = [hit.passage for hit in best]
     trace.answer = await answer_from("ppr", question, passages, llm, prompts, options.max_answer_tokens)
-    trace.seconds = time.perf_counter() - started
     return trace
 
 
@@ -185,7 +183,6 @@ SYSTEM = System(
     name="ppr",
     summary="answers from the passages with the highest PageRank, walked from the triples closest to the question",
     run=ppr,
-    needs_corpus=lambda options: True,
     needs_triples=lambda options: True,
     needs_reranker=lambda options: options.synonyms is not None,
     searches_triples=lambda options: True,

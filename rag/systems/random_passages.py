@@ -25,7 +25,5 @@ SYSTEM = System(
     name="random_passages",
     summary="answers from passages drawn at random, as if retrieval were useless",
     run=random_passages,
-    needs_corpus=lambda options: True,
-    needs_triples=lambda options: False,
     files=prompt_files(READER),
 )

@@ -29,7 +29,6 @@ async def ras(question: str, search: str, tools: Tools, options: LoopOptions) ->
     Raises:
         ValueError: there is no model, or what the options ask for: retriever, store, the question's own passages.
     """
-    started = time.perf_counter()
     # A chat model's calls are noted in the trace; their cost is counted below, as that of a Graph-LLM is.
     notes = Trace(question)
     trace = Trace(question, tallies=notes.tallies, details=notes.details, cached=notes.cached)
@@ -72,7 +71,6 @@ async def ras(question: str, search: str, tools: Tools, options: LoopOptions) ->
     )
     trace.count(answer)
     trace.answer = answer.text.strip()
-    trace.seconds = time.perf_counter() - started
     return trace
 
 

@@ -46,8 +46,6 @@ SYSTEM = System(
     name="react",
     summary="thinks, searches and finishes by actions, turn by turn",
     run=react,
-    needs_corpus=lambda options: True,
-    needs_triples=lambda options: False,
     options=RoundOptions,
     model="llm",
     files=prompt_files("react", READER, names=("react", READER)),

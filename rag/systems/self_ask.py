@@ -47,8 +47,6 @@ SYSTEM = System(
     name="self_ask",
     summary="asks follow-up questions, answers each from a search, then the question",
     run=self_ask,
-    needs_corpus=lambda options: True,
-    needs_triples=lambda options: False,
     options=RoundOptions,
     model="llm",
     files=prompt_files("self_ask", READER, names=("self_ask", READER)),

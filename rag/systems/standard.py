@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, answer_once, prompt_files
 from tripletune.rag.systems import LoopOptions, System, Tools, need
@@ -14,18 +12,13 @@ async def standard(question: str, search: str, tools: Tools, options: LoopOption
 
     Of the options `top_k` and `max_answer_tokens` count.
     """
-    started = time.perf_counter()
     hits = await need(tools, "retriever", "standard").retrieve(search, options.top_k)
-    trace = await answer_once("standard", question, tools, options, hits, search)
-    trace.seconds = time.perf_counter() - started
-    return trace
+    return await answer_once("standard", question, tools, options, hits, search)
 
 
 SYSTEM = System(
     name="standard",
     summary="retrieves once with the question, answers from the passages' text",
     run=standard,
-    needs_corpus=lambda options: True,
-    needs_triples=lambda options: False,
     files=prompt_files(READER),
 )

@@ -11,7 +11,6 @@ Where the paper leaves a choice:
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -125,7 +124,7 @@ async def t2rag(question: str, search: str, tools: Tools, options: T2RAGOptions)
     Raises:
         ValueError: there is no model, or nothing to search.
     """
-    started, trace, asked = time.perf_counter(), Trace(question), set[str]()
+    trace, asked = Trace(question), set[str]()
     llm = QuestionClient(need(tools, "llm", "t2rag"), trace, tools.question_id, tools.sampling)
     main = f"Question: {one_line(question)}"
     try:
@@ -158,7 +157,6 @@ async def t2rag(question: str, search: str, tools: Tools, options: T2RAGOptions)
     known = f"{main}\n\nClues:\n{_lines(clue for clue in clues if clue.kind < 2)}"
     trace.answer = await _ask("answer", known, llm, options, trace, bare_answer)
     trace.details["clues"] = [clue.fields for clue in clues]
-    trace.seconds = time.perf_counter() - started
     return trace
 
 
@@ -193,7 +191,6 @@ SYSTEM = System(
     name="t2rag",
     summary="turns the question into triples with unknowns, fills them from the triples of the corpus, then answers",
     run=t2rag,
-    needs_corpus=lambda options: True,
     needs_triples=lambda options: options.unit == "triples",
     searches_triples=lambda options: options.unit == "triples",
     options=T2RAGOptions,

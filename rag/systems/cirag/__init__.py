@@ -112,7 +112,7 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
     Raises:
         ValueError: there is no model, corpus, store or reranker, and the options ask for one.
     """
-    started, trace = time.perf_counter(), Trace(question)
+    trace = Trace(question)
     teacher, retriever = need(tools, "llm", "cirag"), need(tools, "retriever", "cirag")
     # M_R extracts triples and answers; K_D, the teacher or a distilled student, filters triples and asks on.
     llm, integrator = (
@@ -151,7 +151,6 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
             trace.stop_reason = "malformed" if decision.query is None else "no_question"
 
     await generate(question, pools, llm, prompts, options, trace)
-    trace.seconds = time.perf_counter() - started
     return trace
 
 
@@ -294,7 +293,6 @@ SYSTEM = System(
     name="cirag",
     summary="constructs candidate triples, integrates them round by round, answers from triples, sentences or passages",
     run=cirag,
-    needs_corpus=lambda options: True,
     needs_triples=lambda options: options.extraction == "store",
     needs_reranker=lambda options: options.rerank,
     options=CiragOptions,
