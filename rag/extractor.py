@@ -29,10 +29,10 @@ from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted, Retry
 from tripletune.models.llm.replies import UnusableReply, ask
 from tripletune.models.loading import ADAPTER_CONFIG, DTYPES, adapter_base, resolve, usual_dtype
-from tripletune.models.options import from_arguments, require, setting, to_arguments
+from tripletune.models.options import from_arguments, setting, to_arguments
 from tripletune.models.run_folders import CONFIG, PROMPT_FILE
 from tripletune.rag import NOTING
-from tripletune.rag.systems import QuestionClient
+from tripletune.rag.systems import Options, QuestionClient
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +50,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class LocalOptions:
-    """How a model on this machine extracts.
-
-    Raises:
-        ValueError: a value makes no sense; all problems are named at once.
-    """
+class LocalOptions(Options):
+    """How a model on this machine extracts."""
 
     max_tokens: int | None = setting(
         None, "longest reply (default: 512; of a teacher 1536); the paper trains on up to 256", at_least=1
@@ -68,9 +64,6 @@ class LocalOptions:
         "weights (default: bfloat16 on a GPU, else float32); only in float32 replies do not depend on the batch",
         choices=DTYPES,
     )
-
-    def __post_init__(self) -> None:
-        require(self)
 
     def check(self) -> list[str]:
         """Settings that can't go together."""

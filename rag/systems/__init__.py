@@ -68,12 +68,16 @@ class Tools:
 
 
 @dataclass(frozen=True, slots=True)
-class LoopOptions:
-    """Settings of a run; the defaults are the RAS paper's (sections 4.1, F.2).
+class Options:
+    """Settings; values that make no sense are refused when they are made, all of them in one `ValueError`."""
 
-    Raises:
-        ValueError: a value is out of range; all problems are named at once.
-    """
+    def __post_init__(self) -> None:
+        require(self)
+
+
+@dataclass(frozen=True, slots=True)
+class LoopOptions(Options):
+    """Settings of a run; the defaults are the RAS paper's (sections 4.1, F.2)."""
 
     max_rounds: int = setting(5, "most rounds of retrieval; with 0 the question is answered directly", at_least=0)
     top_k: int = setting(5, "passages per round", at_least=1)
@@ -107,9 +111,6 @@ class LoopOptions:
     max_plan_tokens: int = setting(64, "longest planning reply; table 4 has labels of up to 62 tokens", at_least=1)
     max_answer_tokens: int = setting(100, "longest answer", at_least=1)
     prompts: str | None = setting(None, "folder with prompts of one's own for a chat model: ras_*.md, answer_*.md")
-
-    def __post_init__(self) -> None:
-        require(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,20 +12,16 @@ from dataclasses import dataclass
 from tripletune.models.data.records import Passage, Step, normalize_answer
 from tripletune.models.llm import Message
 from tripletune.models.llm.replies import UnusableReply, ask, without_thoughts
-from tripletune.models.options import require, setting
+from tripletune.models.options import setting
 from tripletune.rag import StopReason, Trace, TraceAction
 from tripletune.rag.chat_generator import READER, answer_from, prompts_of
 from tripletune.rag.retrievers import Retriever
-from tripletune.rag.systems import QuestionClient, Tools, need
+from tripletune.rag.systems import Options, QuestionClient, Tools, need
 
 
 @dataclass(frozen=True, slots=True)
-class RoundOptions:
-    """Settings of a run.
-
-    Raises:
-        ValueError: a value is out of range; all problems are named at once.
-    """
+class RoundOptions(Options):
+    """Settings of a run."""
 
     max_rounds: int = setting(4, "most searches", at_least=1)
     top_k: int = setting(5, "passages per search", at_least=1)
@@ -34,9 +30,6 @@ class RoundOptions:
     prompts: str | None = setting(None, "folder with prompts of one's own")
     max_thought_tokens: int = setting(256, "longest reply of a round", at_least=1)
     max_answer_tokens: int = setting(100, "longest reply of the reader", at_least=1)
-
-    def __post_init__(self) -> None:
-        require(self)
 
 
 @dataclass(frozen=True, slots=True)

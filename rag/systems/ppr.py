@@ -20,13 +20,13 @@ from scipy.sparse import coo_array, csr_array
 
 from tripletune.models.data.records import Step, one_line
 from tripletune.models.llm.replies import UnusableReply, ask, find_json
-from tripletune.models.options import require, setting
+from tripletune.models.options import setting
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, answer_from, prompt_files, prompts_of
 from tripletune.rag.embedding import Embedder
 from tripletune.rag.graph import personalised_pagerank
 from tripletune.rag.retrievers import Retrieved, verbalise
-from tripletune.rag.systems import QuestionClient, System, Tools, need
+from tripletune.rag.systems import Options, QuestionClient, System, Tools, need
 from tripletune.rag.text_index import Ranking
 from tripletune.rag.triple_index import TripleIndex
 
@@ -36,12 +36,8 @@ _COMPARED = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class PprOptions:
-    """Settings of a run; the defaults are HippoRAG 2's.
-
-    Raises:
-        ValueError: a value is out of range; all problems are named at once.
-    """
+class PprOptions(Options):
+    """Settings of a run; the defaults are HippoRAG 2's."""
 
     top_k: int = setting(5, "passages that are read", at_least=1)
     triples: int = setting(5, "triples closest to the question, whose entities the walk may start at", at_least=1)
@@ -56,9 +52,6 @@ class PprOptions:
     prompts: str | None = setting(None, "folder with prompts of one's own: ppr_filter.md, answer_passages.md")
     max_filter_tokens: int = setting(128, "longest reply of the filter", at_least=1)
     max_answer_tokens: int = setting(100, "longest answer", at_least=1)
-
-    def __post_init__(self) -> None:
-        require(self)
 
 
 async def ppr(question: str, search: str, tools: Tools, options: PprOptions) -> Trace:

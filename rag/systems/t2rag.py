@@ -18,11 +18,11 @@ from typing import Literal, TypeVar
 from tripletune.models.data.records import Step, one_line
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.replies import UnusableReply, ask, triple_rows
-from tripletune.models.options import require, setting
+from tripletune.models.options import setting
 from tripletune.rag import Trace, TraceAction
 from tripletune.rag.chat_generator import bare_answer, prompt_files, prompts_of, show_passages
 from tripletune.rag.retrievers import Retrieved
-from tripletune.rag.systems import QuestionClient, System, Tools, need
+from tripletune.rag.systems import Options, QuestionClient, System, Tools, need
 from tripletune.rag.triple_index import TripleIndex, entity_key
 
 _PROMPTS = ("t2rag_decompose", "t2rag_resolve", "t2rag_answer")
@@ -34,12 +34,8 @@ _KINDS = (("Searchable", 1), ("Fuzzy", 2), ("Resolved", 0))
 
 
 @dataclass(frozen=True, slots=True)
-class T2RAGOptions:
-    """Settings of a run.
-
-    Raises:
-        ValueError: a value is out of range; all problems are named at once.
-    """
+class T2RAGOptions(Options):
+    """Settings of a run."""
 
     max_rounds: int = setting(3, 'N, most rounds; 1 is the ablation "single round" (figure 5)', at_least=1)
     top_k: int = setting(5, "k, passages per round", at_least=1)
@@ -56,9 +52,6 @@ class T2RAGOptions:
     max_decompose_tokens: int = setting(512, "longest reply with the clues of a question", at_least=1)
     max_resolve_tokens: int = setting(1024, "longest reply with filled clues", at_least=1)
     max_answer_tokens: int = setting(100, "longest answer", at_least=1)
-
-    def __post_init__(self) -> None:
-        require(self)
 
 
 class Clue:

@@ -23,11 +23,11 @@ from typing import Literal, get_args
 from tripletune.models.data.records import Step, normalize_answer
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.replies import UnusableReply, ask, is_refusal
-from tripletune.models.options import require, setting
+from tripletune.models.options import setting
 from tripletune.rag import NOTING, Trace, TraceAction
 from tripletune.rag.chat_generator import REFUSAL, prompt_files, prompts_of, read_answer
 from tripletune.rag.retrievers import Fact, Retrieved, provenance, top, verbalise
-from tripletune.rag.systems import PromptSet, QuestionClient, System, Tools, need
+from tripletune.rag.systems import Options, PromptSet, QuestionClient, System, Tools, need
 from tripletune.rag.systems._rounds import reason_to_stop
 from tripletune.rag.systems.cirag.extraction import passage_triples
 from tripletune.rag.systems.cirag.integration import (
@@ -52,12 +52,8 @@ PROMPT_NAMES = (
 
 
 @dataclass(frozen=True, slots=True)
-class CiragOptions:
-    """Settings of a run.
-
-    Raises:
-        ValueError: a value is out of range; all problems are named at once.
-    """
+class CiragOptions(Options):
+    """Settings of a run."""
 
     max_rounds: int = setting(4, "L, most rounds (figure 8 varies it)", at_least=1)
     top_k: int = setting(10, "K, passages per round", at_least=1)
@@ -91,9 +87,6 @@ class CiragOptions:
     max_extraction_tokens: int = setting(1536, "longest reply with entities or triples", at_least=1)
     max_integration_tokens: int = setting(1024, "longest reply of the integrator", at_least=1)
     max_generation_tokens: int = setting(512, "longest reply of the generator, its thought included", at_least=1)
-
-    def __post_init__(self) -> None:
-        require(self)
 
     def check(self) -> list[str]:
         """What `setting` can't say: the levels of the cascade have an order."""

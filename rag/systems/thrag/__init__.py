@@ -16,12 +16,12 @@ from typing import Literal
 
 from tripletune.models.data.records import Step, one_line
 from tripletune.models.llm.replies import UnusableReply, ask, find_json
-from tripletune.models.options import require, setting
+from tripletune.models.options import setting
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import bare_answer, prompt_files, prompts_of, show_passages
 from tripletune.rag.graph import Compare
 from tripletune.rag.retrievers import Retrieved, top
-from tripletune.rag.systems import QuestionClient, System, Tools, need
+from tripletune.rag.systems import Options, QuestionClient, System, Tools, need
 from tripletune.rag.systems.thrag.graph import EXTRACTION, Statement, TopicGraph, graph_of
 from tripletune.rag.triple_index import entity_key
 
@@ -31,12 +31,8 @@ _NAMES = (EXTRACTION, "thrag_topics", "thrag_subtopics", "thrag_answer", "thrag_
 
 
 @dataclass(frozen=True, slots=True)
-class ThragOptions:
-    """Settings of a run; the defaults are the paper's (section 4.4).
-
-    Raises:
-        ValueError: a value is out of range; all problems are named at once.
-    """
+class ThragOptions(Options):
+    """Settings of a run; the defaults are the paper's (section 4.4)."""
 
     sentences: int = setting(30, 'K1, sentences that are read; 0 is "w/o triplets" (table 7)', at_least=0)
     chunks: int = setting(5, 'K2, best sentences whose passages are read; 0 is "w/o chunks" (table 7)', at_least=0)
@@ -53,9 +49,6 @@ class ThragOptions:
     max_extraction_tokens: int = setting(4096, "longest reply with the triples of a passage", at_least=1)
     max_selection_tokens: int = setting(512, "longest reply with selected labels", at_least=1)
     max_answer_tokens: int = setting(100, "longest answer; a long one needs more", at_least=1)
-
-    def __post_init__(self) -> None:
-        require(self)
 
     def check(self) -> list[str]:
         """What `setting` can't say."""
