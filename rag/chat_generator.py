@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 from tripletune.models.data.records import ModelInput, Passage, Step, one_line
@@ -67,13 +66,7 @@ def chat_generator(tools: Tools, folder: str | None, notes: Trace) -> ChatGenera
         ValueError: there is no chat model.
     """
     client = QuestionClient(need(tools, "llm", "ras"), notes, tools.question_id)
-    return ChatGenerator(client, prompts_of(folder), tools.sampling or Sampling())
-
-
-@lru_cache(maxsize=16)
-def prompts_of(folder: str | None, names: tuple[str, ...] = _PROMPTS) -> PromptSet:
-    """As `load_prompts`, read once."""
-    return load_prompts(names, folder)
+    return ChatGenerator(client, load_prompts(_PROMPTS, folder), tools.sampling or Sampling())
 
 
 def prompt_files(*used: str, names: tuple[str, ...] = _PROMPTS) -> Callable[[Any], Mapping[str, str]]:
@@ -84,7 +77,7 @@ def prompt_files(*used: str, names: tuple[str, ...] = _PROMPTS) -> Callable[[Any
         names: All that the folder may hold.
     """
     return lambda options: {
-        name: digest for name, digest in prompts_of(options.prompts, names).digests().items() if name in used
+        name: digest for name, digest in load_prompts(names, options.prompts).digests().items() if name in used
     }
 
 
@@ -198,7 +191,7 @@ async def answer_once(
         trace.answer = completion.text.strip()
     else:
         llm = QuestionClient(need(tools, "llm", system), trace, tools.question_id, tools.sampling)
-        prompts = prompts_of(options.prompts)
+        prompts = load_prompts(_PROMPTS, options.prompts)
         passages = None if hits is None else [hit.passage for hit in hits]
         trace.answer = await answer_from(system, question, passages, llm, prompts, options.max_answer_tokens)
     return trace

@@ -9,6 +9,7 @@ import hashlib
 from bisect import insort
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -239,8 +240,9 @@ class PromptSet:
         return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.texts.items()}
 
 
-def load_prompts(names: Sequence[str], folder: str | Path | None = None, ours: Path = PROMPT_FOLDER) -> PromptSet:
-    """Read prompt files; those that `folder` does not hold are ours.
+@lru_cache(maxsize=16)
+def load_prompts(names: tuple[str, ...], folder: str | Path | None = None, ours: Path = PROMPT_FOLDER) -> PromptSet:
+    """Read prompt files, once; those that `folder` does not hold are ours.
 
     Args:
         names: Names of the prompts, which are the files' names without `.md`.

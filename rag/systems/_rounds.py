@@ -14,9 +14,9 @@ from tripletune.models.llm import Message
 from tripletune.models.llm.replies import UnusableReply, ask, without_thoughts
 from tripletune.models.options import setting
 from tripletune.rag import StopReason, Trace, TraceAction
-from tripletune.rag.chat_generator import READER, answer_from, prompts_of
+from tripletune.rag.chat_generator import READER, answer_from
 from tripletune.rag.retrievers import Retriever
-from tripletune.rag.systems import Options, QuestionClient, Tools, need
+from tripletune.rag.systems import Options, QuestionClient, Tools, load_prompts, need
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Rounds:
         self._system, self._options = system, options
         self.retriever: Retriever = need(tools, "retriever", system)
         self.llm = QuestionClient(need(tools, "llm", system), self.trace, tools.question_id, tools.sampling)
-        self._prompts = prompts_of(options.prompts, (system, READER))
+        self._prompts = load_prompts((system, READER), options.prompts)
         self._query, self._asked = query, set[str]()
 
     def chat(self, user: str) -> list[Message]:

@@ -19,10 +19,10 @@ from tripletune.models.data.triples import Triple
 from tripletune.models.llm.replies import UnusableReply, ask, find_triples, without_thoughts
 from tripletune.models.options import setting
 from tripletune.rag import Trace, TraceAction
-from tripletune.rag.chat_generator import READER, answer_from, prompt_files, prompts_of, show_passages
+from tripletune.rag.chat_generator import READER, answer_from, prompt_files, show_passages
 from tripletune.rag.graph import Scoring, breadth_first, diverse_beam_search
 from tripletune.rag.retrievers import Retrieved, verbalise
-from tripletune.rag.systems import QuestionClient, System, Tools, need
+from tripletune.rag.systems import QuestionClient, System, Tools, load_prompts, need
 from tripletune.rag.systems._rounds import RoundOptions
 from tripletune.rag.text_index import Ranking, reciprocal_rank_fusion
 
@@ -73,7 +73,7 @@ class _Gear:
         self.retriever, self.triples = need(tools, "retriever", "gear"), need(tools, "triples", "gear")
         self.similarity = need(tools, "reranker", "gear").scores
         self.llm = QuestionClient(need(tools, "llm", "gear"), self.trace, tools.question_id, tools.sampling)
-        self.prompts, self.passages = prompts_of(options.prompts, _NAMES), self.triples.passages
+        self.prompts, self.passages = load_prompts(_NAMES, options.prompts), self.triples.passages
         self.gist: list[Triple] = []
 
     async def answer_questions(self, query: str) -> Ranking:

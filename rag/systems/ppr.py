@@ -22,11 +22,11 @@ from tripletune.models.data.records import Step, one_line
 from tripletune.models.llm.replies import UnusableReply, ask, find_json
 from tripletune.models.options import setting
 from tripletune.rag import Trace
-from tripletune.rag.chat_generator import READER, answer_from, prompt_files, prompts_of
+from tripletune.rag.chat_generator import READER, answer_from, prompt_files
 from tripletune.rag.embedding import Embedder
 from tripletune.rag.graph import personalised_pagerank
 from tripletune.rag.retrievers import Retrieved, verbalise
-from tripletune.rag.systems import Options, QuestionClient, System, Tools, need
+from tripletune.rag.systems import Options, QuestionClient, System, Tools, load_prompts, need
 from tripletune.rag.text_index import Ranking
 from tripletune.rag.triple_index import TripleIndex
 
@@ -59,7 +59,7 @@ async def ppr(question: str, search: str, tools: Tools, options: PprOptions) -> 
     trace = Trace(question, stop_reason="single_pass")
     index: TripleIndex = need(tools, "triples", "ppr")
     llm = QuestionClient(need(tools, "llm", "ppr"), trace, tools.question_id, tools.sampling)
-    prompts = prompts_of(options.prompts, _NAMES)
+    prompts = load_prompts(_NAMES, options.prompts)
 
     found, ranking = await PageRank("ppr", tools, options, llm, trace).rank(search, question)
     best = [Retrieved(index.passages[position], score, position) for position, score in ranking[: options.top_k]]
@@ -92,7 +92,7 @@ class PageRank:
         (found,) = await index.search([search], options.triples)
         if options.filter and found:
             facts = "\n".join(f"{number}. {verbalise(index[row])}" for number, (row, _) in enumerate(found, 1))
-            chat = prompts_of(options.prompts, _NAMES).chat(
+            chat = load_prompts(_NAMES, options.prompts).chat(
                 "ppr_filter", f"Facts:\n{facts}\n\nQuestion: {one_line(question)}"
             )
             sampling = self._llm.up_to(options.max_filter_tokens)

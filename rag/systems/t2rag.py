@@ -20,9 +20,9 @@ from tripletune.models.data.triples import Triple
 from tripletune.models.llm.replies import UnusableReply, ask, triple_rows
 from tripletune.models.options import setting
 from tripletune.rag import Trace, TraceAction
-from tripletune.rag.chat_generator import bare_answer, prompt_files, prompts_of, show_passages
+from tripletune.rag.chat_generator import bare_answer, prompt_files, show_passages
 from tripletune.rag.retrievers import Retrieved
-from tripletune.rag.systems import Options, QuestionClient, System, Tools, need
+from tripletune.rag.systems import Options, QuestionClient, System, Tools, load_prompts, need
 from tripletune.rag.triple_index import TripleIndex, entity_key
 
 _PROMPTS = ("t2rag_decompose", "t2rag_resolve", "t2rag_answer")
@@ -171,7 +171,7 @@ async def _ask(
         trace.actions += [] if call == "answer" else [TraceAction(reply, call)]
         return read(reply)
 
-    chat = prompts_of(options.prompts, _PROMPTS).chat(f"t2rag_{call}", user)
+    chat = load_prompts(_PROMPTS, options.prompts).chat(f"t2rag_{call}", user)
     sampling = llm.up_to(getattr(options, f"max_{call}_tokens"))
     return await ask(llm, chat, parse, role=f"t2rag.{call}", sampling=sampling, repairs=options.repairs)
 

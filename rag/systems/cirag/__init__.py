@@ -25,9 +25,9 @@ from tripletune.models.data.triples import Triple
 from tripletune.models.llm.replies import UnusableReply, ask, is_refusal
 from tripletune.models.options import setting
 from tripletune.rag import NOTING, Trace, TraceAction
-from tripletune.rag.chat_generator import REFUSAL, prompt_files, prompts_of, read_answer
+from tripletune.rag.chat_generator import REFUSAL, prompt_files, read_answer
 from tripletune.rag.retrievers import Fact, Retrieved, provenance, top, verbalise
-from tripletune.rag.systems import Options, PromptSet, QuestionClient, System, Tools, need
+from tripletune.rag.systems import Options, PromptSet, QuestionClient, System, Tools, load_prompts, need
 from tripletune.rag.systems._rounds import reason_to_stop
 from tripletune.rag.systems.cirag.extraction import passage_triples
 from tripletune.rag.systems.cirag.integration import (
@@ -115,7 +115,7 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
             (tools.integrator or teacher, tools.integrator_sampling or tools.sampling),
         )
     )
-    prompts = prompts_of(options.prompts, PROMPT_NAMES)
+    prompts = load_prompts(PROMPT_NAMES, options.prompts)
     query, asked = search, set[str]()
     history: list[Round] = []
     pools: Pools = {}

@@ -18,10 +18,10 @@ from tripletune.models.data.records import Step, one_line
 from tripletune.models.llm.replies import UnusableReply, ask, find_json
 from tripletune.models.options import setting
 from tripletune.rag import Trace
-from tripletune.rag.chat_generator import bare_answer, prompt_files, prompts_of, show_passages
+from tripletune.rag.chat_generator import bare_answer, prompt_files, show_passages
 from tripletune.rag.graph import Compare
 from tripletune.rag.retrievers import Retrieved, top
-from tripletune.rag.systems import Options, QuestionClient, System, Tools, need
+from tripletune.rag.systems import Options, QuestionClient, System, Tools, load_prompts, need
 from tripletune.rag.systems.thrag.graph import EXTRACTION, Statement, TopicGraph, graph_of
 from tripletune.rag.triple_index import entity_key
 
@@ -64,7 +64,7 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     trace = Trace(question, stop_reason="single_pass")
     client, passages = need(tools, "llm", "thrag"), need(tools, "retriever", "thrag").passages
     llm = QuestionClient(client, trace, tools.question_id, tools.sampling)
-    prompts, similarity = prompts_of(options.prompts, _NAMES), need(tools, "reranker", "thrag").scores
+    prompts, similarity = load_prompts(_NAMES, options.prompts), need(tools, "reranker", "thrag").scores
     graph = await graph_of(client, passages, prompts, llm.up_to(options.max_extraction_tokens), options.repairs)
     # Building the graph is no cost of a question, in calls as in seconds.
     trace.details["index"], trace.cached = graph.spent, {**graph.cached}
@@ -122,7 +122,7 @@ class _Selection:
         listed = "\n".join(f"- {label}" for label in labels)
         about = f"Topic: {topic}\n\n" if topic else ""
         user = f"{about}{kind.capitalize()}:\n{listed}\n\nSelect {min(least, len(labels))} to {min(most, len(labels))}."
-        chat = prompts_of(options.prompts, _NAMES).chat(
+        chat = load_prompts(_NAMES, options.prompts).chat(
             f"thrag_{kind}", f"{user}\n\nQuestion: {one_line(self.question)}"
         )
         try:
