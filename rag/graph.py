@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
-from tripletune.models.data.triples import Triple
 from tripletune.rag.retrievers import verbalise, words_in
+from tripletune.rag.triple_index import TripleIndex
 
 Scoring = Literal["concat", "mean"]
-# The similarity of each text to the query; see `Reranker`.
+# The similarity of each text to the query; see `Embedder.scores`.
 Compare = Callable[[str, Sequence[str]], Awaitable[Sequence[float]]]
-
-
-class TripleGraph(Protocol):
-    """Triples by row, and those that share an entity with one; a `TripleIndex` is one."""
-
-    def __getitem__(self, row: int) -> Triple:
-        """The triple of a row."""
-        ...
-
-    def neighbours(self, row: int) -> Iterable[int]:
-        """The rows that share subject or object with a row."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +35,7 @@ class Beam:
 async def diverse_beam_search(
     query: str,
     seeds: Sequence[int],
-    graph: TripleGraph,
+    graph: TripleIndex,
     similarity: Compare,
     *,
     width: int = 10,
@@ -109,7 +97,7 @@ def _top(beams: list[Beam], count: int) -> list[Beam]:
     return sorted(beams, key=lambda beam: (-beam.score, beam.rows))[:count]
 
 
-def _closest(query: str, row: int, visited: set[int], graph: TripleGraph, limit: int) -> list[int]:
+def _closest(query: str, row: int, visited: set[int], graph: TripleIndex, limit: int) -> list[int]:
     rows = [int(other) for other in graph.neighbours(row) if int(other) not in visited]
     if len(rows) <= limit:
         return rows
@@ -118,7 +106,7 @@ def _closest(query: str, row: int, visited: set[int], graph: TripleGraph, limit:
 
 
 async def _similarities(
-    query: str, graph: TripleGraph, similarity: Compare, scoring: Scoring, beams: Sequence[tuple[int, ...]]
+    query: str, graph: TripleIndex, similarity: Compare, scoring: Scoring, beams: Sequence[tuple[int, ...]]
 ) -> list[float]:
     if not beams:
         return []

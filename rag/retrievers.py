@@ -75,14 +75,6 @@ def open_retriever(
     return CorpusRetriever(passages, index)
 
 
-class Reranker(Protocol):
-    """What a loop asks of a reranker, which an `Embedder` is."""
-
-    async def scores(self, query: str, texts: Sequence[str]) -> Sequence[float]:
-        """The similarity of each text to the query; higher is better."""
-        ...
-
-
 def verbalise(triple: Triple) -> str:
     """A triple as the text that is embedded: its fields, separated by spaces."""
     return " ".join(triple.as_list())

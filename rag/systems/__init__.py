@@ -19,7 +19,8 @@ from tripletune.models.llm import Completion, Generator, LLMClient, Message, Sam
 from tripletune.models.options import nearest, require, set_values, setting
 from tripletune.models.program import load_from, names_in
 from tripletune.rag import Trace
-from tripletune.rag.retrievers import Reranker, Retriever
+from tripletune.rag.embedding import Embedder
+from tripletune.rag.retrievers import Retriever
 from tripletune.rag.triple_index import TripleIndex
 from tripletune.rag.triple_store import TripleSource
 
@@ -61,7 +62,7 @@ class Tools:
     integrator: LLMClient | None = None
     sampling: Sampling | None = None
     integrator_sampling: Sampling | None = None
-    reranker: Reranker | None = None
+    reranker: Embedder | None = None
     gold: tuple[Passage, ...] = ()
     context: tuple[Passage, ...] = ()
     triples: TripleIndex | None = None
