@@ -95,8 +95,7 @@ class Loaded:
     def _embeddings(self) -> Any:
         from tripletune.models.graph_llm.embeddings import LiveEmbeddings
 
-        base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-        return LiveEmbeddings(base.config.encoder, base.config.text_embedding_width)
+        return LiveEmbeddings(self.model.config.encoder, self.model.config.text_embedding_width)
 
 
 def model_input(case: Case) -> ModelInput:

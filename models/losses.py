@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig
 from transformers.modeling_outputs import CausalLMOutput
 
 from tripletune.models.data.records import IGNORED
@@ -28,10 +29,26 @@ PADDING = -1
 _FULL = "full_attention"
 
 
-def scaled_logits(logits: torch.Tensor, config: PretrainedConfig) -> torch.Tensor:
-    """Logits (..., V) as families change them before the loss: Gemma caps, Granite divides, Cohere multiplies."""
-    softcap = getattr(config, "final_logit_softcapping", None)
-    if softcap is not None:
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """A model in eval mode; afterwards its training mode is as before."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def label_logits(model: Any, keep: torch.Tensor, *args: Any, **inputs: Any) -> torch.Tensor:
+    """Logits (N, V) of a causal language model where `keep` (B, at most T) says so, and nowhere else.
+
+    Families change them before the loss: Gemma caps, Granite divides, Cohere multiplies.
+    """
+    # With a cache a packed row would be taken for one sequence.
+    hidden = model.get_decoder()(*args, **inputs, use_cache=False).last_hidden_state
+    logits, config = model.get_output_embeddings()(hidden[:, : keep.shape[1]][keep]), model.config.get_text_config()
+    if (softcap := getattr(config, "final_logit_softcapping", None)) is not None:
         logits = torch.tanh(logits / softcap) * softcap
     return logits * (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
 
@@ -90,10 +107,8 @@ def learn_labels_only(model: Any) -> bool:
         if full_logits:
             return original(*args, labels=labels, num_items_in_batch=num_items_in_batch, **kwargs)
         inputs = {name: value for name, value in kwargs.items() if name not in _NOT_FOR_THE_DECODER}
-        # With a cache a packed row would be taken for one sequence.
-        hidden = model.get_decoder()(*args, **inputs, use_cache=False).last_hidden_state
         keep = labels[:, 1:] != IGNORED
-        logits = scaled_logits(model.get_output_embeddings()(hidden[:, :-1][keep]), text_config)
+        logits = label_logits(model, keep, *args, **inputs)
         loss = label_loss(logits, labels[:, 1:][keep], None, num_items_in_batch)
         return CausalLMOutput(loss=loss, logits=logits)
 
@@ -105,20 +120,16 @@ def learn_labels_only(model: Any) -> bool:
 
 @torch.no_grad()
 def scales_alike(model: Any) -> bool:
-    """Whether a causal language model does to its logits what `scaled_logits` does, which a tiny input shows."""
+    """Whether a causal language model does to its logits what `label_logits` does, which a tiny input shows."""
     text_config = model.config.get_text_config()
     ids = torch.arange(1, 5, device=model.device)[None] % text_config.vocab_size
-    was_training = model.training
-    model.eval()
     try:
-        expected = model(input_ids=ids, use_cache=False).logits.float()
-        hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-        found = scaled_logits(model.get_output_embeddings()(hidden), text_config).float()
+        with evaluating(model):
+            expected = model(input_ids=ids, use_cache=False).logits[0].float()
+            found = label_logits(model, torch.ones_like(ids, dtype=torch.bool), input_ids=ids).float()
         alike = expected.shape == found.shape and torch.allclose(found, expected, rtol=1e-2, atol=1e-3)
     except (AttributeError, TypeError):
         alike = False
-    finally:
-        model.train(was_training)
     if not alike:
         logger.warning("%s scales its logits in a way of its own: they are computed everywhere", type(model).__name__)
     return alike
@@ -179,17 +190,14 @@ def _sees_alike(model: Any, vocabulary: int, end_to_end: bool) -> bool:
     record_of, shared, positions = torch.tensor(entries, device=model.device).T[:, None]
     ids = (torch.arange(record_of.shape[1], device=model.device)[None] + 1) % vocabulary
     alone = torch.cat([ids[:, : 0 if end_to_end else 3], ids[:, -5:]], -1)
-    decoder, was_training = model.get_decoder(), model.training
-    model.eval()
+    decoder, mask = model.get_decoder(), prefix_mask(record_of, shared, model.dtype)
+    if end_to_end:
+        mask = torch.arange(8, device=model.device) < torch.tensor([[[[8], [5]]]], device=model.device)
     try:
-        mask = prefix_mask(record_of, shared, model.dtype)
-        if end_to_end:
-            mask = torch.arange(8, device=model.device) < torch.tensor([[[[8], [5]]]], device=model.device)
-        found = decoder(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
-        expected = decoder(input_ids=alone, use_cache=False)
+        with evaluating(model):
+            found = decoder(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
+            expected = decoder(input_ids=alone, use_cache=False)
     except (TypeError, ValueError, RuntimeError):
         return False
-    finally:
-        model.train(was_training)
     one, other = found.last_hidden_state[:, -5:].float(), expected.last_hidden_state[:, -5:].float()
     return bool((one - other).norm() < (1e-3 if model.dtype is torch.float32 else 5e-2) * other.norm())

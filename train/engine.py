@@ -124,9 +124,8 @@ class EngineMixin(Mixed):
             self.remove_callback(PrinterCallback)
             self.add_callback(PlainProgress())
         if config.train.torch_compile:
-            base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
             # Of a Graph-LLM the language model alone: graphs have another size in every batch.
-            compile_layers(getattr(base, "language_model", base))
+            compile_layers(getattr(self.model, "language_model", self.model))
 
     # Training
 

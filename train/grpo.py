@@ -32,6 +32,7 @@ from tripletune.models.llm.backends.hf import DecodingService
 from tripletune.models.local import Draw, Request
 from tripletune.models.local.chat import ChatEncoder, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder
+from tripletune.models.losses import evaluating
 from tripletune.train.engine import StepLog, shared_arguments
 from tripletune.train.on_policy import TrlMixin
 
@@ -177,12 +178,8 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
 
     def _roll_out(self, prompts: Sequence[str]) -> dict[str, Any]:
         model = self.accelerator.unwrap_model(self.model)
-        was_training = model.training
-        model.eval()
-        try:
+        with evaluating(model):
             runs, rows = self._runner.run(self._run_all(model, [Question(**json.loads(text)) for text in prompts]))
-        finally:
-            model.train(was_training)
         self._written = pad_batch([one.mask for one in runs], 0)
         self._metrics["train"]["cut"].append(sum(one.cut for one in runs) / len(runs))
         return {

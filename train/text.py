@@ -106,8 +106,7 @@ class TextTask(TrainingTask):
         if not self.seq2seq:
             attention = str(getattr(self.model.config, "_attn_implementation", ""))
             return TextCollator(self.processor.pad_token_id, flatten="flash" in attention)
-        base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-        pad = DataCollatorForSeq2Seq(self.processor, base, pad_to_multiple_of=8)
+        pad = DataCollatorForSeq2Seq(self.processor, self.model, pad_to_multiple_of=8)
         return lambda rows: dict(pad([{name: row[name] for name in ("input_ids", "labels")} for row in rows]))
 
     def loss(self) -> Callable[..., Any] | None:
@@ -178,6 +177,7 @@ def generate_replies(
     from tripletune.models.local import Request, decode
     from tripletune.models.local.chat import eos_token_ids
     from tripletune.models.local.continuous_batch import make_decoder
+    from tripletune.models.losses import evaluating
 
     def reply(mine: Sequence[list[int]]) -> list[str]:
         decoder = make_decoder(model, eos_ids, tokenizer.pad_token_id, rows=train.eval_batch_size)
@@ -185,12 +185,9 @@ def generate_replies(
         decode(decoder, requests)
         return [tokenizer.decode(request.tokens, skip_special_tokens=True) for request in requests]
 
-    eos_ids, was_training = eos_token_ids(tokenizer, model.generation_config), model.training
-    model.eval()
-    try:
+    eos_ids = eos_token_ids(tokenizer, model.generation_config)
+    with evaluating(model):
         return spread(model, prompts, reply)
-    finally:
-        model.train(was_training)
 
 
 def choose_examples(examples: Iterable[Example], count: int, text: Callable[[Example], str]) -> list[Example]:

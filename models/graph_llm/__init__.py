@@ -42,7 +42,7 @@ from tripletune.models.local import CELLS, Decoder, Request, decode
 from tripletune.models.local.continuous_batch import make_decoder
 from tripletune.models.local.packing import settle
 from tripletune.models.lora import chosen_layers
-from tripletune.models.losses import scales_alike
+from tripletune.models.losses import evaluating, scales_alike
 from tripletune.models.run_folders import CONFIG, is_adapter
 
 __all__ = [
@@ -232,8 +232,7 @@ class LocalGenerator:
     ) -> None:
         self.model = model
         self.processor = processor
-        config = model.config if not hasattr(model, "get_base_model") else model.get_base_model().config
-        self.embeddings = embeddings or LiveEmbeddings(config.encoder, config.text_embedding_width)
+        self.embeddings = embeddings or LiveEmbeddings(model.config.encoder, model.config.text_embedding_width)
         self.batch_size, self._cells = batch_size, CELLS
         self._service = DecodingService(self._decoder, "the Graph-LLM")
         self._client: LedgerClient | None = None
@@ -283,13 +282,9 @@ class LocalGenerator:
             evidence: "triples" or "text"; None keeps the processor's setting.
         """
         requests = [self._request(sample, max_new_tokens, evidence) for sample in samples]
-        was_training = self.model.training
-        self.model.eval()
-        try:
+        with evaluating(self.model):
             decoder = self._decoder()
             decode(decoder, sorted(requests, key=lambda request: len(request.prompt)))
-        finally:
-            self.model.train(was_training)
         # After it ran out of memory they are smaller, and stay so.
         self.batch_size, self._cells = decoder.rows, decoder.cells
         return [self._completion(request) for request in requests]

@@ -21,13 +21,13 @@ from transformers.utils import ModelOutput
 
 from tripletune.models.data.records import IGNORED
 from tripletune.models.graph_llm.graphs import GraphEncoder
-from tripletune.models.losses import label_loss, prefix_mask, scaled_logits
+from tripletune.models.losses import label_logits, label_loss, prefix_mask
 
 
 class GraphLLMConfig(PretrainedConfig):
     """Configuration of a `GraphLLM`; the graph defaults are those of the paper's table 8.
 
-    Args:
+    Attributes:
         text_config: Configuration of the language model.
         base_model: Spec the language model comes from (hub id, folder or `pypi:package`).
         base_revision: Hub revision of the base model, if known.
@@ -50,47 +50,27 @@ class GraphLLMConfig(PretrainedConfig):
     model_type = "graph_llm"
     sub_configs: ClassVar[dict[str, Any]] = {"text_config": AutoConfig}
 
-    def __init__(
-        self,
-        text_config: dict[str, Any] | PretrainedConfig | None = None,
-        base_model: str = "",
-        base_revision: str | None = None,
-        encoder: str = "sentence-transformers/all-roberta-large-v1",
-        text_embedding_width: int = 1024,
-        use_graph: bool = True,
-        graph_architecture: str = "graph_transformer",
-        graph_hidden_width: int = 1024,
-        graph_layers: int = 3,
-        graph_heads: int = 8,
-        graph_dropout: float = 0.1,
-        graph_attention_dropout: float = 0.0,
-        projector_width: int = 2048,
-        graph_pooling: str = "subgraphs",
-        graph_token_id: int | None = None,
-        graph_token_norm: float | None = None,
-        **kwargs: Any,
-    ) -> None:
-        if isinstance(text_config, dict):
-            text_config = AutoConfig.for_model(**text_config)
-        if graph_pooling not in ("subgraphs", "union"):
-            raise ValueError(f"graph_pooling {graph_pooling!r} is not one of subgraphs, union")
-        self.text_config: Any = text_config
-        self.base_model = base_model
-        self.base_revision = base_revision
-        self.encoder = encoder
-        self.text_embedding_width = text_embedding_width
-        self.use_graph = use_graph
-        self.graph_architecture = graph_architecture
-        self.graph_hidden_width = graph_hidden_width
-        self.graph_layers = graph_layers
-        self.graph_heads = graph_heads
-        self.graph_dropout = graph_dropout
-        self.graph_attention_dropout = graph_attention_dropout
-        self.projector_width = projector_width
-        self.graph_pooling = graph_pooling
-        self.graph_token_id = graph_token_id
-        self.graph_token_norm = graph_token_norm
-        super().__init__(**kwargs)
+    text_config: Any = None
+    base_model: str = ""
+    base_revision: str | None = None
+    encoder: str = "sentence-transformers/all-roberta-large-v1"
+    text_embedding_width: int = 1024
+    use_graph: bool = True
+    graph_architecture: str = "graph_transformer"
+    graph_hidden_width: int = 1024
+    graph_layers: int = 3
+    graph_heads: int = 8
+    graph_dropout: float = 0.1
+    graph_attention_dropout: float = 0.0
+    projector_width: int = 2048
+    graph_pooling: str = "subgraphs"
+    graph_token_id: int | None = None
+    graph_token_norm: float | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if isinstance(self.text_config, dict):
+            self.text_config = AutoConfig.for_model(**self.text_config)
+        super().__post_init__(**kwargs)
 
     def get_text_config(self, *args: Any, **kwargs: Any) -> PretrainedConfig:
         """The language model's configuration, which `generate` sizes its cache by."""
@@ -220,7 +200,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         """The language model without its output layer."""
         return self.language_model.get_decoder()
 
-    def embed_inputs(self, input_ids: torch.Tensor, graph_embeds: torch.Tensor | None) -> torch.Tensor:
+    def embed_inputs(self, input_ids: Any, graph_embeds: torch.Tensor | None) -> torch.Tensor:
         """Token embeddings with the placeholders replaced.
 
         Args:
@@ -281,7 +261,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             graph_embeds: (placeholders, W) graph tokens, when they were computed before.
             labels: (B, T), -100 where nothing is learned; they are shifted here.
             label_weights: (B, T), factors of the label tokens' losses; all 1 when left out.
-            record_of: (B, T), for rows of several samples; see `prefix_mask`. `shared` and `position_ids` are needed.
+            record_of: (B, T), for rows of several samples, with `position_ids`; see `prefix_mask`.
             shared: (B, T), with `record_of`.
             use_cache: Return a cache.
             logits_to_keep: As in transformers, for generation.
@@ -293,23 +273,15 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             Loss, logits and cache.
 
         Raises:
-            ValueError: arguments that go together are not given together, or graphs and placeholders do not match.
+            ValueError: graphs and placeholders do not match.
         """
-        shares = record_of is not None or shared is not None
-        if shares and (record_of is None or shared is None or position_ids is None or attention_mask is not None):
-            raise ValueError("record_of, shared and position_ids go together, without an attention_mask")
         if inputs_embeds is None:
-            if input_ids is None:
-                raise ValueError("pass input_ids or inputs_embeds")
-            if graphs is not None and graph_embeds is None and self.config.use_graph:
+            if graphs is not None and self.config.use_graph:
                 graph_embeds = self.projector(self.graph_encoder(graphs))
-            # After the first step of generation the new tokens hold no placeholder.
-            if graph_embeds is not None and input_ids.shape[1] == 1 and past_key_values is not None:
-                graph_embeds = None
             inputs_embeds = self.embed_inputs(input_ids, graph_embeds)
         if record_of is not None and shared is not None:
             attention_mask = prefix_mask(record_of, shared, inputs_embeds.dtype)
-        if position_ids is None and attention_mask is not None and attention_mask.dim() == 2:
+        elif position_ids is None and attention_mask is not None:
             position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -inputs_embeds.shape[1] :]
         inputs = {
             "inputs_embeds": inputs_embeds,
@@ -326,20 +298,16 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         weights = None if label_weights is None else label_weights[:, 1:][keep]
         if full_logits or not self.labels_only:
             whole = self.language_model(**inputs, use_cache=False).logits
-            learned = whole[:, :-1][keep]
-            logits = whole if full_logits else learned
-        else:
-            if self.end_to_end and attention_mask is None:
-                # What no label of its row depends on, such as padding, is not computed.
-                needed = keep.flip(1).cumsum(1).flip(1) > 0
-                places = torch.arange(needed.shape[1], device=needed.device).expand_as(needed)
-                inputs |= {"inputs_embeds": inputs_embeds[:, :-1][needed][None], "attention_mask": needed[None, None]}
-                inputs["position_ids"], keep = places[needed][None], keep[needed][None]
-            # Prompts are some 300 tokens and labels about 13: pay for logits where something is learned alone.
-            hidden = self.language_model.get_decoder()(**inputs, use_cache=False).last_hidden_state
-            head = self.language_model.get_output_embeddings()
-            learned = logits = scaled_logits(head(hidden[:, : keep.shape[1]][keep]), self.config.text_config)
-        return GraphLLMOutput(label_loss(learned, targets, weights, num_items_in_batch), logits)
+            loss = label_loss(whole[:, :-1][keep], targets, weights, num_items_in_batch)
+            return GraphLLMOutput(loss, whole if full_logits else whole[:, :-1][keep])
+        if self.end_to_end and attention_mask is None:
+            # What no label of its row depends on, such as padding, is not computed.
+            needed = keep.flip(1).cumsum(1).flip(1) > 0
+            places = torch.arange(needed.shape[1], device=needed.device).expand_as(needed)
+            inputs |= {"inputs_embeds": inputs_embeds[:, :-1][needed][None], "attention_mask": needed[None, None]}
+            inputs["position_ids"], keep = places[needed][None], keep[needed][None]
+        logits = label_logits(self.language_model, keep, **inputs)
+        return GraphLLMOutput(label_loss(logits, targets, weights, num_items_in_batch), logits)
 
     def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **kwargs: Any) -> dict[str, Any]:
         """Pass the graph token on the first step, and on later ones only where no cache holds it."""

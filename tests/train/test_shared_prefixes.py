@@ -139,19 +139,6 @@ def test_an_interleaved_question_in_one_pass_learns_what_its_records_do(
         assert torch.allclose(others[name], gradient, atol=1e-4 * gradient.abs().max().item() + 1e-6), name
 
 
-def test_arguments_that_go_together_are_given_together(make_graph_llm: Any, collated: Callable[..., Any]) -> None:
-    model, processor = make_graph_llm(processor_settings={"prompt_order": "history_first"})
-    shared = collated(processor)[1]
-    for missing in ("record_of", "shared", "position_ids"):
-        with pytest.raises(ValueError, match="go together, without an attention_mask"):
-            model(**{name: value for name, value in shared.items() if name != missing})
-    with pytest.raises(ValueError, match="go together, without an attention_mask"):
-        model(**shared, attention_mask=torch.ones_like(shared["record_of"]))
-    shared["input_ids"][0, 0] = processor.graph_token_id
-    with pytest.raises(ValueError, match="hold 13 graph placeholders, for 12 graphs"):
-        model(**shared)
-
-
 def test_without_graph_the_paper_order_shares_what_a_task_has_in_common(
     make_graph_llm: Any, collated: Callable[..., Any]
 ) -> None:

@@ -421,8 +421,7 @@ class GraphTask(TrainingTask):
 
     def save(self, folder: Path) -> None:
         """The base's configuration and the processor."""
-        base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-        base.config.save_pretrained(folder)
+        self.model.config.save_pretrained(folder)
         self.processor.save_pretrained(folder)
 
     def notes(self) -> list[str]:
