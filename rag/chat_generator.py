@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tripletune.models.data.records import ModelInput, Passage, Step, one_line
-from tripletune.models.llm import Completion, LLMClient, Sampling
+from tripletune.models.llm import Completion
 from tripletune.models.llm.replies import without_thoughts
 from tripletune.models.rendering import render
 from tripletune.rag import Trace
@@ -26,36 +26,8 @@ _THOUGHT = re.compile(r"^[\s*_]*thought[ \t*_]*:[ \t*_]*", re.IGNORECASE)
 _REFUSED = re.compile(rf"\W*{REFUSAL}\b(?=.*\w)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
 class ChatGenerator:
-    """A `Generator` on a chat model: RAS with few-shot prompts (appendix F.1), no graph token.
-
-    Attributes:
-        client: The chat model.
-        prompts: Has the prompts `PLAN` and `ANSWER`.
-        sampling: How replies are drawn; their length is each call's own.
-    """
-
-    client: LLMClient
-    prompts: PromptSet
-    sampling: Sampling
-
-    async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
-        """See `Generator`; the calls have the roles `ras.plan` and `ras.answer`."""
-        plans = sample.task == "planning"
-        completion = await self.client.chat(
-            self.prompts.chat(PLAN if plans else ANSWER, render(sample, evidence or "triples")),
-            role="ras.plan" if plans else "ras.answer",
-            sampling=replace(self.sampling, max_tokens=max_new_tokens),
-        )
-        # The examples stand after "Reply:", and some models write that, too.
-        plan = _LABEL.sub("", without_thoughts(completion.text)).strip()
-        text = plan if plans else bare_answer(completion.text)
-        return replace(completion, text=text)
-
-
-def chat_generator(tools: Tools, folder: str | None, notes: Trace) -> ChatGenerator:
-    """RAS's chat model as a generator for the question under way.
+    """A `Generator` on the chat model of `tools`: RAS with few-shot prompts (appendix F.1), no graph token.
 
     Args:
         tools: Has the model.
@@ -65,8 +37,22 @@ def chat_generator(tools: Tools, folder: str | None, notes: Trace) -> ChatGenera
     Raises:
         ValueError: there is no chat model.
     """
-    client = QuestionClient(need(tools, "llm", "ras"), notes, tools.question_id)
-    return ChatGenerator(client, load_prompts(_PROMPTS, folder), tools.sampling or Sampling())
+
+    def __init__(self, tools: Tools, folder: str | None, notes: Trace) -> None:
+        self._client = QuestionClient(need(tools, "llm", "ras"), notes, tools.question_id, tools.sampling)
+        self._prompts = load_prompts(_PROMPTS, folder)
+
+    async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
+        """See `Generator`; the calls have the roles `ras.plan` and `ras.answer`."""
+        plans = sample.task == "planning"
+        completion = await self._client.chat(
+            self._prompts.chat(PLAN if plans else ANSWER, render(sample, evidence or "triples")),
+            role="ras.plan" if plans else "ras.answer",
+            sampling=self._client.up_to(max_new_tokens),
+        )
+        # The examples stand after "Reply:", and some models write that, too.
+        plan = _LABEL.sub("", without_thoughts(completion.text)).strip()
+        return replace(completion, text=plan if plans else bare_answer(completion.text))
 
 
 def prompt_files(*used: str, names: tuple[str, ...] = _PROMPTS) -> Callable[[Any], Mapping[str, str]]:

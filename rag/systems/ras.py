@@ -18,7 +18,7 @@ from tripletune.models.data.records import Action, ModelInput, Passage, Step, no
 from tripletune.models.llm import Generator
 from tripletune.models.rendering import Plan, parse_plan
 from tripletune.rag import NOTING, StopReason, Trace, TraceAction
-from tripletune.rag.chat_generator import ANSWER, PLAN, chat_generator, prompt_files
+from tripletune.rag.chat_generator import ANSWER, PLAN, ChatGenerator, prompt_files
 from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import LoopOptions, System, Tools, need
 
@@ -33,9 +33,7 @@ async def ras(question: str, search: str, tools: Tools, options: LoopOptions) ->
     notes = Trace(question)
     trace = Trace(question, tallies=notes.tallies, details=notes.details, cached=notes.cached)
     # A chat model takes the places that no Graph-LLM has: both, or one of them (figure 3).
-    planner, answerer = (
-        one or chat_generator(tools, options.prompts, notes) for one in (tools.planner, tools.answerer)
-    )
+    planner, answerer = (one or ChatGenerator(tools, options.prompts, notes) for one in (tools.planner, tools.answerer))
     steps: tuple[Step, ...] = ()
     asked: set[str] = set()
 

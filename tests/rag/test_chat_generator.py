@@ -9,7 +9,7 @@ from tripletune.models.data.records import ModelInput, Passage, Step
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import Sampling
 from tripletune.rag import Trace
-from tripletune.rag.chat_generator import bare_answer, chat_generator
+from tripletune.rag.chat_generator import ChatGenerator, bare_answer
 from tripletune.rag.systems import LoopOptions, Tools, load_system
 
 
@@ -94,7 +94,7 @@ def test_bounds_need_what_they_read():
     with pytest.raises(ValueError, match="not known which passages support the question"):
         asyncio.run(load_system("gold_passages").run("Q?", "Q?", Tools(llm=Client()), LoopOptions()))
     with pytest.raises(ValueError, match="needs a language model, and none was given"):
-        chat_generator(Tools(), None, Trace(""))
+        ChatGenerator(Tools(), None, Trace(""))
 
 
 def test_a_question_that_needs_no_passage_is_answered_with_none():
@@ -107,7 +107,7 @@ def test_a_question_that_needs_no_passage_is_answered_with_none():
 
 def test_an_input_without_steps_is_a_direct_answer():
     chat = Client("Oslo")
-    generator = chat_generator(Tools(llm=chat), None, Trace(""))
+    generator = ChatGenerator(Tools(llm=chat), None, Trace(""))
     asyncio.run(generator.generate(ModelInput("answering", "Q?"), 5))
     assert chat.asked[0][1][1]["content"] == "[NO_RETRIEVAL]\nQuestion: Q?"
     steps = (Step("Q?", (), "some text"),)
