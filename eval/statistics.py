@@ -71,7 +71,7 @@ def bootstrap_means(values: Mapping[str, Sequence[float]], bounds: Bounds | None
     return found
 
 
-def bootstrap_pairs(pairs: Sequence[tuple[Hashable, float]], bounds: Bounds = SCORE) -> Interval:
+def bootstrap_pairs(pairs: Sequence[tuple[Hashable, float]]) -> Interval:
     """Mean and 95 % interval of `(question, score)` pairs.
 
     Several rows of one question, such as its planning steps, rise and fall together, so they are drawn together.
@@ -82,7 +82,7 @@ def bootstrap_pairs(pairs: Sequence[tuple[Hashable, float]], bounds: Bounds = SC
     places: dict[Hashable, int] = {}
     index = np.array([places.setdefault(question, len(places)) for question, _ in pairs], dtype=np.int64)
     sums, counts = np.bincount(index, weights=_finite([score for _, score in pairs])), np.bincount(index)
-    return _interval(sums, counts.astype(np.float64), len(pairs), bounds)
+    return _interval(sums, counts.astype(np.float64), len(pairs))
 
 
 def bootstrap_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
@@ -101,13 +101,12 @@ def bootstrap_ratio(numerators: Sequence[float], denominators: Sequence[float]) 
     return _interval(_finite(numerators), _finite(denominators), len(numerators))
 
 
-def paired_difference(first: Sequence[float], second: Sequence[float], bounds: Bounds | None = GAP) -> Interval:
+def paired_difference(first: Sequence[float], second: Sequence[float]) -> Interval:
     """Compare the scores of two systems on the same questions, in the same order.
 
     Args:
         first: The one to compare with.
         second: The other.
-        bounds: The smallest and the largest difference there can be; None where there is none, as of costs.
 
     Returns:
         The mean of `second - first` with its interval, `p_value` and `test`.
@@ -116,15 +115,14 @@ def paired_difference(first: Sequence[float], second: Sequence[float], bounds: B
         ValueError: the lengths differ, there are no scores, or one is not a finite number.
     """
     scores = _columns([first, second])
-    return _differences(scores, np.ones_like(scores), bounds)[0]
+    return _differences(scores, np.ones_like(scores))[0]
 
 
-def paired_table(scores: Mapping[str, Sequence[float]], bounds: Bounds | None = GAP) -> list[dict[str, Any]]:
+def paired_table(scores: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
     """Compare every two of several systems on the same questions, in the same order.
 
     Args:
         scores: By system, one value per question.
-        bounds: As in `paired_difference`.
 
     Returns:
         `{"first", "second", ...}`: the names of both, and the difference "second minus first" with `p_holm` over all.
@@ -133,7 +131,7 @@ def paired_table(scores: Mapping[str, Sequence[float]], bounds: Bounds | None = 
         ValueError: as `paired_difference`.
     """
     columns = _columns(list(scores.values()))
-    found = _differences(columns, np.ones_like(columns), bounds)
+    found = _differences(columns, np.ones_like(columns))
     correct_table(found)
     return [{"first": one, "second": two, **gap} for (one, two), gap in zip(combinations(scores, 2), found)]
 
@@ -151,7 +149,7 @@ def paired_ratio_difference(
         ValueError: the lengths differ, there is nothing to compare, or a value is not a finite number.
     """
     parts = _columns([first[0], second[0], first[1], second[1]])
-    return _differences(parts[:, :2], parts[:, 2:], GAP)[0]
+    return _differences(parts[:, :2], parts[:, 2:])[0]
 
 
 def correct_table(differences: Iterable[Interval]) -> None:
@@ -210,11 +208,11 @@ def _columns(parts: Sequence[Sequence[float]]) -> np.ndarray:
     return np.column_stack([_finite(part) for part in parts])
 
 
-def _interval(above: np.ndarray, below: np.ndarray, n: int, bounds: Bounds = SCORE) -> Interval:
+def _interval(above: np.ndarray, below: np.ndarray, n: int) -> Interval:
     if not below.sum():
         return {"mean": None, "low": None, "high": None, "n": 0}
     mean, samples = float(above.sum() / below.sum()), _ratios(_resampled(np.column_stack([above, below])))
-    return {"mean": mean, **_limits(mean, samples, bounds, int(np.count_nonzero(below))), "n": n}
+    return {"mean": mean, **_limits(mean, samples, SCORE, int(np.count_nonzero(below))), "n": n}
 
 
 def _limits(mean: float, samples: np.ndarray, bounds: Bounds | None, draws: int) -> Interval:
@@ -244,7 +242,7 @@ def _resampled(columns: np.ndarray) -> np.ndarray:
     return np.concatenate(sums)
 
 
-def _differences(above: np.ndarray, below: np.ndarray, bounds: Bounds | None) -> list[Interval]:
+def _differences(above: np.ndarray, below: np.ndarray) -> list[Interval]:
     """Differences of every two systems, from numerators and denominators, each of shape (texts, systems)."""
     means = bool((below == 1).all())
     pairs = list(combinations(range(above.shape[1]), 2))
@@ -253,7 +251,7 @@ def _differences(above: np.ndarray, below: np.ndarray, bounds: Bounds | None) ->
     found: list[Interval] = []
     for one, two in pairs:
         mean, gaps = float(totals[two] - totals[one]), above[:, two] - above[:, one]
-        limits = _limits(mean, samples[:, two] - samples[:, one], bounds, len(gaps))
+        limits = _limits(mean, samples[:, two] - samples[:, one], GAP, len(gaps))
         found.append({"mean": mean, **limits, "n": len(gaps)})
         if means and np.isin(gaps, (-1.0, 0.0, 1.0)).all():
             found[-1] |= {"p_value": _mcnemar(gaps), "test": "McNemar's exact test"}

@@ -284,15 +284,14 @@ async def ask_of_passage(
     return None
 
 
-def choose_shots(data: str | Path, count: int, split: str | None = "train") -> tuple[tuple[str, str], ...]:
+def choose_shots(data: str | Path, count: int) -> tuple[tuple[str, str], ...]:
     """Examples out of training pairs: short texts with two to eight triples, those with the smallest hashes.
 
     The choice depends on the texts alone, not on their order. Memory does not grow with the pairs.
 
     Args:
-        data: Folder or file of text-to-triples pairs.
+        data: Folder of text-to-triples pairs, whose split "train" is taken, or a file.
         count: How many examples; 0 reads nothing.
-        split: Split of a folder.
 
     Returns:
         Source texts and replies.
@@ -306,7 +305,7 @@ def choose_shots(data: str | Path, count: int, split: str | None = "train") -> t
     least, most = _SHOT_TRIPLES
     fit = (
         (hashlib.sha256(pair.source_text.encode(errors="replace")).digest(), pair.source_text, pair.target)
-        for pair in read_pairs(data, split)
+        for pair in read_pairs(data, "train" if Path(data).is_dir() else None)
         if least <= len(pair.triples) <= most and len(pair.source_text) <= _SHOT_CHARACTERS
     )
     chosen: Sequence[tuple[bytes, str, str]] = heapq.nsmallest(count, fit)

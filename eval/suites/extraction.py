@@ -71,8 +71,7 @@ class ExtractionOptions(SuiteOptions):
     )
     untrained: bool = setting(False, "--model was not trained for this: it gets a teacher's prompt")
     shots: int = setting(0, "examples before each text, for models that were not trained", at_least=0)
-    shot_data: str | None = setting(None, "pairs to take the examples from")
-    shot_split: str = setting("train", "split of that folder")
+    shot_data: str | None = setting(None, "pairs to take the examples from; of a folder those of training")
     prompt: str | None = setting(None, "file with a system prompt to use instead of ours")
     piece_limit: int = setting(PIECE_LIMIT, "characters; longer texts are cut between sentences", at_least=1)
     embedder: str | None = setting(
@@ -121,8 +120,7 @@ class ExtractionSuite(Suite):
     def from_arguments(cls, args: argparse.Namespace) -> ExtractionSuite:
         """The suite of a command line."""
         options = from_arguments(ExtractionOptions, args)
-        split = options.shot_split if Path(options.shot_data or "").is_dir() else None
-        shots = choose_shots(options.shot_data or "", options.shots, split)
+        shots = choose_shots(options.shot_data or "", options.shots)
         shown = {text for text, _ in shots}
         for pair in islice(read_pairs(options.data, options.split), options.limit if shown else 0):
             if pair.source_text in shown:

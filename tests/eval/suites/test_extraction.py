@@ -229,7 +229,6 @@ TEACHER = ("--teacher", "openai", "--teacher-model", "m")
     [
         ((*TEACHER, "--shots", "3"), "--shots needs --shot-data"),
         ((*TEACHER, "--shots", "9", "--shot-data", "DATA"), "only 5 of 9 examples found"),
-        ((*TEACHER, "--shots", "2", "--shot-data", "DATA", "--shot-split", "test"), "only 0 of 2 examples"),
         ((*TEACHER, "--shots", "-1", "--limit", "0"), "limit: 0 must be at least 1; shots: -1 must be at least 0"),
         ((*TEACHER, "--untrained"), "--untrained is for --model"),
         ((*TEACHER, "--beams", "2"), "--beams 2: only for --model"),
