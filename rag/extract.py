@@ -27,6 +27,7 @@ from tripletune.models.data.triples import Triple
 from tripletune.models.files import check_new, new_file
 from tripletune.models.llm import CallError, RepliesPending, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
+from tripletune.models.llm.replies import all_of
 from tripletune.rag.extractor import PIECE_LIMIT, TextExtractor, open_extractor, source_pieces
 from tripletune.rag.triple_store import Extraction, TripleStore, passage_key
 
@@ -201,11 +202,7 @@ class CorpusExtraction:
                 self._reading[key] = asyncio.create_task(self._read(key, passage))
         # Shielded: a question that is cancelled must not take the passage away from the others.
         tasks = [asyncio.shield(self._reading[key]) for key in missing]
-        # All are waited for before any failure is told: a batch then waits for all of them together.
-        for key, result in zip(missing, await asyncio.gather(*tasks, return_exceptions=True)):
-            if isinstance(result, BaseException):
-                raise result
-            found[key] = result
+        found.update(zip(missing, await all_of(tasks)))
         return [found[key] for key in keys]
 
     async def _read(self, key: str, passage: Passage) -> tuple[Triple, ...] | None:

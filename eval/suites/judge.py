@@ -8,7 +8,6 @@ every pair is shown in both orders, and a win counts half in each. Prompt and cr
 from __future__ import annotations
 
 import argparse
-import asyncio
 import dataclasses
 import hashlib
 import logging
@@ -29,7 +28,7 @@ from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells,
 from tripletune.models.files import file_digest, read_text
 from tripletune.models.llm import Message
 from tripletune.models.llm.backends import LLMOptions, open_client
-from tripletune.models.llm.replies import UnusableReply, ask, find_json
+from tripletune.models.llm.replies import UnusableReply, all_of, ask, find_json
 from tripletune.models.options import add_arguments, from_arguments, setting
 
 logger = logging.getLogger(__name__)
@@ -124,13 +123,7 @@ class JudgeSuite(Suite):
         (pair,) = batch
         if pair.answers[0] == pair.answers[1]:
             return [[dict.fromkeys(self.options.criteria, 0)] * 2]
-        calls = (self._verdict(pair, order) for order in (False, True))
-        # Both calls are made before a failure is told: a batch then waits for both.
-        found = await asyncio.gather(*calls, return_exceptions=True)
-        for one in found:
-            if isinstance(one, BaseException):
-                raise one
-        return [list(found)]  # type: ignore[arg-type]
+        return [await all_of(self._verdict(pair, order) for order in (False, True))]
 
     async def _verdict(self, pair: Pair, swapped: bool) -> dict[str, int] | None:
         """By criterion 1 where the answer of `--data` is better, -1 where the other one is, 0 for neither."""

@@ -7,11 +7,12 @@ role with `.repair` at its end, so that its cost shows.
 from __future__ import annotations
 
 import ast
+import asyncio
 import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -110,6 +111,15 @@ async def ask(
                 repaired[error.reason] += 1
             turns = repair_turns(turns, completion.text, error.explanation)
             tried += 1
+
+
+async def all_of(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """The results of calls that are made together; a failure is told when all are made: a batch then waits for all."""
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    for one in found:
+        if isinstance(one, BaseException):
+            raise one
+    return found  # type: ignore[return-value]
 
 
 def repair_turns(messages: Sequence[Message], reply: str, explanation: str) -> list[Message]:

@@ -11,7 +11,6 @@ One function over one question that reads like the paper. Where the paper leaves
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import time
@@ -22,7 +21,7 @@ from typing import Literal, get_args
 
 from tripletune.models.data.records import Step, normalize_answer
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm.replies import UnusableReply, ask, is_refusal
+from tripletune.models.llm.replies import UnusableReply, all_of, ask, is_refusal
 from tripletune.models.options import setting
 from tripletune.rag import NOTING, Trace, TraceAction
 from tripletune.rag.chat_generator import REFUSAL, prompt_files, read_answer
@@ -160,12 +159,8 @@ async def _construct(
     else:
         issues = Counter[str]()
         how = (options.extraction == "joint", options.repairs, options.max_extraction_tokens)
-        # Every call is made before any failure is told: a batch then waits for all of them together.
         calls = (passage_triples(passage, llm, prompts, issues, *how) for passage in new.values())
-        for name, result in zip(new, await asyncio.gather(*calls, return_exceptions=True)):
-            if isinstance(result, BaseException):
-                raise result
-            read[name] = result
+        read.update(zip(new, await all_of(calls)))
         for issue, count in sorted((+issues).items()):
             trace.tally(issue, count)
     trace.structuring_seconds += time.perf_counter() - started

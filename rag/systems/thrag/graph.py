@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from tripletune.models.data.records import Passage, whole_characters
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import LLMClient
-from tripletune.models.llm.replies import UnusableReply, json_values, triple_of
+from tripletune.models.llm.replies import UnusableReply, all_of, json_values, triple_of
 from tripletune.rag import Trace
 from tripletune.rag.extractor import ask_of_passage
 from tripletune.rag.index import PassageStore
@@ -134,13 +134,8 @@ async def _build(llm: LLMClient, passages: PassageStore, prompts: PromptSet, sam
         read = lambda text: read_statements(text, passage, position, issues)  # noqa: E731
         return await ask_of_passage(client, chat, read, "thrag.extract", sampling, repairs, issues) or []
 
-    # Every call is made before any failure is told: a batch then waits for all of them together.
-    calls = [extract(position, passage) for position, passage in enumerate(passages)]
-    found = await asyncio.gather(*calls, return_exceptions=True)
-    for one in found:
-        if isinstance(one, BaseException):
-            raise one
-    graph = TopicGraph((one for group in found if not isinstance(group, BaseException) for one in group), issues)
+    found = await all_of(extract(position, passage) for position, passage in enumerate(passages))
+    graph = TopicGraph((one for group in found for one in group), issues)
     tokens = costs.details.get("tokens", {})
     graph.spent = {role: [costs.tallies[f"calls.{role}"], *counts] for role, counts in tokens.items()}
     graph.cached = costs.cached
