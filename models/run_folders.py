@@ -17,7 +17,7 @@ ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 PROCESSOR = "processor_config.json"
 # What a model on plain text was made for; a Graph-LLM has none of them.
-TASK_FILES = ("extractor.json", "student.json")
+TASK_FILES = EXTRACTOR, STUDENT = "extractor.json", "student.json"
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",

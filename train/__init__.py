@@ -19,7 +19,7 @@ from typing import Any
 from tripletune.models.data.records import IGNORED
 from tripletune.models.files import new_folder, write_json
 from tripletune.models.options import parse_command_line, to_yaml
-from tripletune.models.program import load_from, names_in, printable, run_program
+from tripletune.models.program import load_from, printable, run_program
 from tripletune.models.run_folders import FINAL, seconds_until
 from tripletune.train.tasks import TrainingTask
 
@@ -137,9 +137,6 @@ def _start_process(timeout: int) -> Any:
     """accelerate's `PartialState`; processes but the first log warnings alone.
 
     The group of processes begins here, so the time that they wait for each other is set here and nowhere later.
-
-    Raises:
-        ValueError: one process would train on several GPUs.
     """
     import torch
     from accelerate import DistributedType, PartialState
@@ -271,9 +268,3 @@ def check_tracking(report_to: Sequence[str]) -> None:
             f"report_to wandb: {reason}. To keep the run's records here instead set WANDB_MODE=offline; without W&B: "
             "--report_to none"
         ) from None
-
-
-def usage() -> str:
-    """The tasks, by name."""
-    listed = "".join(f"  {name.replace('_', '-')}\n" for name in names_in(TASKS))
-    return f"usage: tripletune train TASK [--config FILE] [--SECTION.FIELD VALUE ...] [--dry-run]\n\ntasks:\n{listed}"

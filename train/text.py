@@ -41,13 +41,7 @@ class TextTask(TrainingTask):
     """A task whose model reads and writes text; a subclass makes `tokenised` rows and prompts."""
 
     def load(self) -> tuple[Any, Any]:
-        """The base model, with a fresh adapter under LoRA, and its tokenizer.
-
-        Raises:
-            FileNotFoundError: no such model.
-            ValueError: a LoRA target does not exist, a dtype or attention kernel does not work, or packing is asked of
-                an encoder-decoder.
-        """
+        """The base model, with a fresh adapter under LoRA, and its tokenizer."""
         from transformers import set_seed
 
         from tripletune.models.attention import set_attention
@@ -168,8 +162,7 @@ def generate_replies(
         tokenizer: Its tokenizer.
         prompts: Token ids.
         train: Says how many prompts are in a batch, and the longest reply.
-        criterion: Stopping criterion on a `models.local.Request`, such as
-            `models.local.chat.Repetition.found`.
+        criterion: Stopping criterion, such as `models.local.chat.Repetition.found`.
 
     Returns:
         The replies in the order of the prompts, without special tokens, on every process.

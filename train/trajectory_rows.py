@@ -56,6 +56,7 @@ class TrajectoryEncoder:
         self.max_tokens, self.max_prompt_tokens = max_tokens, max_prompt_tokens
         self._chat = ChatEncoder(tokenizer, model or str(tokenizer.name_or_path))
         names = (str(tokenizer.convert_ids_to_tokens(token)) for token in eos_token_ids)
+        # Longest first: one may be the beginning of another.
         self._eos_tokens = sorted(filter(None, names), key=len, reverse=True)
         self._template = f"the chat template of {self._chat.model}"
 
@@ -69,9 +70,6 @@ class TrajectoryEncoder:
 
         Yields:
             `input_ids`, `labels` (-100 where nothing is learned) and `length`.
-
-        Raises:
-            ValueError: the chat template does not allow to tell what is learned.
         """
         for trajectory in trajectories:
             counts.update(("trajectories", f"of {trajectory.model}"))
@@ -83,15 +81,7 @@ class TrajectoryEncoder:
                 raise ValueError(f"trajectory {trajectory.id!r}: {error}") from None
 
     def prompts(self, trajectories: Iterable[Trajectory], counts: Counter[str]) -> Iterator[dict[str, Any]]:
-        """The prompts of all learned rounds, for on-policy distillation.
-
-        Args:
-            trajectories: The trajectories.
-            counts: As in `rows`.
-
-        Yields:
-            `input_ids`, no `labels`, and `length`.
-        """
+        """The prompts of all learned rounds, for on-policy distillation; as `rows`, without labels."""
         for trajectory in trajectories:
             counts.update(("trajectories", f"of {trajectory.model}"))
             for place in _decisions(trajectory):
@@ -101,11 +91,7 @@ class TrajectoryEncoder:
                     yield {"input_ids": ids, "labels": [], "length": len(ids)}
 
     def sample(self) -> tuple[list[int], list[int]]:
-        """A row that shows template and tokenizer, which may change while their folder keeps its name.
-
-        Raises:
-            ValueError: the chat template does not allow to tell what is learned.
-        """
+        """A row that shows template and tokenizer, which may change while their folder keeps its name."""
         turns: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
         try:
             return self.encode([*turns, {"role": "assistant", "content": "a"}], {2})
@@ -151,7 +137,7 @@ class TrajectoryEncoder:
                 for one in range(before + 1, place + 1)
                 if trajectory.learned[one] or (self.everything and one > decisions[0])
             }
-            prompt, left_out = self._prompt(messages[: place + 1])
+            prompt, left_out = self._shorter(messages[:place])
             turns = [*prompt, messages[place]]
             if not self._count_round(counts, len(self._tokens(turns)) > self.max_tokens, left_out):
                 continue
@@ -173,14 +159,8 @@ class TrajectoryEncoder:
             counts["candidates_left_out"] += left_out
         return not is_too_long
 
-    def _prompt(self, turns: Sequence[Message]) -> tuple[list[Message], int]:
-        """The prompt of the last turn, as the loop would send it, and how many candidates it lost."""
-        # Most chats are short enough with their reply.
-        if len(self._tokens(turns)) <= self.max_prompt_tokens:
-            return list(turns[:-1]), 0
-        return self._shorter(turns[:-1])
-
     def _shorter(self, prompt: Sequence[Message]) -> tuple[list[Message], int]:
+        """A prompt as the loop would send it, and how many candidates it lost."""
         return shorten(prompt, lambda chat: len(self._chat.encode(chat)), self.max_prompt_tokens)
 
     def _tokens(self, turns: Sequence[Message]) -> list[int]:
@@ -227,12 +207,9 @@ class TrajectoryEncoder:
 
     def _end(self, text: str, position: int) -> int | None:
         """Where the token that ends a turn ends, if it follows the turn's text directly."""
-        rest = text[position:]
-        bare = rest.lstrip()
-        token = next(
-            (one for one in sorted(self._eos_tokens, key=len, reverse=True) if one and bare.startswith(one)), None
-        )
-        return None if token is None else position + len(rest) - len(bare) + len(token)
+        bare = text[position:].lstrip()
+        token = next((one for one in self._eos_tokens if bare.startswith(one)), None)
+        return None if token is None else len(text) - len(bare) + len(token)
 
     def _count(self, text: str, ids: list[int], position: int, place: int) -> int:
         """Tokens before a position, which must be the same with and without what follows."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.files import read_text
 from tripletune.models.options import other_default, setting
+from tripletune.models.run_folders import PROMPT_FILE, STUDENT
 from tripletune.train.tasks import DataSection, Examples, ModelSection, RunConfig, TrainSection, missing_files
 from tripletune.train.text import TextTask, TextTrainSection, choose_examples, generate_replies
 from tripletune.train.trajectory_rows import TrajectoryEncoder
@@ -126,12 +127,7 @@ class StudentTask(TextTask):
 
     @cached_property
     def sources(self) -> tuple[Examples, Examples | None]:
-        """Training and validation trajectories; validation is optional where no such shards exist.
-
-        Raises:
-            FileNotFoundError: validation trajectories are named and not there.
-            ValueError: a validation trajectory cannot be read.
-        """
+        """Training and validation trajectories; validation is optional where no such shards exist."""
         data = self.config.data
         train = [folder_and_share(place) for place in data.train]
         named = [folder_and_share(place) for place in data.validation]
@@ -211,8 +207,8 @@ class StudentTask(TextTask):
             "method": self.method,
             "max_prompt_tokens": self.config.data.prompt_limit,
         }
-        files = {"student.json": json.dumps(about, indent=2) + "\n"}
-        return files if self.shared_prompt is None else files | {"prompt.md": self.shared_prompt + "\n"}
+        files = {STUDENT: json.dumps(about, indent=2) + "\n"}
+        return files if self.shared_prompt is None else files | {PROMPT_FILE: self.shared_prompt + "\n"}
 
     @cached_property
     def learned_from(self) -> tuple[list[str], set[str]]:
@@ -257,11 +253,7 @@ TASK = StudentTask
 
 
 def folder_and_share(place: str) -> tuple[str, float]:
-    """Read an item of `data.train`: a folder, or FOLDER=SHARE.
-
-    Raises:
-        ValueError: the share is not above 0 and at most 1.
-    """
+    """Read an item of `data.train`: a folder, or FOLDER=SHARE, the share above 0 and at most 1."""
     folder, equals, number = place.rpartition("=")
     if not equals:
         return place, 1.0

@@ -35,14 +35,13 @@ from tripletune.models.data.records import IGNORED
 from tripletune.models.data.triples import Triple, format_triples
 from tripletune.models.llm import Message
 from tripletune.models.options import other_default, setting
+from tripletune.models.run_folders import EXTRACTOR, PROMPT_FILE
 from tripletune.train.tasks import DataSection, Examples, RunConfig, TrainSection, missing_files
 from tripletune.train.text import TextTask, TextTrainSection, choose_examples, generate_replies
 
 if TYPE_CHECKING:
     from tripletune.models.local.chat import ChatEncoder
 
-# Beside the weights: the instruction of a decoder, and what the model was made for.
-PROMPT_FILE, TASK_FILE = "prompt.md", "extractor.json"
 # Pairs that are tokenised in one call.
 _CHUNK = 256
 _PROBE = "probe"
@@ -129,10 +128,7 @@ class PairTask(TextTask):
         )
 
     def score(self, model: Any) -> dict[str, float]:
-        """Scores of the model's triples as `tripletune eval extraction` counts them (RAS, figure 15).
-
-        They are named as `rougeL`, `normalised/micro/f1` and `malformed_output`.
-        """
+        """Scores of the model's triples as `tripletune eval extraction` counts them (RAS, figure 15)."""
         from tripletune.eval.statistics import flatten_means
         from tripletune.eval.triples import Prediction, score_extractions
         from tripletune.models.local.chat import Repetition
@@ -163,7 +159,7 @@ class PairTask(TextTask):
             "max_source_tokens": self.config.data.max_source_tokens,
             "max_target_tokens": self.config.data.max_target_tokens,
         }
-        files = {TASK_FILE: json.dumps(about, indent=2) + "\n"}
+        files = {EXTRACTOR: json.dumps(about, indent=2) + "\n"}
         return files if self.instruction is None else files | {PROMPT_FILE: self.instruction + "\n"}
 
 
@@ -209,11 +205,7 @@ class PairEncoder:
             self._end = self._end_of_turn(eos_token_ids(tokenizer, generation_config))
 
     def prompts(self, sources: Sequence[str]) -> list[list[int]]:
-        """What the model reads of texts that are short enough.
-
-        Args:
-            sources: From `models.data.pairs.render_source`.
-        """
+        """What the model reads of texts (`models.data.pairs.render_source`) that are short enough."""
         if not sources:
             return []
         if self._chat is None:
@@ -265,14 +257,11 @@ class PairEncoder:
         return kept
 
     def _cut(self, text: str, room: int) -> str:
-        knows_places = bool(getattr(self.tokenizer, "is_fast", False))
         while True:
-            encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=knows_places)
-            ids = encoded["input_ids"]
-            if len(ids) <= room:
+            places = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+            if len(places) <= room:
                 return text
-            end = encoded["offset_mapping"][room - 1][1] if knows_places else len(text) * room // len(ids)
-            end = min(end, len(text) - 1)
+            end = min(places[room - 1][1], len(text) - 1)
             place = text.rfind(" ", 0, end + 1)
             # A text without spaces is cut where it must be.
             text = text[: place if place > 0 else max(end, 1)]
