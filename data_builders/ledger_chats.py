@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import Message
@@ -35,7 +34,6 @@ class Chat:
         model: The model, as the ledger calls it.
         messages: All turns; the last one is the reply to the last call, as the loop understood it.
         learned: For each turn, whether the model wrote it.
-        replies: The model's replies as they came, in order.
         faults: What was wrong with them, a name each time; "repaired" where a repair turn was needed.
         readable: Whether the last reply could be understood.
     """
@@ -43,12 +41,11 @@ class Chat:
     model: str
     messages: tuple[Message, ...]
     learned: tuple[bool, ...]
-    replies: tuple[str, ...]
     faults: tuple[str, ...]
     readable: bool
 
 
-class RoleCalls:
+class RoleCalls(AbstractContextManager["RoleCalls"]):
     """The calls of one role in a ledger, by question; a context manager.
 
     Args:
@@ -72,9 +69,6 @@ class RoleCalls:
             {"role": role, "repair": role + REPAIR_ROLE},
         )
         self._connection.execute("CREATE INDEX temp.chosen_question ON chosen (question_id)")
-
-    def __enter__(self) -> RoleCalls:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._connection.close()
@@ -117,7 +111,6 @@ class RoleCalls:
         # The reply as the loop understood it (None: not at all), and what was wrong with it.
         read = _read_integration if self.role == INTEGRATE_ROLE else _as_it_is
         learned = [False] * len(call.messages)
-        replies: list[str] = []
         faults: list[str] = []
         for place in _assistant_turns(call.messages):
             before = call.messages[:place]
@@ -129,8 +122,6 @@ class RoleCalls:
             faults += found
             if understood is None or understood.strip() != call.messages[place]["content"].strip():
                 faults.append("repaired")
-                reply = _repaired(call.maker, before, repairs) or reply
-            replies.append(reply)
         text = call.text
         last, found = read(call.messages, text)
         faults += found
@@ -141,7 +132,7 @@ class RoleCalls:
             last, found = read(call.messages, text)
             faults += ["repaired", *found]
         turns = (*call.messages, Message(role="assistant", content=text if last is None else last))
-        return Chat(call.maker[0], turns, (*learned, True), (*replies, text), tuple(faults), last is not None)
+        return Chat(call.maker[0], turns, (*learned, True), tuple(faults), last is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,16 +161,6 @@ def _repaired(maker: tuple[str, str], messages: Sequence[Message], repairs: Sequ
         and one.messages[len(kept)]["content"].startswith(messages[-1]["content"])
     ]
     return found[-1] if found else None
-
-
-def calls_of(trace: dict[str, Any], role: str) -> list[str] | None:
-    """The calls of a role and their repairs that a run made for a question, as its results row names them.
-
-    Returns:
-        The beginnings of their keys; None where the row does not tell, since an earlier version wrote it.
-    """
-    calls = trace.get("details", {}).get("calls")
-    return None if calls is None else [*calls.get(role, ()), *calls.get(role + REPAIR_ROLE, ())]
 
 
 def roles_of(ledger: Path, system: str) -> list[str]:

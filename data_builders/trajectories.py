@@ -32,11 +32,12 @@ from typing import Any, Literal
 from tripletune.data_builders.datasets.kinds import TRAJECTORIES
 from tripletune.data_builders.datasets.lookup import SeenTable, progress
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset, split_of
-from tripletune.data_builders.ledger_chats import Chat, RoleCalls, calls_of, roles_of
+from tripletune.data_builders.ledger_chats import Chat, RoleCalls, roles_of
 from tripletune.models.data.records import passage_id, read_jsonl
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.files import file_digest, read_json
 from tripletune.models.llm.ledger import canonical
+from tripletune.models.llm.replies import REPAIR_ROLE
 from tripletune.models.options import add_arguments, from_arguments, require, setting
 from tripletune.models.program import run_program
 from tripletune.rag.systems import system_names
@@ -109,18 +110,16 @@ def _sources(results: Sequence[str], ledgers: Sequence[str]) -> list[tuple[Path,
     if len(ledgers) > 1 and len(ledgers) != len(results):
         raise ValueError(f"{len(ledgers)} ledgers and {len(results)} results: name one ledger for all, or one for each")
     files = [Path(text) / RESULTS if Path(text).is_dir() else Path(text) for text in results]
-    named = [Path(text) for text in ledgers] or [_ledger_of(file) for file in files]
+    named = [Path(text) for text in ledgers]
+    for file in () if named else files:
+        # Beside the results, or in the folder of a run of several systems, which holds DIR/TASK/SYSTEM.
+        places = [folder / LEDGER for folder in file.parents[:3]]
+        named.append(next((path for path in places if path.is_file()), places[0]))
     pairs = list(zip(files, named * len(files) if len(named) == 1 else named))
     for file in (file for pair in pairs for file in pair):
         if not file.is_file():
             raise FileNotFoundError(f"no such file: {file}")
     return pairs
-
-
-def _ledger_of(results: Path) -> Path:
-    """The ledger beside a results file, else that of a run of several systems, DIR/TASK/SYSTEM, which lies in DIR."""
-    places = [folder / LEDGER for folder in results.parents[:3]]
-    return next((path for path in places if path.is_file()), results.parent / LEDGER)
 
 
 # Whether a trajectory is kept, given its results row and its chat.
@@ -239,9 +238,8 @@ def _trajectories(
         for results, ledger in sources:
             found = 0
             with ExitStack() as stack:
-                opened = [RoleCalls(ledger, role, options.model) for role in options.roles_in(ledger)]
-                for calls in opened:
-                    stack.enter_context(calls)
+                roles = options.roles_in(ledger)
+                opened = [stack.enter_context(RoleCalls(ledger, role, options.model)) for role in roles]
                 for row in progress(_rows(results), str(results)):
                     found += 1
                     for role, chat in _chats(row, opened, drops):
@@ -281,7 +279,11 @@ def _chats(row: dict[str, Any], opened: Sequence[RoleCalls], drops: Counter[str]
     if row.get("error"):
         drops["the question failed"] += 1
         return []
-    found = [(one.role, chat) for one in opened for chat in one.chats(row["id"], calls_of(row["trace"], one.role))]
+    calls = row["trace"]["details"].get("calls", {})
+    found = []
+    for one in opened:
+        keys = [*calls.get(one.role, ()), *calls.get(one.role + REPAIR_ROLE, ())]
+        found += [(one.role, chat) for chat in one.chats(row["id"], keys)]
     if not found:
         drops["the ledger has no chat of this run"] += 1
     drops["the last decision cannot be read"] += sum(not chat.readable for _, chat in found)
@@ -306,19 +308,10 @@ def _has_recall(least: float, row: dict[str, Any], chat: Chat) -> bool:
 
 def _rows(results: Path) -> Iterator[dict[str, Any]]:
     """The rows of a results file."""
-    rows = read_jsonl(results)
-    while True:
-        try:
-            where, row = next(rows)
-        except StopIteration:
-            return
-        except ValueError as error:
-            raise ValueError(f"{error}; a run that was killed leaves half a line: give its command again") from None
+    for where, row in read_jsonl(results, partial=True):
         missing = [name for name in ("id", "question", "scores", "trace") if name not in row]
         if missing:
             raise ValueError(f"{where}: not a row of `tripletune eval run`: it lacks {', '.join(missing)}")
-        if not isinstance(row["trace"], dict) or not isinstance(row["scores"], dict) or None in row["scores"].values():
-            raise ValueError(f"{where}: not a row of `tripletune eval run`: its scores or its trace are damaged")
         yield row
 
 
