@@ -8,17 +8,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
 from tripletune.data_builders.adapt import AdaptOptions, adapt_rows
-from tripletune.data_builders.datasets import Table
+from tripletune.data_builders.datasets import Table, listed
 from tripletune.data_builders.datasets.inspect import (
     count_rows,
     find_rows,
     kind_of,
     mermaid,
     row_text,
+    stored_statistics,
     troubles,
     why_empty,
 )
@@ -34,7 +33,6 @@ from tripletune.data_builders.datasets.writer import (
 )
 from tripletune.data_builders.published import HUB_ID, read_explagraphs, read_released, split_names
 from tripletune.models.data.records import normalize_answer
-from tripletune.models.files import read_json
 from tripletune.models.options import add_arguments, from_arguments, setting
 from tripletune.models.program import CommandParser, plain_console, printable, run_program
 
@@ -66,31 +64,20 @@ class ExplagraphsOptions:
 
 def stats(arguments: argparse.Namespace) -> None:
     """Print the numbers of a data set, its splits, and what its card says of the build."""
-    path = Path(arguments.folder) / STATISTICS
-    facts, told = _facts(path)
+    stored = stored_statistics(arguments.folder)
+    facts = BuildFacts(**stored["build"]) if stored else BuildFacts("", "", notes=[f"build: unknown, no {STATISTICS}"])
     if (empty := why_empty(arguments.folder)) is not None:
         _say(empty)
-        numbers: dict[str, Any] = {"records": 0, "splits": {}}
-        leaks = None
+        kind, numbers = RECORDS, stored["statistics"]
     else:
         found, leaks = count_rows(arguments.folder, arguments.tokenizer)
-        numbers = found.to_json()
-    for one in card_tables(RECORDS if leaks is None else found.kind, facts, numbers):
+        kind, numbers = found.kind, found.to_json()
+    for one in card_tables(kind, facts, numbers):
         _print_table(one)
-    _say("splits: " + _listed(numbers["splits"]))
-    if leaks is not None:
-        _say("leakage: " + (_listed(leaks) or f"no {found.kind.name} stands on two sides of a split"))
-    _say("\n".join([*told, *facts.notes]))
-
-
-def _facts(path: Path) -> tuple[BuildFacts, list[str]]:
-    """What `statistics.json` says of the build, and a line where it says nothing."""
-    if not path.is_file():
-        return BuildFacts("", ""), [f"build: unknown, there is no {path.name}"]
-    try:
-        return BuildFacts(**read_json(path)["build"]), []
-    except (ValueError, KeyError, TypeError):
-        return BuildFacts("", ""), [f"build: {path} is not the statistics of a data set"]
+    _say("splits: " + listed(numbers["splits"]))
+    if empty is None:
+        _say("leakage: " + (listed(leaks) or f"no {kind.name} stands on two sides of a split"))
+    _say("\n".join(facts.notes))
 
 
 def _print_table(table: Table) -> None:
@@ -136,7 +123,7 @@ def released(arguments: argparse.Namespace) -> None:
             split = split_of(record.question, options.seed, options.validation_fraction)
             dataset.write(record, options.split_name or split)
         if not dataset.statistics.records:
-            raise ValueError(f"{options.input}: no row could be read ({_listed(drops) or 'there is none'})")
+            raise ValueError(f"{options.input}: no row could be read ({listed(drops) or 'there is none'})")
         facts = BuildFacts(
             title="Released RAS records",
             summary="The training data that the authors of RAS released, read back from their prompts into records.",
@@ -145,8 +132,8 @@ def released(arguments: argparse.Namespace) -> None:
             options=asdict(options),
         )
         numbers = dataset.finish(facts)
-    _say(f"rows left out: {_listed(drops)}" if drops else "")
-    _say(f"{folder.output}: {_listed(numbers['splits'])}")
+    _say(f"rows left out: {listed(drops)}" if drops else "")
+    _say(f"{folder.output}: {listed(numbers['splits'])}")
 
 
 def explagraphs(arguments: argparse.Namespace) -> None:
@@ -170,17 +157,13 @@ def explagraphs(arguments: argparse.Namespace) -> None:
             options=asdict(options),
         )
         numbers = dataset.finish(facts)
-    _say(f"{folder.output}: {_listed(numbers['splits'])}")
+    _say(f"{folder.output}: {listed(numbers['splits'])}")
 
 
 def adapt(arguments: argparse.Namespace) -> None:
     """Turn a corpus, triples or questions of another project into a file that is read here."""
     options = from_arguments(AdaptOptions, arguments)
-    _say(f"{options.output}: {_listed(adapt_rows(options))}")
-
-
-def _listed(counts: dict[str, Any] | Counter[str]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    _say(f"{options.output}: {listed(adapt_rows(options))}")
 
 
 def _say(text: str) -> None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
+from tripletune.data_builders.datasets import listed
 from tripletune.data_builders.datasets.kinds import PAIRS, text_key
 from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset, split_name_problems
@@ -280,11 +281,6 @@ def _spelling(name: str, text: str, lowered: str) -> str:
             found = found or text[start:end]
         start = lowered.find(wanted, start + 1)
     return found or name
-
-
-def listed(counts: Counter[str] | dict[str, int]) -> str:
-    """Counts as "name number, ..."."""
-    return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
 
 
 @dataclass

@@ -197,6 +197,11 @@ def length_table(numbers: dict[str, Any], note: str = "") -> Table:
     return Table("Lengths", ["", *head], rows, " ".join(filter(None, [f"In {numbers['unit']}.", note])))
 
 
+def listed(counts: Mapping[str, int]) -> str:
+    """Counts as "name number, ..."."""
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
+
+
 def token_counter(spec: str) -> Callable[[str], int]:
     """Counts the tokens of a text with a model's tokenizer."""
     from tripletune.models.loading import load_tokenizer

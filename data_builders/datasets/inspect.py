@@ -41,23 +41,28 @@ def dataset_files(folder: str | Path) -> dict[str, list[Path]]:
     return files
 
 
+def stored_statistics(folder: str | Path) -> dict[str, Any]:
+    """The content of a folder's `statistics.json`; empty where there is none.
+
+    Raises:
+        ValueError: it is another file of that name, or damaged.
+    """
+    path = Path(folder) / STATISTICS
+    content = read_json(path) if path.is_file() else {}
+    if content and not {"statistics", "build"} <= content.keys():
+        raise ValueError(f"{path}: not the statistics of a data set; build the data set again")
+    return content
+
+
 def why_empty(folder: str | Path) -> str | None:
     """A sentence on why a finished data set has no records; None when it has some, or is no data set."""
-    path = Path(folder) / STATISTICS
-    try:
-        content = read_json(path)
-        if content["statistics"]["records"]:
-            return None
-        counts: Counter[str] = Counter()
-        for drops in content["build"]["drops"].values():
-            counts.update(drops)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    content = stored_statistics(folder)
+    if not content or content["statistics"]["records"]:
         return None
-    # The most frequent first, and equally frequent ones by name.
-    main = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    told = "; ".join(f"{n:,} x {reason}" for reason, n in main[:_MAIN_REASONS])
-    more = f"; {len(main) - _MAIN_REASONS} more reasons" if len(main) > _MAIN_REASONS else ""
-    shown = f"{path.with_name(CARD)} has all counts, {path.with_name(DROPPED)} the replies"
+    counts: Counter[str] = sum(map(Counter, content["build"]["drops"].values()), Counter())
+    told = "; ".join(f"{n:,} x {reason}" for reason, n in counts.most_common(_MAIN_REASONS))
+    more = f"; {len(counts) - _MAIN_REASONS} more reasons" if len(counts) > _MAIN_REASONS else ""
+    shown = f"{Path(folder) / CARD} has all counts, {Path(folder) / DROPPED} the replies"
     return f"{folder} has no records, no question could be labelled ({told}{more}): {shown}"
 
 
@@ -125,7 +130,11 @@ def troubles(folder: str | Path) -> Iterator[str]:
                     yield f"{where}: {what} {value[:80]!r} is in {split!r} and in {other!r}"
     if not counts:
         yield f"{folder} holds no {kind.name}"
-    yield from _count_troubles(Path(folder) / STATISTICS, counts)
+    expected = stored_statistics(folder).get("statistics", {"splits": counts})["splits"]
+    for split in sorted({*counts, *expected}):
+        if counts[split] != expected.get(split, 0):
+            told = f"split {split!r} has {counts[split]} rows, the file says {expected.get(split, 0)}"
+            yield f"{Path(folder) / STATISTICS}: {told}"
 
 
 def _checked(file: Path, kind: RowKind[Any]) -> Iterator[tuple[str, Any]]:
@@ -139,19 +148,6 @@ def _checked(file: Path, kind: RowKind[Any]) -> Iterator[tuple[str, Any]]:
     except ValueError as error:
         # A file that can't be decoded further; what follows in it can't be looked at.
         yield str(file), error
-
-
-def _count_troubles(path: Path, counts: Counter[str]) -> Iterator[str]:
-    if not path.is_file():
-        return
-    try:
-        expected = dict(read_json(path)["statistics"]["splits"])
-    except (ValueError, KeyError, TypeError):
-        yield f"{path}: not the statistics of a data set; build the data set again"
-        return
-    for split in sorted({*counts, *expected}):
-        if counts[split] != expected.get(split, 0):
-            yield f"{path}: split {split!r} has {counts[split]} rows, the file says {expected.get(split, 0)}"
 
 
 def _rows(folder: str | Path, kind: RowKind[Any], split: str | None = None) -> Iterator[tuple[str, Any]]:

@@ -57,7 +57,7 @@ def test_stats_prints_the_table_and_what_the_card_says(tmp_path, capsys):
         assert part in out
     (folder / "statistics.json").unlink()
     assert main(["stats", str(folder)]) == 0
-    assert "build: unknown, there is no statistics.json" in capsys.readouterr().out
+    assert "build: unknown, no statistics.json" in capsys.readouterr().out
 
 
 RECORD_TROUBLES = (
