@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from tripletune.data_builders.world.oracle import GoldHop, WorldOracle
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import Message
-
-if TYPE_CHECKING:
-    from tripletune.data_builders.world.oracle import GoldHop, WorldOracle
 
 
 def read(oracle: WorldOracle, messages: Sequence[Message]) -> str:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from tripletune.data_builders.world.oracle import WorldOracle
 from tripletune.data_builders.world.oracles.ppr import keep
 from tripletune.models.llm import Message
-
-if TYPE_CHECKING:
-    from tripletune.data_builders.world.oracle import WorldOracle
 
 
 def think(oracle: WorldOracle, messages: Sequence[Message]) -> str:

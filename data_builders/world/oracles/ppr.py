@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from tripletune.data_builders.world.oracle import WorldOracle
 from tripletune.models.llm import Message
 from tripletune.rag.retrievers import verbalise
-
-if TYPE_CHECKING:
-    from tripletune.data_builders.world.oracle import WorldOracle
 
 
 def keep(oracle: WorldOracle, messages: Sequence[Message]) -> str:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from tripletune.data_builders.world.oracle import GoldHop, WorldOracle
+from tripletune.data_builders.world.questions import WorldQuestion
 from tripletune.models.data.triples import parse_triples
 from tripletune.models.llm import Message
 from tripletune.rag.chat_generator import REFUSAL
-
-if TYPE_CHECKING:
-    from tripletune.data_builders.world.oracle import GoldHop, WorldOracle
-    from tripletune.data_builders.world.questions import WorldQuestion
 
 
 def plan(oracle: WorldOracle, messages: Sequence[Message]) -> str:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from tripletune.data_builders.world.oracle import WorldOracle
 from tripletune.models.llm import Message
-
-if TYPE_CHECKING:
-    from tripletune.data_builders.world.oracle import WorldOracle
 
 
 def act(oracle: WorldOracle, messages: Sequence[Message]) -> str:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from tripletune.data_builders.world.oracle import WorldOracle
 from tripletune.models.llm import Message
 from tripletune.models.llm.replies import triple_rows
 from tripletune.rag.chat_generator import REFUSAL
-
-if TYPE_CHECKING:
-    from tripletune.data_builders.world.oracle import WorldOracle
 
 
 def _decompose(oracle: WorldOracle, messages: Sequence[Message]) -> str:

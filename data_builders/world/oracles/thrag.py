@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from tripletune.data_builders.world.oracle import WorldOracle
 from tripletune.models.llm import Message
-
-if TYPE_CHECKING:
-    from tripletune.data_builders.world.oracle import WorldOracle
 
 
 def _extract(oracle: WorldOracle, messages: Sequence[Message]) -> str:
