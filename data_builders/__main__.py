@@ -139,14 +139,13 @@ def released(arguments: argparse.Namespace) -> None:
 def explagraphs(arguments: argparse.Namespace) -> None:
     """Turn an ExplaGraphs file into answering records, split 60/20/20 at random with a seed."""
     options, folder = from_arguments(ExplagraphsOptions, arguments), from_arguments(FolderOptions, arguments)
-    # A first reading counts the rows, so that the split needs no row in memory.
-    total = sum(1 for _ in read_explagraphs(options.input))
-    if not total:
-        raise ValueError(f"{options.input}: the file holds no rows")
     issues: Counter[str] = Counter()
+    records = list(read_explagraphs(options.input, issues))
+    if not records:
+        raise ValueError(f"{options.input}: the file holds no rows")
     split: dict[str, str] = {}
     with new_dataset(folder, RECORDS, [options.input]) as dataset:
-        for record, drawn in zip(read_explagraphs(options.input, issues), split_names(total, options.seed)):
+        for record, drawn in zip(records, split_names(len(records), options.seed)):
             # A pair of arguments that occurs again stays with its first occurrence.
             dataset.write(record, split.setdefault(normalize_answer(record.question), drawn))
         facts = BuildFacts(

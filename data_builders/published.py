@@ -25,7 +25,9 @@ whose only step holds the graph. G-Retriever (He et al., 2024) splits the 2,766 
 from __future__ import annotations
 
 import ast
+import csv
 import hashlib
+import io
 import random
 import re
 from collections import Counter
@@ -35,6 +37,7 @@ from pathlib import Path
 from tripletune.data_builders.readers._rows import Row, source_rows
 from tripletune.models.data.records import Action, Record, Step, normalize_answer
 from tripletune.models.data.triples import Triple, parse_triples
+from tripletune.models.files import read_text
 from tripletune.models.rendering import parse_plan
 
 HUB_ID = "pat-jj/ras_train_data"
@@ -159,7 +162,7 @@ _BETWEEN_TRIPLES = re.compile(r"\)\s*,?\s*\(")
 
 
 def read_explagraphs(path: str | Path, issues: Counter[str] | None = None) -> Iterator[Record]:
-    """Stream the rows of an ExplaGraphs file as answering records, in file order.
+    """The rows of an ExplaGraphs file as answering records, in file order.
 
     Args:
         path: The tab-separated file; a header line is recognised by its word "label".
@@ -170,9 +173,15 @@ def read_explagraphs(path: str | Path, issues: Counter[str] | None = None) -> It
         ValueError: a line does not have four columns, or its label is unknown; the message has file and line.
     """
     issues = Counter() if issues is None else issues
-    for number, columns in _lines(path):
+    rows = csv.reader(io.StringIO(read_text(path).removeprefix("\ufeff"), newline=""), delimiter="\t")
+    for columns in filter(None, rows):
+        number = rows.line_num
         where = f"{path}:{number}"
-        first, second, label, graph = columns
+        if len(columns) != 4:
+            raise ValueError(f"{where}: expected 4 tab-separated columns, found {len(columns)}")
+        first, second, label, graph = map(str.strip, columns)
+        if label == "label":
+            continue
         if label not in LABELS:
             raise ValueError(f"{where}: the label is {label!r}; it must be {' or '.join(LABELS)}")
         if not first or not second:
@@ -219,27 +228,3 @@ def split_names(count: int, seed: int = 0) -> list[str]:
     names += ["test"] * (count - len(names))
     random.Random(seed).shuffle(names)
     return names
-
-
-def _lines(path: str | Path) -> Iterator[tuple[int, list[str]]]:
-    number = 0
-    try:
-        with Path(path).open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                columns = [_unquoted(column.strip()) for column in line.rstrip("\r\n").split("\t")]
-                if len(columns) != 4:
-                    raise ValueError(f"{path}:{number}: expected 4 tab-separated columns, found {len(columns)}")
-                if columns[2] == "label":
-                    continue
-                yield number, columns
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}:{number + 1}: not UTF-8 text ({error.reason}); is this a binary file?") from None
-
-
-def _unquoted(column: str) -> str:
-    # Written by a CSV writer: a column with quotation marks is wrapped in a pair and has its own ones doubled.
-    if len(column) > 1 and column[0] == column[-1] == '"' and '"' not in column[1:-1].replace('""', ""):
-        return column[1:-1].replace('""', '"')
-    return column
