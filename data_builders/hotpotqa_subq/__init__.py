@@ -105,11 +105,10 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A row that was read and cannot be used: its id, the reason, and the file and line it stands on."""
+    """A row that was read and cannot be used."""
 
     id: str
     reason: DropReason
-    where: str
 
 
 class UnlabelledQuestion(Exception):

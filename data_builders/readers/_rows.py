@@ -192,46 +192,46 @@ def _dataset_rows(location: str) -> Iterator[tuple[str, Row]]:
 
 def _array_rows(path: Path) -> Iterator[tuple[str, Row]]:
     """Walk over a JSON array with a window of the file, decoding one element at a time."""
-    decoder = json.JSONDecoder()
-    line, text, expected = 1, "", "["
+    decoder, text, line = json.JSONDecoder(), "", 1
     try:
         with path.open(encoding="utf-8-sig") as file:
-            while True:
-                rest = text.lstrip()
+
+            def mark() -> str:
+                """Pass over white space; the character after it, or nothing at the end."""
+                nonlocal text, line
+                while not (rest := text.lstrip()) and (more := file.read(_CHUNK)):
+                    line += text.count("\n")
+                    text = more
                 line += text.count("\n", 0, len(text) - len(rest))
                 text = rest
-                where = f"{path}:{line}"
+                return text[:1]
+
+            mark()  # the opening bracket, which `source_rows` has seen
+            text = text[1:]
+            while mark() != "]":
                 if not text:
-                    text = file.read(_CHUNK)
-                    if not text and expected != "end":
-                        raise ValueError(f"{where}: the file ends inside its JSON array; is the download complete?")
-                    if not text:
-                        return
-                elif expected == "[":
-                    text, expected = text[1:], "first"
-                elif text[0] == "]" and expected in ("first", "separator"):
-                    text, expected = text[1:], "end"
-                elif expected == "separator":
-                    if text[0] != ",":
-                        raise ValueError(f"{where}: not valid JSON (expected ',' or ']', found {text[0]!r})")
-                    text, expected = text[1:], "value"
-                elif expected == "end":
-                    raise ValueError(f"{where}: not valid JSON (text after the array)")
-                else:
-                    try:
-                        row, end = decoder.raw_decode(text)
-                    except json.JSONDecodeError as error:
-                        more = file.read(max(_CHUNK, len(text))) if len(text) < _LONGEST_ROW else ""
-                        if not more:
-                            at = f"{path}:{line + text.count(chr(10), 0, error.pos)}"
-                            raise ValueError(f"{at}: not valid JSON ({error.msg})") from None
-                        text += more
-                        continue
-                    if not isinstance(row, dict):
-                        raise ValueError(f"{where}: expected a JSON object, found {type(row).__name__}")
-                    yield where, whole_characters(row) if _HALF_CHARACTER.search(text, 0, end) else row
-                    line += text.count("\n", 0, end)
-                    text, expected = text[end:], "separator"
+                    raise ValueError(f"{path}:{line}: the file ends inside its JSON array; is the download complete?")
+                try:
+                    row, end = decoder.raw_decode(text)
+                except json.JSONDecodeError as error:
+                    more = file.read(max(_CHUNK, len(text))) if len(text) < _LONGEST_ROW else ""
+                    if not more:
+                        at = f"{path}:{line + text.count(chr(10), 0, error.pos)}"
+                        raise ValueError(f"{at}: not valid JSON ({error.msg})") from None
+                    text += more
+                    continue
+                if not isinstance(row, dict):
+                    raise ValueError(f"{path}:{line}: expected a JSON object, found {type(row).__name__}")
+                yield f"{path}:{line}", whole_characters(row) if _HALF_CHARACTER.search(text, 0, end) else row
+                line += text.count("\n", 0, end)
+                text = text[end:]
+                if mark() == ",":
+                    text = text[1:]
+                elif text[:1] not in ("]", ""):
+                    raise ValueError(f"{path}:{line}: not valid JSON (expected ',' or ']', found {text[0]!r})")
+            text = text[1:]
+            if mark():
+                raise ValueError(f"{path}:{line}: not valid JSON (text after the array)")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 text ({error.reason}); is this a binary file?") from None
 

@@ -48,7 +48,7 @@ def read_questions(
         issues[OUT_OF_RANGE] += out_of_range
         triples = evidences(row, where)
         if supporting is None:
-            yield Dropped(identity, DropReason.SUPPORT_NOT_IN_CONTEXT, where)
+            yield Dropped(identity, DropReason.SUPPORT_NOT_IN_CONTEXT)
             continue
         kind = str(row.get("type") or "")
         yield Question(identity, question, answers, passages, supporting, kind, source, evidences=triples)

@@ -22,14 +22,14 @@ def read_questions(
     for where, row in source_rows(location):
         identity = required_text(row, ("id", "_id"), where)
         if row.get("answerable") is False:
-            yield Dropped(identity, DropReason.UNANSWERABLE, where)
+            yield Dropped(identity, DropReason.UNANSWERABLE)
             continue
         question = required_text(row, ("question",), where)
         answers = gold_answers(row, where)
         passages, positions, marked = _paragraphs(row, where)
         hops = _hops(row, positions, where)
         if hops is None:
-            yield Dropped(identity, DropReason.SUPPORT_NOT_IN_CONTEXT, where)
+            yield Dropped(identity, DropReason.SUPPORT_NOT_IN_CONTEXT)
             continue
         supporting = tuple(dict.fromkeys(hop.passage_index for hop in hops)) or marked
         kind = identity.split("__", 1)[0] if "__" in identity else ""

@@ -52,7 +52,6 @@ class PairRow:
     """One row as it was read.
 
     Attributes:
-        where: File and line.
         id: The row's own id, or nothing.
         title: Its title, or nothing.
         text: Its text.
@@ -60,7 +59,6 @@ class PairRow:
         unusable: Why its triples can't be used; None where they can. Its text may still be one to exclude.
     """
 
-    where: str
     id: str
     title: str
     text: str
@@ -116,7 +114,7 @@ def pair_rows(
         identity = row.get("id", row.get("_id"))
         title = _as_text(row.get("title"))
         issues[BAD_TITLES] += title is None and row.get("title") is not None
-        yield PairRow(where, "" if identity is None else str(identity), title or "", text, tuple(triples), unusable)
+        yield PairRow("" if identity is None else str(identity), title or "", text, tuple(triples), unusable)
 
 
 def published_triples(value: object) -> tuple[list[Triple], int] | None:
@@ -186,17 +184,7 @@ def check_source(source: Source) -> None:
 
 
 def read_source(source: Source, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
-    """Stream the rows of a source.
-
-    Args:
-        source: What to read.
-        drops: Counts the rows that are left out, by `PairDrop`.
-        issues: Counts warnings that cost no row.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: an unknown reader, or a row with other columns; the message has file and line.
-    """
+    """Stream the rows of a source whose triples can be used; the others are counted in `drops`."""
     for row in read_rows(source, drops, issues):
         if row.unusable is None:
             yield row
@@ -205,7 +193,7 @@ def read_source(source: Source, drops: Counter[str], issues: Counter[str]) -> It
 
 
 def read_rows(source: Source, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
-    """Stream the rows of a source, also those whose triples can't be used; as `read_source` otherwise."""
+    """Stream the rows of a source, also those whose triples can't be used; see `pair_rows` for the counters."""
     if source.annotations is None:
         return _pair_reader(source)(source.location, drops, issues)
     return _recorded_rows(source, drops, issues)
@@ -233,8 +221,7 @@ def _recorded_rows(source: Source, drops: Counter[str], issues: Counter[str]) ->
         if found is None:
             drops[PairDrop.NO_ANNOTATION] += 1
             continue
-        where, row = found
-        for title, rows in row.get("triples", {}).items():
+        for title, rows in found[1].get("triples", {}).items():
             number = find_passage(title, question.passages)
             triples, malformed = published_triples(rows) or ([], 1)
             if number is None:
@@ -246,7 +233,7 @@ def _recorded_rows(source: Source, drops: Counter[str], issues: Counter[str]) ->
                 issues[MALFORMED_TRIPLES] += 0 if unusable else malformed
                 passage = question.passages[number]
                 name = f"{question.id}:{number}"
-                yield PairRow(where, name, passage.title, passage.text, tuple(triples), unusable)
+                yield PairRow(name, passage.title, passage.text, tuple(triples), unusable)
 
 
 def _keys(where: str, row: dict[str, Any]) -> list[str]:

@@ -32,7 +32,6 @@ def test_wikiofgraph_as_its_authors_publish_it(tmp_path):
     path = write_lines(tmp_path / "w.jsonl", [{"triplet": triplet, "text": "Anarchism is …"}])
     (row,), drops, issues = read(f"wikiofgraph:{path}")
     assert fields(row) == [("Anarchism", "type", "theory"), ("Anarchism", "rejects", "involuntary, coercive (forms)")]
-    assert row.where == f"{path}:1"
     assert (drops, issues) == ({}, {})
 
 

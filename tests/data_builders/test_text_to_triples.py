@@ -221,7 +221,7 @@ def test_few_pairs_wait_in_memory():
 
 
 def row(text, triples=(), title=""):
-    return PairRow("file:1", "", title, text, tuple(Triple(*fields) for fields in triples))
+    return PairRow("", title, text, tuple(Triple(*fields) for fields in triples))
 
 
 def cleaned(given_row, **options):
