@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
+from typing import Any
 
 from tripletune.data_builders.adapt import AdaptOptions, adapt_rows
-from tripletune.data_builders.datasets import Table, listed
+from tripletune.data_builders.datasets import RowKind, Table, listed
 from tripletune.data_builders.datasets.inspect import (
     count_rows,
     find_rows,
@@ -66,6 +67,7 @@ def stats(arguments: argparse.Namespace) -> None:
     """Print the numbers of a data set, its splits, and what its card says of the build."""
     stored = stored_statistics(arguments.folder)
     facts = BuildFacts(**stored["build"]) if stored else BuildFacts("", "", notes=[f"build: unknown, no {STATISTICS}"])
+    kind: RowKind[Any]
     if (empty := why_empty(arguments.folder)) is not None:
         _say(empty)
         kind, numbers = RECORDS, stored["statistics"]

@@ -144,26 +144,14 @@ class TwoWikiTeacher:
 class PartTeacher:
     """Labels the questions of a part of the mix, ASQA or ARC-Easy, which RAS adds to HotpotQA-SUBQ (sections 4.1, C.4).
 
-    What the paper leaves open is decided so:
-
-    - **Answering records alone.** Table 4 counts the parts in the answering column, and appendix C.4 names them as a
-      reason why there are more answering records than `[SUFFICIENT]` and `[NO_RETRIEVAL]` labels together. So a
-      question gives one answering record and no planning record.
-    - **History.** Without triples the record is one of direct answering: no step, `[NO_RETRIEVAL]`. With triples it has
-      one step: q_0 is the question itself and the triples are those of all its passages, as in figure 25.
-    - **The question** is put to the model with the words of its task at evaluation (the roles of table 5): the files
-      `prompts/asqa.md` and `prompts/arc_easy.md`. The sub-query is the bare question, as in retrieval.
-    - **Which questions.** The first ones of the file, as many as asked for (`PARTS`). Fewer in the file are taken as
-      they are, and the card says how many are missing.
+    A question gives one answering record and no plan: table 4 counts the parts in the answering column alone. The
+    question is put with the words of its task at evaluation (table 5): `prompts/asqa.md`, `prompts/arc_easy.md`.
 
     Args:
         reader: A key of `PARTS`.
-        triple_file: JSON lines `{"title", "text", "triples"}` of the questions' passages (ASQA's knowledge, or the
-            passages in Self-RAG's output); None leaves every history empty.
+        triple_file: JSON lines `{"title", "text", "triples"}` of the questions' passages. With it a record has one
+            step, whose sub-query is the bare question (figure 25); without it no history.
         issues: Counts malformed triples of that file.
-
-    Attributes:
-        name: As the card calls it.
     """
 
     def __init__(self, reader: str, triple_file: str | None, issues: Counter[str] | None = None) -> None:
@@ -211,12 +199,7 @@ class TripleFile:
 
 
 def hop_question(question: Question, number: int, plain: bool = False) -> str:
-    """Hop `number` (from 1) of a gold decomposition as a question, references resolved.
-
-    Args:
-        question: The question.
-        number: Which hop, from 1.
-        plain: See `relation_question`.
+    """Hop `number` (from 1) of a gold decomposition as a question, references resolved; see `relation_question`.
 
     Raises:
         UnlabelledQuestion: it refers to itself or to a later hop.
@@ -330,13 +313,7 @@ def spoken_name(question: Question, evidence: Triple, document: int, earlier: Se
 
     A planner knows the question and the triples found so far, nothing else: a name it cannot have seen, such as the
     bracketed part of the next passage's title, must not be in a label. So the name comes from the question where
-    it stands there, else from the object of an earlier evidence triple.
-
-    Args:
-        question: The question.
-        evidence: The evidence triple to ask for.
-        document: Its passage.
-        earlier: The evidence triples before it.
+    it stands there, else from the object of one of the `earlier` evidence triples.
     """
     title = question.passages[document].title
     asked = title_key(question.question)

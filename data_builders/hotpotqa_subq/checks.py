@@ -175,10 +175,7 @@ def check_answer_kept(question: Question, shown: Sequence[int], kept: Sequence[i
     That is a supporting document that names a gold answer. Where none does (yes and no, comparisons, numbers in
     other words), any supporting document will do.
 
-    Args:
-        question: The question.
-        shown: The passages that were shown, as indices into `question.passages`.
-        kept: Those that were kept.
+    Passages are indices into `question.passages`.
 
     Raises:
         UnusableReply: no such document was kept.
@@ -252,11 +249,6 @@ def _without_quotes(text: str) -> str:
 def check_subquery(subquery: str, question: Question, earlier: Sequence[str]) -> None:
     """Check a sub-query that becomes a label: no copy, and the answer is not in it.
 
-    Args:
-        subquery: The sub-query.
-        question: The main question.
-        earlier: The sub-queries before it.
-
     Raises:
         UnusableReply: it repeats the main question or an earlier sub-query (normalised), or names a gold answer that
             the question does not name.
@@ -275,9 +267,6 @@ def check_subquery(subquery: str, question: Question, earlier: Sequence[str]) ->
 
 def read_triples(text: str) -> tuple[tuple[Triple, ...], int]:
     """Read triples: `{"triples": [["s", "p", "o"]]}` and what else `models.llm.replies.find_triples` reads.
-
-    Args:
-        text: The reply.
 
     Returns:
         The triples in order, and the number of malformed ones, which cost no neighbour.
