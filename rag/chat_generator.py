@@ -29,10 +29,7 @@ _REFUSED = re.compile(rf"\W*{REFUSAL}\b(?=.*\w)", re.IGNORECASE)
 class ChatGenerator:
     """A `Generator` on the chat model of `tools`: RAS with few-shot prompts (appendix F.1), no graph token.
 
-    Args:
-        tools: Has the model.
-        folder: A folder with prompts of one's own.
-        notes: The calls are noted in it.
+    `notes` takes its calls; `folder` may hold prompts of one's own.
 
     Raises:
         ValueError: there is no chat model.
@@ -56,12 +53,7 @@ class ChatGenerator:
 
 
 def prompt_files(*used: str, names: tuple[str, ...] = _PROMPTS) -> Callable[[Any], Mapping[str, str]]:
-    """`System.files` of a system whose options name a folder of prompts.
-
-    Args:
-        used: Prompts that the system sends.
-        names: All that the folder may hold.
-    """
+    """`System.files` of a system that sends the prompts `used`, of all `names` that a user's folder may hold."""
     return lambda options: {
         name: digest for name, digest in load_prompts(names, options.prompts).digests().items() if name in used
     }
@@ -79,13 +71,9 @@ def bare_answer(text: str) -> str:
 def read_answer(text: str, cut_off: bool = False) -> tuple[str, tuple[str, ...]]:
     """Read "Thought: ... Answer: ..."; the last "Answer:" counts.
 
-    Args:
-        text: The reply.
-        cut_off: Whether it ended at its limit.
-
     Returns:
         The answer, and the faults: `missing_answer` (no "Answer:"; the last line counts, but not when the reply was cut
-        off), `empty_answer`, `text_after_answer` (dropped; also a reason on the line of the refusal word).
+        off at its limit), `empty_answer`, `text_after_answer` (dropped; also a reason on the line of the refusal word).
     """
     text = without_thoughts(text).strip()
     markers = list(_ANSWER.finditer(text))
@@ -117,16 +105,7 @@ async def answer_from(
     prompts: PromptSet,
     max_tokens: int,
 ) -> str:
-    """Answer a question from passages, in one call of the role `<system>.answer`.
-
-    Args:
-        system: Who asks.
-        question: The question.
-        passages: What is read, best first; None for a closed book.
-        llm: The reader.
-        prompts: Has the prompt `READER`, or `CLOSED_BOOK`.
-        max_tokens: Longest reply.
-    """
+    """Answer a question from passages (None: a closed book), in one call of the role `<system>.answer`."""
     asked = f"Question: {one_line(question)}"
     if passages is None:
         chat = prompts.chat(CLOSED_BOOK, asked)
@@ -149,18 +128,9 @@ async def answer_once(
     hits: Sequence[Retrieved] | None = None,
     query: str = "",
 ) -> Trace:
-    """A system of one call: the Graph-LLM or the chat model answers, from passages or from its own knowledge.
+    """A system of one call: the Graph-LLM or the chat model answers, from `hits` or, without, from its own knowledge.
 
-    Args:
-        system: Its name.
-        question: The question as the model reads it.
-        tools: Has an answerer or a chat model.
-        options: Of these `max_answer_tokens` and `prompts` count.
-        hits: What is read; None for nothing.
-        query: What was searched for.
-
-    Returns:
-        The trace, with the answer in it.
+    Of the options `max_answer_tokens` and `prompts` count.
 
     Raises:
         ValueError: there is no model.
