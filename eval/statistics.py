@@ -38,15 +38,7 @@ Interval = dict[str, Any]
 
 
 def bootstrap_mean(values: Sequence[float], bounds: Bounds | None = SCORE) -> Interval:
-    """Mean and 95 % interval.
-
-    Args:
-        values: One value per question.
-        bounds: The smallest and the largest value there can be; None where there is none, as of costs.
-
-    Raises:
-        ValueError: a value is not a finite number.
-    """
+    """Mean of one value per question, with its interval; see `bootstrap_means`."""
     return bootstrap_means({"": values}, bounds)[""]
 
 
@@ -55,10 +47,10 @@ def bootstrap_means(values: Mapping[str, Sequence[float]], bounds: Bounds | None
 
     Args:
         values: By name, one value per question.
-        bounds: As in `bootstrap_mean`.
+        bounds: The smallest and the largest value there can be; None where there is none, as of costs.
 
     Raises:
-        ValueError: a value is not a finite number.
+        ValueError: a value is not a finite number, as everywhere here.
     """
     columns = {name: _finite(column) for name, column in values.items()}
     found: dict[str, Interval] = {name: {"mean": None, "low": None, "high": None, "n": 0} for name in columns}
@@ -72,12 +64,9 @@ def bootstrap_means(values: Mapping[str, Sequence[float]], bounds: Bounds | None
 
 
 def bootstrap_pairs(pairs: Sequence[tuple[Hashable, float]]) -> Interval:
-    """Mean and 95 % interval of `(question, score)` pairs.
+    """Mean and interval of `(question, score)` pairs.
 
     Several rows of one question, such as its planning steps, rise and fall together, so they are drawn together.
-
-    Raises:
-        ValueError: a score is not a finite number.
     """
     places: dict[Hashable, int] = {}
     index = np.array([places.setdefault(question, len(places)) for question, _ in pairs], dtype=np.int64)
@@ -86,17 +75,10 @@ def bootstrap_pairs(pairs: Sequence[tuple[Hashable, float]]) -> Interval:
 
 
 def bootstrap_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
-    """A ratio of sums, such as a micro-averaged precision, and its 95 % interval.
+    """A ratio of sums, such as a micro-averaged precision, and its interval; one value of each per text.
 
     What is drawn is the text with both its counts, so that numerator and denominator move together. A sample whose
-    denominators add up to 0 counts as 0.
-
-    Args:
-        numerators: One value per text.
-        denominators: One value per text, none negative; all 0 gives an interval without values.
-
-    Raises:
-        ValueError: a value is not a finite number.
+    denominators add up to 0 counts as 0; where all are 0 the interval has no values.
     """
     return _interval(_finite(numerators), _finite(denominators), len(numerators))
 
@@ -104,31 +86,21 @@ def bootstrap_ratio(numerators: Sequence[float], denominators: Sequence[float]) 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> Interval:
     """Compare the scores of two systems on the same questions, in the same order.
 
-    Args:
-        first: The one to compare with.
-        second: The other.
-
     Returns:
         The mean of `second - first` with its interval, `p_value` and `test`.
 
     Raises:
-        ValueError: the lengths differ, there are no scores, or one is not a finite number.
+        ValueError: the lengths differ, or there are no scores.
     """
     scores = _columns([first, second])
     return _differences(scores, np.ones_like(scores))[0]
 
 
 def paired_table(scores: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
-    """Compare every two of several systems on the same questions, in the same order.
-
-    Args:
-        scores: By system, one value per question.
+    """Compare every two of several systems on the same questions, in the same order; see `paired_difference`.
 
     Returns:
         `{"first", "second", ...}`: the names of both, and the difference "second minus first" with `p_holm` over all.
-
-    Raises:
-        ValueError: as `paired_difference`.
     """
     columns = _columns(list(scores.values()))
     found = _differences(columns, np.ones_like(columns))
@@ -141,12 +113,7 @@ def paired_ratio_difference(
 ) -> Interval:
     """Compare two ratios of sums, such as micro-averaged F1 of two systems, on the same texts.
 
-    Args:
-        first: Numerators and denominators of the one to compare with, one of each per text.
-        second: The other's, in the same order of texts.
-
-    Raises:
-        ValueError: the lengths differ, there is nothing to compare, or a value is not a finite number.
+    Each is numerators and denominators, one of each per text. See `paired_difference`.
     """
     parts = _columns([first[0], second[0], first[1], second[1]])
     return _differences(parts[:, :2], parts[:, 2:])[0]

@@ -86,11 +86,7 @@ class Run:
 
 
 def read_folder(spec: str, prices: Prices | None = None) -> Run:
-    """Read one output folder.
-
-    Args:
-        spec: The folder, or NAME=FOLDER to give it a name in the report.
-        prices: What tokens cost; see `eval.costs.read_prices`.
+    """Read one output folder, or NAME=FOLDER, which gives it a name in the report.
 
     Raises:
         FileNotFoundError: there is no such folder.

@@ -167,8 +167,9 @@ def load_system(name: str) -> System:
 
 
 def make_options(system: System, flags: Mapping[str, Any], settings: Sequence[str] = ()) -> Any:
-    """A system's options: `flags` that many systems have, those that are given, and `NAME=VALUE` texts, which go before
-    them.
+    """A system's options, out of flags that many systems have, and of `NAME=VALUE` texts, which go before these.
+
+    Flags that are None were not given.
 
     Raises:
         ValueError: a name or a value makes no sense for the system; all problems are named at once.
