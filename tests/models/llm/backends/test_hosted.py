@@ -98,7 +98,8 @@ def test_a_message():
             *(5, 2),
         )
         assert server.bodies[0] == {
-            **{"model": "m", "system": "Be brief.", "messages": CHAT[1:], "max_tokens": 9, "stop_sequences": ["END"]},
+            **{"model": "m", "messages": CHAT[1:], "max_tokens": 9, "stop_sequences": ["END"]},
+            "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
         }
         assert server.authorizations == {f"Bearer {KEY}"}
 
@@ -141,16 +142,14 @@ def test_shapes_of_a_chat_completion(message, finish, expected):
         assert (reply.prompt_tokens, reply.completion_tokens) == (0, 0)
 
 
-def test_a_long_system_prompt_is_cached_from_its_second_call_on():
+def test_a_system_prompt_is_marked_for_the_cache():
     chats = [[{"role": "system", "content": LONG}, {"role": "user", "content": f"question {n}"}] for n in range(3)]
     with MockServer() as server:
         replies = ask_all(AnthropicBackend, server, chats)
         block = {"type": "text", "text": LONG, "cache_control": {"type": "ephemeral"}}
-        assert [body["system"] for body in server.bodies] == [LONG, [block], [block]]
+        assert [body["system"] for body in server.bodies] == [[block]] * 3
         # Written to or read from the cache: they are tokens of the prompt all the same.
         assert [reply.prompt_tokens for reply in replies] == [602] * 3
-        ask_all(AnthropicBackend, server, [CHAT] * 3)
-        assert all(isinstance(body["system"], str) for body in server.bodies[3:])
 
 
 @both
