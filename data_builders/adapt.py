@@ -17,12 +17,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from tripletune.data_builders.readers._rows import Row, required_text, source_rows
+from tripletune.data_builders.readers._rows import Row, required_text, source_rows, whole_object
 from tripletune.models.data.records import read_jsonl
 from tripletune.models.files import check_new, new_file
 from tripletune.models.options import setting
@@ -58,7 +56,10 @@ def adapt_rows(options: AdaptOptions) -> Counter[str]:
         ValueError: a row has none of the layouts, the file no row, or the output is what is read.
     """
     check_new(options.output, [options.input, *([options.aliases] if options.aliases else [])])
-    counts, aliases = Counter[str](), _aliases(options.aliases)
+    counts, aliases = Counter[str](), None
+    if options.aliases:
+        # 2WikiMultiHopQA counts a country's demonyms among its names.
+        aliases = {row["Q_id"]: [*row["aliases"], *row["demonyms"]] for _, row in read_jsonl(options.aliases)}
     seen: set[int] = set()
     graph: dict[str, set[Any]] = {"nodes": set(), "relations": set(), "distinct triples": set()}
     with new_file(options.output) as scratch, scratch.open("w", encoding="utf-8") as file:
@@ -68,7 +69,7 @@ def adapt_rows(options: AdaptOptions) -> Counter[str]:
                 for fields in made.get("triples", ()):
                     counts["triples"] += 1
                     if isinstance(fields, list) and len(fields) == 3:
-                        subject, predicate, last = (_phrase(str(name)) for name in fields)
+                        subject, predicate, last = (_NO_PHRASE.sub(" ", str(name).lower()).strip() for name in fields)
                         graph["nodes"] |= {subject, last}
                         graph["relations"].add(predicate)
                         graph["distinct triples"].add((subject, predicate, last))
@@ -80,15 +81,10 @@ def adapt_rows(options: AdaptOptions) -> Counter[str]:
 
 
 def _rows(location: str) -> Iterator[tuple[str, Row]]:
-    path, whole = Path(location), None
-    if path.suffix == ".json" and path.is_file():
-        with path.open(encoding="utf-8-sig") as file, suppress(json.JSONDecodeError):
-            # One object that holds all; arrays and JSON lines are streamed.
-            whole = json.loads("{" + file.read()) if file.read(1) == "{" else None
-    if isinstance(whole, dict):
+    if (whole := whole_object(location)) is None:
+        yield from source_rows(location)
+    else:
         yield from ((f"{location}: {number}", row) for number, row in enumerate(whole.get("docs", [whole]), 1))
-        return
-    yield from source_rows(location)
 
 
 def _made(
@@ -118,14 +114,3 @@ def _made(
         yield {name: row[name] for name in ("id", "title", "text", "triples") if name in row}
     else:
         raise ValueError(f"{where}: the row has no layout that is known; it has {', '.join(row) or 'nothing'}")
-
-
-def _aliases(path: str | None) -> dict[str, list[str]] | None:
-    """Other names by Wikidata id: 2WikiMultiHopQA counts a country's demonyms among them."""
-    if path is None:
-        return None
-    return {row["Q_id"]: [*row["aliases"], *row["demonyms"]] for _, row in read_jsonl(path)}
-
-
-def _phrase(name: str) -> str:
-    return _NO_PHRASE.sub(" ", name.lower()).strip()

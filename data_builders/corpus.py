@@ -43,11 +43,7 @@ SPLITS = ("train", "evaluation")
 
 @dataclass(frozen=True)
 class CorpusOptions:
-    """What to build.
-
-    Raises:
-        ValueError: there is no file, or a value makes no sense.
-    """
+    """What to build."""
 
     reader: str = field(metadata={"help": "reader of the benchmark's files: hotpotqa, musique, two_wiki, ..."})
     train: str | None = setting(None, "the benchmark's training file (or hub id); none: no such split")
@@ -71,18 +67,12 @@ class CorpusOptions:
 
 
 def build_corpus(options: CorpusOptions, output: str | Path, overwrite: bool = False) -> dict[str, Any]:
-    """Draw questions and write their corpora.
-
-    Args:
-        options: What to build.
-        output: The folder; it is there completely or not at all.
-        overwrite: Whether a corpus that is there may be replaced.
+    """Draw questions and write their corpora; the folder is there completely or not at all.
 
     Returns:
         The manifest: options, and what was counted in each split.
 
     Raises:
-        FileNotFoundError: there is no such file.
         FileExistsError: the folder is taken.
         ValueError: a row is malformed, a file has fewer usable questions than are to be drawn, or the folder holds it.
     """

@@ -76,10 +76,7 @@ class RoleCalls(AbstractContextManager["RoleCalls"]):
     def chats(self, question_id: str, keys: Sequence[str] | None = None) -> list[Chat]:
         """The chats of a question, in the order in which their last calls were stored.
 
-        Args:
-            question_id: The question.
-            keys: The calls of one run, by the beginnings of their keys, since a ledger may hold several runs of a
-                question; None takes all.
+        A ledger may hold several runs of it: `keys` are the beginnings of the keys of one run's calls; None takes all.
         """
         calls, repairs = (list(self._calls(question_id, repair, keys)) for repair in (False, True))
         answers = {_key(call.maker, call.messages): call.text for call in calls}

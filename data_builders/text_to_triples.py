@@ -26,7 +26,7 @@ from typing import Any, Literal
 from tripletune.data_builders.datasets import listed
 from tripletune.data_builders.datasets.kinds import PAIRS, text_key
 from tripletune.data_builders.datasets.lookup import SeenTable
-from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset, split_name_problems
+from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, drawn, new_dataset, split_name_problems
 from tripletune.data_builders.hotpotqa_subq.options import Source
 from tripletune.data_builders.readers.triples import (
     MALFORMED_TRIPLES,
@@ -61,11 +61,7 @@ _UNSEEN = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u200b\ufeff]")
 
 @dataclass(frozen=True)
 class PairOptions:
-    """How pairs are made and split.
-
-    Raises:
-        ValueError: a value makes no sense.
-    """
+    """How pairs are made and split."""
 
     entity_case: Literal["source", "text"] = setting(
         "source",
@@ -108,19 +104,12 @@ class PairOptions:
 def build_pairs(
     sources: Sequence[Source], options: PairOptions, folder: FolderOptions, excluded: Sequence[Source] = ()
 ) -> dict[str, Any]:
-    """Build a text-to-triples data set.
-
-    Args:
-        sources: What to read, in this order; of a text that occurs again the first row counts.
-        options: How pairs are made and split.
-        folder: Where and how they are written.
-        excluded: Sources whose texts are left out.
+    """Build a text-to-triples data set, without the texts of the sources that are `excluded`.
 
     Returns:
         The statistics that are also in `statistics.json`.
 
     Raises:
-        FileNotFoundError: a file is missing.
         FileExistsError: the output folder is taken.
         ValueError: a source cannot be read, or gives not a single pair.
     """
@@ -194,7 +183,7 @@ class _Build:
 
     def _name_of(self, pair: ExtractionPair) -> str | None:
         """The name that becomes a pair of its own beside this one: a share of the pairs, drawn by a hash of the id."""
-        if not pair.triples or _drawn(self._options.seed, pair.id) >= self._options.entity_share * 2**64:
+        if not pair.triples or drawn(self._options.seed, pair.id) >= self._options.entity_share * 2**64:
             return None
         name = pair.title or pair.triples[0].subject
         return name if name in f"{pair.title}\n{pair.text}" else None
@@ -317,7 +306,7 @@ class CountedSplit:
         border = 2**64
         for pair in pairs:
             self.total += 1
-            number = _drawn(self.seed, text_key(pair.text))
+            number = drawn(self.seed, text_key(pair.text))
             if number >= border:
                 yield pair, "train"
                 continue
@@ -346,11 +335,6 @@ class CountedSplit:
         if self.rows is None and self.kept < PAPER_ROWS:
             text += f" The paper keeps {PAPER_ROWS:,}; here it is a tenth, since there are few pairs."
         return text
-
-
-def _drawn(seed: int, text: str) -> int:
-    """A number below 2**64, by a hash of the seed and a text."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}\n{text}".encode(), digest_size=8).digest())
 
 
 def _from_border(heap: list[tuple[int, int, ExtractionPair]], border: int) -> Iterator[tuple[ExtractionPair, str]]:

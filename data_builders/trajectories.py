@@ -50,11 +50,7 @@ _CHOSEN_ENDS = ("no_question", "sufficient", "no_retrieval", "single_pass", "ret
 
 @dataclass(frozen=True)
 class TrajectoryOptions:
-    """Which trajectories are kept, and what of them is learned.
-
-    Raises:
-        ValueError: a value makes no sense.
-    """
+    """Which trajectories are kept, and what of them is learned."""
 
     system: str = setting("cirag", "system whose calls are learned")
     roles: tuple[str, ...] = setting(
@@ -178,7 +174,7 @@ def build_trajectories(
     Args:
         results: Output folders of `tripletune eval run`, or their results files.
         options: What to build.
-        folder: Where.
+        folder: Where and how it is written.
         ledgers: Ledgers: one for all results, or one for each; none: `ledger.sqlite` beside each results
             file, or in the folder of its run of several systems.
 

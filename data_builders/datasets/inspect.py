@@ -67,11 +67,7 @@ def why_empty(folder: str | Path) -> str | None:
 
 
 def kind_of(folder: str | Path) -> RowKind[Any]:
-    """What the rows of a data set are; its first row says it, and records it is where that cannot be read.
-
-    Raises:
-        FileNotFoundError: there is no such folder, or it holds no shards.
-    """
+    """What the rows of a data set are; its first row says it, and records it is where that cannot be read."""
     for file in chain(*dataset_files(folder).values()):
         try:
             _, first = next(stored_rows(file), ("", None))
@@ -89,12 +85,7 @@ def _leaks(kind: RowKind[Any], row: Any, split: str, seen: SeenTable) -> list[tu
 
 
 def count_rows(folder: str | Path, tokenizer: str | None = None) -> tuple[Statistics[Any], Counter[str]]:
-    """Counts of a data set, and how many of its rows belong to another split, by what is the same.
-
-    Raises:
-        FileNotFoundError: there is no such folder, or it holds no shards.
-        ValueError: a row is malformed.
-    """
+    """Counts of a data set, and how many of its rows belong to another split, by what is the same."""
     kind, leaks = kind_of(folder), Counter[str]()
     statistics = Statistics(kind, tokenizer)
     with SeenTable() as seen:
@@ -109,9 +100,6 @@ def troubles(folder: str | Path) -> Iterator[str]:
 
     Looked at: every row by itself; ids that occur twice; what stands in two splits; the number of rows against
     `statistics.json`, where there is one; whether there is any row.
-
-    Raises:
-        FileNotFoundError: there is no such folder, or it holds no shards.
     """
     if (empty := why_empty(folder)) is not None:
         yield empty
@@ -176,7 +164,6 @@ def find_rows(
         split: Only rows of this split.
 
     Raises:
-        FileNotFoundError: there is no such data set.
         ValueError: no row fits.
     """
     kind = kind_of(folder)

@@ -36,12 +36,7 @@ _ROW_GROUP = 512
 
 @dataclass(frozen=True)
 class FolderOptions:
-    """Where and how a data set is written.
-
-    Raises:
-        FileExistsError: the folder is taken; see `models.files.check_folder`.
-        ValueError: a value makes no sense.
-    """
+    """Where and how a data set is written; the folder must not be taken (`models.files.check_folder`)."""
 
     output: str = field(metadata={"help": "folder of the data set"})
     format: Literal["jsonl", "parquet"] = setting("jsonl", "format of the shards")
@@ -92,9 +87,6 @@ class DatasetWriter(Generic[R]):
 
         Returns:
             The statistics that are also in `statistics.json`.
-
-        Raises:
-            ValueError: there is not a single row.
         """
         self.close()
         if not self.statistics.records and not may_be_empty:
@@ -114,10 +106,7 @@ def new_dataset(
 ) -> Iterator[DatasetWriter[R]]:
     """A data set that takes the place of `options.output` when the block ends well; call `finish` in it.
 
-    Args:
-        options: Where and how.
-        kind: What its rows are.
-        sources: What is read, which must survive; locations that are no files (hub ids) are passed over.
+    `sources` are what is read, which must survive; locations that are no files (hub ids) are passed over.
 
     Raises:
         FileExistsError: the output folder is taken.
@@ -135,8 +124,12 @@ def split_of(question: str, seed: int, validation_fraction: float) -> str:
     It depends on the normalised question text and the seed alone, so all records of a question, and questions with the
     same words under different ids, are on one side, in every build.
     """
-    digest = hashlib.blake2b(f"{seed}\n{normalize_answer(question)}".encode(), digest_size=8).digest()
-    return "validation" if int.from_bytes(digest) < validation_fraction * 2**64 else "train"
+    return "validation" if drawn(seed, normalize_answer(question)) < validation_fraction * 2**64 else "train"
+
+
+def drawn(seed: int, text: str) -> int:
+    """A number below 2**64, by a hash of the seed and a text."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}\n{text}".encode(), digest_size=8).digest())
 
 
 def split_name_problems(name: str | None) -> list[str]:

@@ -58,11 +58,7 @@ class Source:
 
 @dataclass(frozen=True)
 class BuildOptions(FolderOptions):
-    """Options of a build.
-
-    Raises:
-        ValueError: options make no sense; all problems in one message.
-    """
+    """Options of a build."""
 
     first_subquery: FirstSubquery = setting(
         "main_question", "q_0: the main question (the paper) or the first generated sub-query (the authors' code)"
@@ -171,14 +167,8 @@ def usable_questions(
 ) -> Iterator[tuple[int, Question]]:
     """The questions of a source that this process labels, each with its place in the file.
 
-    A process of several looks at every row, so that all of them take the same rows for repeated.
-
-    Args:
-        source: The file.
-        options: How many to take, and which of them.
-        seen: The ids of the sources before it.
-        drops: Counts what can't be used, by reason.
-        issues: Counts warnings that cost no question.
+    A process of several looks at every row, so that all of them take the same rows for repeated. `seen` holds the ids
+    of the sources before it; `drops` counts what can't be used, by reason, `issues` warnings that cost no question.
     """
     rows = islice(
         get_reader(source.reader)(source.location, issues, source.name), options.most_questions(source.reader)

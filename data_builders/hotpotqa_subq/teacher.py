@@ -255,9 +255,7 @@ def document_text(passage: Passage) -> str:
 class BaseModelAnswers:
     """The direct-answer test (RAS, Algorithm 1, lines 3-4): a base model answers without any document, greedily.
 
-    Args:
-        client: The model; its replies are in the ledger, so the test continues where it was.
-        max_new_tokens: Longest answer, in tokens.
+    Its replies are in the client's ledger, so the test continues where it was.
     """
 
     def __init__(self, client: LLMClient, max_new_tokens: int = 16) -> None:
@@ -275,12 +273,7 @@ class BaseModelAnswers:
 
 
 class StoredAnswers:
-    """Answers of that test from JSON lines `{"question_id", "answer"}`, looked up in their file.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line is malformed.
-    """
+    """Answers of that test from JSON lines `{"question_id", "answer"}`, looked up in their file."""
 
     def __init__(self, path: str | Path) -> None:
         def keys(where: str, row: Row) -> list[str]:
@@ -289,11 +282,7 @@ class StoredAnswers:
         self._index = JsonlIndex(path, keys)
 
     async def answer(self, question: Question) -> str:
-        """The stored answer.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """The stored answer; `ValueError` where there is none."""
         found = self._index.get(question.id)
         if found is None:
             raise ValueError(

@@ -12,6 +12,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,16 @@ def source_rows(location: str) -> Iterator[tuple[str, Row]]:
         yield from _dataset_rows(location)
     else:
         raise FileNotFoundError(f"no such file: {location}")
+
+
+def whole_object(location: str) -> Row | None:
+    """The one JSON object that a `.json` file holds; None for any other file."""
+    path = Path(location)
+    if path.suffix == ".json" and path.is_file():
+        with path.open(encoding="utf-8-sig") as file, suppress(json.JSONDecodeError):
+            # A large array is not read for this.
+            return dict(json.loads("{" + file.read())) if file.read(1) == "{" else None
+    return None
 
 
 def own_passages(row: Row) -> tuple[Passage, ...]:

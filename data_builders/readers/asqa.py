@@ -7,10 +7,8 @@ On the hub a row is `{"sample_id", "ambiguous_question", "qa_pairs", "annotation
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 from tripletune.data_builders.hotpotqa_subq import Dropped, Question
 from tripletune.data_builders.readers._rows import (
@@ -21,6 +19,7 @@ from tripletune.data_builders.readers._rows import (
     required_text,
     self_rag_question,
     source_rows,
+    whole_object,
 )
 from tripletune.models.data.records import Passage
 
@@ -50,8 +49,9 @@ def read_questions(
 
 
 def _rows(location: str) -> Iterator[tuple[str, Row]]:
-    rows = _official_rows(Path(location))
-    if rows is None:
+    whole = whole_object(location) or {}
+    rows = whole.get("train") or whole.get("dev")
+    if not isinstance(rows, dict):
         yield from source_rows(location)
         return
     for identity, row in rows.items():
@@ -59,18 +59,6 @@ def _rows(location: str) -> Iterator[tuple[str, Row]]:
         if not isinstance(row, dict):
             raise ValueError(f"{where}: it is not an object but {type(row).__name__}")
         yield where, {"sample_id": identity} | row
-
-
-def _official_rows(path: Path) -> dict[str, object] | None:
-    """Questions by id of the official file, which is small enough to be read at once; None for any other file."""
-    if path.suffix != ".json" or not path.is_file():
-        return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
-    except ValueError:
-        return None
-    rows = (content.get("train") or content.get("dev")) if isinstance(content, dict) else None
-    return rows if isinstance(rows, dict) else None
 
 
 def _question(row: Row, where: str, source: str) -> Question | None:

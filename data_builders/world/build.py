@@ -55,11 +55,7 @@ _PREDICATES = sorted({relation.predicate for relation in RELATIONS})
 
 @dataclass(frozen=True, slots=True)
 class WorldOptions:
-    """What world to generate; the weights of the six retrieval kinds are relative to each other.
-
-    Raises:
-        ValueError: a value makes no sense; the message lists all of them.
-    """
+    """What world to generate; the weights of the six retrieval kinds are relative to each other."""
 
     seed: int = setting(7, "seed of everything that is drawn")
     train: int = setting(600, "questions in the train split (0: no such split)", at_least=0)
@@ -301,10 +297,6 @@ class World:
 def generate_world(options: WorldOptions, split: str) -> World:
     """Make one split; splits do not depend on each other.
 
-    Args:
-        options: What to make.
-        split: A member of `SPLITS`.
-
     Raises:
         ValueError: the world is too small for the questions asked for.
     """
@@ -330,10 +322,7 @@ def generate_world(options: WorldOptions, split: str) -> World:
 def write_world(options: WorldOptions, output: str | Path, overwrite: bool = False) -> None:
     """Write every split that has questions, as `<split>{,.teacher,.corpus,.triples}.jsonl`; `world.json` counts them.
 
-    Args:
-        options: What to make.
-        output: Folder for the files; it is there completely or not at all.
-        overwrite: Whether a world that is there may be replaced.
+    The folder is there completely or not at all.
 
     Raises:
         ValueError: a world is too small for the questions asked for, or another program is writing the folder.

@@ -61,15 +61,7 @@ class GoldHop:
 
 
 class WorldOracle:
-    """A `Backend` that answers from the facts of a world.
-
-    Args:
-        world: One split of a world.
-
-    Attributes:
-        world: The same.
-        model: "oracle:" with the world's seed and split.
-    """
+    """A `Backend` that answers from the facts of one split of a world."""
 
     def __init__(self, world: World) -> None:
         self.model = f"oracle:world{world.seed}-{world.split}"

@@ -292,16 +292,10 @@ _GROUP = 6
 
 
 def common_questions(rng: random.Random, split: str, count: int) -> list[WorldQuestion]:
-    """Draw questions about what everybody knows.
+    """Draw distinct questions about what everybody knows; splits share no question text.
 
-    Args:
-        rng: Source of chance.
-        split: A member of `SPLITS`; splits share no question text.
-        count: How many.
-
-    Returns:
-        `count` distinct questions, spread evenly over the families of questions, the plainest facts first; when the
-        families run out, the rest is arithmetic with larger numbers.
+    They are spread evenly over the families of questions, the plainest facts first; when the families run out, the rest
+    is arithmetic with larger numbers.
 
     Raises:
         ValueError: there are not so many questions.
