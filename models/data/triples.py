@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 # A marker counts when it is not escaped. Model output varies in spacing, so the spaces are optional when reading.
 _SUBJECT = re.compile(r"\(\s*S>")
@@ -53,12 +54,18 @@ class Triple:
         return [self.subject, self.predicate, self.object]
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedTriples:
-    """Result of reading triples from text: the good ones in order, and how many were malformed."""
+class FoundTriples(NamedTuple):
+    """Triples that a text holds.
+
+    Attributes:
+        triples: Well-formed ones in order, repeated ones too.
+        malformed: How many were written as triples and are none.
+        cut_off: Whether the JSON around them is not complete.
+    """
 
     triples: tuple[Triple, ...]
-    malformed: int
+    malformed: int = 0
+    cut_off: bool = False
 
 
 def format_triples(triples: Iterable[Triple]) -> str:
@@ -66,15 +73,8 @@ def format_triples(triples: Iterable[Triple]) -> str:
     return ", ".join(map(str, triples))
 
 
-def parse_triples(text: str) -> ParsedTriples:
-    """Read every triple in `text`, for example the reply of a text-to-triples model.
-
-    Args:
-        text: Any text; what stands between triples (commas, quotes, list brackets, prose) is ignored.
-
-    Returns:
-        The well-formed triples in order of appearance and the number of malformed ones.
-    """
+def parse_triples(text: str) -> FoundTriples:
+    """Read every triple in a text; what stands between them (commas, quotes, list brackets, prose) is ignored."""
     starts = [match for match in _SUBJECT.finditer(text) if not _is_escaped(text, match.start())]
     triples: list[Triple] = []
     without_start = 0
@@ -84,7 +84,7 @@ def parse_triples(text: str) -> ParsedTriples:
         if triple is not None:
             triples.append(triple)
         without_start += has_neighbour
-    return ParsedTriples(tuple(triples), len(starts) - len(triples) + without_start)
+    return FoundTriples(tuple(triples), len(starts) - len(triples) + without_start)
 
 
 def plain_markers(text: str) -> str:
@@ -93,11 +93,7 @@ def plain_markers(text: str) -> str:
 
 
 def triples_from_json(rows: object, where: str) -> tuple[Triple, ...]:
-    """Build triples from JSON rows `[subject, predicate, object]`.
-
-    Raises:
-        ValueError: a row has not three non-empty strings; the message names `where` and the row.
-    """
+    """Build triples from JSON rows `[subject, predicate, object]`; `where` opens every error message."""
     if not isinstance(rows, (list, tuple)):
         raise ValueError(f"{where}: triples must be a list of [subject, predicate, object], found {rows!r:.80}")
     triples = []

@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from tripletune.models.data.records import whole_characters
-from tripletune.models.data.triples import Triple, parse_triples, plain_markers
+from tripletune.models.data.triples import FoundTriples, Triple, parse_triples, plain_markers
 from tripletune.models.llm import LLMClient, Message, Sampling
 
 T = TypeVar("T")
@@ -185,20 +185,6 @@ def find_json(text: str, *kinds: type[Any], advice: str = "", notes: Counter[str
 def json_values(text: str, *kinds: type[Any]) -> list[Any]:
     """All JSON objects and arrays of a text that do not stand inside another, from left to right."""
     return [value for value in _scan(text)[0] if isinstance(value, kinds or (dict, list))]
-
-
-class FoundTriples(NamedTuple):
-    """The triples of a reply.
-
-    Attributes:
-        triples: Well-formed triples in order, repeated ones too.
-        malformed: How many were written as triples and are none.
-        cut_off: Whether the JSON around them is not complete.
-    """
-
-    triples: tuple[Triple, ...]
-    malformed: int = 0
-    cut_off: bool = False
 
 
 def find_triples(text: str, advice: str = "") -> FoundTriples:

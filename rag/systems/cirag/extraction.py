@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from tripletune.models.data.records import Passage
-from tripletune.models.data.triples import Triple
-from tripletune.models.llm.replies import FoundTriples, UnusableReply, find_json, find_triples
+from tripletune.models.data.triples import FoundTriples, Triple
+from tripletune.models.llm.replies import UnusableReply, find_json, find_triples
 from tripletune.rag.extractor import ask_of_passage
 from tripletune.rag.systems import PromptSet, QuestionClient
 
