@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from benchmarks import ENCODER, MODEL, Options, Result, Way, batches, quiet, take_turns
-from benchmarks.training import RAS, native_bf16, one_pass, open_task, records, trainer_way, trl_trainer
-from tripletune.models.loading import resolve
+from benchmarks import ENCODER, Result, Way, batches, quiet, take_turns
+from benchmarks.training import RAS, TrainingOptions, native_bf16, one_pass, open_task, records, trainer_way
+from tripletune.models.loading import load_causal_lm, resolve
+from tripletune.models.lora import add_lora
 from tripletune.models.options import setting
 
 _COMPILED = "-compiled"
@@ -43,13 +44,10 @@ _WAYS = ("trl-defaults", _BEST, f"{_BEST}{_COMPILED}", "pyg-float32", "pyg-bfloa
 
 
 @dataclass(frozen=True)
-class SpeedOptions(Options):
+class SpeedOptions(TrainingOptions):
     """Options of `speed`."""
 
-    model: str = setting(MODEL, "language model: hub id, folder or pypi:package")
     data: str | None = setting(None, "folder of RAS records (without: those of a fictional world)")
-    steps: int = setting(4, "optimiser steps of a pass", at_least=1)
-    batch_size: int = setting(4, "records of a step", at_least=1)
     ways: list[str] = setting(list(_WAYS), "rows of the table; compiled ones need a C++ compiler", choices=_WAYS)
 
 
@@ -105,12 +103,43 @@ def _way(name: str, same: Mapping[str, Any], text: Any) -> Way:
         {"input_ids": row["input_ids"] + row["label_ids"], "labels": [-100] * len(row["input_ids"]) + row["label_ids"]}
         for row in text.train
     ]
-    optimiser = {"learning_rate": text.config.train.learning_rate, "max_length": None}
     if not name.startswith(_BEST):
-        return trainer_way(name, trl_trainer(rows, text.config, "float32", **optimiser))
-    settings = {**_TRL_BEST, **optimiser, "torch_compile": name.endswith(_COMPILED)}
-    dtype = "bfloat16" if native_bf16() else "float32"
-    return trainer_way(name, trl_trainer(rows, text.config, dtype, **settings))
+        return trainer_way(name, _trl_trainer(rows, text.config, "float32"))
+    dtype, compiled = "bfloat16" if native_bf16() else "float32", name.endswith(_COMPILED)
+    return trainer_way(name, _trl_trainer(rows, text.config, dtype, torch_compile=compiled, **_TRL_BEST))
+
+
+def _trl_trainer(rows: list[dict[str, Any]], config: Any, dtype: str, **settings: Any) -> Any:
+    """TRL's `SFTTrainer` with a run's model, LoRA, batch and learning rate; all else is TRL's default.
+
+    Args:
+        rows: `input_ids` and `labels`.
+        config: A `train.tasks.RunConfig`.
+        dtype: Type of the frozen weights.
+        **settings: Of `SFTConfig`.
+    """
+    import torch
+    from datasets import Dataset
+    from transformers.trainer_callback import PrinterCallback
+    from trl import SFTConfig, SFTTrainer
+
+    class Quiet(SFTTrainer):
+        def _send_telemetry(self) -> None:
+            return
+
+    torch.manual_seed(config.seed)
+    chosen = config.model
+    model, tokenizer = load_causal_lm(chosen.base, getattr(torch, dtype))
+    adapted = add_lora(model, rank=chosen.lora_rank, alpha=chosen.lora_alpha, dropout=0.0,
+                       targets=chosen.lora_targets, base=chosen.base)  # fmt: skip
+    arguments = SFTConfig(
+        output_dir=f"{config.output_dir}/trl", per_device_train_batch_size=config.train.batch_size, num_train_epochs=1,
+        use_cpu=True, save_strategy="no", report_to="none", disable_tqdm=True, seed=config.seed,
+        dataloader_pin_memory=False, learning_rate=config.train.learning_rate, max_length=None, **settings,
+    )  # fmt: skip
+    trainer = Quiet(adapted, arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
+    trainer.remove_callback(PrinterCallback)
+    return trainer
 
 
 def _pyg_pass(task: Any, dtype: str) -> Callable[[], float]:
@@ -118,8 +147,6 @@ def _pyg_pass(task: Any, dtype: str) -> Callable[[], float]:
     import torch
     from torch_geometric.llm.models import LLM, GRetriever
     from torch_geometric.nn import GAT
-
-    from tripletune.models.lora import add_lora
 
     warnings.filterwarnings("ignore", module="torch_geometric")
     chosen, train = task.config.model, task.config.train

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,18 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True)
-class StepOptions(Options):
-    """Options of `training_step`."""
+class TrainingOptions(Options):
+    """What `training_step` and `speed` can be told."""
 
     model: str = setting(MODEL, "language model: hub id, folder or pypi:package")
     steps: int = setting(4, "optimiser steps of a pass", at_least=1)
     batch_size: int = setting(4, "records of a step", at_least=1)
+
+
+@dataclass(frozen=True)
+class StepOptions(TrainingOptions):
+    """Options of `training_step`."""
+
     compile: bool = setting(False, "also measure compiled layers (needs a C++ compiler)")
 
 
@@ -196,42 +202,6 @@ def _measured(tasks: Mapping[str, Any], repeats: int, full_logits: str = "") -> 
         found.append(way.row("rows", "tokens", rows=len(task.train), tokens=tokens, padding_share=1 - tokens / cells))
         found[-1]["time_against_first"] = found[-1]["seconds"] / found[0]["seconds"]
     return found
-
-
-def trl_trainer(rows: Sequence[Mapping[str, Any]], config: Any, dtype: str, **settings: Any) -> Any:
-    """TRL's `SFTTrainer` with a run's model, LoRA, batch and optimiser; all else is TRL's default.
-
-    Args:
-        rows: `input_ids` and `labels`.
-        config: A `train.tasks.RunConfig`.
-        dtype: Type of the frozen weights.
-        **settings: Of `SFTConfig`.
-    """
-    import torch
-    from datasets import Dataset
-    from transformers.trainer_callback import PrinterCallback
-    from trl import SFTConfig, SFTTrainer
-
-    from tripletune.models.loading import load_causal_lm
-    from tripletune.models.lora import add_lora
-
-    class Quiet(SFTTrainer):
-        def _send_telemetry(self) -> None:
-            return
-
-    torch.manual_seed(config.seed)
-    chosen = config.model
-    model, tokenizer = load_causal_lm(chosen.base, getattr(torch, dtype))
-    adapted = add_lora(model, rank=chosen.lora_rank, alpha=chosen.lora_alpha, dropout=0.0,
-                       targets=chosen.lora_targets, base=chosen.base)  # fmt: skip
-    arguments = SFTConfig(
-        output_dir=f"{config.output_dir}/trl", per_device_train_batch_size=config.train.batch_size, num_train_epochs=1,
-        use_cpu=True, save_strategy="no", report_to="none", disable_tqdm=True, seed=config.seed,
-        dataloader_pin_memory=False, **settings,
-    )  # fmt: skip
-    trainer = Quiet(adapted, arguments, train_dataset=Dataset.from_list(list(rows)), processing_class=tokenizer)
-    trainer.remove_callback(PrinterCallback)
-    return trainer
 
 
 # Data -----------------------------------------------------------------------------------------------------------------
