@@ -110,14 +110,7 @@ def _way(name: str, same: Mapping[str, Any], text: Any) -> Way:
 
 
 def _trl_trainer(rows: list[dict[str, Any]], config: Any, dtype: str, **settings: Any) -> Any:
-    """TRL's `SFTTrainer` with a run's model, LoRA, batch and learning rate; all else is TRL's default.
-
-    Args:
-        rows: `input_ids` and `labels`.
-        config: A `train.tasks.RunConfig`.
-        dtype: Type of the frozen weights.
-        **settings: Of `SFTConfig`.
-    """
+    """TRL's `SFTTrainer` with a run's model, LoRA, batch and learning rate; else TRL's defaults, or `settings`."""
     import torch
     from datasets import Dataset
     from transformers.trainer_callback import PrinterCallback

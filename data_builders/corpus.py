@@ -71,10 +71,6 @@ def build_corpus(options: CorpusOptions, output: str | Path, overwrite: bool = F
 
     Returns:
         The manifest: options, and what was counted in each split.
-
-    Raises:
-        FileExistsError: the folder is taken.
-        ValueError: a row is malformed, a file has fewer usable questions than are to be drawn, or the folder holds it.
     """
     made = [MANIFEST, *(f"{split}.*jsonl" for split in SPLITS)] if (Path(output) / MANIFEST).is_file() else []
     files = options.files()
@@ -95,8 +91,7 @@ def ensure_corpus(options: CorpusOptions, output: str | Path) -> dict[str, Any]:
     """`build_corpus`, unless the folder holds what these options and files give.
 
     Raises:
-        ValueError: the folder holds a corpus of other options or files, which results may depend on, or no corpus of
-            ours.
+        ValueError: the folder holds something else, which results may depend on.
     """
     path = Path(output) / MANIFEST
     if not path.is_file():

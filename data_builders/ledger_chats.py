@@ -31,10 +31,9 @@ class Chat:
     """One chat of a question with its last reply.
 
     Attributes:
-        model: The model, as the ledger calls it.
         messages: All turns; the last one is the reply to the last call, as the loop understood it.
         learned: For each turn, whether the model wrote it.
-        faults: What was wrong with them, a name each time; "repaired" where a repair turn was needed.
+        faults: What was wrong with replies, a name each time; "repaired" where a repair turn was needed.
         readable: Whether the last reply could be understood.
     """
 
@@ -46,17 +45,7 @@ class Chat:
 
 
 class RoleCalls(AbstractContextManager["RoleCalls"]):
-    """The calls of one role in a ledger, by question; a context manager.
-
-    Args:
-        path: The ledger.
-        role: The role, for example "cirag.integrate".
-        model: Only calls of this model; None: of any.
-
-    Raises:
-        FileNotFoundError: there is no such ledger.
-        LedgerError: the file is no ledger.
-    """
+    """The calls of one role in a ledger, of one model or of any, by question; a context manager."""
 
     def __init__(self, path: str | Path, role: str, model: str | None = None) -> None:
         self.role, self._model = role, model

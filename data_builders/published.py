@@ -66,11 +66,7 @@ def read_released(location: str, drops: Counter[str], issues: Counter[str]) -> I
 
 
 def released_record(row: Row, number: int, issues: Counter[str]) -> Record:
-    """Row `number` as a record.
-
-    Raises:
-        MalformedRow: the row cannot be read.
-    """
+    """Row `number` as a record; `MalformedRow` where it cannot be read."""
     text, label = row.get("input"), row.get("label")
     if not isinstance(text, str) or not isinstance(label, str) or not text.strip() or not label.strip():
         raise MalformedRow("input or label is missing, empty or no text")
@@ -155,9 +151,6 @@ def read_explagraphs(path: str | Path, issues: Counter[str] | None = None) -> It
     """The rows of an ExplaGraphs file as answering records, in file order.
 
     A header line is recognised by its word "label". `issues` counts malformed triples, which are left out.
-
-    Raises:
-        ValueError: a line does not have four columns, or its label is unknown; the message has file and line.
     """
     issues = Counter() if issues is None else issues
     rows = csv.reader(io.StringIO(read_text(path).removeprefix("\ufeff"), newline=""), delimiter="\t")

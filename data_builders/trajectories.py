@@ -169,22 +169,14 @@ class Filters:
 def build_trajectories(
     results: Sequence[str], options: TrajectoryOptions, folder: FolderOptions, ledgers: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Write the trajectories of one or more runs.
+    """Write the trajectories of one or more runs; gives the statistics.
 
     Args:
         results: Output folders of `tripletune eval run`, or their results files.
         options: What to build.
         folder: Where and how it is written.
-        ledgers: Ledgers: one for all results, or one for each; none: `ledger.sqlite` beside each results
-            file, or in the folder of its run of several systems.
-
-    Returns:
-        The statistics.
-
-    Raises:
-        FileNotFoundError: there are no such results, or there is no ledger.
-        ValueError: a file is damaged, a metric is not in the results, or no trajectory is left.
-        FileExistsError: the output folder is taken.
+        ledgers: One for all results, or one for each; none: `ledger.sqlite` beside each results file, or in the
+            folder of its run of several systems.
     """
     sources = _sources(results, ledgers)
     filters = Filters(options)

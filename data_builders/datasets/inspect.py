@@ -23,11 +23,7 @@ _NO_ENTITY = re.compile(r"[^\w\s.,:!?()/'-]")
 
 
 def dataset_files(folder: str | Path) -> dict[str, list[Path]]:
-    """The shards of a data set folder by split, both in order.
-
-    Raises:
-        FileNotFoundError: there is no such folder, or it holds no shards.
-    """
+    """The shards of a data set folder by split, both in order; `FileNotFoundError` where there are none."""
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {folder}")
@@ -42,11 +38,7 @@ def dataset_files(folder: str | Path) -> dict[str, list[Path]]:
 
 
 def stored_statistics(folder: str | Path) -> dict[str, Any]:
-    """The content of a folder's `statistics.json`; empty where there is none.
-
-    Raises:
-        ValueError: it is another file of that name, or damaged.
-    """
+    """The content of a folder's `statistics.json`; empty where there is none."""
     path = Path(folder) / STATISTICS
     content = read_json(path) if path.is_file() else {}
     if content and not {"statistics", "build"} <= content.keys():
@@ -154,7 +146,7 @@ def find_rows(
     label: str | None = None,
     split: str | None = None,
 ) -> list[tuple[str, Any]]:
-    """Rows of a data set with their splits.
+    """Rows of a data set with their splits; `ValueError` where none fits.
 
     Args:
         folder: The data set.
@@ -162,9 +154,6 @@ def find_rows(
         number: Index of the row, from 1, of those that fit the rest; 1 when nothing else is asked for.
         label: Only rows of this label, a key of the kind's `labels`.
         split: Only rows of this split.
-
-    Raises:
-        ValueError: no row fits.
     """
     kind = kind_of(folder)
     if number is not None and number < 1:
@@ -201,9 +190,6 @@ def mermaid(kind: RowKind[Any], row: Any) -> str:
     """The graph of a row as Mermaid text, which GitHub and most editors draw.
 
     Names that several steps share, the bridges of multi-hop questions, have a bold frame.
-
-    Raises:
-        ValueError: the row has no triples.
     """
     graphs = kind.graphs(row)
     nodes: dict[str, int] = {}

@@ -50,12 +50,7 @@ class FolderOptions:
 
 
 class DatasetWriter(Generic[R]):
-    """A data set while it is written; `new_dataset` makes one.
-
-    Attributes:
-        folder: The folder that is filled.
-        statistics: Counts of the rows written so far.
-    """
+    """A data set while it is written; `new_dataset` makes one."""
 
     def __init__(self, folder: Path, kind: RowKind[R], options: FolderOptions, sources: Sequence[str]) -> None:
         self.folder, self.statistics = folder, Statistics(kind, options.tokenizer)
@@ -78,15 +73,9 @@ class DatasetWriter(Generic[R]):
             self._shards.popitem()[1].close()
 
     def finish(self, facts: BuildFacts, may_be_empty: bool = False) -> dict[str, Any]:
-        """Finish the shards and write the card.
+        """Finish the shards and write the card; gives the statistics that are also in `statistics.json`.
 
-        Args:
-            facts: What the card says besides the numbers; how the folder is written and, unless they are given, the
-                digests of the files read are added.
-            may_be_empty: Whether there is a data set without rows.
-
-        Returns:
-            The statistics that are also in `statistics.json`.
+        To the facts are added how the folder is written and, unless they are given, the digests of the files read.
         """
         self.close()
         if not self.statistics.records and not may_be_empty:
@@ -107,10 +96,6 @@ def new_dataset(
     """A data set that takes the place of `options.output` when the block ends well; call `finish` in it.
 
     `sources` are what is read, which must survive; locations that are no files (hub ids) are passed over.
-
-    Raises:
-        FileExistsError: the output folder is taken.
-        ValueError: another program is writing it, or it is, holds or lies in what is read.
     """
     read = [str(path) for path in sources if path is not None and Path(path).exists()]
     folder = new_folder(options.output, MADE, options.overwrite, read)

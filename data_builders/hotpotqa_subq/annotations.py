@@ -85,10 +85,6 @@ class MusiqueTeacher:
 
     Two hops that read the same paragraph give one document with the first hop's question: its triples are in the
     history by then, and asking for them again would teach a useless retrieval.
-
-    Args:
-        triple_file: JSON lines `{"title", "text", "triples"}` that cover the supporting paragraphs.
-        issues: Counts malformed triples of that file.
     """
 
     def __init__(self, triple_file: str | Path, issues: Counter[str] | None = None) -> None:
@@ -107,10 +103,8 @@ class MusiqueTeacher:
 class TwoWikiTeacher:
     """Gold evidence: each evidence triple belongs to a supporting passage and is what is asked of it.
 
-    Args:
-        triple_file: JSON lines `{"title", "text", "triples"}`. The facts of a passage that it covers are its triples,
-            and of the evidence what no triple names the object of; without it, the evidence alone.
-        issues: Counts malformed triples of that file.
+    The facts of a passage that the triple file covers are its triples, and of the evidence what no triple names the
+    object of; of other passages the evidence alone.
     """
 
     name = "2WikiMultiHopQA evidence"
@@ -142,12 +136,8 @@ class PartTeacher:
 
     A question gives one answering record and no plan: table 4 counts the parts in the answering column alone. The
     question is put with the words of its task at evaluation (table 5): `prompts/asqa.md`, `prompts/arc_easy.md`.
-
-    Args:
-        reader: A key of `PARTS`.
-        triple_file: JSON lines `{"title", "text", "triples"}` of the questions' passages. With it a record has one
-            step, whose sub-query is the bare question (figure 25); without it no history.
-        issues: Counts malformed triples of that file.
+    Where the triple file covers its passages the record has one step, whose sub-query is the bare question
+    (figure 25), else no history.
     """
 
     def __init__(self, reader: str, triple_file: str | None, issues: Counter[str] | None = None) -> None:
@@ -195,11 +185,7 @@ class TripleFile:
 
 
 def hop_question(question: Question, number: int, plain: bool = False) -> str:
-    """Hop `number` (from 1) of a gold decomposition as a question, references resolved; see `relation_question`.
-
-    Raises:
-        UnlabelledQuestion: it refers to itself or to a later hop.
-    """
+    """Hop `number` (from 1) of a gold decomposition as a question, references resolved; see `relation_question`."""
     hop = question.hops[number - 1]
 
     def answer(match: re.Match[str]) -> str:
@@ -214,15 +200,9 @@ def hop_question(question: Question, number: int, plain: bool = False) -> str:
 
 
 def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> Teacher | PartTeacher:
-    """The teacher of one source that needs no model.
+    """The teacher of one source that needs no model; `issues` counts warnings about the annotations.
 
-    Args:
-        reader: The reader's name; `musique` and `two_wiki` bring gold annotations of their own.
-        annotations: A file of recorded replies, good for every reader, or a triple file for these two.
-        issues: Counts warnings about the annotations.
-
-    Raises:
-        ValueError: the source needs another kind of file than it got.
+    `musique` and `two_wiki` bring gold annotations of their own, and take a triple file; all take recorded replies.
     """
     if reader in PARTS:
         return PartTeacher(reader, annotations, issues)

@@ -103,10 +103,7 @@ def build(
         The statistics that are also in `statistics.json`; nothing for a shard.
 
     Raises:
-        FileNotFoundError: an input file is missing.
-        FileExistsError: the output folder is taken.
-        ValueError: an input file is malformed, another program writes the folder, or no question at all could be
-            labelled and no teacher LLM was asked.
+        ValueError: no question at all could be labelled, and no teacher LLM was asked.
         NothingLabelled: a teacher LLM was asked, and not one question could be labelled.
         CallError: a call of the teacher can't be answered. What was answered is in its ledger.
         RepliesPending: calls of the teacher wait in a request file.
@@ -133,14 +130,7 @@ def build(
 class OpenSource:
     """A source with its teacher, and what is counted while it is read.
 
-    Attributes:
-        source: The file.
-        teacher: Who labels its questions.
-        issues: Warnings that cost no question.
-        count: Questions to read from it at most.
-        labelled: Questions that gave records.
-        drops: Questions left out, by reason.
-        told: What the card says in a sentence, with its number.
+    At most `count` questions are read; `told` is what the card says in a sentence, with its number.
     """
 
     source: Source
@@ -390,14 +380,11 @@ async def _is_filtered(question: Question, teacher: Teacher) -> bool:
 async def in_order(
     items: Iterator[T], work: Callable[[T], Awaitable[R]], concurrency: int
 ) -> AsyncGenerator[tuple[T, R], None]:
-    """Run `work` on every item and yield the results in the order of the items, in memory that does not grow.
+    """Run `work` on every item and yield items with results, in the order of the items, in memory that does not grow.
 
     A sliding window: a slow item holds back the results after it, not the work on them. Items are taken from the
     iterator only when there is room, so a fast reader does not run ahead of a slow teacher. An exception of `work`
     is raised at its item's turn; whatever happens, nothing is left running.
-
-    Yields:
-        Pairs of item and result.
     """
     room = asyncio.Semaphore(concurrency)
     window: deque[tuple[T, asyncio.Future[R]]] = deque()

@@ -93,11 +93,8 @@ class LLMTeacher:
         json_schema: Whether the server is to hold replies to `reply_schema`.
 
     Attributes:
-        name: As the card calls it.
         calls: Replies that were asked for, by stage, those from the ledger included and repair turns not.
-        refused: Replies that were rejected, those of repair turns included, by stage and reason.
-        repairs: Replies that became usable in the repair turn, by stage.
-        recovered: Replies that were not in the form asked for and could be read all the same, by stage and form.
+        refused, repairs, recovered: As in `BuildFacts`, of one source.
         malformed: Triples that were left out of usable replies since they were malformed.
     """
 

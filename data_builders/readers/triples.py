@@ -49,12 +49,9 @@ class PairDrop(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PairRow:
-    """One row as it was read.
+    """One row as it was read; id and title may be empty.
 
     Attributes:
-        id: The row's own id, or nothing.
-        title: Its title, or nothing.
-        text: Its text.
         triples: The well-formed triples; empty when the row says that there are none.
         unusable: Why its triples can't be used; None where they can. Its text may still be one to exclude.
     """
@@ -85,10 +82,6 @@ def pair_rows(
         issues: Counts warnings that cost no row.
         keys: Names that the column of triples may have.
         text_of: Makes the text of a row and its raw text; None for a row without one.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a row has other columns; the message has file and line.
     """
     for where, row in source_rows(location):
         key = next((key for key in keys if key in row), None)

@@ -73,12 +73,7 @@ class WorldOracle:
 
     @classmethod
     def open(cls, folder: str | Path, split: str) -> WorldOracle:
-        """The oracle of a split of a world that `data_builders.world.build` has written; the world is made again.
-
-        Raises:
-            FileNotFoundError: the folder holds no world.
-            ValueError: the manifest cannot be read, or there is no such split.
-        """
+        """The oracle of a split of a world that `data_builders.world.build` has written; the world is made again."""
         path = Path(folder) / MANIFEST
         if not path.is_file():
             raise FileNotFoundError(f"{folder} holds no {MANIFEST}: name a folder of data_builders.world and a split")
@@ -92,11 +87,7 @@ class WorldOracle:
         return cls(generate_world(options, split))
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Reply to a prompt of a system; its role says what it asks for, see `models.llm.CALL_ROLE`.
-
-        Raises:
-            CallError: it is no prompt that can be answered, or about another world.
-        """
+        """Reply to a prompt of a system; its role says what it asks for, see `models.llm.CALL_ROLE`."""
         system, _, call = CALL_ROLE.get().removesuffix(REPAIR_ROLE).partition(".")
         turns = [message["content"] for message in messages if message["role"] == "user"]
         if reply := _replies(system).get(call):
@@ -167,11 +158,7 @@ class WorldOracle:
         return question.answer if enough else REFUSAL
 
     def question(self, text: str) -> WorldQuestion:
-        """The question of this wording.
-
-        Raises:
-            CallError: the world has none.
-        """
+        """The question of this wording; `CallError` where the world has none."""
         found = self._questions.get(" ".join(text.split()))
         if found is None:
             raise CallError(f"{self.model}: the world has no question {text!r}")
