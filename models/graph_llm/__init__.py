@@ -308,7 +308,7 @@ class LocalGenerator:
 
     def _completion(self, request: Request) -> Completion:
         return Completion(
-            text=self.processor.decode(request.tokens),
+            text=self.processor.tokenizer.decode(request.tokens, skip_special_tokens=True).strip(),
             prompt_tokens=len(request.prompt),
             completion_tokens=len(request.tokens) + request.ended,
             seconds=request.seconds,

@@ -33,6 +33,7 @@ from tripletune.models.files import read_json, write_json
 from tripletune.models.graph_llm.graphs import SampleGraph, build_graph
 from tripletune.models.local.chat import DATE
 from tripletune.models.rendering import Instructions, render, render_growing, render_parts
+from tripletune.models.run_folders import PROCESSOR
 
 GRAPH_TOKEN = "<|graph|>"
 _CHOICES = {
@@ -40,7 +41,6 @@ _CHOICES = {
     "prompt_order": ("instruction_first", "history_first", "interleaved"),
     "evidence": ("triples", "text", "graph"),
 }
-_SETTINGS_FILE = "processor_config.json"
 # Private-use characters: they mark the places of instruction and body in a chat template and occur in neither.
 _INSTRUCTION, _BODY = "\ue000instruction\ue001", "\ue000body\ue001"
 
@@ -137,9 +137,6 @@ class GraphLLMProcessor:
         Args:
             sample: Task, question and history.
             evidence: Overrides the setting of that name.
-
-        Raises:
-            ValueError: instruction and question alone are longer than `max_input_tokens`.
         """
         evidence = evidence or self.settings.evidence
         prompt = self._prompt(sample, evidence)
@@ -164,9 +161,6 @@ class GraphLLMProcessor:
                 "error", or "truncate", which keeps as many tokens as are allowed. The end-of-sequence token goes with
                 the rest: after a beginning it would teach to stop in the middle of a sentence. The authors' code puts
                 it there (framework/models/graphllm.py).
-
-        Raises:
-            ValueError: the label is too long, and that is an error.
         """
         ids, limit = [*self._plain_ids(record.label), int(self.tokenizer.eos_token_id)], self.settings.max_label_tokens
         if len(ids) > limit and long_labels == "error":
@@ -179,34 +173,19 @@ class GraphLLMProcessor:
         common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(marker, ids)))
         return ids, common
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of generated tokens, up to the first end-of-sequence token."""
-        ids = list(ids)
-        stops = {self.tokenizer.eos_token_id, self.tokenizer.pad_token_id}
-        end = next((place for place, token in enumerate(ids) if token in stops), len(ids))
-        return str(self.tokenizer.decode(ids[:end], skip_special_tokens=True)).strip()
-
     # Saving
 
     def save_pretrained(self, folder: str | Path, **kwargs: Any) -> None:
         """Write the tokenizer and the settings."""
         self.tokenizer.save_pretrained(folder)
-        write_json(Path(folder) / _SETTINGS_FILE, dataclasses.asdict(self.settings))
+        write_json(Path(folder) / PROCESSOR, dataclasses.asdict(self.settings))
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> GraphLLMProcessor:
-        """Read what `save_pretrained` wrote.
-
-        Raises:
-            FileNotFoundError: the settings or the tokenizer are missing.
-        """
+        """Read what `save_pretrained` wrote."""
         from tripletune.models.loading import load_tokenizer
 
-        path = Path(folder) / _SETTINGS_FILE
-        if not path.exists():
-            raise FileNotFoundError(f"{folder} has no {_SETTINGS_FILE}: it is not a run, checkpoint or export folder")
-        settings = ProcessorSettings(**read_json(path))
-        return cls(load_tokenizer(folder), settings)
+        return cls(load_tokenizer(folder), ProcessorSettings(**read_json(Path(folder) / PROCESSOR)))
 
     @classmethod
     def create(cls, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> GraphLLMProcessor:
@@ -244,9 +223,6 @@ class GraphLLMProcessor:
         # Text from data is never read as a control token, whatever it contains.
         return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
 
-    def _template_ids(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
-
     def _frame(self) -> tuple[list[int], list[int], list[int]]:
         """Token ids before the instruction, between instruction and body, and after the body."""
         form = self.settings.prompt_format
@@ -259,7 +235,8 @@ class GraphLLMProcessor:
             parts = (f"{bos}[INST] ", "\n\n", " [/INST]")
         else:
             parts = self._chat_frame()
-        opening, middle, closing = (self._template_ids(part) for part in parts)
+        encoded = (self.tokenizer(part, add_special_tokens=False)["input_ids"] if part else [] for part in parts)
+        opening, middle, closing = map(list, encoded)
         return opening, middle, closing
 
     def _chat_frame(self) -> tuple[str, str, str]:

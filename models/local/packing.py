@@ -16,11 +16,7 @@ from tripletune.models.local.continuous_batch import fits
 
 
 class PackedLinear(nn.Module):
-    """A linear layer that can only be applied.
-
-    Args:
-        layer: The layer it stands for.
-    """
+    """A linear layer that can only be applied."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()

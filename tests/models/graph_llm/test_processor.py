@@ -175,7 +175,7 @@ def test_control_tokens_in_data_stay_text(tokenizer: Any, form: str) -> None:
     label, _ = made.encode_label(Record("1", "1", "answering", "q", Action.NO_RETRIEVAL, answers=(evil,)))
     assert not special & set(label[:-1])
     assert label[-1] == tokenizer.eos_token_id
-    assert made.decode(label) == evil
+    assert made.tokenizer.decode(label, skip_special_tokens=True) == evil
 
 
 def test_a_training_row_begins_with_the_prompt_of_inference(tokenizer: Any, records: list[Record]) -> None:
@@ -186,7 +186,7 @@ def test_a_training_row_begins_with_the_prompt_of_inference(tokenizer: Any, reco
         for record, row in zip(records, encode_rows(records, Counter(), made)):
             prompt = made.encode_input(ModelInput(record.task, record.question, record.steps)).input_ids
             assert row["input_ids"] == prompt
-            assert made.decode(row["label_ids"]) == record.label
+            assert made.tokenizer.decode(row["label_ids"], skip_special_tokens=True) == record.label
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -267,16 +267,6 @@ def test_graphs_by_step_or_united(tokenizer: Any) -> None:
     assert processor(tokenizer).encode_input(sample).graphs[0].subgraph == [0] * 12 + [1] * 12
     united = processor(tokenizer, graph_pooling="union").encode_input(sample).graphs[0]
     assert united == build_graph([Step("", (*OLD, *NEW))])
-
-
-def test_decoding_stops_at_the_end_of_sequence(tokenizer: Any) -> None:
-    made = processor(tokenizer)
-    ids = tokenizer("Paris", add_special_tokens=False)["input_ids"]
-    eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-    assert made.decode([*ids, eos, *ids]) == "Paris"
-    assert made.decode([*ids, pad, *ids]) == "Paris"
-    assert made.decode([eos]) == ""
-    assert made.decode(ids) == "Paris"
 
 
 def test_saving_and_loading(tokenizer: Any, tmp_path: Path) -> None:
