@@ -27,7 +27,7 @@ from tripletune.data_builders.datasets import listed
 from tripletune.data_builders.datasets.kinds import PAIRS, text_key
 from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, drawn, new_dataset, split_name_problems
-from tripletune.data_builders.hotpotqa_subq.options import Source
+from tripletune.data_builders.hotpotqa_subq.options import Source, check_names
 from tripletune.data_builders.readers.triples import (
     MALFORMED_TRIPLES,
     PairDrop,
@@ -105,14 +105,11 @@ def build_pairs(
     sources: Sequence[Source], options: PairOptions, folder: FolderOptions, excluded: Sequence[Source] = ()
 ) -> dict[str, Any]:
     """Build a text-to-triples data set, without the texts of the sources that are `excluded`; gives its statistics."""
-    names = Counter(source.name for source in sources)
-    for source in sources:
+    check_names(sources)
+    for source in (*sources, *excluded):
         check_source(source)
-        if names[source.name] > 1 or source.name == ENTITY_SOURCE:
-            taken = "stands for the pairs of --entity-share" if source.name == ENTITY_SOURCE else "is there twice"
-            raise ValueError(f"the source name {source.name!r} {taken}; name it otherwise: NAME={source.reader}:FILE")
-    for source in excluded:
-        check_source(source)
+        if source.name == ENTITY_SOURCE:
+            raise ValueError(f"{source.name!r} stands for the pairs of --entity-share: name the source otherwise")
     build = _Build(sources, excluded, options)
     files = [path for one in (*sources, *excluded) for path in (one.location, one.annotations) if path]
     with new_dataset(folder, PAIRS, files) as dataset:

@@ -51,7 +51,7 @@ from tripletune.data_builders.hotpotqa_subq.annotations import (
 )
 from tripletune.data_builders.hotpotqa_subq.checks import missing_facts
 from tripletune.data_builders.hotpotqa_subq.failures import FailedSearches
-from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source, usable_questions
+from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source, check_names, usable_questions
 from tripletune.data_builders.hotpotqa_subq.teacher import (
     TRIPLES_ROLE,
     BaseModelAnswers,
@@ -206,10 +206,9 @@ class _Build:
 
     def _open(self, sources: list[Source], open_client: Callable[[], LLMClient] | None) -> None:
         """Open each source's annotations; the teacher LLM is asked for last, when all else is in order."""
-        options, names = self._options, Counter(source.name for source in sources)
+        options = self._options
+        check_names(sources)
         for source in sources:
-            if names[source.name] > 1:
-                raise ValueError(f"two sources are called {source.name!r}; name one of them: NAME={source.reader}:FILE")
             get_reader(source.reader)
         opened: dict[str, OpenSource] = {}
         for source in sorted(sources, key=lambda source: source.needs_teacher):

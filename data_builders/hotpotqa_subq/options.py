@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
@@ -54,6 +54,14 @@ class Source:
         """Whether only a teacher LLM can label it."""
         # 2WikiMultiHopQA brings gold annotations of its own.
         return self.annotations is None and self.reader not in ("two_wiki", *PARTS)
+
+
+def check_names(sources: Sequence[Source]) -> None:
+    """Raise `ValueError` when two sources have one name."""
+    names = Counter(source.name for source in sources)
+    for source in sources:
+        if names[source.name] > 1:
+            raise ValueError(f"two sources are called {source.name!r}; name one of them: NAME={source.reader}:FILE")
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def find_passage(title: str, passages: Sequence[Passage]) -> int | None:
 
 def context_passages(value: object, where: str) -> tuple[tuple[Passage, ...], tuple[int, ...]]:
     """Passages and their numbers of sentences, from `[[title, [sentences]]]` or `{"title": [], "sentences": [[]]}`."""
-    value = _listed(value, "title", "sentences")
+    value = as_list(value, "title", "sentences")
     problem = f"{where}: 'context' must be a list of [title, [sentences]] or {{'title': [], 'sentences': [[]]}}"
     if not isinstance(value, (list, tuple)):
         raise ValueError(f"{problem}; it is {type(value).__name__}")
@@ -137,7 +137,7 @@ def supporting_passages(
         Distinct passage indices in order of their first fact, or None when a title is not among the passages; and
         the number of facts whose sentence index is out of range. Such a fact still names its passage.
     """
-    facts = _listed(value, "title", "sent_id")
+    facts = as_list(value, "title", "sent_id")
     problem = f"{where}: 'supporting_facts' must be a list of [title, sentence index]"
     if not isinstance(facts, (list, tuple, type(None))):
         raise ValueError(f"{problem}; it is {type(facts).__name__}")
@@ -154,14 +154,14 @@ def supporting_passages(
     return (named if len(named) == len(found) else None), out_of_range
 
 
-def _listed(value: object, *names: str) -> object:
+def as_list(value: object, *names: str) -> object:
     """A list of rows from a dictionary of columns, or from either as JSON text, as some hub copies store it."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
             value = json.loads(value)
         except json.JSONDecodeError:
             return value
-    if isinstance(value, dict):
+    if isinstance(value, dict) and names:
         columns = [value.get(name) or () for name in names]
         if all(isinstance(column, (list, tuple)) for column in columns):
             return list(zip(*columns))

@@ -11,12 +11,11 @@ stand under `ctxs` (Self-RAG's files) or `docs` (ALCE's): `[{"title", "text"}, .
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterator
 
 from tripletune.data_builders.hotpotqa_subq import Dropped, Question
-from tripletune.data_builders.readers._rows import Row, own_passages, required_text, source_rows
+from tripletune.data_builders.readers._rows import Row, as_list, own_passages, required_text, source_rows
 
 _GOLD = ("possible_answers", "golden_answers", "answers", "answer")
 
@@ -42,19 +41,11 @@ def _answers(row: Row, where: str) -> tuple[str, ...]:
     if isinstance(value, dict):
         value = [value.get("value"), *(value.get("aliases") or ())]
     elif isinstance(value, str):
-        value = _decoded(value)
+        # A list stored as text must not be read letter by letter, and a plain answer is a list of one.
+        value = found if isinstance(found := as_list(value), list) else [value]
     names = [name.strip() for name in value or () if isinstance(name, str) and name.strip()]
     if not names:
         raise ValueError(
             f"{where}: the row has no gold answer ({', '.join(_GOLD[:-1])} or {_GOLD[-1]}); it has {', '.join(row)}"
         )
     return tuple(dict.fromkeys(names))
-
-
-def _decoded(text: str) -> list[object]:
-    # A list stored as text must not be read letter by letter, and a plain answer is a list of one.
-    try:
-        value = json.loads(text) if text.lstrip().startswith("[") else text
-    except json.JSONDecodeError:
-        value = text
-    return value if isinstance(value, list) else [text]

@@ -6,12 +6,11 @@ their passage.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 
 from tripletune.data_builders.hotpotqa_subq import Dropped, Question
-from tripletune.data_builders.readers._rows import Row
+from tripletune.data_builders.readers._rows import Row, as_list
 from tripletune.data_builders.readers.hotpotqa import read_questions as read_hotpotqa
 from tripletune.models.data.triples import Triple, triples_from_json
 
@@ -24,12 +23,7 @@ def read_questions(
 
 
 def _evidences(row: Row, where: str) -> tuple[Triple, ...]:
-    value = row.get("evidences")
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{where}: 'evidences' is text that is not JSON ({error.msg})") from None
+    value = as_list(row.get("evidences"))
     if not isinstance(value, (list, tuple)):
         raise ValueError(f"{where}: 'evidences' must be a list of [subject, relation, object]; it is {value!r}")
     return tuple(dict.fromkeys(triples_from_json(value, where)))

@@ -129,7 +129,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, capsys):
     source = ("--source", f"triples:{file}", "--output", output)
     assert "there are only 4 pairs" in failing(capsys, *source, "--validation-rows", 9)
     assert "no such file" in failing(capsys, "--source", "triples:gone.jsonl", "--output", output)
-    assert "is there twice" in failing(capsys, *source, "--source", f"triples:{file}")
+    assert "two sources are called" in failing(capsys, *source, "--source", f"triples:{file}")
     names = ("--source", f"names=triples:{file}", "--output", output)
     assert "stands for the pairs of --entity-share" in failing(capsys, *names)
     assert "entity_share: 2.0 must be at least 0 and at most 1" in failing(capsys, *source, "--entity-share", 2)
