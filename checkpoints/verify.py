@@ -193,12 +193,10 @@ def _reply(model: Any, prompt: Sequence[int], ends: Sequence[int], pad: int, ext
     # An encoder-decoder gives back its reply alone, behind the token its decoder starts with.
     start = 1 if model.config.is_encoder_decoder else ids.shape[1]
     return {
-        "vocabulary": logits.shape[0],
         "logit_ids": places.tolist(),
         # Nine digits tell float32 values apart.
         "logits": [float(f"{value:.9g}") for value in logits[places].tolist()],
         "log_normaliser": float(f"{torch.logsumexp(logits, 0).item():.9g}"),
-        "argmax": int(logits.argmax()),
         "reply_ids": output.sequences[0, start:].tolist(),
     }
 

@@ -184,14 +184,6 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         """As in transformers, without its notice that the name is old: PEFT asks under it."""
         return any(getattr(module, "gradient_checkpointing", False) for module in self.modules())
 
-    def get_input_embeddings(self) -> nn.Module:
-        """The language model's token embeddings."""
-        return self.language_model.get_input_embeddings()
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the language model's token embeddings."""
-        self.language_model.set_input_embeddings(value)
-
     def get_output_embeddings(self) -> nn.Module:
         """The language model's output layer."""
         return self.language_model.get_output_embeddings()
@@ -311,10 +303,8 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
 
     def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **kwargs: Any) -> dict[str, Any]:
         """Pass the graph token on the first step, and on later ones only where no cache holds it."""
-        first = bool(kwargs.get("is_first_iteration", False))
-        cached = kwargs.get("past_key_values") is not None
         inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
-        if cached and not first:
+        if kwargs.get("past_key_values") is not None and not kwargs.get("is_first_iteration"):
             inputs.pop("graph_embeds", None)
         return inputs
 

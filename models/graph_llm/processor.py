@@ -36,11 +36,6 @@ from tripletune.models.rendering import Instructions, render, render_growing, re
 from tripletune.models.run_folders import PROCESSOR
 
 GRAPH_TOKEN = "<|graph|>"
-_CHOICES = {
-    "prompt_format": ("auto", "chat", "plain", "llama2"),
-    "prompt_order": ("instruction_first", "history_first", "interleaved"),
-    "evidence": ("triples", "text", "graph"),
-}
 # Private-use characters: they mark the places of instruction and body in a chat template and occur in neither.
 _INSTRUCTION, _BODY = "\ue000instruction\ue001", "\ue000body\ue001"
 
@@ -73,16 +68,6 @@ class ProcessorSettings:
     graph_pooling: str = "subgraphs"
     max_input_tokens: int = 2500
     max_label_tokens: int = 300
-
-    def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} {getattr(self, name)!r} is not one of {', '.join(choices)}")
-        if self.max_input_tokens < 16 or self.max_label_tokens < 2:
-            raise ValueError(
-                f"max_input_tokens {self.max_input_tokens} and max_label_tokens {self.max_label_tokens} must be at "
-                "least 16 and 2"
-            )
 
 
 @dataclass(frozen=True, slots=True)

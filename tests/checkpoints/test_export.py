@@ -41,7 +41,7 @@ def test_reference_outputs_are_those_of_the_run(tiny_run: Path, tiny_export: Pat
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([case["prompt_ids"]]), graphs=graphs).logits[0, -1]
     assert processor.graph_token_id in case["prompt_ids"]
-    assert case["argmax"] == int(logits.argmax()) == case["reply_ids"][0]
+    assert int(logits.argmax()) == case["reply_ids"][0]
     assert case["logits"] == pytest.approx(logits[case["logit_ids"]].tolist(), abs=1e-4)
     assert case["log_normaliser"] == pytest.approx(float(logits.logsumexp(0)), abs=1e-4)
     assert reference["weights"] == {
