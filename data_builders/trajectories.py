@@ -38,7 +38,7 @@ from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.files import file_digest, read_json
 from tripletune.models.llm.ledger import canonical
 from tripletune.models.llm.replies import REPAIR_ROLE
-from tripletune.models.options import add_arguments, from_arguments, require, setting
+from tripletune.models.options import CheckedOptions, add_arguments, from_arguments, setting
 from tripletune.models.program import run_program
 from tripletune.rag.systems import system_names
 
@@ -49,7 +49,7 @@ _CHOSEN_ENDS = ("no_question", "sufficient", "no_retrieval", "single_pass", "ret
 
 
 @dataclass(frozen=True)
-class TrajectoryOptions:
+class TrajectoryOptions(CheckedOptions):
     """Which trajectories are kept, and what of them is learned."""
 
     system: str = setting("cirag", "system whose calls are learned")
@@ -74,9 +74,6 @@ class TrajectoryOptions:
     limit: int | None = setting(None, "most trajectories, in the order of --results; the paper has 3,000", at_least=1)
     validation_fraction: float = setting(0.0, "share of the questions for validation", at_least=0, below=1)
     seed: int = setting(0, "seed of the split")
-
-    def __post_init__(self) -> None:
-        require(self)
 
     def check(self) -> list[str]:
         """Scores that are none, and systems."""

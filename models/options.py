@@ -100,6 +100,14 @@ def require(config: Any) -> None:
         raise ValueError("; ".join(found))
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckedOptions:
+    """Options that are checked when they are made: all values that make no sense are in one `ValueError`."""
+
+    def __post_init__(self) -> None:
+        require(self)
+
+
 def _out_of_range(value: Any, item: dataclasses.Field[Any], name: str) -> list[str]:
     allowed = _choices(item)
     if allowed:

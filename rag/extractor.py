@@ -29,10 +29,10 @@ from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted, Retry
 from tripletune.models.llm.replies import UnusableReply, ask
 from tripletune.models.loading import ADAPTER_CONFIG, DTYPES, adapter_base, resolve, usual_dtype
-from tripletune.models.options import from_arguments, setting, to_arguments
+from tripletune.models.options import CheckedOptions, from_arguments, setting, to_arguments
 from tripletune.models.run_folders import CONFIG, PROMPT_FILE
 from tripletune.rag import NOTING
-from tripletune.rag.systems import Options, QuestionClient
+from tripletune.rag.systems import QuestionClient
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class LocalOptions(Options):
+class LocalOptions(CheckedOptions):
     """How a model on this machine extracts."""
 
     max_tokens: int | None = setting(

@@ -41,7 +41,7 @@ from tripletune.data_builders.world.questions import (
 )
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import new_folder, write_json
-from tripletune.models.options import add_arguments, from_arguments, not_one_of, require, setting
+from tripletune.models.options import CheckedOptions, add_arguments, from_arguments, not_one_of, setting
 from tripletune.models.program import run_program
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ _PREDICATES = sorted({relation.predicate for relation in RELATIONS})
 
 
 @dataclass(frozen=True, slots=True)
-class WorldOptions:
+class WorldOptions(CheckedOptions):
     """What world to generate; the weights of the six retrieval kinds are relative to each other."""
 
     seed: int = setting(7, "seed of everything that is drawn")
@@ -82,9 +82,6 @@ class WorldOptions:
     )
     about: str = setting("", "predicates that questions are about, separated by commas (empty: all)")
     wordings: int = setting(0, "wordings of each relation in questions (0: all); few need few examples", at_least=0)
-
-    def __post_init__(self) -> None:
-        require(self)
 
     def check(self) -> list[str]:
         """What can't work beyond single values."""

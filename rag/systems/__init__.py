@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from tripletune.models.data.records import Passage
 from tripletune.models.files import read_text
 from tripletune.models.llm import Completion, Generator, LLMClient, Message, Sampling
-from tripletune.models.options import nearest, require, set_values, setting
+from tripletune.models.options import CheckedOptions, nearest, set_values, setting
 from tripletune.models.program import load_from, names_in
 from tripletune.rag import Trace
 from tripletune.rag.embedding import Embedder
@@ -70,15 +70,7 @@ class Tools:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """Settings; values that make no sense are refused when they are made, all of them in one `ValueError`."""
-
-    def __post_init__(self) -> None:
-        require(self)
-
-
-@dataclass(frozen=True, slots=True)
-class LoopOptions(Options):
+class LoopOptions(CheckedOptions):
     """Settings of a run; the defaults are the RAS paper's (sections 4.1, F.2)."""
 
     max_rounds: int = setting(5, "most rounds of retrieval; with 0 the question is answered directly", at_least=0)

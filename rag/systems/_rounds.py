@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from tripletune.models.data.records import Passage, Step, normalize_answer
 from tripletune.models.llm import Message
 from tripletune.models.llm.replies import UnusableReply, ask, without_thoughts
-from tripletune.models.options import setting
+from tripletune.models.options import CheckedOptions, setting
 from tripletune.rag import StopReason, Trace, TraceAction
 from tripletune.rag.chat_generator import READER, answer_from
 from tripletune.rag.retrievers import Retriever
-from tripletune.rag.systems import Options, QuestionClient, Tools, load_prompts, need
+from tripletune.rag.systems import QuestionClient, Tools, load_prompts, need
 
 
 @dataclass(frozen=True, slots=True)
-class RoundOptions(Options):
+class RoundOptions(CheckedOptions):
     """Settings of a run."""
 
     max_rounds: int = setting(4, "most searches", at_least=1)

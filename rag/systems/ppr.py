@@ -20,13 +20,13 @@ from scipy.sparse import coo_array, csr_array
 
 from tripletune.models.data.records import Step, one_line
 from tripletune.models.llm.replies import UnusableReply, ask, find_json
-from tripletune.models.options import setting
+from tripletune.models.options import CheckedOptions, setting
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, answer_from, prompt_files
 from tripletune.rag.embedding import Embedder
 from tripletune.rag.graph import personalised_pagerank
 from tripletune.rag.retrievers import Retrieved, verbalise
-from tripletune.rag.systems import Options, QuestionClient, System, Tools, load_prompts, need
+from tripletune.rag.systems import QuestionClient, System, Tools, load_prompts, need
 from tripletune.rag.text_index import Ranking
 from tripletune.rag.triple_index import TripleIndex
 
@@ -36,7 +36,7 @@ _COMPARED = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class PprOptions(Options):
+class PprOptions(CheckedOptions):
     """Settings of a run; the defaults are HippoRAG 2's."""
 
     top_k: int = setting(5, "passages that are read", at_least=1)

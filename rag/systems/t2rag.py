@@ -18,11 +18,11 @@ from typing import Literal, TypeVar
 from tripletune.models.data.records import Step, one_line
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.replies import UnusableReply, ask, triple_rows
-from tripletune.models.options import setting
+from tripletune.models.options import CheckedOptions, setting
 from tripletune.rag import Trace, TraceAction
 from tripletune.rag.chat_generator import bare_answer, prompt_files, show_passages
 from tripletune.rag.retrievers import Retrieved
-from tripletune.rag.systems import Options, QuestionClient, System, Tools, load_prompts, need
+from tripletune.rag.systems import QuestionClient, System, Tools, load_prompts, need
 from tripletune.rag.triple_index import TripleIndex, entity_key
 
 _PROMPTS = ("t2rag_decompose", "t2rag_resolve", "t2rag_answer")
@@ -34,7 +34,7 @@ _KINDS = (("Searchable", 1), ("Fuzzy", 2), ("Resolved", 0))
 
 
 @dataclass(frozen=True, slots=True)
-class T2RAGOptions(Options):
+class T2RAGOptions(CheckedOptions):
     """Settings of a run."""
 
     max_rounds: int = setting(3, 'N, most rounds; 1 is the ablation "single round" (figure 5)', at_least=1)

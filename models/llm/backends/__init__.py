@@ -18,7 +18,7 @@ from tripletune.models.llm import Backend, Sampling, ledger_name
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Limits, Retry
 from tripletune.models.llm.several import Servers
-from tripletune.models.options import not_one_of, require, setting
+from tripletune.models.options import CheckedOptions, not_one_of, setting
 from tripletune.models.program import load_from, names_in
 
 _BACKENDS = "tripletune.models.llm.backends"
@@ -27,7 +27,7 @@ _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 
 @dataclass(frozen=True)
-class LLMOptions:
+class LLMOptions(CheckedOptions):
     """How to call a model; the fields' help texts say what they mean.
 
     Raises:
@@ -62,9 +62,6 @@ class LLMOptions:
     batch_layout: str = setting("openai", "layout of request files", choices=("openai", "anthropic"))
     batch_size: int = setting(32, "most calls in one forward pass of a local model", above=0)
     dtype: str = setting("auto", "number type of a local model: auto, float32, bfloat16 or float16")
-
-    def __post_init__(self) -> None:
-        require(self)
 
     def check(self) -> list[str]:
         """What choices and ranges don't say, one sentence each."""

@@ -22,11 +22,11 @@ from typing import Literal, get_args
 from tripletune.models.data.records import Step, normalize_answer
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.replies import UnusableReply, all_of, ask, is_refusal
-from tripletune.models.options import setting
+from tripletune.models.options import CheckedOptions, setting
 from tripletune.rag import NOTING, Trace, TraceAction
 from tripletune.rag.chat_generator import REFUSAL, prompt_files, read_answer
 from tripletune.rag.retrievers import Fact, Retrieved, provenance, top, verbalise
-from tripletune.rag.systems import Options, PromptSet, QuestionClient, System, Tools, load_prompts, need
+from tripletune.rag.systems import PromptSet, QuestionClient, System, Tools, load_prompts, need
 from tripletune.rag.systems._rounds import reason_to_stop
 from tripletune.rag.systems.cirag.extraction import passage_triples
 from tripletune.rag.systems.cirag.integration import (
@@ -51,7 +51,7 @@ PROMPT_NAMES = (
 
 
 @dataclass(frozen=True, slots=True)
-class CiragOptions(Options):
+class CiragOptions(CheckedOptions):
     """Settings of a run."""
 
     max_rounds: int = setting(4, "L, most rounds (figure 8 varies it)", at_least=1)

@@ -16,12 +16,12 @@ from typing import Literal
 
 from tripletune.models.data.records import Step, one_line
 from tripletune.models.llm.replies import UnusableReply, ask, find_json
-from tripletune.models.options import setting
+from tripletune.models.options import CheckedOptions, setting
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import bare_answer, prompt_files, show_passages
 from tripletune.rag.graph import Compare
 from tripletune.rag.retrievers import Retrieved, top
-from tripletune.rag.systems import Options, QuestionClient, System, Tools, load_prompts, need
+from tripletune.rag.systems import QuestionClient, System, Tools, load_prompts, need
 from tripletune.rag.systems.thrag.graph import EXTRACTION, Statement, TopicGraph, graph_of
 from tripletune.rag.triple_index import entity_key
 
@@ -31,7 +31,7 @@ _NAMES = (EXTRACTION, "thrag_topics", "thrag_subtopics", "thrag_answer", "thrag_
 
 
 @dataclass(frozen=True, slots=True)
-class ThragOptions(Options):
+class ThragOptions(CheckedOptions):
     """Settings of a run; the defaults are the paper's (section 4.4)."""
 
     sentences: int = setting(30, 'K1, sentences that are read; 0 is "w/o triplets" (table 7)', at_least=0)
