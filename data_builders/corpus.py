@@ -93,18 +93,18 @@ def ensure_corpus(options: CorpusOptions, output: str | Path) -> dict[str, Any]:
     path = Path(output) / MANIFEST
     if not path.is_file():
         return build_corpus(options, output)
-    try:
-        found = read_json(path)
-        before = dict(found["options"])
-        files = [(split["file"], split["sha256"]) for split in found["splits"].values()]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(
-            f"{path} was not written by data_builders.corpus, or is damaged: name another folder"
-        ) from None
-    wanted = asdict(options)
-    changed = [f"{name} was {before.get(name)!r} and is {wanted[name]!r}"
-               for name in wanted if before.get(name) != wanted[name]]  # fmt: skip
-    changed += [f"{file} has changed" for file, digest in files if digest and file_digest(file) != digest]
+    found = read_json(path)
+    if not {"options", "splits"} <= found.keys():
+        raise ValueError(f"{path} was not written by data_builders.corpus: name another folder")
+    before = found["options"]
+    changed = [
+        f"{name} was {before.get(name)!r} and is {value!r}"
+        for name, value in asdict(options).items()
+        if before.get(name) != value
+    ]
+    for split in found["splits"].values():
+        if split["sha256"] and file_digest(split["file"]) != split["sha256"]:
+            changed.append(f"{split['file']} has changed")
     if changed:
         raise ValueError(f"{output} holds a corpus that was drawn otherwise: {'; '.join(changed)}. Name another folder")
     return found

@@ -1,4 +1,4 @@
-"""Passes over data of any size: what was seen before, rows of a file by key, and progress.
+"""Passes over data of any size: what was seen before, rows of a file by key, progress, and results in order.
 
 Memory does not grow with the data: look-ups lie in a private temporary file of SQLite, which the system removes when
 the process ends in any way.
@@ -6,11 +6,13 @@ the process ends in any way.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import sqlite3
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from itertools import accumulate
@@ -23,7 +25,10 @@ from tripletune.models.data.records import json_value, read_jsonl
 
 _CACHE_KIB = 64 * 1024
 _KEPT_ROWS = 256
+# Results that are done but wait for a slower one before them, for each one at work. Beyond that the work waits too.
+_WAITING = 4
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class SeenTable(AbstractContextManager["SeenTable"]):
@@ -110,3 +115,34 @@ def progress(items: Iterable[T], name: str) -> Iterator[T]:
     # A bar that is redrawn every `seconds` and not before that time: a short pass shows none in a log.
     bar = tqdm(items, name, unit=" questions", mininterval=seconds, maxinterval=max(seconds, 10.0), delay=seconds)
     return iter(bar)
+
+
+async def in_order(
+    items: Iterator[T], work: Callable[[T], Awaitable[R]], concurrency: int
+) -> AsyncGenerator[tuple[T, R], None]:
+    """Run `work` on every item and yield items with results, in the order of the items, in memory that does not grow.
+
+    A sliding window: a slow item holds back the results after it, not the work on them. Items are taken from the
+    iterator only when there is room, so a fast reader does not run ahead of a slow teacher. An exception of `work`
+    is raised at its item's turn; whatever happens, nothing is left running.
+    """
+    room = asyncio.Semaphore(concurrency)
+    window: deque[tuple[T, asyncio.Future[R]]] = deque()
+    try:
+        for item in items:
+            await room.acquire()
+            task = asyncio.ensure_future(work(item))
+            task.add_done_callback(lambda _: room.release())
+            window.append((item, task))
+            # A turn of the event loop: work that never waits would otherwise only start when the window is full.
+            await asyncio.sleep(0)
+            while window and (window[0][1].done() or len(window) > _WAITING * concurrency):
+                yield window[0][0], await window[0][1]
+                window.popleft()
+        while window:
+            yield window[0][0], await window[0][1]
+            window.popleft()
+    finally:
+        for _, running in window:
+            running.cancel()
+        await asyncio.gather(*(running for _, running in window), return_exceptions=True)

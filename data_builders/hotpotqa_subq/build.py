@@ -21,18 +21,18 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections import Counter, defaultdict, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 from tripletune.data_builders.datasets import SmallestHashes
 from tripletune.data_builders.datasets.inspect import why_empty
 from tripletune.data_builders.datasets.kinds import RECORDS
-from tripletune.data_builders.datasets.lookup import SeenTable
+from tripletune.data_builders.datasets.lookup import SeenTable, in_order
 from tripletune.data_builders.datasets.writer import DROPPED, BuildFacts, DatasetWriter, new_dataset
 from tripletune.data_builders.hotpotqa_subq import (
     AGAIN,
@@ -67,10 +67,6 @@ from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted
 from tripletune.models.llm.replies import repair_digest
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
-R = TypeVar("R")
-# Results that are done but wait for a slower one before them, for each one at work. Beyond that the work waits too.
-_WAITING = 4
 # Of a reply in dropped.ndjson, in characters; and examples per reason in the card.
 LONGEST_REPLY, EXAMPLES = 200, 3
 _FILTERED = "questions answered directly, whose documents the filter dropped, give an answer and no plan"
@@ -374,37 +370,6 @@ async def _is_filtered(question: Question, teacher: Teacher) -> bool:
         return not question.supporting or not await ask(question)
     except UnlabelledQuestion as error:
         return error.reason in (DropReason.NO_HELPFUL, DropReason.ANSWER_NOT_KEPT, DropReason.NOT_ANSWERABLE)
-
-
-async def in_order(
-    items: Iterator[T], work: Callable[[T], Awaitable[R]], concurrency: int
-) -> AsyncGenerator[tuple[T, R], None]:
-    """Run `work` on every item and yield items with results, in the order of the items, in memory that does not grow.
-
-    A sliding window: a slow item holds back the results after it, not the work on them. Items are taken from the
-    iterator only when there is room, so a fast reader does not run ahead of a slow teacher. An exception of `work`
-    is raised at its item's turn; whatever happens, nothing is left running.
-    """
-    room = asyncio.Semaphore(concurrency)
-    window: deque[tuple[T, asyncio.Future[R]]] = deque()
-    try:
-        for item in items:
-            await room.acquire()
-            task = asyncio.ensure_future(work(item))
-            task.add_done_callback(lambda _: room.release())
-            window.append((item, task))
-            # A turn of the event loop: work that never waits would otherwise only start when the window is full.
-            await asyncio.sleep(0)
-            while window and (window[0][1].done() or len(window) > _WAITING * concurrency):
-                yield window[0][0], await window[0][1]
-                window.popleft()
-        while window:
-            yield window[0][0], await window[0][1]
-            window.popleft()
-    finally:
-        for _, running in window:
-            running.cancel()
-        await asyncio.gather(*(running for _, running in window), return_exceptions=True)
 
 
 def _drawn(client: LLMClient, sampling: Sampling) -> str:

@@ -116,11 +116,17 @@ def test_only_a_corpus_is_replaced_and_only_when_asked(file, tmp_path):
     assert len(read_lines(tmp_path / "other" / "train.jsonl")) == 6
 
 
-@pytest.mark.parametrize("content", ['{"a": 1}', '{"options": ', "[]"])
-def test_a_manifest_of_somebody_else_is_one_clear_message(file, tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"a": 1}', r"corpus\.json was not written by data_builders\.corpus"),
+        ('{"options": ', r"corpus\.json:1: not valid JSON"),
+    ],
+)
+def test_a_manifest_of_somebody_else_is_one_clear_message(file, tmp_path, content, message):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "corpus.json").write_text(content)
-    with pytest.raises(ValueError, match=r"corpus\.json was not written by data_builders\.corpus"):
+    with pytest.raises(ValueError, match=message):
         ensure_corpus(options(file), tmp_path / "out")
 
 
