@@ -45,6 +45,7 @@ class Result:
     """What a case found.
 
     Attributes:
+        title: Of the table.
         columns: Keys of the rows that the table shows, separated by spaces; `..._bytes` are shown in GB, `..._share`
             in percent.
         rows: One a line of the table, with more figures for the JSON.
@@ -60,7 +61,12 @@ class Result:
 
 
 class PeakMemory:
-    """Peak resident bytes of a `with` block, and what it needed above what was there. Linux alone tells."""
+    """Peak resident memory of a `with` block, in bytes. Linux alone tells; elsewhere both are None.
+
+    Attributes:
+        peak: Peak resident bytes.
+        above_rest: What the block needed for itself.
+    """
 
     peak: int | None = None
     above_rest: int | None = None
@@ -83,8 +89,10 @@ class Way:
     """One side of a comparison.
 
     Attributes:
+        name: As in the table.
         work: One pass; it may return the seconds that count, where not all of the pass does.
         warm_up: What is done once before, without counting.
+        seconds: Of each pass.
         cpu_seconds: Processor time of this process in each pass.
         memory: Of the pass with the highest peak.
     """
@@ -107,9 +115,11 @@ class Way:
             self.memory = memory
 
     def row(self, *counted: str, **more: Any) -> dict[str, Any]:
-        """What was measured, and `more` figures, for table and JSON.
+        """What was measured, for table and JSON.
 
-        `counted` are names in `more` of what a pass did so many of; `NAME_per_second` is given for each.
+        Args:
+            *counted: Names in `more` of what a pass did so many of; `NAME_per_second` is given for each.
+            **more: More figures.
         """
         seconds = statistics.median(self.seconds)
         return {

@@ -40,7 +40,8 @@ class StreamOptions(Options):
 def build_subq(options: BuildSubqOptions) -> Result:
     """The whole HotpotQA-SUBQ builder on recorded replies: questions per second, and peak memory at two sizes.
 
-    Questions of a fictional world go through reader, teacher, checks, labelling, shards, statistics and card.
+    Questions of a fictional world go through reader, teacher, checks, labelling, shards, statistics and card. Each
+    size runs in a process of its own.
     """
     rows = []
     for size in (options.questions // 4, options.questions):
@@ -70,8 +71,8 @@ def pair_stream(options: StreamOptions) -> Result:
     """Whether the data path of the text-to-triples recipe holds its memory: synthetic pairs, tokenised and read.
 
     A tenth and all of them go through what the recipe does before training (reading, prompts, tokenising, the Arrow
-    file), then every row is read once in training order and put into batches. Peak memory of both should be the same
-    but for the order, which has eight bytes per row. Needs no weights.
+    file), then every row is read once in training order and put into batches. Each size runs in a process of its own.
+    Peak memory of both should be the same but for the order, which has eight bytes per row. Needs no weights.
     """
     with tempfile.TemporaryDirectory() as folder:
         pairs = _synthetic(options.pairs, folder)
@@ -89,7 +90,7 @@ def pair_stream(options: StreamOptions) -> Result:
 
 
 def _synthetic(count: int, folder: str) -> str:
-    """Write pairs; gives the file."""
+    """Write pairs, which are passages too; gives the file."""
 
     def row(number: int) -> dict[str, Any]:
         triples = [[f"Place {number}", f"fact {n}", f"Town {number * n % 997}"] for n in range(1 + number % 5)]

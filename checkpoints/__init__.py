@@ -78,6 +78,11 @@ def export_adapter(
 
     Returns:
         The folder written.
+
+    Raises:
+        FileExistsError: the output is there already.
+        FileNotFoundError: the run or something in it is missing.
+        ValueError: the run is damaged, or holds no adapter.
     """
     source, output = _checked_source(run, output, overwrite), Path(output)
     provenance = collect_provenance(source, scores, licence)
@@ -121,7 +126,12 @@ def merge_adapter(
         overwrite: Replace a model folder in the output.
 
     Returns:
-        How the merged folder compares with the adapter. One that does not say the same in float32 is not written.
+        How the merged folder compares with the adapter.
+
+    Raises:
+        FileExistsError: the output is there already.
+        FileNotFoundError: the folder or something in it is missing.
+        ValueError: the folder is damaged or holds no adapter, or the merged model does not say the same.
     """
     source, output = _checked_source(folder, output, overwrite), Path(output)
     provenance = collect_provenance(source)

@@ -66,6 +66,10 @@ def collect_provenance(source: Path, scores: Sequence[str | Path] = (), licence:
         source: `final/` or a checkpoint of a run (the run's own files are looked for one folder up), or an export.
         scores: Files of metrics (`metrics.json` of `tripletune eval`).
         licence: Licence identifier.
+
+    Raises:
+        FileNotFoundError: a scores file is missing.
+        ValueError: a file is malformed.
     """
     kept = source / PROVENANCE
     if kept.is_file():

@@ -104,7 +104,15 @@ def model_input(case: Case) -> ModelInput:
 
 
 def load(folder: str | Path) -> Loaded:
-    """Load a trained model (run, checkpoint, export or merged folder) in float32, on the GPU where there is one."""
+    """Load a trained model in float32, on the GPU where there is one.
+
+    Args:
+        folder: Run, checkpoint, export or merged folder.
+
+    Raises:
+        FileNotFoundError: files are missing, or the base model or encoder is not there.
+        ValueError: files are damaged, or the adapter does not fit the base model.
+    """
     import torch
 
     from tripletune.models.graph_llm import load_graph_llm
@@ -284,6 +292,10 @@ def verify(folder: str | Path, run: str | Path | None = None, tolerance: float =
 
     Returns:
         One comparison with `verify.json`, and one with the run when given.
+
+    Raises:
+        FileNotFoundError: files are missing.
+        ValueError: files are damaged.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -312,7 +324,11 @@ def verify(folder: str | Path, run: str | Path | None = None, tolerance: float =
 
 
 def observe_in_new_process(folder: Path, cases: Sequence[Case]) -> dict[str, Any]:
-    """`observe` in a fresh Python, so that nothing this process has loaded can stand in for a missing file."""
+    """`observe` in a fresh Python, so that nothing this process has loaded can stand in for a missing file.
+
+    Raises:
+        ValueError: the other process was killed; what it raises itself is raised here.
+    """
     try:
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
             return pool.submit(_observe_folder, folder, cases).result()

@@ -64,10 +64,20 @@ class CorpusOptions(CheckedOptions):
 
 
 def build_corpus(options: CorpusOptions, output: str | Path, overwrite: bool = False) -> dict[str, Any]:
-    """Draw questions and write their corpora; the folder is there completely or not at all.
+    """Draw questions and write their corpora.
+
+    Args:
+        options: What to build.
+        output: The folder; it is there completely or not at all.
+        overwrite: Whether a corpus that is there may be replaced.
 
     Returns:
         The manifest: options, and what was counted in each split.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        FileExistsError: the folder is taken.
+        ValueError: a row is malformed, a file has fewer usable questions than are to be drawn, or the folder holds it.
     """
     made = [MANIFEST, *(f"{split}.*jsonl" for split in SPLITS)] if (Path(output) / MANIFEST).is_file() else []
     files = options.files()
@@ -88,7 +98,8 @@ def ensure_corpus(options: CorpusOptions, output: str | Path) -> dict[str, Any]:
     """`build_corpus`, unless the folder holds what these options and files give.
 
     Raises:
-        ValueError: the folder holds something else, which results may depend on.
+        ValueError: the folder holds a corpus of other options or files, which results may depend on, or no corpus of
+            ours.
     """
     path = Path(output) / MANIFEST
     if not path.is_file():

@@ -45,7 +45,17 @@ class Chat:
 
 
 class RoleCalls(AbstractContextManager["RoleCalls"]):
-    """The calls of one role in a ledger, of one model or of any, by question; a context manager."""
+    """The calls of one role in a ledger, by question; a context manager.
+
+    Args:
+        path: The ledger.
+        role: The role, for example "cirag.integrate".
+        model: Only calls of this model; None: of any.
+
+    Raises:
+        FileNotFoundError: there is no such ledger.
+        LedgerError: the file is no ledger.
+    """
 
     def __init__(self, path: str | Path, role: str, model: str | None = None) -> None:
         self.role, self._model = role, model
@@ -65,7 +75,10 @@ class RoleCalls(AbstractContextManager["RoleCalls"]):
     def chats(self, question_id: str, keys: Sequence[str] | None = None) -> list[Chat]:
         """The chats of a question, in the order in which their last calls were stored.
 
-        A ledger may hold several runs of it: `keys` are the beginnings of the keys of one run's calls; None takes all.
+        Args:
+            question_id: The question.
+            keys: The calls of one run, by the beginnings of their keys, since a ledger may hold several runs of a
+                question; None takes all.
         """
         calls, repairs = (list(self._calls(question_id, repair, keys)) for repair in (False, True))
         answers = {_key(call.maker, call.messages): call.text for call in calls}

@@ -56,7 +56,17 @@ class MalformedRow(ValueError):
 
 
 def read_released(location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[Record]:
-    """Stream the records of the released data; counts in `drops` the rows that cannot be read, by reason."""
+    """Stream the records of the released data.
+
+    Args:
+        location: A `.jsonl`, `.json` (an array) or `.parquet` file, or a hub id such as `pat-jj/ras_train_data`.
+        drops: Counts the rows that cannot be read, by reason.
+        issues: Counts warnings that cost no row.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is not JSON, or not Parquet; the message has the line.
+    """
     # The number makes an id unique: the data has rows that say the same.
     for number, (_, row) in enumerate(source_rows(location), 1):
         try:
@@ -66,7 +76,11 @@ def read_released(location: str, drops: Counter[str], issues: Counter[str]) -> I
 
 
 def released_record(row: Row, number: int, issues: Counter[str]) -> Record:
-    """Row `number` as a record; `MalformedRow` where it cannot be read."""
+    """Row `number` as a record.
+
+    Raises:
+        MalformedRow: the row cannot be read.
+    """
     text, label = row.get("input"), row.get("label")
     if not isinstance(text, str) or not isinstance(label, str) or not text.strip() or not label.strip():
         raise MalformedRow("input or label is missing, empty or no text")
@@ -148,9 +162,15 @@ _BETWEEN_TRIPLES = re.compile(r"\)\s*,?\s*\(")
 
 
 def read_explagraphs(path: str | Path, issues: Counter[str] | None = None) -> Iterator[Record]:
-    """The rows of an ExplaGraphs file as answering records, in file order.
+    """Stream the rows of an ExplaGraphs file as answering records, in file order.
 
-    A header line is recognised by its word "label". `issues` counts malformed triples, which are left out.
+    Args:
+        path: The tab-separated file; a header line is recognised by its word "label".
+        issues: Counts malformed triples, which are left out without their neighbours.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line does not have four columns, or its label is unknown; the message has file and line.
     """
     issues = Counter() if issues is None else issues
     rows = csv.reader(io.StringIO(read_text(path).removeprefix("\ufeff"), newline=""), delimiter="\t")
@@ -181,9 +201,12 @@ def read_explagraphs(path: str | Path, issues: Counter[str] | None = None) -> It
 
 
 def parse_graph(text: str) -> tuple[tuple[Triple, ...], int]:
-    """The distinct triples of `(s; p; o)(s; p; o)` in order, and the number of malformed ones.
+    """Read `(s; p; o)(s; p; o)`.
 
     Names may hold brackets: only a closing bracket that another opening one follows ends a triple.
+
+    Returns:
+        The distinct triples in order, and the number of malformed ones.
     """
     text = text.strip()
     triples, malformed = [], 0
@@ -196,7 +219,11 @@ def parse_graph(text: str) -> tuple[tuple[Triple, ...], int]:
 
 
 def split_names(count: int, seed: int = 0) -> list[str]:
-    """Split `count` rows at random 60/20/20 into train, validation and test: the split of each row, in file order."""
+    """Split `count` rows at random 60/20/20 into train, validation and test.
+
+    Returns:
+        The split of each row, in file order; it depends on `count` and `seed` alone.
+    """
     names = ["train"] * round(count * 0.6) + ["validation"] * round(count * 0.2)
     names += ["test"] * (count - len(names))
     random.Random(seed).shuffle(names)

@@ -101,7 +101,22 @@ class PairOptions(CheckedOptions):
 def build_pairs(
     sources: Sequence[Source], options: PairOptions, folder: FolderOptions, excluded: Sequence[Source] = ()
 ) -> dict[str, Any]:
-    """Build a text-to-triples data set, without the texts of the sources that are `excluded`; gives its statistics."""
+    """Build a text-to-triples data set.
+
+    Args:
+        sources: What to read, in this order; of a text that occurs again the first row counts.
+        options: How pairs are made and split.
+        folder: Where and how they are written.
+        excluded: Sources whose texts are left out.
+
+    Returns:
+        The statistics that are also in `statistics.json`.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        FileExistsError: the output folder is taken.
+        ValueError: a source cannot be read, or gives not a single pair.
+    """
     check_names(sources)
     for source in (*sources, *excluded):
         check_source(source)
@@ -266,8 +281,11 @@ class CountedSplit:
     same ones in whatever order the rows come, and nearly the same ones when the data grows. Rows of one text fall on
     one side.
 
-    Attributes:
+    Args:
         rows: Validation rows to keep; None: the paper's 5,000 (section D.1), at most a tenth of all rows.
+        seed: Seed of the hash.
+
+    Attributes:
         total: Pairs seen.
         kept: Validation rows; fewer than asked for when one text has several rows at the border.
     """
@@ -278,7 +296,11 @@ class CountedSplit:
     kept: int = 0
 
     def split(self, pairs: Iterable[ExtractionPair]) -> Iterator[tuple[ExtractionPair, str]]:
-        """Yield the pairs with "train" or "validation"; a pair that may be for validation waits for the end."""
+        """Yield the pairs with "train" or "validation"; a pair that may be for validation waits for the end.
+
+        Raises:
+            ValueError: as many validation rows were asked for as there are rows, or more.
+        """
         most = PAPER_ROWS if self.rows is None else self.rows
         # A heap of (minus the hash, minus the number, pair): the largest hash of those kept stands first.
         heap: list[tuple[int, int, ExtractionPair]] = []

@@ -166,14 +166,22 @@ class Filters:
 def build_trajectories(
     results: Sequence[str], options: TrajectoryOptions, folder: FolderOptions, ledgers: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Write the trajectories of one or more runs; gives the statistics.
+    """Write the trajectories of one or more runs.
 
     Args:
         results: Output folders of `tripletune eval run`, or their results files.
         options: What to build.
-        folder: Where and how it is written.
-        ledgers: One for all results, or one for each; none: `ledger.sqlite` beside each results file, or in the
-            folder of its run of several systems.
+        folder: Where.
+        ledgers: Ledgers: one for all results, or one for each; none: `ledger.sqlite` beside each results
+            file, or in the folder of its run of several systems.
+
+    Returns:
+        The statistics.
+
+    Raises:
+        FileNotFoundError: there are no such results, or there is no ledger.
+        ValueError: a file is damaged, a metric is not in the results, or no trajectory is left.
+        FileExistsError: the output folder is taken.
     """
     sources = _sources(results, ledgers)
     filters = Filters(options)

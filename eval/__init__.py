@@ -83,9 +83,12 @@ def load_task(name: str) -> Task:
 
 
 def task_questions(task: Task, data: str, notes: Counter[str] | None = None) -> Iterator[Question]:
-    """Stream the questions of a benchmark file, or of what else the task's reader takes.
+    """Stream the questions of a benchmark file.
 
-    `notes` counts rows that could not be used, by reason, and warnings about the data.
+    Args:
+        task: Names the reader.
+        data: A file, or what else the reader takes.
+        notes: What the reader counted: rows it could not use, by reason, and warnings about the data.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -100,7 +103,12 @@ def task_questions(task: Task, data: str, notes: Counter[str] | None = None) -> 
 
 
 def write_context_corpus(task: Task, data: str, path: Path) -> int:
-    """Write the passages of all questions of a file, whatever part is evaluated, as one corpus, each once.
+    """Write the passages of all questions of a file as one corpus, each once.
+
+    Args:
+        task: Names the reader.
+        data: The file, which is read in full whatever part of it is evaluated.
+        path: The JSON-lines corpus to write.
 
     Returns:
         The number of passages.
@@ -126,8 +134,9 @@ def write_context_corpus(task: Task, data: str, path: Path) -> int:
 def context_links(questions: Iterable[Question], corpus: Path) -> dict[str, frozenset[str]]:
     """Gold links by content: the ids in a corpus of the passages of questions' contexts that support them.
 
-    White space and the encoding of characters may differ. Questions whose supporting passages are not all in the corpus
-    are left out.
+    Args:
+        questions: The questions; those whose supporting passages are not all in the corpus are left out.
+        corpus: A JSON-lines corpus. White space and the encoding of characters may differ.
     """
     keys = {
         one.id: {passage_key(p.title, p.text) for p in map(one.passages.__getitem__, one.supporting) if p.text.strip()}

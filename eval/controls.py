@@ -103,7 +103,13 @@ class OtherFacts:
 
 
 def controlled(control: str, given: ModelInput, others: tuple[Step, ...]) -> ModelInput:
-    """What the model reads under a control; `others` is what `OtherFacts.of` gives."""
+    """What the model reads under a control.
+
+    Args:
+        control: A `Control`.
+        given: What it would read.
+        others: The sub-queries with another question's facts, see `OtherFacts.of`.
+    """
     if control == "other_graph":
         return replace(given, graph_of=others)
     return replace(given, steps=others if control == "other_facts" else tuple(Step(one.query) for one in given.steps))
@@ -111,6 +117,11 @@ def controlled(control: str, given: ModelInput, others: tuple[Step, ...]) -> Mod
 
 class LoopControl:
     """A Graph-LLM that reads less, or something else, than its loop found; the loop itself is as always.
+
+    Args:
+        generator: The model.
+        control: The control.
+        facts: The facts of other questions; None where the control has none.
 
     Raises:
         ValueError: the graph of a model without one is to be exchanged.
@@ -160,9 +171,12 @@ class Controls:
         return [name for name in READS if name != RULE and (self._without_graph or not name.endswith("graph"))]
 
     def ask(self, batch: Sequence[Record], limit: int, evidence: str | None) -> list[dict[str, Completion]]:
-        """Replies to each record of a batch of one task, by name.
+        """Replies to each record by name.
 
-        `limit` is that of tokens; `evidence` is "triples", "text", or None for the model's own setting.
+        Args:
+            batch: Records of one task.
+            limit: Longest reply, in tokens.
+            evidence: "triples" or "text"; None keeps the model's setting.
         """
         asked = [(place, *one) for place, record in enumerate(batch) for one in self._variants(record)]
         inputs = [one for *_, one in asked]
@@ -185,12 +199,15 @@ class Controls:
 
 
 def compare_controls(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Scores of the controls, and their differences to the model, out of rows of `tripletune eval records --controls`.
+    """Scores of the controls, and their differences to the model.
+
+    Args:
+        rows: Rows of `tripletune eval records --controls`, streamed.
 
     Returns:
         `{control: {metric: {"score", "difference"}}}`, the model's scores under "model" with difference 0; planning
-        metrics also `_with_history`. Intervals and tests draw whole questions; the difference is "control minus model",
-        paired by question, and `p_holm` is over all of `METRICS` and controls.
+        metrics also `_with_history`. Intervals and tests draw whole questions; the difference is "control minus
+        model", paired by question, and `p_holm` is over all of `METRICS` and controls.
     """
     scores: dict[str, dict[str, list[tuple[str, float]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
@@ -228,7 +245,11 @@ def _sums(pairs: Iterable[tuple[str, float]]) -> tuple[list[float], list[float]]
 
 
 def control_table(controls: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The table of `compare_controls`: heads, and a row for each control with scores, differences and verdict."""
+    """The controls as a table: heads, and a row for each with its scores and differences, times 100, and the verdict.
+
+    Args:
+        controls: What `compare_controls` returns.
+    """
     metrics = [name for name in METRICS if name in controls[MODEL]]
     rows = []
     for control, found in controls.items():

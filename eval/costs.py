@@ -42,8 +42,10 @@ def unused_roles(named: Iterable[str], met: Iterable[str]) -> list[str]:
 def spent(trace: Mapping[str, Any], prices: Prices, index: bool = False) -> dict[str, dict[str, float]]:
     """Calls, tokens and, where there is a price, dollars of each role, the cached part of each beside it.
 
-    The trace is a question's, in the form of `Trace.to_json`; with `index` the costs of the corpus's index, which it
-    notes, stand in the place of the question's.
+    Args:
+        trace: Of a question, in the form of `Trace.to_json`.
+        prices: See `read_prices`.
+        index: Those of the corpus's index, which the trace notes, in the place of the question's.
     """
     details, found = trace["details"], {}
     own = {role: (trace["tallies"].get(f"calls.{role}", 0), *n) for role, n in details.get("tokens", {}).items()}

@@ -29,6 +29,10 @@ _POINTS = 25
 def mauve(args: argparse.Namespace, console: Console) -> None:
     """`tripletune eval mauve`: score finished runs, print the scores, and write them into the folders.
 
+    Args:
+        args: `folders`, `model` (which gives the hidden states), `batch_size` and `seed` (of the clusters).
+        console: Shows the scores.
+
     Raises:
         FileNotFoundError: a folder or the model is not there.
         ValueError: a run has fewer than two answers.
@@ -52,7 +56,16 @@ def mauve(args: argparse.Namespace, console: Console) -> None:
 
 
 def mauve_score(first: np.ndarray, second: np.ndarray, seed: int = 25) -> float:
-    """MAUVE of two sets of feature vectors, shape (texts, width): 0 to 1, 1 for equal histograms of clusters."""
+    """MAUVE of two sets of feature vectors.
+
+    Args:
+        first: Shape (texts, width).
+        second: Shape (other texts, width).
+        seed: Seed of the clusters.
+
+    Returns:
+        0 to 1; 1 for equal histograms.
+    """
     import faiss
 
     both = np.vstack([first, second]).astype(np.float64)

@@ -27,7 +27,11 @@ logger = logging.getLogger(__name__)
 
 
 def score(args: argparse.Namespace, console: Console) -> None:
-    """`tripletune eval score`: score finished runs with `args.metrics` (`a,b`) and print the scores.
+    """`tripletune eval score`: score finished runs with `args.metrics` and print the scores.
+
+    Args:
+        args: `folders`, `metrics` (separated by commas) and `gold` (a file of gold links, or None).
+        console: Shows the scores.
 
     Raises:
         FileNotFoundError: a folder or file is not there.
@@ -61,7 +65,10 @@ def score_run(
 ) -> dict[str, Interval]:
     """Score one run, and write the scores beside its results; scores of other metrics that are there stay.
 
-    `gold` are ids of the supporting passages by question; without, those in the results count.
+    Args:
+        folder: Output folder of `tripletune eval run`.
+        metrics: The metrics, by name.
+        gold: Ids of the supporting passages by question; None: those in the results.
 
     Returns:
         The mean of each metric with its interval; a metric whose gold no question has is told and left out.
@@ -112,7 +119,10 @@ def score_row(
 ) -> dict[str, float]:
     """Scores of a stored question; one that failed scores 0, and one without gold passages has no score of a ranking.
 
-    Its gold passages are `supporting`, without it those in the row.
+    Args:
+        row: A row of `results.jsonl`.
+        metrics: The metrics, by name.
+        supporting: Ids of the supporting passages; None: those in the row.
     """
     wanted = frozenset((row.get("supporting") or ()) if supporting is None else supporting)
     ranking = final_ranking(row["trace"])

@@ -141,7 +141,11 @@ class ResultLog:
 
 
 def read_results(path: str | Path, partial: bool = False) -> Iterator[dict[str, Any]]:
-    """Stream a results file; with `partial` a last line that a kill has cut off is left out.
+    """Stream a results file.
+
+    Args:
+        path: The file.
+        partial: Leave out a last line that a kill has cut off.
 
     Raises:
         FileNotFoundError: there is no such file.

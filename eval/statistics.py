@@ -38,7 +38,15 @@ Interval = dict[str, Any]
 
 
 def bootstrap_mean(values: Sequence[float], bounds: Bounds | None = SCORE) -> Interval:
-    """Mean of one value per question, with its interval; see `bootstrap_means`."""
+    """Mean and 95 % interval.
+
+    Args:
+        values: One value per question.
+        bounds: The smallest and the largest value there can be; None where there is none, as of costs.
+
+    Raises:
+        ValueError: a value is not a finite number.
+    """
     return bootstrap_means({"": values}, bounds)[""]
 
 
@@ -75,10 +83,17 @@ def bootstrap_pairs(pairs: Sequence[tuple[Hashable, float]]) -> Interval:
 
 
 def bootstrap_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
-    """A ratio of sums, such as a micro-averaged precision, and its interval; one value of each per text.
+    """A ratio of sums, such as a micro-averaged precision, and its 95 % interval.
 
     What is drawn is the text with both its counts, so that numerator and denominator move together. A sample whose
-    denominators add up to 0 counts as 0; where all are 0 the interval has no values.
+    denominators add up to 0 counts as 0.
+
+    Args:
+        numerators: One value per text.
+        denominators: One value per text, none negative; all 0 gives an interval without values.
+
+    Raises:
+        ValueError: a value is not a finite number.
     """
     return _interval(_finite(numerators), _finite(denominators), len(numerators))
 

@@ -103,9 +103,11 @@ def _chat_model(options: LLMOptions, name: str = "model") -> dict[str, Any]:
 
 
 def chat_models(specs: Sequence[str], teacher: LLMOptions) -> dict[str, LLMOptions]:
-    """Chat models by role, out of `ROLE=BACKEND:MODEL` or `BACKEND:MODEL` (role ""), with `@URL,URL` behind.
+    """Chat models by role: `ROLE=BACKEND:MODEL` or `BACKEND:MODEL`, each with `@URL` or `@URL,URL` behind it.
 
-    Ledger, sampling, limits and all else are the teacher's.
+    Args:
+        specs: The texts; that without a role is under "".
+        teacher: Ledger, sampling, limits and all else.
 
     Raises:
         ValueError: a text is not written so.
@@ -133,9 +135,12 @@ def open_student(teacher: LLMOptions, spec: str) -> LLMClient:
 
 
 def open_chat_model(options: LLMOptions, oracle: str | None = None, specs: Sequence[str] = ()) -> LLMClient:
-    """The client of a chat model, with other models for some roles (`specs`, see `chat_models`).
+    """The client of a chat model.
 
-    `oracle` is DIR/SPLIT of a world whose facts the teacher knows, instead of a model.
+    Args:
+        options: The model.
+        oracle: DIR/SPLIT of a world whose facts the teacher knows, instead of a model.
+        specs: Other models for some roles, see `chat_models`.
 
     Raises:
         ValueError: the model, a key or the ledger can't be opened.
@@ -157,7 +162,9 @@ def open_chat_model(options: LLMOptions, oracle: str | None = None, specs: Seque
 def other_prompt(integrator: str, prompts: str | None) -> str | None:
     """What to say when a student is asked in other words than those it was trained with; None where it is not.
 
-    `prompts` is the folder of prompts that the loop takes, None for ours.
+    Args:
+        integrator: The student: a folder, hub id or package.
+        prompts: The folder of prompts that the loop takes, None for ours.
     """
     learned = Path(resolve(integrator)) / PROMPT_FILE
     if not learned.is_file():
@@ -194,9 +201,12 @@ def model_spec(spec: str, untrained: bool) -> str:
 
 
 def open_generator(spec: str, options: Any, graph: bool = True) -> LocalGenerator:
-    """A Graph-LLM, `spec` from `model_spec`; without `graph` its prompts lack the graph token of its training.
+    """A Graph-LLM for `untrained`, `batch_size` and `dtype` of the options, and for `ledger` where they have it.
 
-    Of the options `untrained`, `batch_size`, `dtype` and, where they have it, `ledger` count.
+    Args:
+        spec: From `model_spec`.
+        options: The options.
+        graph: Whether its prompts hold the graph token that it was trained with.
     """
     if not options.untrained:
         check_model_folder(spec)
@@ -219,6 +229,10 @@ def extractor_settings(options: SearchOptions) -> dict[str, Any]:
 
 def triples_settings(source: str, extractor: str | None = None) -> Any:
     """What results depend on of a file of triples, or of an extraction store, whose bytes change without its content.
+
+    Args:
+        source: The file or store.
+        extractor: The extractor of a store that holds several; see `TripleStore.choose`.
 
     Raises:
         FileNotFoundError: there is no such file.

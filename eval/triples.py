@@ -131,13 +131,17 @@ def row_parts(row: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
 
 
 def summarise_extractions(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Scores of a data set, out of rows of `score_rows`.
+    """Scores of a data set.
+
+    Args:
+        rows: Rows of `score_rows`.
 
     Returns:
         `texts`; by level `{"micro": {"precision", "recall", "f1"}, "macro": {...}}`, under `soft` also `thresholds`;
         `accuracy` by field (of the gold triples); `malformed_output` (share of texts), `malformed_triples` (share of
         the triples written), `groundedness` (share of the predicted subjects and objects that occur in the text) and
-        the ROUGE scores; where the rows have them, `webnlg` by measure, `t_f1`, `g_f1` and `ged`. Scores are intervals.
+        the ROUGE scores; where the rows have them, `webnlg` by measure, `t_f1`, `g_f1` and `ged`. Scores are
+        `{"mean", "low", "high", "n"}`, with None where there is nothing to score.
     """
     parts = [row_parts(row) for row in rows]
     summary: dict[str, Any] = {"texts": len(parts)}
@@ -237,12 +241,22 @@ def normalize_triple(triple: Triple) -> Key:
 
 
 def grounded(name: str, text_words: str) -> bool:
-    """Whether a name occurs as whole words in a text, given as its `entity_words` with a space around each."""
+    """Whether a name occurs in a text as whole words.
+
+    Args:
+        name: The name.
+        text_words: The text's `entity_words`, joined and fenced by spaces: " ada lovelace was born ".
+    """
     return f" {normalize_entity(name)} " in text_words
 
 
 class FieldVectors:
-    """Vectors of length one of the fields of many triples, each distinct text embedded once."""
+    """Vectors of length one of the fields of many triples, each distinct text embedded once.
+
+    Args:
+        triples: All triples that will be compared.
+        embed: The embedder.
+    """
 
     def __init__(self, triples: Sequence[Triple], embed: Embedder) -> None:
         texts = sorted({text for triple in triples for text in spoken_fields(triple)})
@@ -281,8 +295,10 @@ def spoken_fields(triple: Triple) -> tuple[str, str, str]:
 def soft_matches(similarities: np.ndarray) -> int:
     """The largest number of one-to-one pairs of predicted and gold triples of which all three fields mean the same.
 
-    All three, and not their mean, since a triple with one wrong field states another fact. Cosines of the fields have
-    shape (3, predicted, gold).
+    All three, and not their mean, since a triple with one wrong field states another fact.
+
+    Args:
+        similarities: Cosines of the fields, shape (3, predicted, gold).
     """
     if not similarities.size:
         return 0
@@ -296,6 +312,10 @@ def aligned_fields(predicted: Sequence[Key], gold: Sequence[Key]) -> tuple[int, 
     """How many gold triples have their subject, predicate and object right in the triple they are aligned with.
 
     The alignment is one-to-one and has the most equal fields in all; among equals, one that has whole triples right.
+
+    Args:
+        predicted: Normalised triples.
+        gold: Normalised triples.
     """
     if not predicted or not gold:
         return 0, 0, 0

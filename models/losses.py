@@ -155,15 +155,16 @@ def prefix_mask(record_of: torch.Tensor, shared: torch.Tensor, dtype: torch.dtyp
 
 
 def check_shared_prefixes(model: Any, longest: int, end_to_end: bool = False) -> None:
-    """Make sure that in a causal language model the mask alone decides what a token sees.
-
-    Refused are attention windows that a sample does not fit into, layers that mix tokens in another way than by
-    attention (convolutions, states), and models that take no mask or positions of our own.
+    """Make sure that in a language model the mask alone decides what a token sees.
 
     Args:
-        model: The model.
+        model: A causal language model.
         longest: Tokens of the longest sample.
         end_to_end: Try rows that lie end to end (`models.attention`) instead of a shared prefix.
+
+    Raises:
+        ValueError: it has attention windows that a sample does not fit into, or layers that mix tokens in another way
+            than by attention (convolutions, states), or it takes no mask or positions of our own.
     """
     name, text = type(model).__name__, model.config.get_text_config()
     for window in ("sliding_window", "attention_chunk_size", "window_size"):

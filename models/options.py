@@ -80,7 +80,7 @@ def problems(config: Any, prefix: str = "") -> list[str]:
     """What can't work in a configuration: choices, ranges, then what the `check` method of each section says.
 
     Args:
-        config: A dataclass instance.
+        config: A dataclass instance, sections in it included.
         prefix: Put before the names of its fields.
     """
     found: list[str] = []
@@ -142,7 +142,12 @@ def nearest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Names and values of a YAML file; what its `base:` file says is under what it says itself."""
+    """Names and values of a YAML file; what its `base:` file says is under what it says itself.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ConfigError: it is not YAML, says something twice, or is no mapping.
+    """
     path, seen = Path(path), []
     tree: dict[str, Any] = {}
     while True:
@@ -374,7 +379,11 @@ class _Repeatable(argparse.Action):
 
 
 def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "") -> T:
-    """The dataclass of a command line that `add_arguments` gave; all problems are one `ConfigError`."""
+    """The dataclass of a command line that `add_arguments` gave.
+
+    Raises:
+        ConfigError: all problems at once, under the names of the flags.
+    """
     found: list[str] = []
     values = {}
     hints = typing.get_type_hints(kind)
@@ -397,7 +406,12 @@ def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "
 
 
 def to_arguments(config: Any, prefix: str = "") -> list[str]:
-    """The words of a command line that give these options; what is at its default is left out."""
+    """The words of a command line that give these options; what is at its default is left out.
+
+    Args:
+        config: An instance of a flat dataclass.
+        prefix: As in `add_arguments`.
+    """
     words = []
     for item in dataclasses.fields(config):
         value, flag = getattr(config, item.name), f"--{_flag(item, prefix)}"
@@ -412,12 +426,15 @@ def to_arguments(config: Any, prefix: str = "") -> list[str]:
 
 
 def set_values(kind: type, settings: Sequence[str], owner: str) -> tuple[dict[str, Any], list[str]]:
-    """Values by field of a dataclass from `--set NAME=VALUE` texts, and what is wrong with the texts.
+    """Values of `--set NAME=VALUE` texts for the fields of a dataclass.
 
     Args:
         kind: The dataclass.
         settings: The texts.
         owner: Whose options they are, for messages: "system 'ras'".
+
+    Returns:
+        Values by field, and what is wrong with the texts.
     """
     hints = typing.get_type_hints(kind)
     values: dict[str, Any] = {}

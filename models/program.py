@@ -159,7 +159,11 @@ def names_in(package: str) -> list[str]:
 
 
 def load_from(package: str, name: str, kind: str) -> ModuleType:
-    """The module of that name in a package; where there is none, the error names the nearest and all others."""
+    """The module of that name in a package.
+
+    Raises:
+        ValueError: there is none; the message names the nearest and all others.
+    """
     known = names_in(package)
     if name not in known:
         raise ValueError(f"{kind} {name!r} is not one of {', '.join(known)}{nearest(name, known)}")

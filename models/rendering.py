@@ -50,12 +50,15 @@ class Instructions:
 
 
 def render(sample: ModelInput, evidence: str = "triples") -> str:
-    """The body of a prompt: the history, then the question.
+    """Write history and question as text, without the instruction.
 
     Args:
         sample: What the model may see.
         evidence: "triples" (default); "text" for the paper's ablation without text-to-triples, where each step
             shows the retrieved text itself; "graph" shows nothing, so that the graph token alone holds the facts.
+
+    Returns:
+        The body of the prompt; the question stands last.
     """
     return "\n".join(part for part in render_parts(sample, evidence) if part)
 
@@ -75,6 +78,10 @@ def render_parts(sample: ModelInput, evidence: str = "triples") -> tuple[str, st
 
 def render_growing(sample: ModelInput, evidence: str = "triples") -> list[str | None]:
     """What stands behind the question where each prompt of a question goes on from the one before and its reply.
+
+    Args:
+        sample: What the model may see.
+        evidence: As for `render`.
 
     Returns:
         Pieces, each tokenised by itself; None is the place of a step's graph. What the planner has replied, or would

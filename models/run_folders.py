@@ -76,7 +76,12 @@ def is_text_model(folder: str | Path) -> bool:
 
 
 def task_of(folder: str | Path) -> dict[str, Any]:
-    """What a model on plain text was made for: the content of `extractor.json` or `student.json`."""
+    """What a model on plain text was made for: the content of `extractor.json` or `student.json`.
+
+    Raises:
+        FileNotFoundError: the folder has neither.
+        ValueError: it is malformed.
+    """
     names = [name for name in TASK_FILES if (Path(folder) / name).is_file()]
     if not names:
         raise FileNotFoundError(
@@ -86,7 +91,12 @@ def task_of(folder: str | Path) -> dict[str, Any]:
 
 
 def check_model_folder(folder: str | Path) -> None:
-    """Make sure that a folder can be loaded, without loading it: whether all files are there, whole and well formed."""
+    """Make sure that a folder can be loaded, without loading it.
+
+    Raises:
+        FileNotFoundError: configuration, tokenizer, processor settings or weights are missing.
+        ValueError: a JSON file is malformed, a weight file is cut off, or it is another kind of model.
+    """
     folder = Path(folder)
     text = is_text_model(folder)
     main = ADAPTER_CONFIG if text and is_adapter(folder) else CONFIG
@@ -129,7 +139,12 @@ def weight_files(folder: str | Path) -> list[Path]:
 
 
 def check_weights(file: Path) -> None:
-    """Read the header of a safetensors file, which tells how long the file must be."""
+    """Read the header of a safetensors file, which tells how long the file must be.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is cut off or damaged.
+    """
     from safetensors import SafetensorError, safe_open
 
     if not file.is_file():

@@ -71,9 +71,13 @@ def bare_answer(text: str) -> str:
 def read_answer(text: str, cut_off: bool = False) -> tuple[str, tuple[str, ...]]:
     """Read "Thought: ... Answer: ..."; the last "Answer:" counts.
 
+    Args:
+        text: The reply.
+        cut_off: Whether it ended at its limit.
+
     Returns:
         The answer, and the faults: `missing_answer` (no "Answer:"; the last line counts, but not when the reply was cut
-        off at its limit), `empty_answer`, `text_after_answer` (dropped; also a reason on the line of the refusal word).
+        off), `empty_answer`, `text_after_answer` (dropped; also a reason on the line of the refusal word).
     """
     text = without_thoughts(text).strip()
     markers = list(_ANSWER.finditer(text))
@@ -105,7 +109,16 @@ async def answer_from(
     prompts: PromptSet,
     max_tokens: int,
 ) -> str:
-    """Answer a question from passages (None: a closed book), in one call of the role `<system>.answer`."""
+    """Answer a question from passages, in one call of the role `<system>.answer`.
+
+    Args:
+        system: Who asks.
+        question: The question.
+        passages: What is read, best first; None for a closed book.
+        llm: The reader.
+        prompts: Has the prompt `READER`, or `CLOSED_BOOK`.
+        max_tokens: Longest reply.
+    """
     asked = f"Question: {one_line(question)}"
     if passages is None:
         chat = prompts.chat(CLOSED_BOOK, asked)

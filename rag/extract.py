@@ -144,7 +144,13 @@ class CorpusExtraction:
         self._failures = 0
 
     async def run(self, passages: Iterable[Passage]) -> ExtractionCounts:
-        """Extract what the store does not hold yet of a corpus, which is streamed.
+        """Extract what the store does not hold yet.
+
+        Args:
+            passages: The corpus, streamed.
+
+        Returns:
+            The counts.
 
         Raises:
             SetupError: no call can succeed.
@@ -169,13 +175,19 @@ class CorpusExtraction:
         return self.counts
 
     async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
-        """The triples of retrieved passages (RAS, eq. 4), None where the extractor failed.
+        """The triples of retrieved passages (RAS, eq. 4); those that the store does not hold are extracted now.
 
-        Those that the store does not hold are extracted now, calls of questions under way together. A passage is
-        extracted once and stored before its triples are given back.
+        Calls of questions under way together are made together. A passage is extracted once and stored before its
+        triples are given back.
+
+        Returns:
+            The triples of each passage; None where the extractor failed.
 
         Raises:
-            RepliesPending: passages wait for a batch's replies; the others are those of `run`.
+            RepliesPending: passages wait for a batch's replies.
+            SetupError: no call can succeed.
+            RetriesExhausted: the server stays away.
+            CallError: twenty passages in a row failed.
         """
         keys = [passage_key(passage.title, passage.text) for passage in passages]
         found = {key: self.store.get(self.id, key) for key in keys}
@@ -329,9 +341,13 @@ class CorpusExtraction:
 def read_passages(
     corpus: str | Path, counts: ExtractionCounts, shard: tuple[int, int] = (0, 1), limit: int | None = None
 ) -> Iterator[Passage]:
-    """Stream the passages of a shard, `(number, of how many)`, of the first `limit` lines.
+    """Stream the passages of a shard; unlike in `read_corpus`, one without text is counted and passed over.
 
-    Unlike in `read_corpus`, a passage without text is counted and passed over.
+    Args:
+        corpus: JSON lines.
+        counts: Counts passages without text.
+        shard: Number of the shard, and how many there are.
+        limit: Most lines of the corpus to read.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -362,7 +378,12 @@ def export_triples(
 ) -> tuple[int, int]:
     """Write `{"title", "text", "triples"}` for the passages of a corpus; the file appears when it is complete.
 
-    A passage is looked up in one store after the other; one that no store has is an error, or left out.
+    Args:
+        corpus: The corpus, streamed.
+        stores: Where triples are looked up, the first one first.
+        output: The file.
+        extractor: See `TripleStore.choose`.
+        allow_missing: Whether passages that no store has are left out, instead of an error.
 
     Returns:
         Passages written, and passages left out.

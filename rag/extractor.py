@@ -227,9 +227,14 @@ def teacher_extractor(
     shots: Sequence[tuple[str, str]] = (),
     max_tokens: int | None = None,
 ) -> TextExtractor:
-    """An extractor on a chat model that was not trained for it; `options` are what its client was opened with.
+    """An extractor on the client of a chat model that was not trained for it.
 
-    `prompt` is a file, ours without. A reply has at most `max_tokens` tokens, `TEACHER_TOKENS` without.
+    Args:
+        client: The client.
+        options: What it was opened with.
+        prompt: File with what it is asked; None: ours.
+        shots: Examples before each text.
+        max_tokens: Longest reply; None: `TEACHER_TOKENS`.
     """
     instruction, sampling = load_instruction(prompt or TEACHER_PROMPT), options.sampling(max_tokens or TEACHER_TOKENS)
     if not options.is_local:
@@ -251,9 +256,13 @@ async def ask_of_passage(
 ) -> T | None:
     """Ask about one passage of many, as `models.llm.replies.ask` does; a passage that fails is passed over.
 
+    Args:
+        client: The model.
+        messages: The chat; `parse`, role, sampling and repairs are those of `ask`.
+        issues: Counts under the role what was `unreadable`, what was `refused`, and `repairs`.
+
     Returns:
-        What `parse` made of the reply; None where no reply can be used, or the call is refused. `issues` counts under
-        the role what was `unreadable`, what was `refused`, and `repairs`.
+        What `parse` made of the reply; None where no reply can be used, or the call is refused.
 
     Raises:
         SetupError: no call can succeed.
@@ -309,7 +318,10 @@ def choose_shots(data: str | Path, count: int) -> tuple[tuple[str, str], ...]:
 def source_pieces(title: str, text: str, limit: int = PIECE_LIMIT) -> list[str]:
     """What an extractor reads of a passage: one text, or several where it is too long, each behind the title.
 
-    A piece has at most `limit` characters; a title that takes more than half of it is cut.
+    Args:
+        title: The passage's title, or nothing; one that takes more than half of a piece is cut.
+        text: The passage's text.
+        limit: Longest piece in characters, title included.
     """
     # A title must leave room for the text, however long it is; a colon and a space stand between them.
     title = next(iter(split_passage(title, max(limit // 2 - 2, 1))), "")
@@ -320,13 +332,15 @@ def source_pieces(title: str, text: str, limit: int = PIECE_LIMIT) -> list[str]:
 def split_passage(text: str, limit: int = PIECE_LIMIT, overlap: int = 0) -> list[str]:
     """Cut a text into pieces of whole sentences, as few as filling them one after the other gives.
 
-    White space is folded. A sentence that is longer than a piece is cut between words, a word that is longer anywhere;
-    all pieces together hold every other character of the text.
+    A sentence that is longer than a piece is cut between words, a word that is longer anywhere.
 
     Args:
-        text: The text.
+        text: The text; white space is folded.
         limit: Longest piece, in characters.
         overlap: Most characters that a piece repeats from the end of the one before, in whole sentences.
+
+    Returns:
+        The pieces in order; together they hold every character of the text but white space.
     """
     text = " ".join(whole_characters(text).split())
     if len(text) <= limit:

@@ -55,7 +55,14 @@ def open_retriever(
     embedder: Embedder | None = None,
     search: VectorSearch = "flat",
 ) -> CorpusRetriever:
-    """Open the index of a corpus, building what is missing or out of date; `index_dir` has one sub-folder a kind.
+    """Open the index of a corpus, building what is missing or out of date.
+
+    Args:
+        kind: "bm25" (the paper's choice for 2WikiMultiHopQA), "dense", or "hybrid" (both).
+        corpus: A JSON-lines corpus.
+        index_dir: Holds all indexes of this corpus, one sub-folder a kind.
+        embedder: For "dense" and "hybrid".
+        search: How vectors are searched.
 
     Raises:
         FileNotFoundError: there is no such corpus.
@@ -114,7 +121,12 @@ def split_sentences(text: str) -> tuple[str, ...]:
 
 
 def source_sentence(triple: Triple, sentences: Sequence[str]) -> int:
-    """The index of the sentence, of at least one, that states a triple."""
+    """The index of the sentence that states a triple.
+
+    Args:
+        triple: The triple.
+        sentences: At least one sentence.
+    """
     fields = [words_in(field) for field in triple.as_list()]
     weights = (1.0, 1.0, 2.0)
 

@@ -105,6 +105,10 @@ def search_problems(options: SearchOptions, system: System, loop: Any) -> list[s
 def build_indexes(options: SearchOptions, embedder: Embedder | None = None) -> None:
     """Build the indexes of a corpus, and of its triples where they are given, so that runs find them in `--index`.
 
+    Args:
+        options: What is indexed, and how.
+        embedder: The encoder; None: the one that the options name.
+
     Raises:
         FileNotFoundError: a file or the encoder is not there.
         ValueError: there is no corpus or folder, or an index can't be built.
@@ -136,8 +140,11 @@ def open_extraction(
 ) -> CorpusExtraction:
     """The triples of a run whose `--extractor` reads passages in the loop; see `extracts`.
 
-    Where `--triples` names no store it is in the folder `index`. `teacher` is what the chat model `llm` was opened
-    with.
+    Args:
+        options: How it is searched.
+        index: Folder of the store where `--triples` names none.
+        llm: The chat model of the run.
+        teacher: What it was opened with.
 
     Raises:
         FileNotFoundError: there is no such model.
@@ -170,10 +177,17 @@ def open_search(
     index: Path,
     opened: Opened | None = None,
 ) -> Tools:
-    """Open what a system searches under its options `loop`, building indexes that are missing.
+    """Open what a system searches under its options, building indexes that are missing.
 
-    A system that retrieves nothing has no `corpus`; `opened` is what other runs have opened, and share. Where
-    `--extractor` reads passages in the loop, the store is left to `open_extraction`, which may need a chat model.
+    Where `--extractor` reads passages in the loop, the store is left to `open_extraction`, which may need a chat model.
+
+    Args:
+        options: How it is searched.
+        system: The system.
+        loop: Its options.
+        corpus: The passages; None for a system that retrieves nothing.
+        index: Holds all indexes of the corpus.
+        opened: What other runs have opened, and share.
     """
     once = (opened or Opened()).once
     where = (str(corpus), str(index), *(getattr(options, item.name) for item in fields(SearchOptions)))

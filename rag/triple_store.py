@@ -131,7 +131,10 @@ class TripleStore:
     def extractor(self, model: str, prompt: str, settings: str = "") -> int:
         """The number of a model with a prompt, which is noted when it is new.
 
-        `prompt` is the digest of all else that replies depend on, `settings` the same in words, for people.
+        Args:
+            model: The model's name.
+            prompt: Digest of all else that replies depend on.
+            settings: The same in words, for people.
         """
         self._database.execute(
             "INSERT OR IGNORE INTO extractors (model, prompt, settings) VALUES (?, ?, ?)", (model, prompt, settings)
@@ -173,6 +176,9 @@ class TripleStore:
     def fill(self, source: str | Path) -> int:
         """Take in the triples of a JSON-lines file, unless they are there already; an earlier file's go.
 
+        Args:
+            source: JSON lines of `{"title", "text", "triples": [[s, p, o], ...]}`.
+
         Returns:
             The number under which they are looked up.
 
@@ -207,7 +213,10 @@ class TripleStore:
         self._database.close()
 
     def choose(self, model: str | None = None) -> ExtractorInfo:
-        """The extractor with this model's name, or with this number; None: the only one that has read a passage.
+        """The one extractor whose triples are meant.
+
+        Args:
+            model: Its model's name, or its number; None: the only one that has read a passage.
 
         Raises:
             ValueError: there is none, or several; the message lists them.
@@ -352,9 +361,14 @@ def _rows(source: str | Path, counts: Counter[str]) -> Iterator[Extraction]:
 
 
 def read_gold(path: str | Path) -> dict[str, frozenset[str]]:
-    """Read gold links, ids of the passages that support a question, by question.
+    """Read gold links: which passages of a corpus support a question.
 
-    A line is `{"question_id": "...", "passages": ["id", ...]}`; `data_builders.corpus` writes them beside its corpus.
+    Args:
+        path: JSON lines of `{"question_id": "...", "passages": ["id", ...]}`; `data_builders.corpus` writes them beside
+            the corpus it makes.
+
+    Returns:
+        Ids of the supporting passages by question id.
 
     Raises:
         FileNotFoundError: there is no such file.

@@ -63,7 +63,13 @@ class KeepSection:
 
 @dataclass(frozen=True, slots=True)
 class QuestionFile:
-    """One training set of a collection; questions, corpus, gold links and results go into its folder."""
+    """One training set of a collection.
+
+    Attributes:
+        task: How its questions are read and scored, by name.
+        file: The benchmark's training file.
+        folder: Where its questions, corpus, gold links and results go.
+    """
 
     task: str
     file: str

@@ -81,7 +81,11 @@ def steps(config: ExpertConfig) -> Iterator[tuple[str, str, str]]:
 
 
 def main(config: ExpertConfig, dry_run: bool = False) -> int:
-    """Do what is not done yet; the exit code of a step that failed, else 0."""
+    """Do what is not done yet; the exit code of a step that failed, else 0.
+
+    Raises:
+        ValueError: the folder holds other rounds.
+    """
     if dry_run:
         sys.stdout.write("".join(f"{command}\n" for _, command, _ in steps(config)))
         return 0

@@ -137,6 +137,9 @@ def _start_process(timeout: int) -> Any:
     """accelerate's `PartialState`; processes but the first log warnings alone.
 
     The group of processes begins here, so the time that they wait for each other is set here and nowhere later.
+
+    Raises:
+        ValueError: one process would train on several GPUs.
     """
     import torch
     from accelerate import DistributedType, PartialState

@@ -56,6 +56,9 @@ def cached_rows(
 
     Returns:
         A `datasets.Dataset` with these columns.
+
+    Raises:
+        ValueError: there are no rows of tokens.
     """
     import pyarrow as pa
     from datasets import Dataset
@@ -128,6 +131,9 @@ def pack_rows(dataset: Any, tokens: int) -> Any:
 
     Returns:
         A `datasets.Dataset` with `input_ids`, `labels` and `seq_lengths`, the lengths of the rows in a pack.
+
+    Raises:
+        ValueError: a row is longer than a pack.
     """
     from datasets import Dataset
     from trl import pack_dataset
@@ -253,6 +259,9 @@ def chain_records(rows: Sequence[dict[str, Any]]) -> list[SharedSequence]:
     For `prompt_order: interleaved`: there a prompt goes on from the one before and its reply, so that a question is one
     sequence. Where a reply ends, its end-of-sequence token is learned, and what was found stands there. Records that
     are no beginnings, as where triples were left out of a later prompt, have a sequence of their own.
+
+    Args:
+        rows: Rows of `train.record_rows.encode_rows`.
     """
     sequences: list[SharedSequence] = []
     for number in sorted(range(len(rows)), key=lambda number: -rows[number]["length"]):
@@ -310,7 +319,10 @@ class RecordCollator:
     graph_token_id: int | None = None
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Make a batch of rows that `train.record_rows.encode_rows` has made.
+        """Make a batch.
+
+        Args:
+            rows: Records, as `train.record_rows.encode_rows` makes them.
 
         Returns:
             `input_ids` (B, T), `labels` (B, T) with -100 where nothing is learned, `graphs`, a PyG batch, and

@@ -45,7 +45,12 @@ _FREE_BEGINNINGS = ("train.eval_", "train.save_")
 
 
 def save_run_settings(config: Any, train_digest: str) -> None:
-    """Write the resolved configuration, git revision and versions into the run folder; `check_same_run` reads them."""
+    """Write the resolved configuration, git revision and versions into the run folder.
+
+    Args:
+        config: The run, a `train.tasks.RunConfig`.
+        train_digest: Fingerprint of the training data; `check_same_run` compares it.
+    """
     folder = Path(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / SETTINGS, to_yaml(config))
@@ -64,11 +69,14 @@ def save_run_settings(config: Any, train_digest: str) -> None:
 
 
 def check_same_run(config: Any, train_digest: str) -> None:
-    """Refuse a run folder that was begun with other settings or other data.
+    """Make sure that the checkpoints in the run folder are of the run that is to continue.
 
     Args:
         config: The run, a `train.tasks.RunConfig`.
         train_digest: Fingerprint of the training data; its path may change, its content may not.
+
+    Raises:
+        ValueError: the folder was begun with other settings or other data.
     """
     folder = Path(config.output_dir)
     if not (folder / SETTINGS).is_file() or not (folder / ENVIRONMENT).is_file():
@@ -127,7 +135,11 @@ def newest_checkpoint(output_dir: str | Path) -> Path | None:
 
 
 def _check_files(folder: Path) -> None:
-    """Look for files that a full disk or a broken copy has cut off; headers alone are read."""
+    """Look for files that a full disk or a broken copy has cut off; headers alone are read.
+
+    Raises:
+        ValueError: a file is cut off.
+    """
     for file in folder.glob("*.safetensors"):
         check_weights(file)
     for file in [*folder.glob("*.pt"), *folder.glob("*.pth")]:
@@ -160,7 +172,11 @@ def set_result_aside(output_dir: str | Path) -> None:
 
 
 def check_writable(output_dir: str | Path) -> None:
-    """Make the run folder, before anything is loaded, and refuse one that can't be written."""
+    """Make the run folder, before anything is loaded.
+
+    Raises:
+        OSError: it can't be made or written.
+    """
     folder = Path(output_dir)
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"output_dir {folder} is a file: name a folder")
@@ -179,7 +195,8 @@ def process_count() -> int:
 def sharding() -> str:
     """What accelerate's launcher asks to divide a model's states: "ZeRO-2", "ZeRO-3", "FSDP2", or "" for nothing.
 
-    Settings that would train without it, or end without a result, are refused.
+    Raises:
+        ValueError: it asks for what would train without it, or end without a result.
     """
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
         return f"ZeRO-{os.environ.get('ACCELERATE_DEEPSPEED_ZERO_STAGE', '2')}"

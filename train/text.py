@@ -41,7 +41,13 @@ class TextTask(TrainingTask):
     """A task whose model reads and writes text; a subclass makes `tokenised` rows and prompts."""
 
     def load(self) -> tuple[Any, Any]:
-        """The base model, with a fresh adapter under LoRA, and its tokenizer."""
+        """The base model, with a fresh adapter under LoRA, and its tokenizer.
+
+        Raises:
+            FileNotFoundError: no such model.
+            ValueError: a LoRA target does not exist, a dtype or attention kernel does not work, or packing is asked of
+                an encoder-decoder.
+        """
         from transformers import set_seed
 
         from tripletune.models.attention import set_attention

@@ -70,6 +70,9 @@ class TrajectoryEncoder:
 
         Yields:
             `input_ids`, `labels` (-100 where nothing is learned) and `length`.
+
+        Raises:
+            ValueError: the chat template does not allow to tell what is learned.
         """
         for trajectory in trajectories:
             counts.update(("trajectories", f"of {trajectory.model}"))
@@ -81,7 +84,15 @@ class TrajectoryEncoder:
                 raise ValueError(f"trajectory {trajectory.id!r}: {error}") from None
 
     def prompts(self, trajectories: Iterable[Trajectory], counts: Counter[str]) -> Iterator[dict[str, Any]]:
-        """The prompts of all learned rounds, for on-policy distillation; as `rows`, without labels."""
+        """The prompts of all learned rounds, for on-policy distillation.
+
+        Args:
+            trajectories: The trajectories.
+            counts: As in `rows`.
+
+        Yields:
+            `input_ids`, no `labels`, and `length`.
+        """
         for trajectory in trajectories:
             counts.update(("trajectories", f"of {trajectory.model}"))
             for place in _decisions(trajectory):
@@ -91,7 +102,11 @@ class TrajectoryEncoder:
                     yield {"input_ids": ids, "labels": [], "length": len(ids)}
 
     def sample(self) -> tuple[list[int], list[int]]:
-        """A row that shows template and tokenizer, which may change while their folder keeps its name."""
+        """A row that shows template and tokenizer, which may change while their folder keeps its name.
+
+        Raises:
+            ValueError: the chat template does not allow to tell what is learned.
+        """
         turns: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
         try:
             return self.encode([*turns, {"role": "assistant", "content": "a"}], {2})

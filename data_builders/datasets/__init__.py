@@ -29,7 +29,15 @@ R = TypeVar("R", bound=Record | ExtractionPair | Trajectory)
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a card, which `tripletune data stats` prints too; with `code` the cells are names and digests."""
+    """A table of a card, which `tripletune data stats` prints too.
+
+    Attributes:
+        title: Its heading.
+        head: Names of the columns.
+        rows: Cells.
+        note: What a reader must know of it.
+        code: Whether the cells are names and digests to be copied.
+    """
 
     title: str
     head: Sequence[str]
@@ -121,9 +129,16 @@ class SmallestHashes:
 
 
 class Statistics(Generic[R]):
-    """Counts of the rows of a data set by split, and a few samples of them.
+    """Counts of the rows of a data set, and a few samples of them.
 
-    Lengths are tokens of the `tokenizer` of a model spec, or words between white space.
+    Args:
+        kind: What the rows are.
+        tokenizer: A model spec whose tokenizer counts the tokens; None counts words between white space.
+
+    Attributes:
+        splits: Rows by split.
+        unit: What lengths are counted in.
+        length: Counts a text.
     """
 
     def __init__(self, kind: RowKind[R], tokenizer: str | None = None) -> None:

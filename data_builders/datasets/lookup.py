@@ -49,7 +49,13 @@ class SeenTable(AbstractContextManager["SeenTable"]):
         self._database.close()
 
     def first(self, kind: str, value: str, note: str = "") -> str | None:
-        """The note of the first occurrence of a value of this kind; None when this is the first, whose note is kept."""
+        """The note of the first occurrence of a value, or None when this is the first.
+
+        Args:
+            kind: Values of different kinds are different.
+            value: The value.
+            note: What is kept when the value is new.
+        """
         digest = _digest(kind, value)
         if self._database.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", (digest, note)).rowcount:
             return None
@@ -73,6 +79,10 @@ class JsonlIndex:
 
     Attributes:
         repeated_line: Number of the first line with a key that an earlier line has too; the earlier one is found.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line is not a JSON object; the message has file and line.
     """
 
     def __init__(self, path: str | Path, keys: Callable[[str, dict[str, Any]], list[str]]) -> None:

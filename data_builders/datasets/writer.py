@@ -36,7 +36,12 @@ _ROW_GROUP = 512
 
 @dataclass(frozen=True)
 class FolderOptions:
-    """Where and how a data set is written; the folder must not be taken (`models.files.check_folder`)."""
+    """Where and how a data set is written.
+
+    Raises:
+        FileExistsError: the folder is taken; see `models.files.check_folder`.
+        ValueError: a value makes no sense.
+    """
 
     output: str = field(metadata={"help": "folder of the data set"})
     format: Literal["jsonl", "parquet"] = setting("jsonl", "format of the shards")
@@ -50,7 +55,12 @@ class FolderOptions:
 
 
 class DatasetWriter(Generic[R]):
-    """A data set while it is written; `new_dataset` makes one."""
+    """A data set while it is written; `new_dataset` makes one.
+
+    Attributes:
+        folder: The folder that is filled.
+        statistics: Counts of the rows written so far.
+    """
 
     def __init__(self, folder: Path, kind: RowKind[R], options: FolderOptions, sources: Sequence[str]) -> None:
         self.folder, self.statistics = folder, Statistics(kind, options.tokenizer)
@@ -73,9 +83,18 @@ class DatasetWriter(Generic[R]):
             self._shards.popitem()[1].close()
 
     def finish(self, facts: BuildFacts, may_be_empty: bool = False) -> dict[str, Any]:
-        """Finish the shards and write the card; gives the statistics that are also in `statistics.json`.
+        """Finish the shards and write the card.
 
-        To the facts are added how the folder is written and, unless they are given, the digests of the files read.
+        Args:
+            facts: What the card says besides the numbers; how the folder is written and, unless they are given, the
+                digests of the files read are added.
+            may_be_empty: Whether there is a data set without rows.
+
+        Returns:
+            The statistics that are also in `statistics.json`.
+
+        Raises:
+            ValueError: there is not a single row.
         """
         self.close()
         if not self.statistics.records and not may_be_empty:
@@ -95,7 +114,14 @@ def new_dataset(
 ) -> Iterator[DatasetWriter[R]]:
     """A data set that takes the place of `options.output` when the block ends well; call `finish` in it.
 
-    `sources` are what is read, which must survive; locations that are no files (hub ids) are passed over.
+    Args:
+        options: Where and how.
+        kind: What its rows are.
+        sources: What is read, which must survive; locations that are no files (hub ids) are passed over.
+
+    Raises:
+        FileExistsError: the output folder is taken.
+        ValueError: another program is writing it, or it is, holds or lies in what is read.
     """
     read = [str(path) for path in sources if path is not None and Path(path).exists()]
     folder = new_folder(options.output, MADE, options.overwrite, read)

@@ -76,6 +76,8 @@ class Question:
     """One benchmark question.
 
     Attributes:
+        id: The benchmark's own id.
+        question: The main question Q.
         answers: Gold answer first, then its aliases.
         passages: All passages of the row, distractors included.
         supporting: Indices of the supporting passages, distinct, in order of their first supporting fact or of the
@@ -112,7 +114,11 @@ class Dropped:
 class UnlabelledQuestion(Exception):
     """A teacher cannot label a question; the builder leaves the question out and counts the reason.
 
-    `detail` says what exactly is wrong; `stage` is the role of the teacher LLM's call whose `reply` is at fault.
+    Attributes:
+        reason: What the card counts.
+        detail: What exactly is wrong; may be empty.
+        stage: The role of the teacher LLM's call whose reply is at fault; empty when none is.
+        reply: That reply.
     """
 
     def __init__(self, reason: DropReason, detail: str = "", stage: str = "", reply: str = "") -> None:

@@ -179,7 +179,15 @@ _TRIPLES_PER_CHARACTER, _SUBQUERY_CHARACTERS, _FILTER_CHARACTERS = 1.3, 86, 40
 def estimate(
     sources: list[Source], options: BuildOptions, count_tokens: Callable[[str], int] | None = None
 ) -> tuple[int, dict[str, list[float]]]:
-    """Questions that the teacher labels; and by role the calls, input tokens and output tokens at most."""
+    """Count the calls of a build.
+
+    Returns:
+        Questions that the teacher labels; and by role the calls, input tokens and output tokens at most.
+
+    Raises:
+        FileNotFoundError: an input file is missing.
+        ValueError: an input file is malformed.
+    """
     system = load_subq_prompts(options.prompts).texts
     stages: dict[str, list[float]] = {role: [0, 0, 0] for role in (FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE)}
     number, sample = 0, list[str]()

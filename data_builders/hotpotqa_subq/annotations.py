@@ -42,6 +42,10 @@ class RecordedTeacher:
     `{"_id", "helpful": [titles in reasoning order], "subqueries": [{"title", "question"}],
     "triples": {title: [[s, p, o]]}}`, optionally with `"direct": true` for a question that needs no retrieval.
     Other keys, `closed_book` among them, are not used: what a strong teacher knows says nothing about the base model.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line is malformed, or two lines annotate the same question.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -85,6 +89,10 @@ class MusiqueTeacher:
 
     Two hops that read the same paragraph give one document with the first hop's question: its triples are in the
     history by then, and asking for them again would teach a useless retrieval.
+
+    Args:
+        triple_file: JSON lines `{"title", "text", "triples"}` that cover the supporting paragraphs.
+        issues: Counts malformed triples of that file.
     """
 
     def __init__(self, triple_file: str | Path, issues: Counter[str] | None = None) -> None:
@@ -103,8 +111,10 @@ class MusiqueTeacher:
 class TwoWikiTeacher:
     """Gold evidence: each evidence triple belongs to a supporting passage and is what is asked of it.
 
-    The facts of a passage that the triple file covers are its triples, and of the evidence what no triple names the
-    object of; of other passages the evidence alone.
+    Args:
+        triple_file: JSON lines `{"title", "text", "triples"}`. The facts of a passage that it covers are its triples,
+            and of the evidence what no triple names the object of; without it, the evidence alone.
+        issues: Counts malformed triples of that file.
     """
 
     name = "2WikiMultiHopQA evidence"
@@ -134,10 +144,26 @@ class TwoWikiTeacher:
 class PartTeacher:
     """Labels the questions of a part of the mix, ASQA or ARC-Easy, which RAS adds to HotpotQA-SUBQ (sections 4.1, C.4).
 
-    A question gives one answering record and no plan: table 4 counts the parts in the answering column alone. The
-    question is put with the words of its task at evaluation (table 5): `prompts/asqa.md`, `prompts/arc_easy.md`.
-    Where the triple file covers its passages the record has one step, whose sub-query is the bare question
-    (figure 25), else no history.
+    What the paper leaves open is decided so:
+
+    - **Answering records alone.** Table 4 counts the parts in the answering column, and appendix C.4 names them as a
+      reason why there are more answering records than `[SUFFICIENT]` and `[NO_RETRIEVAL]` labels together. So a
+      question gives one answering record and no planning record.
+    - **History.** Without triples the record is one of direct answering: no step, `[NO_RETRIEVAL]`. With triples it has
+      one step: q_0 is the question itself and the triples are those of all its passages, as in figure 25.
+    - **The question** is put to the model with the words of its task at evaluation (the roles of table 5): the files
+      `prompts/asqa.md` and `prompts/arc_easy.md`. The sub-query is the bare question, as in retrieval.
+    - **Which questions.** The first ones of the file, as many as asked for (`PARTS`). Fewer in the file are taken as
+      they are, and the card says how many are missing.
+
+    Args:
+        reader: A key of `PARTS`.
+        triple_file: JSON lines `{"title", "text", "triples"}` of the questions' passages (ASQA's knowledge, or the
+            passages in Self-RAG's output); None leaves every history empty.
+        issues: Counts malformed triples of that file.
+
+    Attributes:
+        name: As the card calls it.
     """
 
     def __init__(self, reader: str, triple_file: str | None, issues: Counter[str] | None = None) -> None:
@@ -185,7 +211,16 @@ class TripleFile:
 
 
 def hop_question(question: Question, number: int, plain: bool = False) -> str:
-    """Hop `number` (from 1) of a gold decomposition as a question, references resolved; see `relation_question`."""
+    """Hop `number` (from 1) of a gold decomposition as a question, references resolved.
+
+    Args:
+        question: The question.
+        number: Which hop, from 1.
+        plain: See `relation_question`.
+
+    Raises:
+        UnlabelledQuestion: it refers to itself or to a later hop.
+    """
     hop = question.hops[number - 1]
 
     def answer(match: re.Match[str]) -> str:
@@ -200,9 +235,16 @@ def hop_question(question: Question, number: int, plain: bool = False) -> str:
 
 
 def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> Teacher | PartTeacher:
-    """The teacher of one source that needs no model; `issues` counts warnings about the annotations.
+    """The teacher of one source that needs no model.
 
-    `musique` and `two_wiki` bring gold annotations of their own, and take a triple file; all take recorded replies.
+    Args:
+        reader: The reader's name; `musique` and `two_wiki` bring gold annotations of their own.
+        annotations: A file of recorded replies, good for every reader, or a triple file for these two.
+        issues: Counts warnings about the annotations.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the source needs another kind of file than it got.
     """
     if reader in PARTS:
         return PartTeacher(reader, annotations, issues)
@@ -288,7 +330,13 @@ def spoken_name(question: Question, evidence: Triple, document: int, earlier: Se
 
     A planner knows the question and the triples found so far, nothing else: a name it cannot have seen, such as the
     bracketed part of the next passage's title, must not be in a label. So the name comes from the question where
-    it stands there, else from the object of one of the `earlier` evidence triples.
+    it stands there, else from the object of an earlier evidence triple.
+
+    Args:
+        question: The question.
+        evidence: The evidence triple to ask for.
+        document: Its passage.
+        earlier: The evidence triples before it.
     """
     title = question.passages[document].title
     asked = title_key(question.question)

@@ -99,7 +99,10 @@ def build(
         The statistics that are also in `statistics.json`; nothing for a shard.
 
     Raises:
-        ValueError: no question at all could be labelled, and no teacher LLM was asked.
+        FileNotFoundError: an input file is missing.
+        FileExistsError: the output folder is taken.
+        ValueError: an input file is malformed, another program writes the folder, or no question at all could be
+            labelled and no teacher LLM was asked.
         NothingLabelled: a teacher LLM was asked, and not one question could be labelled.
         CallError: a call of the teacher can't be answered. What was answered is in its ledger.
         RepliesPending: calls of the teacher wait in a request file.
@@ -126,7 +129,14 @@ def build(
 class OpenSource:
     """A source with its teacher, and what is counted while it is read.
 
-    At most `count` questions are read; `told` is what the card says in a sentence, with its number.
+    Attributes:
+        source: The file.
+        teacher: Who labels its questions.
+        issues: Warnings that cost no question.
+        count: Questions to read from it at most.
+        labelled: Questions that gave records.
+        drops: Questions left out, by reason.
+        told: What the card says in a sentence, with its number.
     """
 
     source: Source

@@ -63,7 +63,12 @@ _QUOTES = ('""', "''", "“”", "**", "``")
 
 @dataclass(frozen=True, slots=True)
 class KeptDocuments:
-    """The document filter's reply: numbers of the documents kept, from 1 as they were shown, in reasoning order."""
+    """The reply of the document filter.
+
+    Attributes:
+        numbers: Numbers of the kept documents as the teacher was shown them, from 1, in reasoning order.
+        answerable: Whether it says that they hold the answer.
+    """
 
     numbers: tuple[int, ...]
     answerable: bool = True
@@ -72,7 +77,10 @@ class KeptDocuments:
 def read_documents(text: str, shown: int, recovered: Counter[str] | None = None) -> KeptDocuments:
     """Read the document filter's reply: `{"documents": [2, 1], "answerable": true}`, or "2, 1".
 
-    `recovered` counts what was not in this form and could be read all the same; of no meaning after an error.
+    Args:
+        text: The reply.
+        shown: How many documents were shown.
+        recovered: Counts what was not in this form and could be read all the same; of no meaning after an error.
 
     Raises:
         UnusableReply: it cannot be read, or a number is out of range or occurs twice.
@@ -122,7 +130,8 @@ def _documents_value(text: str, forms: Counter[str]) -> dict[str, Any]:
 def _numbers(text: str) -> tuple[list[int], bool] | None:
     """Numbers of documents from a text like "Documents 1 and 3" or "[1] [3]", and whether it says answerable.
 
-    None when the text holds anything else, or names no document.
+    Returns:
+        None when the text holds anything else, or names no document.
     """
     answerable = True
     if match := _ANSWERABLE.search(text):
@@ -161,10 +170,15 @@ def _only(reply: dict[str, Any], keys: Sequence[str], forms: Counter[str]) -> An
 
 
 def check_answer_kept(question: Question, shown: Sequence[int], kept: Sequence[int]) -> None:
-    """Check that an answerable document was kept; documents are indices into `question.passages`.
+    """Check that an answerable document was kept.
 
     That is a supporting document that names a gold answer. Where none does (yes and no, comparisons, numbers in
     other words), any supporting document will do.
+
+    Args:
+        question: The question.
+        shown: The passages that were shown, as indices into `question.passages`.
+        kept: Those that were kept.
 
     Raises:
         UnusableReply: no such document was kept.
@@ -187,7 +201,10 @@ def check_answer_kept(question: Question, shown: Sequence[int], kept: Sequence[i
 def read_subquery(text: str, title: str = "", recovered: Counter[str] | None = None) -> str:
     """Read a sub-query: `{"question": "..."}`, or the question alone; white space is folded.
 
-    Question marks of the document's title are not counted; `recovered` is that of `read_documents`.
+    Args:
+        text: The reply.
+        title: The document's title; question marks that belong to it are not counted.
+        recovered: Counts what was not in this form and could be read all the same; of no meaning after an error.
 
     Raises:
         UnusableReply: it cannot be read, or is not exactly one question.
@@ -235,6 +252,11 @@ def _without_quotes(text: str) -> str:
 def check_subquery(subquery: str, question: Question, earlier: Sequence[str]) -> None:
     """Check a sub-query that becomes a label: no copy, and the answer is not in it.
 
+    Args:
+        subquery: The sub-query.
+        question: The main question.
+        earlier: The sub-queries before it.
+
     Raises:
         UnusableReply: it repeats the main question or an earlier sub-query (normalised), or names a gold answer that
             the question does not name.
@@ -253,6 +275,9 @@ def check_subquery(subquery: str, question: Question, earlier: Sequence[str]) ->
 
 def read_triples(text: str) -> tuple[tuple[Triple, ...], int]:
     """Read triples: `{"triples": [["s", "p", "o"]]}` and what else `models.llm.replies.find_triples` reads.
+
+    Args:
+        text: The reply.
 
     Returns:
         The triples in order, and the number of malformed ones, which cost no neighbour.
@@ -282,7 +307,12 @@ def missing_facts(question: Question, records: Sequence[Record]) -> list[tuple[D
     - A sub-query may name the answer of a hop, a supporting passage or a name of the gold evidence only where the
       question and the facts before it hold all its words; "Abdullah II of Jordan" can be made of them.
 
-    Each reason comes at most once, with the first name that is missing.
+    Args:
+        question: The question.
+        records: Its records, from `label_question`.
+
+    Returns:
+        Each reason at most once, with the first name that is missing.
     """
     names = names_to_find(question)
     free = "comparison" in question.type or normalize_answer(question.answers[0]) in YES_NO

@@ -66,7 +66,11 @@ def check_names(sources: Sequence[Source]) -> None:
 
 @dataclass(frozen=True)
 class BuildOptions(FolderOptions):
-    """Options of a build."""
+    """Options of a build.
+
+    Raises:
+        ValueError: options make no sense; all problems in one message.
+    """
 
     first_subquery: FirstSubquery = setting(
         "main_question", "q_0: the main question (the paper) or the first generated sub-query (the authors' code)"
@@ -175,8 +179,14 @@ def usable_questions(
 ) -> Iterator[tuple[int, Question]]:
     """The questions of a source that this process labels, each with its place in the file.
 
-    A process of several looks at every row, so that all of them take the same rows for repeated. `seen` holds the ids
-    of the sources before it; `drops` counts what can't be used, by reason, `issues` warnings that cost no question.
+    A process of several looks at every row, so that all of them take the same rows for repeated.
+
+    Args:
+        source: The file.
+        options: How many to take, and which of them.
+        seen: The ids of the sources before it.
+        drops: Counts what can't be used, by reason.
+        issues: Counts warnings that cost no question.
     """
     rows = islice(
         get_reader(source.reader)(source.location, issues, source.name), options.most_questions(source.reader)

@@ -93,8 +93,11 @@ class LLMTeacher:
         json_schema: Whether the server is to hold replies to `reply_schema`.
 
     Attributes:
+        name: As the card calls it.
         calls: Replies that were asked for, by stage, those from the ledger included and repair turns not.
-        refused, repairs, recovered: As in `BuildFacts`, of one source.
+        refused: Replies that were rejected, those of repair turns included, by stage and reason.
+        repairs: Replies that became usable in the repair turn, by stage.
+        recovered: Replies that were not in the form asked for and could be read all the same, by stage and form.
         malformed: Triples that were left out of usable replies since they were malformed.
     """
 
@@ -252,7 +255,9 @@ def document_text(passage: Passage) -> str:
 class BaseModelAnswers:
     """The direct-answer test (RAS, Algorithm 1, lines 3-4): a base model answers without any document, greedily.
 
-    Its replies are in the client's ledger, so the test continues where it was.
+    Args:
+        client: The model; its replies are in the ledger, so the test continues where it was.
+        max_new_tokens: Longest answer, in tokens.
     """
 
     def __init__(self, client: LLMClient, max_new_tokens: int = 16) -> None:
@@ -270,7 +275,12 @@ class BaseModelAnswers:
 
 
 class StoredAnswers:
-    """Answers of that test from JSON lines `{"question_id", "answer"}`, looked up in their file."""
+    """Answers of that test from JSON lines `{"question_id", "answer"}`, looked up in their file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line is malformed.
+    """
 
     def __init__(self, path: str | Path) -> None:
         def keys(where: str, row: Row) -> list[str]:
@@ -279,7 +289,11 @@ class StoredAnswers:
         self._index = JsonlIndex(path, keys)
 
     async def answer(self, question: Question) -> str:
-        """The stored answer; `ValueError` where there is none."""
+        """The stored answer.
+
+        Raises:
+            ValueError: there is none.
+        """
         found = self._index.get(question.id)
         if found is None:
             raise ValueError(

@@ -22,7 +22,13 @@ from tripletune.models.llm.noted_calls import NotedCalls
 
 
 class Labeller:
-    """Labels questions for the sake of the calls."""
+    """Labels questions for the sake of the calls.
+
+    Args:
+        options: Those of the build.
+        client: The teacher.
+        sampling: Temperature, top_p and seed.
+    """
 
     def __init__(self, options: BuildOptions, client: LLMClient, sampling: Sampling) -> None:
         stored = None if options.triples_from == "teacher" else TripleFile(options.triples_from)

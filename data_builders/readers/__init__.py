@@ -45,7 +45,11 @@ def names_with(function: str) -> list[str]:
 
 
 def get_reader(name: str) -> Reader:
-    """The reader called `name`; `ValueError` with those that there are where there is none."""
+    """The reader called `name`.
+
+    Raises:
+        ValueError: there is none; the message lists those there are.
+    """
     module = load_from(__name__, name, "reader")
     if not hasattr(module, "read_questions"):
         raise ValueError(not_one_of("question reader", name, names_with("read_questions")))

@@ -89,7 +89,9 @@ class Entity:
 
     Attributes:
         title: Its name, unique in all splits.
+        kind: Its kind, for example "film".
         alias: Short form for later sentences: a family name, or "the film".
+        pronoun: "He", "She" or "It".
         facts: Predicate to object; an object with an article is given by its title.
     """
 
@@ -114,7 +116,10 @@ def split_of_word(word: str) -> str:
 class Namer:
     """Makes names that are new in their split and in no other split.
 
-    A share of them, `noise`, has commas, brackets, quotes, accents or another script.
+    Args:
+        rng: Source of chance; the same state gives the same names.
+        split: A member of `SPLITS`.
+        noise: Share of names with commas, brackets, quotes, accents or another script, 0 to 1.
     """
 
     def __init__(self, rng: random.Random, split: str, noise: float) -> None:
@@ -209,7 +214,13 @@ class Namer:
 
 
 class EntityBuilder:
-    """Makes entities of every kind and the facts between them: about `articles`, at least `MINIMUM_ARTICLES`."""
+    """Makes entities of every kind and the facts between them.
+
+    Args:
+        rng: Source of chance.
+        namer: Source of names.
+        articles: About how many entities to make; at least `MINIMUM_ARTICLES`.
+    """
 
     def __init__(self, rng: random.Random, namer: Namer, articles: int) -> None:
         self._rng = rng

@@ -61,7 +61,15 @@ class GoldHop:
 
 
 class WorldOracle:
-    """A `Backend` that answers from the facts of one split of a world."""
+    """A `Backend` that answers from the facts of a world.
+
+    Args:
+        world: One split of a world.
+
+    Attributes:
+        world: The same.
+        model: "oracle:" with the world's seed and split.
+    """
 
     def __init__(self, world: World) -> None:
         self.model = f"oracle:world{world.seed}-{world.split}"
@@ -73,7 +81,12 @@ class WorldOracle:
 
     @classmethod
     def open(cls, folder: str | Path, split: str) -> WorldOracle:
-        """The oracle of a split of a world that `data_builders.world.build` has written; the world is made again."""
+        """The oracle of a split of a world that `data_builders.world.build` has written; the world is made again.
+
+        Raises:
+            FileNotFoundError: the folder holds no world.
+            ValueError: the manifest cannot be read, or there is no such split.
+        """
         path = Path(folder) / MANIFEST
         if not path.is_file():
             raise FileNotFoundError(f"{folder} holds no {MANIFEST}: name a folder of data_builders.world and a split")
@@ -87,7 +100,11 @@ class WorldOracle:
         return cls(generate_world(options, split))
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Reply to a prompt of a system; its role says what it asks for, see `models.llm.CALL_ROLE`."""
+        """Reply to a prompt of a system; its role says what it asks for, see `models.llm.CALL_ROLE`.
+
+        Raises:
+            CallError: it is no prompt that can be answered, or about another world.
+        """
         system, _, call = CALL_ROLE.get().removesuffix(REPAIR_ROLE).partition(".")
         turns = [message["content"] for message in messages if message["role"] == "user"]
         if reply := _replies(system).get(call):
@@ -158,7 +175,11 @@ class WorldOracle:
         return question.answer if enough else REFUSAL
 
     def question(self, text: str) -> WorldQuestion:
-        """The question of this wording; `CallError` where the world has none."""
+        """The question of this wording.
+
+        Raises:
+            CallError: the world has none.
+        """
         found = self._questions.get(" ".join(text.split()))
         if found is None:
             raise CallError(f"{self.model}: the world has no question {text!r}")

@@ -49,6 +49,9 @@ class WorldQuestion:
     """A question, its answer, and how it is found.
 
     Attributes:
+        kind: A member of `KINDS`.
+        text: The question.
+        answer: Its one answer.
         helpful: Titles of the gold documents in reasoning order.
         predicates: What is read in each of them.
         subqueries: The sub-query that asks for it.
@@ -65,7 +68,14 @@ class WorldQuestion:
 
 
 class QuestionMaker:
-    """Draws questions about one world; none is drawn twice. `wordings` of each relation are used, 0: all."""
+    """Draws questions about one world; none is drawn twice.
+
+    Args:
+        rng: Source of chance.
+        world: Entities by title.
+        relations: What questions may ask about.
+        wordings: How many wordings of each relation are used; 0: all.
+    """
 
     def __init__(
         self,
@@ -97,7 +107,11 @@ class QuestionMaker:
         self._drawn: set[tuple[str, ...]] = set()
 
     def draw(self, kind: str) -> WorldQuestion:
-        """Make a new question of one kind; `ValueError` where the world is too small for another one."""
+        """Make a new question of one kind.
+
+        Raises:
+            ValueError: the world is too small for another one.
+        """
         attempt = self._attempt(kind)
         for _ in range(_ATTEMPTS):
             question = attempt()
@@ -278,10 +292,19 @@ _GROUP = 6
 
 
 def common_questions(rng: random.Random, split: str, count: int) -> list[WorldQuestion]:
-    """Draw distinct questions about what everybody knows; splits share no question text.
+    """Draw questions about what everybody knows.
 
-    They are spread evenly over the families of questions, the plainest facts first; when the families run out, the rest
-    is arithmetic with larger numbers.
+    Args:
+        rng: Source of chance.
+        split: A member of `SPLITS`; splits share no question text.
+        count: How many.
+
+    Returns:
+        `count` distinct questions, spread evenly over the families of questions, the plainest facts first; when the
+        families run out, the rest is arithmetic with larger numbers.
+
+    Raises:
+        ValueError: there are not so many questions.
     """
     chosen = list(islice(_in_turn([_asked(rng, family, split) for family in _families()]), count))
     if len(chosen) < count:

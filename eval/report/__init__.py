@@ -46,6 +46,11 @@ _COSTS = {"calls": "calls", "prompt_tokens": "tokens read", "completion_tokens":
 def report(args: argparse.Namespace, console: Console) -> None:
     """`tripletune eval report`: write page, tables and figures; the same results give the same bytes.
 
+    Args:
+        args: `folders` (results folders, folders of them, or NAME=FOLDER), `output`, `traces`, `corpus`, `price` and
+            `wandb`.
+        console: Told what was written.
+
     Raises:
         FileNotFoundError: a folder or a corpus is not there.
         ValueError: a folder holds no results, or no run used a corpus.
@@ -83,7 +88,11 @@ def _folders(spec: str) -> list[str]:
 
 
 def build_report(found: Sequence[Run], groups: Sequence[Group]) -> dict[str, Any]:
-    """All figures of a report, of results folders and of those of them that are runs over questions, by groups.
+    """All figures of a report.
+
+    Args:
+        found: Results folders, in the order given.
+        groups: Those of them that are runs over questions.
 
     Returns:
         `groups` of runs over the same questions, `others`, and `missing`: sentences on what could not be said.

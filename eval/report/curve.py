@@ -46,7 +46,8 @@ LOSSES, EVALUATIONS = "losses.jsonl", "evaluations.jsonl"
 def read_curve(folder: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Read the course of a run: the lines of `losses.jsonl`, one per step, and of `evaluations.jsonl`, by their steps.
 
-    The folder is the run's, or that of a checkpoint in it; a run that was killed is read as far as it got.
+    Args:
+        folder: The run's output folder, or a checkpoint in it; a run that was killed is read as far as it got.
 
     Raises:
         FileNotFoundError: there are neither losses nor evaluations.

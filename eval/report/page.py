@@ -40,7 +40,15 @@ def write_page(
     traces: int,
     corpora: Sequence[str],
 ) -> None:
-    """Write the page: figures, tables, traces of at most so many questions of a group, texts of the corpora's passages.
+    """Write the page.
+
+    Args:
+        path: The file.
+        report: The figures, from `eval.report.build_report`.
+        groups: The runs they are of, in the same order.
+        sections: The tables.
+        traces: Most questions of a group whose traces are put into the page.
+        corpora: Corpora of the runs, whose passages are shown with their texts.
 
     Raises:
         FileNotFoundError: a corpus is not there.

@@ -86,7 +86,11 @@ class Run:
 
 
 def read_folder(spec: str, prices: Prices | None = None) -> Run:
-    """Read one output folder, or NAME=FOLDER, which gives it a name in the report.
+    """Read one output folder.
+
+    Args:
+        spec: The folder, or NAME=FOLDER to give it a name in the report.
+        prices: What tokens cost; see `eval.costs.read_prices`.
 
     Raises:
         FileNotFoundError: there is no such folder.

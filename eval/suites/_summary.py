@@ -15,7 +15,13 @@ _TRUNCATED = ("truncated_triples", "truncated_words")
 
 
 def summarise_questions(log: ResultLog, names: tuple[str, ...], prices: Prices) -> dict[str, Any]:
-    """Metrics of scored questions, whose rows are streamed; `names` are the scores, the headline first."""
+    """Metrics of scored questions.
+
+    Args:
+        log: Its rows are streamed.
+        names: The scores, the headline first.
+        prices: See `eval.costs.read_prices`.
+    """
     scores: dict[str, list[float]] = {name: [] for name in names}
     by_type: dict[str, list[float]] = {}
     stops, actions, tallies = Counter[str](), Counter[str](), Counter[str]()

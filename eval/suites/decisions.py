@@ -205,7 +205,13 @@ def decision_cases(trajectories: Iterable[Trajectory]) -> Iterator[Case]:
 
 
 def score_reply(case: Case, reply: str, error: str = "") -> dict[str, Any]:
-    """One row: the teacher's decision, the reply as the loop would read it, and its scores."""
+    """One row: the teacher's decision, the reply as the loop would read it, and its scores.
+
+    Args:
+        case: What was asked.
+        reply: The student's reply.
+        error: Why there is none; it scores 0 like an empty one.
+    """
     found = read_decision(reply, case.candidates, case.earlier)
     gold = case.gold
     scores = {
@@ -230,7 +236,10 @@ def score_reply(case: Case, reply: str, error: str = "") -> dict[str, Any]:
 
 
 def summarise_decisions(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Metrics of rows of `score_reply`.
+    """Metrics of scored rows.
+
+    Args:
+        rows: Rows of `score_reply`, streamed.
 
     Returns:
         `decisions` and `questions` (counts), `metrics` (each of `SCORES`), `by_round` and `by_teacher` (the same for

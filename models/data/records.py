@@ -64,7 +64,11 @@ class Step:
 
     @classmethod
     def from_json(cls, row: dict[str, Any], where: str = "step") -> Step:
-        """Read a stored step; `where` opens every error message."""
+        """Read a stored step; `where` opens every error message.
+
+        Raises:
+            ValueError: a key is missing or a value is of the wrong kind.
+        """
         texts = text_fields(row, where, "step", ("query",), ("text",))
         return cls(texts["query"], triples_from_json(row.get("triples") or (), where), texts["text"])
 
@@ -151,7 +155,11 @@ class Record:
 
     @classmethod
     def from_json(cls, row: dict[str, Any], where: str = "record") -> Record:
-        """Read a stored row; `where` (file and line) opens every error message."""
+        """Read a stored row; `where` (file and line) opens every error message.
+
+        Raises:
+            ValueError: a key is missing or a value is of the wrong kind.
+        """
         needed, optional = ("id", "question_id", "task", "question", "action"), ("subquery", "source")
         texts = text_fields(row, where, "record", needed, optional)
         answers, steps = row.get("answers") or (), row.get("steps") or ()
@@ -208,6 +216,9 @@ def text_fields(
         kind: What the row is: "record".
         needed: Names of fields that must be there; of other kinds than text, too.
         optional: Names of further text fields.
+
+    Raises:
+        ValueError: a field is missing, or holds something other than text.
     """
     missing = [key for key in needed if key not in row]
     if missing:
@@ -272,6 +283,10 @@ def json_value(line: bytes) -> Any:
 
     JSON can spell one half of a surrogate pair (`\\ud83d`), as text does that was cut inside an emoji; no file can hold
     it and no tokenizer reads it.
+
+    Raises:
+        UnicodeDecodeError: the bytes are not UTF-8.
+        json.JSONDecodeError: they are not JSON.
     """
     value = json.loads(line.decode("utf-8-sig"))
     return whole_characters(value) if _HALF_CHARACTER.search(line) else value
@@ -393,7 +408,12 @@ def passage_id(title: str, text: str) -> str:
 
 
 def read_corpus(path: str | Path) -> Iterator[Passage]:
-    """Stream a JSON-lines corpus, which must hold a passage."""
+    """Stream a JSON-lines corpus.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line lacks a text, or the file holds no passage at all.
+    """
     empty = True
     for where, row in read_jsonl(path):
         text = row.get("text")

@@ -27,7 +27,10 @@ class Trajectory:
         role: What the calls were for, for example "cirag.integrate".
         model: The teacher, as the ledger calls it.
         messages: The turns.
-        learned: For each turn, whether it is learned; one must be.
+        learned: For each turn, whether it is learned.
+
+    Raises:
+        ValueError: there is not one flag a turn, or nothing is learned.
     """
 
     id: str
@@ -56,7 +59,11 @@ class Trajectory:
 
     @classmethod
     def from_json(cls, row: dict[str, Any], where: str = "trajectory") -> Trajectory:
-        """Read a stored row; `where` (file and line) opens every error message."""
+        """Read a stored row; `where` (file and line) opens every error message.
+
+        Raises:
+            ValueError: the row is no trajectory.
+        """
         texts = text_fields(row, where, "trajectory", ("id", "question_id", "role", "model"))
         messages, learned = row.get("messages"), row.get("learned")
         if not isinstance(messages, list) or not all(map(_is_message, messages)):
@@ -74,7 +81,12 @@ class Trajectory:
 
 
 def read_trajectories(path: str | Path, split: str | None = None) -> Iterator[Trajectory]:
-    """Stream the trajectories of a file or of one split of a folder; see `stored_rows`."""
+    """Stream the trajectories of a file, or of one split of a folder, in file order.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder.
+        ValueError: a row is no trajectory.
+    """
     for where, row in stored_rows(path, split):
         yield Trajectory.from_json(row, where)
 

@@ -44,7 +44,11 @@ class TextEncoder:
         self.dimension = int(dimension)
 
     def encode(self, strings: Sequence[str]) -> np.ndarray:
-        """Embed strings: (n, D) float16, not normalised beyond what the model itself does."""
+        """Embed strings.
+
+        Returns:
+            (n, D) float16 array; not normalised beyond what the model itself does.
+        """
         vectors = self._model.encode(
             list(strings), batch_size=_STRINGS_AT_ONCE, convert_to_tensor=True, show_progress_bar=False
         )

@@ -149,6 +149,9 @@ class GraphEncoder(nn.Module):
         num_heads: Attention heads (not used by GCN).
         dropout: Dropout between layers.
         attention_dropout: Dropout of attention weights (not used by GCN).
+
+    Raises:
+        ValueError: unknown architecture, or H is not a multiple of the heads.
     """
 
     def __init__(
@@ -179,7 +182,11 @@ class GraphEncoder(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, graphs: Batch) -> torch.Tensor:
-        """Encode the graphs of a batch, from `batch_graphs`: (B, H), one vector a sample."""
+        """Encode the graphs of a batch, from `batch_graphs`.
+
+        Returns:
+            (B, H) one vector a sample.
+        """
         num_samples = graphs.num_graphs
         weight = next(self.parameters())
         graphs = graphs.to(weight.device)

@@ -122,6 +122,9 @@ class GraphLLMProcessor:
         Args:
             sample: Task, question and history.
             evidence: Overrides the setting of that name.
+
+        Raises:
+            ValueError: instruction and question alone are longer than `max_input_tokens`.
         """
         evidence = evidence or self.settings.evidence
         prompt = self._prompt(sample, evidence)
@@ -146,6 +149,9 @@ class GraphLLMProcessor:
                 "error", or "truncate", which keeps as many tokens as are allowed. The end-of-sequence token goes with
                 the rest: after a beginning it would teach to stop in the middle of a sentence. The authors' code puts
                 it there (framework/models/graphllm.py).
+
+        Raises:
+            ValueError: the label is too long, and that is an error.
         """
         ids, limit = [*self._plain_ids(record.label), int(self.tokenizer.eos_token_id)], self.settings.max_label_tokens
         if len(ids) > limit and long_labels == "error":
@@ -167,7 +173,11 @@ class GraphLLMProcessor:
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> GraphLLMProcessor:
-        """Read what `save_pretrained` wrote."""
+        """Read what `save_pretrained` wrote.
+
+        Raises:
+            FileNotFoundError: the settings or the tokenizer are missing.
+        """
         from tripletune.models.loading import load_tokenizer
 
         return cls(load_tokenizer(folder), ProcessorSettings(**read_json(Path(folder) / PROCESSOR)))

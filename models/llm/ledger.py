@@ -112,6 +112,9 @@ def make_call(model: str, sampling: Sampling | str, messages: Sequence[Message] 
 
     Returns:
         Key and JSON texts; equal calls give equal ones in every process and Python version.
+
+    Raises:
+        ValueError: the messages hold something that is not JSON or not Unicode.
     """
     sampling = sampling if isinstance(sampling, str) else _sampling_text(sampling)
     messages = messages if isinstance(messages, str) else canonical(list(messages))
@@ -124,7 +127,11 @@ def make_call(model: str, sampling: Sampling | str, messages: Sequence[Message] 
 
 
 def sampling_of(text: str) -> Sampling:
-    """Read a call's sampling back."""
+    """Read a call's sampling back.
+
+    Raises:
+        ValueError: the text is no sampling.
+    """
     try:
         values = json.loads(text)
         return Sampling(**{**values, "stop": tuple(values.get("stop", ()))})
@@ -145,6 +152,9 @@ class Ledger:
 
     Args:
         path: The file. One that is not there is made for the first call, so that a run that can't start leaves none.
+
+    Raises:
+        LedgerError: the file is no ledger, is damaged, or was written by a newer version.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -261,7 +271,12 @@ class Ledger:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """A write transaction; it is committed when the block ends well. What was used is noted with it."""
+        """A write transaction; it is committed when the block ends well. What was used is noted with it.
+
+        Raises:
+            LedgerError: the file can't be written.
+            OSError: the disk is full.
+        """
         with self._connected() as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
             yield connection
@@ -311,6 +326,8 @@ def open_file(path: Path, create: bool = True) -> sqlite3.Connection:
 
     Raises:
         LedgerError: the file is no ledger, is damaged, or was written by a newer version.
+        FileNotFoundError: it is not there and may not be made.
+        OSError: the disk is full.
     """
     if path.is_dir():
         raise LedgerError(f"{path} is a folder, not a ledger; name a file in it, for example {path / 'ledger.sqlite'}")

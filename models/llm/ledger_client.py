@@ -246,10 +246,13 @@ class LedgerClient:
         return message() if message is not None else None
 
     def stop(self, error: Exception) -> None:
-        """Send nothing more: from now on calls that are neither stored nor under way raise this error.
+        """Send nothing more: the run ends by an error.
 
         A failure that every other call would meet (`SetupError`, `RetriesExhausted`, a ledger that can't be written)
         does so by itself.
+
+        Args:
+            error: From now on raised by calls that are neither stored nor under way.
         """
         self._ended = self._ended or error
 

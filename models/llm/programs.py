@@ -67,7 +67,11 @@ def statistics(path: Path) -> list[dict[str, Any]]:
 
 
 def exported(path: Path, role: str | None = None, model: str | None = None) -> Iterator[dict[str, Any]]:
-    """The calls of a ledger in their order, for `import_calls`; those that wait for a batch are left out."""
+    """The calls of a ledger in the order in which they were stored; those that wait for a batch are left out.
+
+    Yields:
+        Objects that `import_calls` reads.
+    """
     with closing(open_file(path, create=False)) as connection:
         connection.row_factory = sqlite3.Row
         for row in connection.execute(_EXPORT, {"role": role, "model": model}):
@@ -83,7 +87,10 @@ def import_calls(path: Path, source: Path) -> tuple[int, int]:
         source: JSON lines of `exported`, or another ledger.
 
     Returns:
-        How many calls were new, and how many the ledger had. Where a line can't be used, nothing is imported.
+        How many calls were new, and how many the ledger had.
+
+    Raises:
+        ValueError: a line can't be used; then nothing was imported.
     """
     # Read twice, so that a bad line leaves no ledger behind and memory does not grow with the file.
     total = sum(bool(_row(values, where)) for where, values in _calls(source))

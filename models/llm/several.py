@@ -56,14 +56,25 @@ class RoleClients:
 
 
 class Servers:
-    """A `Backend` over several servers of one model: a call goes to the least busy one, and to the next if it fails."""
+    """A `Backend` over several servers of one model: a call goes to the least busy one, and to the next if it fails.
+
+    Args:
+        backends: One a server.
+
+    Attributes:
+        model: As in `Backend`.
+    """
 
     def __init__(self, backends: Sequence[Backend]) -> None:
         self.model, self._backends = backends[0].model, backends
         self._busy, self._rests = [0] * len(backends), [0.0] * len(backends)
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Reply to a chat; see `models.llm.Backend`. Where no server answers, the last one's error is raised."""
+        """Reply to a chat; see `models.llm.Backend`.
+
+        Raises:
+            TransientError: no server answers; what the last one said.
+        """
         left = list(range(len(self._backends)))
         while True:
             now = time.monotonic()

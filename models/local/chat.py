@@ -47,6 +47,9 @@ class ChatEncoder:
         template_options: More arguments of the template, for example {"enable_thinking": False}. Templates that show a
             date get `DATE` where it is not among them.
         plain: For base models, which have no template: the turns' texts, with blank lines between them.
+
+    Raises:
+        ValueError: the tokenizer has no chat template and `plain` is not set.
     """
 
     def __init__(
@@ -63,7 +66,11 @@ class ChatEncoder:
         self._beginnings: dict[str, list[int]] = {}
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
-        """The prompt's tokens, up to where the reply begins."""
+        """The prompt's tokens, up to where the reply begins.
+
+        Raises:
+            CallError: the template refuses the turns.
+        """
         return self.tokens(self.render(messages))
 
     def shared(self, messages: Sequence[Message], ids: Sequence[int]) -> int:
@@ -148,7 +155,11 @@ def join_system(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 class TripleGrammar:
-    """Only tokens that keep a reply within the format."""
+    """Only tokens that keep a reply within the format.
+
+    Raises:
+        ValueError: xgrammar is not installed, or does not know this kind of tokenizer.
+    """
 
     def __init__(self, tokenizer: Any, vocabulary: int, ends: Collection[int]) -> None:
         try:
@@ -189,7 +200,11 @@ class TripleGrammar:
 
 
 class Repetition:
-    """Says when a reply only repeats its triples, as greedy decoding of a small model does now and then."""
+    """Says when a reply only repeats its triples, as greedy decoding of a small model does now and then.
+
+    Args:
+        tokenizer: The model's tokenizer.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

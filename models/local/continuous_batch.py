@@ -40,7 +40,11 @@ _ROOM = 64
 
 
 class ContinuousBatch(Decoder):
-    """A causal language model that `fits`, and the requests it works on; see `Decoder`."""
+    """A causal language model and the requests it works on; see `Decoder`.
+
+    Raises:
+        ValueError: the model's attention does not keep all tokens (see `fits`).
+    """
 
     def __init__(self, model: Any, *arguments: Any, **options: Any) -> None:
         if not fits(model):

@@ -16,7 +16,11 @@ from tripletune.models.local.continuous_batch import fits
 
 
 class PackedLinear(nn.Module):
-    """A linear layer that can only be applied."""
+    """A linear layer that can only be applied.
+
+    Args:
+        layer: The layer it stands for.
+    """
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()

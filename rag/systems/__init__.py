@@ -159,9 +159,15 @@ def load_system(name: str) -> System:
 
 
 def make_options(system: System, flags: Mapping[str, Any], settings: Sequence[str] = ()) -> Any:
-    """A system's options, out of flags that many systems have, and of `NAME=VALUE` texts, which go before these.
+    """The options of a system: flags that many systems have, and `--set NAME=VALUE` for every field.
 
-    Flags that are None were not given.
+    Args:
+        system: The system.
+        flags: Fields by name; those that are None were not given.
+        settings: `NAME=VALUE` texts; they go before the flags.
+
+    Returns:
+        An instance of `system.options`; what is not given has its default, which is the paper's.
 
     Raises:
         ValueError: a name or a value makes no sense for the system; all problems are named at once.
@@ -229,7 +235,12 @@ class PromptSet:
 
 @lru_cache(maxsize=16)
 def load_prompts(names: tuple[str, ...], folder: str | Path | None = None, ours: Path = PROMPT_FOLDER) -> PromptSet:
-    """Read the prompts `NAME.md`, once; those that `folder` does not hold are those of `ours`.
+    """Read prompt files; those that `folder` does not hold are ours.
+
+    Args:
+        names: Names of the prompts, which are the files' names without `.md`.
+        folder: A folder with prompts of one's own.
+        ours: The folder `prompts` of the package that asks.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -305,7 +316,11 @@ class QuestionClient:
         return completion
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
-        """Tokens of a chat as the model reads it; `ValueError` where it is not on this machine."""
+        """Tokens of a chat as the model reads it.
+
+        Raises:
+            ValueError: the model is not on this machine, so its tokens can't be counted.
+        """
         count: Callable[[Sequence[Message]], int] | None = getattr(self._client, "count_tokens", None)
         if count is None:
             raise ValueError(

@@ -48,10 +48,10 @@ class Move:
 
 
 class Rounds:
-    """One question's searches and calls, noted in its trace; roles of calls begin with the system's name.
+    """One question's searches and calls, noted in its trace.
 
     Args:
-        system: The system.
+        system: The system; its calls have roles that begin with it.
         question: The main question as the model reads it.
         query: The same as it is searched.
         tools: The chat model and the retriever.
@@ -60,6 +60,8 @@ class Rounds:
     Attributes:
         trace: The notes.
         passages: All passages found, the first found first.
+        retriever: What is searched.
+        llm: The chat model.
     """
 
     def __init__(self, system: str, question: str, query: str, tools: Tools, options: RoundOptions) -> None:
@@ -98,7 +100,8 @@ class Rounds:
             read: Reads the reply, or raises `UnusableReply`.
 
         Returns:
-            The move; None when no reply could be read, or its query is not to be searched (`reason_to_stop`).
+            The move; None when its query is not to be searched: no search is left, it was searched before, or no
+            reply could be read.
         """
         replies: list[str] = []
 
@@ -140,7 +143,14 @@ class Rounds:
 
 
 def reason_to_stop(query: str, asked: set[str], rounds: int, max_rounds: int) -> StopReason:
-    """Why a query is not searched: no round is left, or it was searched before; empty where it is searched."""
+    """Why a query is not searched: no round is left, or it was searched before; empty where it is.
+
+    Args:
+        query: What a model wants to know next.
+        asked: Earlier queries, normalised as answers are.
+        rounds: Rounds so far.
+        max_rounds: Most rounds.
+    """
     if rounds == max_rounds:
         return "max_rounds"
     return "repeated_subquery" if normalize_answer(query) in asked else ""

@@ -122,7 +122,11 @@ class TrainSection:
         return found
 
     def micro_batches(self, processes: int) -> int:
-        """Micro-batches of an optimiser step."""
+        """Micro-batches of an optimiser step.
+
+        Raises:
+            ValueError: `records_per_step` can't be divided into micro-batches of all processes.
+        """
         if self.records_per_step is None:
             return self.gradient_accumulation or self.default_accumulation
         count, left = divmod(self.records_per_step, self.batch_size * processes)
@@ -207,7 +211,12 @@ class Examples:
         return [path for path, _ in self.places]
 
     def check(self) -> None:
-        """Make sure that there is a first example and that it can be read."""
+        """Make sure that there is a first example and that it can be read.
+
+        Raises:
+            FileNotFoundError: a file or folder is not there.
+            ValueError: there is none, or the first one is not well formed.
+        """
         if next(iter(self), None) is None:
             raise ValueError(f"{', '.join(self.paths)} (split {self.split!r}) holds no {self.what}")
 
@@ -261,7 +270,12 @@ class TrainingTask:
         raise NotImplementedError
 
     def rows(self, source: Examples, cache: Path) -> Any:
-        """The rows of one of the `sources`, tokenised once; see `train.batches.cached_rows`."""
+        """The rows of a source, tokenised once; see `train.batches.cached_rows`.
+
+        Args:
+            source: One of `sources`.
+            cache: Folder of such rows.
+        """
         raise NotImplementedError
 
     def collator(self) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
@@ -342,7 +356,12 @@ class TrainingTask:
     # What several tasks need
 
     def source_pair(self, read: Callable[..., Any], **options: Any) -> tuple[Examples, Examples | None]:
-        """Training and validation `Examples` of one place each; validation is optional where no such shards exist."""
+        """Training and validation data of one place each; validation is optional where no such shards exist.
+
+        Args:
+            read: Makes an example of a stored row.
+            **options: More of `Examples`.
+        """
         data = self.config.data
         train = Examples(read, ((data.train, 1.0),), data.train_split, data.max_train_records, **options)
         place = data.validation or (data.train if Path(data.train).is_dir() else None)

@@ -61,7 +61,11 @@ class PromptTask(TextTask):
     copies: int = 1
 
     def sampler(self, rows: Any, micro_batch: int, per_step: int) -> Any:
-        """The order of the prompts; those that do not fill a step are left out of the epoch."""
+        """The order of the prompts; those that do not fill a step are left out of the epoch.
+
+        Raises:
+            ValueError: there are fewer prompts than an optimiser step takes.
+        """
         from tripletune.train.resume import process_count
         from tripletune.train.sampling import RepeatedSteps
 
@@ -108,7 +112,17 @@ TASK = OnPolicyTask
 
 
 def load_teacher(config: Any, student: Any, tokenizer: Any) -> Any:
-    """The teacher of a run, frozen; one whose probabilities can't be compared with the student's is refused."""
+    """The teacher, frozen, after making sure that its probabilities can be compared with the student's.
+
+    Args:
+        config: The run.
+        student: The student.
+        tokenizer: Its tokenizer.
+
+    Raises:
+        FileNotFoundError: no such model.
+        ValueError: teacher and student do not share a vocabulary, or have not as many logits.
+    """
     from tripletune.models.loading import load_tokenizer, load_weights
 
     spec, revision = str(config.train.teacher), config.train.teacher_revision

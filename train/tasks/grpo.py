@@ -85,7 +85,12 @@ class GrpoTask(PromptTask):
 
     @cached_property
     def suite(self) -> Any:
-        """The loop; nothing of it is opened."""
+        """The loop; nothing of it is opened.
+
+        Raises:
+            FileNotFoundError: a file of it is not there.
+            ValueError: its options can't work together, or a student can't be trained in it.
+        """
         from tripletune.eval.__main__ import parser
         from tripletune.eval.suites.questions import QuestionSuite
 

@@ -311,6 +311,9 @@ class GraphTask(TrainingTask):
         Columns: `input_ids`, `label_ids`, `marker` (label tokens of the action marker), `length`, `question` (a number
         that records of one question have in common) and, with graphs, those of a `models.graph_llm.graphs.SampleGraph`
         of keys, an entry for each placeholder.
+
+        Raises:
+            ValueError: there is no record, or a label is too long where that is an error.
         """
         from tripletune.train.batches import cached_rows
 

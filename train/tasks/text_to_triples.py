@@ -128,7 +128,10 @@ class PairTask(TextTask):
         )
 
     def score(self, model: Any) -> dict[str, float]:
-        """Scores of the model's triples as `tripletune eval extraction` counts them (RAS, figure 15)."""
+        """Scores of the model's triples as `tripletune eval extraction` counts them (RAS, figure 15).
+
+        They are named as `rougeL`, `normalised/micro/f1` and `malformed_output`.
+        """
         from tripletune.eval.statistics import flatten_means
         from tripletune.eval.triples import Prediction, score_extractions
         from tripletune.models.local.chat import Repetition
@@ -205,7 +208,11 @@ class PairEncoder:
             self._end = self._end_of_turn(eos_token_ids(tokenizer, generation_config))
 
     def prompts(self, sources: Sequence[str]) -> list[list[int]]:
-        """What the model reads of texts (`models.data.pairs.render_source`) that are short enough."""
+        """What the model reads of texts that are short enough.
+
+        Args:
+            sources: From `models.data.pairs.render_source`.
+        """
         if not sources:
             return []
         if self._chat is None:

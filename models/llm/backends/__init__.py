@@ -88,7 +88,11 @@ class LLMOptions(CheckedOptions):
 
     @property
     def extra_fields(self) -> dict[str, Any] | None:
-        """The fields of `extra`."""
+        """The fields of `extra`.
+
+        Raises:
+            ValueError: it is no JSON object.
+        """
         try:
             found = None if self.extra is None else json.loads(self.extra)
         except ValueError:
@@ -109,7 +113,12 @@ class LLMOptions(CheckedOptions):
         return load_backend(self.backend).local
 
     def sampling(self, max_tokens: int, stop: tuple[str, ...] = ()) -> Sampling:
-        """The sampling of a call."""
+        """The sampling of a call.
+
+        Args:
+            max_tokens: Longest reply, in tokens.
+            stop: The reply ends before any of these texts.
+        """
         return Sampling(self.temperature, self.top_p, max_tokens, stop, self.seed)
 
 
@@ -136,7 +145,11 @@ def backend_names() -> list[str]:
 
 
 def load_backend(name: str) -> BackendKind:
-    """What a backend says of itself; imports its module, and no other."""
+    """What a backend says of itself; imports its module, and no other.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
     kind: BackendKind = load_from(_BACKENDS, name, "backend").BACKEND
     return kind
 

@@ -54,6 +54,9 @@ class BatchBackend:
 
     Attributes:
         model: The name that `OpenAIBackend` and `AnthropicBackend` have, so that replies serve both ways of calling.
+
+    Raises:
+        ValueError: there is no ledger.
     """
 
     def __init__(self, options: LLMOptions, ledger: Ledger | None, room: tuple[int, int] | None = None) -> None:
@@ -70,9 +73,10 @@ class BatchBackend:
             self._body = partial(messages_body, options.model, sends, extra)
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Note that a call waits, and raise `RepliesPending`.
+        """Note that a call waits.
 
         Raises:
+            RepliesPending: always, but for
             CallError: the call can't be sent, or the provider refused it in an earlier batch.
         """
         # What can't be sent fails now and not when the file is written.
@@ -167,7 +171,11 @@ def waiting(ledger: Ledger) -> list[Waiting]:
 
 
 def reset(ledger: Ledger, file: str | None) -> int:
-    """Let calls be written again: those of a lost file, or (None) those that were refused. Gives their number."""
+    """Let calls be written to a new request file: those of a lost file, or (None) those that were refused.
+
+    Returns:
+        How many calls there were.
+    """
     which, value = "status = 'pending' AND detail = ?", file
     if file is None:
         which, value = "status = 'failed' AND detail GLOB ?", f"{REFUSED}*"
@@ -226,7 +234,11 @@ def import_replies(ledger: Ledger, path: str | Path) -> Counter[str] | None:
 
 
 def batch_reply(line: Mapping[str, Any]) -> BatchReply:
-    """Read one line of either layout."""
+    """Read one line of either layout.
+
+    Raises:
+        ValueError: it is neither.
+    """
     key, result, response = line.get("custom_id"), _object(line, "result"), _object(line, "response")
     if not isinstance(key, str):
         raise ValueError("it is not a reply of a batch: there is no custom_id")

@@ -50,7 +50,11 @@ class DecodingService:
         self._executor: ThreadPoolExecutor | None = None
 
     async def open(self) -> None:
-        """Load the model, if that has not been done; `SetupError` where it can't be."""
+        """Load the model, if that has not been done.
+
+        Raises:
+            SetupError: it can't be loaded.
+        """
         if self._decoder is not None:
             return
         if self._opening is None or self._opening.done():
@@ -68,7 +72,12 @@ class DecodingService:
             self._decoder = self._load()
 
     async def reply(self, request: Request) -> None:
-        """Write the reply of a request; `CallError` where it does not fit the memory, or the service was closed."""
+        """Write the reply of a request.
+
+        Raises:
+            SetupError: the model can't be loaded.
+            CallError: the request does not fit the memory, or the service was closed.
+        """
         await self.open()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._futures[request] = future
@@ -177,6 +186,10 @@ class HFBackend:
 
     Attributes:
         model: "hf:<model>" with the template's options and the other settings that change replies.
+
+    Raises:
+        FileNotFoundError: no such model.
+        ValueError: an option makes no sense, or the model has no chat template and `plain` is not set.
     """
 
     def __init__(

@@ -64,6 +64,9 @@ class HostedBackend:
     Attributes:
         model: "<kind>:<model>" and the extra fields. Not the host: a model that moves to another port is the same
             model, and what it answered is not asked again.
+
+    Raises:
+        ValueError: the key is missing, the environment's url makes no sense, or the SDK is not installed.
     """
 
     kind: ClassVar[str]
@@ -269,7 +272,11 @@ def chat_body(
     messages: Sequence[Message],
     sampling: Sampling,
 ) -> dict[str, Any]:
-    """The body of a chat completion; see `sampling_fields`."""
+    """The body of a chat completion.
+
+    Raises:
+        SetupError: a temperature was asked for that is not sent.
+    """
     body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": message["role"], "content": message["content"]} for message in messages],

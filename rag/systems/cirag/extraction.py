@@ -34,8 +34,13 @@ async def passage_triples(
 ) -> tuple[Triple, ...] | None:
     """The triples of a passage, in order and each once; None where no reply can be used.
 
-    Two prompts ask for entities, then triples; with `joint` one asks for both. `issues` counts what was odd about
-    replies.
+    Args:
+        passage: The passage.
+        llm: Answers the prompts `cirag_entities` and `cirag_triples`, or `cirag_joint`.
+        prompts: Has them.
+        issues: Counts what was odd about the replies, by kind.
+        joint: Whether one prompt asks for both.
+        repairs: Most repair turns for a reply of at most `max_tokens` tokens.
     """
 
     async def call(name: str, user: str, parse: Callable[[str], T]) -> T | None:
@@ -69,10 +74,12 @@ def read_entities(text: str) -> tuple[str, ...]:
 
 
 def read_passage_triples(text: str) -> FoundTriples:
-    """Read `{"triples": [[s, p, o], ...]}` and what else `models.llm.replies.find_triples` reads; each triple once.
+    """Read `{"triples": [[s, p, o], ...]}` and what else `models.llm.replies.find_triples` reads.
 
-    Malformed triples cost no neighbour: of a list that is cut off, or has a comma too few, the complete ones stay. A
-    list without any triple is fine: some passages state nothing.
+    Returns:
+        The distinct triples in order and the number of malformed ones, which cost no neighbour: of a list that is cut
+        off, or has a comma too few, the complete triples stay. A list without any triple is fine: some passages state
+        nothing.
 
     Raises:
         UnusableReply: there is no list, or nothing in it is a triple.

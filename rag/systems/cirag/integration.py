@@ -98,10 +98,15 @@ class Round:
 def messages_of(
     prompt: str, question: str, candidates: Sequence[Triple], history: Sequence[Round], layout: History = "chat"
 ) -> list[Message]:
-    """The integrator's chat: the instruction, the main question, this round's candidates and the rounds before.
+    """The integrator's chat.
 
-    The layout "chat" gives a user and an assistant turn to every earlier round; "section" tells of them in the section
-    historical_context of the only user turn.
+    Args:
+        prompt: The instruction I.
+        question: The main question x.
+        candidates: This round's candidate triples.
+        history: The rounds before.
+        layout: "chat" gives a user and an assistant turn to every earlier round; "section" tells of them in the
+            section historical_context of the only user turn.
     """
     system: Message = {"role": "system", "content": prompt}
     asked = _section(MAIN_QUESTION, _plain(question))
@@ -303,6 +308,11 @@ def shorten(
 
     They go round by round from the first one on, and within a round from the last in rank. The question, the candidates
     of the newest round and the integrator's own turns stay, so the result can still be too long.
+
+    Args:
+        messages: The integrator's chat up to the newest candidates.
+        count: Tokens of a chat.
+        limit: Most tokens.
 
     Returns:
         The chat, and how many candidates were left out.
