@@ -31,8 +31,7 @@ from tripletune.models.llm.ledger import (
 )
 from tripletune.models.program import CommandParser, plain_console, run_program
 
-_NUMBERS = ("prompt_tokens", "completion_tokens", "retries")
-_TEXTS = ("model", "text", "finish_reason", "status", "detail", "time")
+_REPLY = ("text", "prompt_tokens", "completion_tokens", "seconds", "retries", "finish_reason")
 _MOST_TROUBLES = 20
 # A call counts for the role that made it first; later uses of its reply cost nothing and are counted beside.
 _STATS = """
@@ -101,7 +100,7 @@ def import_calls(path: Path, source: Path) -> tuple[int, int]:
             known = connection.execute("SELECT status, detail FROM calls WHERE key = ?", row[:1]).fetchone()
             # A failure that is there already is written again by PUT, without being news.
             new += connection.execute(PUT, row).rowcount > 0 and known != row[10:12]
-            connection.executemany(ADD_USE, [(row[0], *use) for use in values["uses"]])
+            connection.executemany(ADD_USE, [(row[0], *use) for use in values.get("uses", ())])
     return new, total - new
 
 
@@ -131,24 +130,17 @@ def ledger_troubles(path: Path) -> Iterator[str]:
 def _row(values: Mapping[str, Any], where: str) -> tuple[Any, ...]:
     """The parameters of `PUT` for an exported call."""
     try:
-        for names, kind in ((_TEXTS, str), (_NUMBERS, int), (("seconds",), (int, float)), (("messages", "uses"), list)):
-            for name in names:
-                if not isinstance(values.get(name), kind):  # type: ignore[arg-type]
-                    raise ValueError(f"{name!r} is missing or of the wrong type")
-        if any(not 0 <= values[name] < 2**63 for name in (*_NUMBERS, "seconds")):
-            raise ValueError("a number is negative or too large")
+        call = make_call(values["model"], sampling_of(canonical(values["sampling"])), values["messages"])
+        if values["key"] != call.key:
+            raise ValueError("its key is not that of its model, sampling and messages")
         if values["status"] not in (OK, FAILED):
             raise ValueError(f"status {values['status']!r} is not one of {OK}, {FAILED}")
-        for use in values["uses"]:
-            if not (isinstance(use, list) and len(use) == 2 and all(isinstance(part, str) for part in use)):
-                raise ValueError("a use is not a pair of role and question id")
-        call = make_call(values["model"], sampling_of(canonical(values.get("sampling"))), values["messages"])
-        if values.get("key") != call.key:
-            raise ValueError("its key is not that of its model, sampling and messages")
+        reply = Completion(**{name: values[name] for name in _REPLY})
+        return row_of(call, reply, *(values[name] for name in ("status", "detail", "time")))
+    except KeyError as error:
+        raise ValueError(f"{where}: {error} is missing") from None
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-    numbers = {name: values[name] for name in ("text", *_NUMBERS, "seconds", "finish_reason")}
-    return row_of(call, Completion(**numbers), *(values[name] for name in ("status", "detail", "time")))
 
 
 def _stats(arguments: argparse.Namespace) -> int:

@@ -69,10 +69,6 @@ class DataSection:
         None, "folder of tokenised rows and embeddings, which runs may share; output_dir/cache unless set"
     )
 
-    def check(self) -> list[str]:
-        """Problems that can be seen without loading anything."""
-        return ["data.train: name a folder or file"] if not self.train else []
-
 
 @dataclass
 class TrainSection:
@@ -150,10 +146,6 @@ class RunConfig:
     model: ModelSection = field(default_factory=ModelSection)
     data: DataSection = field(default_factory=DataSection)
     train: TrainSection = field(default_factory=TrainSection)
-
-    def check(self) -> list[str]:
-        """Problems that can be seen without loading anything."""
-        return ["output_dir: name a folder"] if not self.output_dir else []
 
 
 def missing_files(files: Mapping[str, str | None]) -> list[str]:

@@ -123,7 +123,7 @@ class RecordSection(DataSection):
 
     def check(self) -> list[str]:
         """Problems that can be seen without loading anything."""
-        found = super().check() + ([] if self.tasks else ["data.tasks: name planning, answering or both"])
+        found = [] if self.tasks else ["data.tasks: name planning, answering or both"]
         return found + missing_files(
             {"data.planning_prompt": self.planning_prompt, "data.answering_prompt": self.answering_prompt}
         )
@@ -174,7 +174,7 @@ class GraphConfig(RunConfig):
 
     def check(self) -> list[str]:
         """Problems that can be seen without loading anything."""
-        found = super().check()
+        found = []
         if self.data.evidence == "graph" and not self.model.use_graph:
             found.append("data.evidence graph and model.use_graph false: the prompts would hold no facts")
         alone = self.data.prompt_order != "interleaved" and not self.train.shared_prefixes and self.model.use_graph

@@ -61,7 +61,7 @@ class PairSection(DataSection):
 
     def check(self) -> list[str]:
         """Problems that can be seen without loading anything."""
-        return super().check() + missing_files({"data.prompt": self.prompt})
+        return missing_files({"data.prompt": self.prompt})
 
 
 @dataclass

@@ -205,8 +205,6 @@ class HFBackend:
         repetition: bool = False,
         cells: int = CELLS,
     ) -> None:
-        if grammar and beams > 1:
-            raise ValueError("grammar and beams: the grammar follows one reply at a time; use one beam")
         changed = [("beams", beams, 1), ("grammar", grammar, False), ("repetition", repetition, False)]
         settings = {name: value for name, value, default in changed if value != default}
         self.model = ledger_name("hf", str(model), {**(template_options or {}), **settings})
