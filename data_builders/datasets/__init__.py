@@ -142,7 +142,7 @@ class Statistics(Generic[R]):
     """
 
     def __init__(self, kind: RowKind[R], tokenizer: str | None = None) -> None:
-        self.kind, self.tokenizer = kind, tokenizer
+        self.kind = kind
         self.unit = f"tokens of {tokenizer}" if tokenizer else "white-space words, no tokenizer was given"
         self.length = token_counter(tokenizer) if tokenizer else lambda text: len(text.split())
         self.splits: Counter[str] = Counter()
@@ -189,12 +189,12 @@ class Statistics(Generic[R]):
         return {"id": row.id, "input": read, "label": learned}
 
 
-def length_table(numbers: dict[str, Any], note: str = "") -> Table:
+def length_table(numbers: dict[str, Any]) -> Table:
     """The distributions of everything that was measured."""
     head = ["min", "mean", "median", "max"]
     named = [(name, one) for group in numbers["lengths"].values() for name, one in group.items()]
     rows = [[name, *(f"{one[key]:,}" for key in head)] for name, one in named]
-    return Table("Lengths", ["", *head], rows, " ".join(filter(None, [f"In {numbers['unit']}.", note])))
+    return Table("Lengths", ["", *head], rows, f"In {numbers['unit']}.")
 
 
 def listed(counts: Mapping[str, int]) -> str:

@@ -114,12 +114,9 @@ class Records(RowKind[Record]):
         ]
         if row.task == "planning" and row.action is Action.SUBQ:
             sizes.append(("subq_tokens", output))
-        graphs = [("graph", set(step.triples)) for step in row.steps]
-        graphs.append(("record", {triple for step in row.steps for triple in step.triples}))
-        for name, triples in graphs:
-            if triples:
-                # Each triple is an edge and its reverse (RAS, section 3.2).
-                sizes += [(f"{name}_nodes", len(_names(triples))), (f"{name}_edges", 2 * len(triples))]
+        for triples in filter(None, (set(step.triples) for step in row.steps)):
+            # Each triple is an edge and its reverse (RAS, section 3.2).
+            sizes += [("graph_nodes", len(_names(triples))), ("graph_edges", 2 * len(triples))]
         return sizes
 
     def tables(self, numbers: dict[str, Any], facts: Any) -> list[Table]:
@@ -172,7 +169,6 @@ def facts_name(facts: Iterable[Triple], names: Iterable[str]) -> bool:
 
 
 # RAS, section D.1.
-MAX_SOURCE_TOKENS, MAX_TARGET_TOKENS = 512, 256
 PAPER_PAIRS = 5_851_776
 _COLUMNS = ("with facts", "without facts", "only a name", "with a title", "triples")
 
@@ -211,7 +207,7 @@ class Pairs(RowKind[ExtractionPair]):
         return [row.triples]
 
     def count(self, row: ExtractionPair, statistics: Statistics[ExtractionPair]) -> None:
-        """Count pairs by source, their lengths, and those that the paper would cut."""
+        """Count pairs by source, and their lengths."""
         names, searched = _names(row.triples), f"{row.title}\n{row.text}".casefold()
         for what, number in (
             ("pairs", 1),
@@ -222,12 +218,9 @@ class Pairs(RowKind[ExtractionPair]):
             ("entities in the text", sum(name.casefold() in searched for name in names)),
         ):
             statistics.count("sources", row.source, what, number)
-        source, target = statistics.length(row.source_text), statistics.length(row.target)
-        for name, value in (("source", source), ("target", target), ("triples", len(row.triples))):
-            statistics.measure("all", name, value)
-        if statistics.tokenizer:
-            statistics.count("longer_than_the_paper_cuts", "all", "source", source > MAX_SOURCE_TOKENS)
-            statistics.count("longer_than_the_paper_cuts", "all", "target", target > MAX_TARGET_TOKENS)
+        statistics.measure("all", "source", statistics.length(row.source_text))
+        statistics.measure("all", "target", statistics.length(row.target))
+        statistics.measure("all", "triples", len(row.triples))
 
     def tables(self, numbers: dict[str, Any], facts: Any) -> list[Table]:
         """The sources and the lengths."""
@@ -239,14 +232,8 @@ class Pairs(RowKind[ExtractionPair]):
             "“Entities in the text” is the share of subjects and objects that occur in title or text, ignoring case. "
             f"The paper trains on {PAPER_PAIRS:,} pairs of WikiOFGraph (RAS, section D.1)."
         )
-        longer, cut = numbers.get("longer_than_the_paper_cuts", {}).get("all"), ""
-        if longer:
-            cut = (
-                f"{longer['source']:,} sources are longer than the {MAX_SOURCE_TOKENS} tokens the paper reads, "
-                f"{longer['target']:,} targets longer than the {MAX_TARGET_TOKENS} it writes."
-            )
         head = ["source", *_COLUMNS, "entities in the text"]
-        return [Table("Sources", head, sources, note), length_table(numbers, cut)]
+        return [Table("Sources", head, sources, note), length_table(numbers)]
 
 
 def text_key(text: str) -> str:
