@@ -186,7 +186,7 @@ def test_gold_triples_of_genwiki_are_grounded_and_perfect():
     from collections import Counter
 
     rows = list(read_source(Source.parse(f"genwiki:{DATA / 'genwiki_test.jsonl'}"), Counter(), Counter()))
-    pairs = [ExtractionPair(row.where, row.text, "", row.triples) for row in rows]
+    pairs = [ExtractionPair(str(number), row.text, "", row.triples) for number, row in enumerate(rows)]
     predictions = [Prediction(pair, [pair.target]) for pair in pairs]
     flat = flatten_means(score_extractions(predictions))
     assert flat["exact/micro/f1"] == flat["normalised/macro/f1"] == flat["accuracy/object"] == 1
