@@ -1,7 +1,11 @@
-"""A results file that survives a kill: a flushed JSON line per row, repaired and continued when it is opened again."""
+"""A results file that survives a kill: a flushed JSON line per row, repaired and continued when it is opened again.
+
+Of several processes that share a run each writes a file; the first one has the folder, and takes in the others' rows.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -36,6 +40,7 @@ class ResultLog:
         overwrite: Start again, whatever the folder holds of an earlier run. Its files are set aside; they go with the
             first new row, and come back when there is none.
         retry_errors: Forget rows with an "error", so that they are run again.
+        part: Of another process than the first one of a run: its number, and the items that are done.
 
     Raises:
         ValueError: the folder was made with other settings, its results are damaged before the last line, or another
@@ -43,10 +48,22 @@ class ResultLog:
     """
 
     def __init__(
-        self, folder: str | Path, settings: dict[str, Any], overwrite: bool = False, retry_errors: bool = False
+        self,
+        folder: str | Path,
+        settings: dict[str, Any],
+        overwrite: bool = False,
+        retry_errors: bool = False,
+        part: tuple[int, set[str]] | None = None,
     ) -> None:
         self.folder = Path(folder)
         self.path = self.folder / RESULTS
+        settings = json.loads(json.dumps(settings))
+        # Of other settings no row is taken in, whatever happened between.
+        self._parts = f"results.{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]}"
+        if part is not None:
+            self._lock, self._aside, self.done = None, False, part[1]
+            self._file = (self.folder / f"{self._parts}.{part[0]}.jsonl").open("w", encoding="utf-8")
+            return
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"output {self.folder} is a file: name a folder")
         self._lock = lock_folder(
@@ -62,7 +79,9 @@ class ResultLog:
             for name in there:
                 (self.folder / _ASIDE).mkdir(exist_ok=True)
                 os.replace(self.folder / name, self.folder / _ASIDE / name)
-            settings, found = json.loads(json.dumps(settings)), read_json(path) if path.exists() else {}
+            for old in self.folder.glob(f"{self._parts}.*") if overwrite else ():
+                old.unlink()
+            found = read_json(path) if path.exists() else {}
             self.path.touch()
             if not self.path.stat().st_size:
                 # A call that failed before its first answer, such as one with a misspelled model, sets nothing.
@@ -87,7 +106,20 @@ class ResultLog:
                     file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in kept)
             self.done = {row["id"] for row in read_results(self.path)}
             self._file = self.path.open("a", encoding="utf-8")
+            self.join(errors=not retry_errors)
             locked.pop_all()
+
+    def join(self, errors: bool = True) -> None:
+        """Take in the rows that other processes have written.
+
+        Args:
+            errors: Whether rows with an "error" are among them.
+        """
+        for file in sorted(self.folder.glob(f"{self._parts}.*")):
+            for row in read_results(file, partial=True):
+                if row["id"] not in self.done and (errors or not row.get("error")):
+                    self.append(row)
+            file.unlink()
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a row; it is in the file when this returns."""

@@ -3,6 +3,7 @@
 A kind of evaluation is a `Suite`: one file in this folder, found by its name. The suite says what is asked, how a
 reply is scored and what is told of all scores; everything else happens here, alike for all. Many items run at once as
 asyncio tasks; models group their calls, and the final file is in the order of the data, so concurrency changes nothing.
+The processes of a launcher (`accelerate launch`) take an equal part of the items each, and the first one ends the run.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import argparse
 import asyncio
 import dataclasses
 import logging
+import os
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, ClassVar
 
 from rich.console import Console
@@ -159,29 +162,77 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
         The exit code: 1 when every single item failed.
 
     Raises:
-        ValueError: an output folder holds results of another run, or can't be used.
+        ValueError: an output folder holds results of another run, or can't be used; or several processes would share
+            several suites.
         RepliesPending: items wait for a batch; run again when it is answered. The other items have their rows.
         CallError: the model's server does not answer, or a key, an address or a model's name is at fault.
         RunsFailed: that, or anything else, happened to some of several suites.
     """
     logs: list[ResultLog] = []
+    launched = Launched()
+    if launched.processes > 1 and len(suites) > 1:
+        raise ValueError(
+            "several processes share one evaluation: name one --system and one --task, or start one process"
+        )
     try:
         for suite in suites:
             options = suite.options
-            logs.append(ResultLog(options.output, suite.settings(), options.overwrite, suite.retry_errors))
-            about = {"command": [redact(word) for word in suite.command], "questions": len(suite.ids)}
-            write_json(logs[-1].folder / ABOUT, about | {"data": options.data, "concurrency": suite.concurrency})
-        codes, pending = asyncio.run(_run_all(suites, logs, console))
+            # The first process puts the folder in order before the others write into it.
+            part = (launched.process, launched.gather()[0]) if launched.process else None
+            log = ResultLog(options.output, suite.settings(), options.overwrite, suite.retry_errors, part)
+            logs.append(log)
+            if not launched.process:
+                about = {"command": [redact(word) for word in suite.command], "questions": len(suite.ids)}
+                write_json(log.folder / ABOUT, about | {"data": options.data, "concurrency": suite.concurrency})
+                launched.gather(log.done)
+        codes, pending = asyncio.run(_run_all(suites, logs, launched, console))
     finally:
         for log in logs:
             log.close()
     if pending:
         raise RepliesPending(pending)
-    return max(codes)
+    return max(codes, default=0)
+
+
+class Launched:
+    """The processes of a launcher, each with a GPU of its own; where there is none, this process alone.
+
+    Attributes:
+        process: Number of this process, from 0.
+        processes: Their number.
+    """
+
+    def __init__(self) -> None:
+        self.process, self.processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        if self.processes == 1:
+            return
+        import torch
+
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+        devices = shown.split(",") if shown else [str(device) for device in range(torch.cuda.device_count())]
+        if devices:
+            # It sees its own alone: a thread begins with the first one, whatever another thread has set.
+            own = devices[int(os.environ["LOCAL_RANK"]) % len(devices)]
+            os.environ |= {"CUDA_VISIBLE_DEVICES": own, "LOCAL_RANK": "0"}
+        if not torch.distributed.is_initialized():
+            # gloo, since GPUs have nothing to tell each other; one process may be done hours before another.
+            torch.distributed.init_process_group("gloo", timeout=timedelta(days=7))
+        if self.process:
+            logging.getLogger().setLevel(logging.WARNING)
+        logger.info("%d processes; progress is that of the first one's part", self.processes)
+
+    def gather(self, value: Any = None) -> list[Any]:
+        """The values of all processes, when each has given its own."""
+        values = [value] * self.processes
+        if self.processes > 1:
+            import torch
+
+            torch.distributed.all_gather_object(values, value)
+        return values
 
 
 async def _run_all(
-    suites: Sequence[Suite], logs: Sequence[ResultLog], console: Console | None
+    suites: Sequence[Suite], logs: Sequence[ResultLog], launched: Launched, console: Console | None
 ) -> tuple[list[int], str]:
     """Answer what has no row; gives the exit codes of complete suites, and what to do about items that wait."""
     codes, waiting, told, failed = [], 0, [], []
@@ -189,15 +240,20 @@ async def _run_all(
         for suite, log in zip(suites, logs):
             before, started, waits = len(log.done), time.perf_counter(), 0
             try:
-                if any(name not in log.done for name in suite.ids):
+                mine = [name for name in suite.ids if name not in log.done][launched.process :: launched.processes]
+                if mine:
                     suite.open()
                     # Now, so that the questions per second of the first suite are not those of loading.
                     for one in suite.clients:
                         if hasattr(one, "load"):
                             one.load()
                     started = time.perf_counter()
-                    waits = await _answer(suite, log)
-                if not waits:
+                    waits = await _answer(suite, log, frozenset(mine))
+                if launched.process:
+                    log.close()
+                waits = sum(launched.gather(waits))
+                if not waits and not launched.process:
+                    log.join()
                     codes.append(_finish(suite, log, len(log.done) - before, time.perf_counter() - started, console))
             except Exception as error:
                 if len(suites) == 1:
@@ -218,13 +274,18 @@ async def _run_all(
     return codes, " ".join(messages) if waiting else ""
 
 
-async def _answer(suite: Suite, log: ResultLog) -> int:
-    """Answer the items that have no row; gives how many wait for a batch."""
-    waiting, before, total = 0, len(log.done), len(suite.ids)
-    batches = suite.batches(item for item in suite.items() if item.id not in log.done)
+async def _answer(suite: Suite, log: ResultLog, mine: frozenset[str]) -> int:
+    """Answer the items of this process; gives how many wait for a batch."""
+    waiting, before, total = 0, len(log.done), len(log.done) + len(mine)
+    batches = suite.batches(item for item in suite.items() if item.id in mine)
     last = started = time.monotonic()
     # A bar on a terminal, a plain log line every half minute elsewhere.
-    bar = tqdm(total=total, initial=before, unit=suite.unit, disable=not sys.stderr.isatty())
+    bar = tqdm(
+        total=total,
+        initial=before,
+        unit=suite.unit,
+        disable=not (sys.stderr.isatty() and logger.isEnabledFor(logging.INFO)),
+    )
 
     async def work() -> None:
         nonlocal waiting, last

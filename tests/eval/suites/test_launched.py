@@ -1,0 +1,113 @@
+"""Two processes give the rows and scores of one, also where some were killed: in one start of Python each."""
+
+import json
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import _writer
+from tests.recipes.command_lines import run
+from tripletune.eval.__main__ import main
+from tripletune.eval.results import ResultLog
+
+KILLED = 2
+
+
+def in_two_processes(*commands: list[str], killed: int = 0) -> None:
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        port = found.getsockname()[1]
+    done = run(["-m", "tests.eval.suites.launched", str(port), str(killed), json.dumps(commands)])
+    assert done.returncode == (-9 if killed else 0), done.stderr[-2000:]
+
+
+@pytest.fixture
+def commands(tmp_path: Path, make_graph_llm: Any, records: list[Any]) -> dict[str, list[str]]:
+    """What is evaluated, each in a folder of its name."""
+    model, processor = make_graph_llm()
+    model.save_pretrained(tmp_path / "model")
+    processor.save_pretrained(tmp_path / "model")
+    _writer(tmp_path / "records")(records, "validation")
+    towns = [(f"Town{n}", f"River{n}", f"Town{n} lies on the River{n}.") for n in range(9)]
+    questions = [
+        {"_id": town, "question": f"Which river flows through {town}?", "answer": river, "type": "bridge",
+         "supporting_facts": [[town, 0]], "context": [[town, [fact]]]}
+        for town, river, fact in towns
+    ]  # fmt: skip
+    triples = [{"title": town, "text": fact, "triples": [[town, "lies on", river]]} for town, river, fact in towns]
+    for name, rows in (("questions", questions), ("triples", triples)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shared = ["--model", str(tmp_path / "model"), "--max-plan-tokens", "6", "--max-answer-tokens", "6"]
+    files = ["--data", str(tmp_path / "questions.jsonl"), "--triples", str(tmp_path / "triples.jsonl")]
+    return {
+        "records": ["records", "--data", str(tmp_path / "records"), "--controls", "--training-data",
+                    str(tmp_path / "records" / "validation-00000.jsonl"), *shared],
+        "run": ["run", "--system", "ras", "--task", "hotpotqa", *files, *shared],
+    }  # fmt: skip
+
+
+def to(folder: Path, command: list[str]) -> list[str]:
+    return [*command, "--output", str(folder)]
+
+
+def outcome(folder: Path) -> Any:
+    """Rows, scores and settings, without times."""
+
+    def timeless(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: timeless(one) for key, one in value.items() if "seconds" not in key}
+        return [timeless(one) for one in value] if isinstance(value, list) else value
+
+    assert not list(folder.glob("results.*.jsonl")), "what processes have written is in one file"
+    rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    metrics, settings = (json.loads((folder / f"{name}.json").read_text()) for name in ("metrics", "settings"))
+    return timeless([rows, {name: value for name, value in metrics.items() if name != "session"}, settings])
+
+
+@pytest.mark.slow
+def test_two_processes_give_what_one_does_also_after_a_kill(tmp_path: Path, commands: dict[str, list[str]]) -> None:
+    wanted = {}
+    for name, command in commands.items():
+        assert main(to(tmp_path / name, command)) == 0
+        wanted[name] = outcome(tmp_path / name)
+    assert len({row["reply"] for row in wanted["records"][0]}) > 2
+    in_two_processes(to(tmp_path / "killed", commands["records"]), killed=KILLED)
+    for name, whole in (("results.jsonl", KILLED), ("results.*.1.jsonl", KILLED + 1)):
+        (file,) = (tmp_path / "killed").glob(name)
+        assert len(file.read_text().splitlines()) == whole + 1
+    shutil.copytree(tmp_path / "killed", tmp_path / "later")
+    two = {f"{name}_by_two": command for name, command in commands.items()} | {"later": commands["records"]}
+    in_two_processes(*(to(tmp_path / name, command) for name, command in two.items()))
+    assert main(to(tmp_path / "killed", commands["records"])) == 0
+    for name in ("records_by_two", "later", "killed"):
+        assert outcome(tmp_path / name) == wanted["records"]
+    assert outcome(tmp_path / "run_by_two") == wanted["run"]
+    session = json.loads((tmp_path / "later" / "metrics.json").read_text())["session"]
+    assert session["records"] == len(wanted["records"][0]) - 2 * KILLED - 1
+
+
+def test_rows_of_another_run_are_not_taken_in(tmp_path: Path) -> None:
+    def opened(limit: int, **options: Any) -> ResultLog:
+        return ResultLog(tmp_path, {"limit": limit}, **options)
+
+    def left_behind(*names: str) -> None:
+        first = opened(1)
+        other = opened(1, part=(1, set()))
+        for name in names:
+            other.append({"id": name, "error": "no memory" if name == "failed" else ""})
+        first.close(), other.close()
+
+    left_behind("a")
+    later = opened(2)
+    assert later.done == set()
+    later.close()
+    fresh = opened(1, overwrite=True)
+    assert fresh.done == set()
+    fresh.close()
+    left_behind("b", "failed")
+    again = opened(1, retry_errors=True)
+    assert again.done == {"b"}
+    again.close()
