@@ -2,14 +2,14 @@
 
 `tripletune eval run` leaves a ledger with every call and results with every score. This builder joins them: the
 calls of a role become chats whose assistant turns are the teacher's decisions, and what the results say decides which
-are kept. Retrieved candidates are context and not learned (eq. 8); `--learn observations` adds them.
+are kept. Retrieved candidates are context and not learned (eq. 8); `data.learn` of the recipes adds them.
 
     tripletune build trajectories --results runs/eval/cirag_train --output runs/trajectories \\
         --min-score exact_match=1 --no-repairs --no-repeated-query --min-recall 1
     tripletune build trajectories --system t2rag --roles resolve --results runs/eval/t2rag_train --output runs/t2rag
 
-The paper names no filter, so none is the default. What each would leave out by itself, and what it left out after those
-before it, is in the card. Calls of no question, such as TH-RAG's extraction, have no score: all of them are kept.
+The paper names no filter, so none is the default. What each left out after those before it is in the card. Calls of no
+question, such as TH-RAG's extraction, have no score: all of them are kept.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import accumulate, count
-from operator import or_
+from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from tripletune.data_builders.datasets import listed
 from tripletune.data_builders.datasets.kinds import TRAJECTORIES
 from tripletune.data_builders.datasets.lookup import SeenTable, progress
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset, split_of
@@ -45,12 +45,11 @@ from tripletune.rag.systems import system_names
 logger = logging.getLogger(__name__)
 
 RESULTS, LEDGER, ABOUT = "results.jsonl", "ledger.sqlite", "run.json"
-_CHOSEN_ENDS = ("no_question", "sufficient", "no_retrieval", "single_pass", "retrieval_off")
 
 
 @dataclass(frozen=True)
 class TrajectoryOptions(CheckedOptions):
-    """Which trajectories are kept, and what of them is learned."""
+    """Which trajectories are kept."""
 
     system: str = setting("cirag", "system whose calls are learned")
     roles: tuple[str, ...] = setting(
@@ -62,14 +61,9 @@ class TrajectoryOptions(CheckedOptions):
     )
     no_repairs: bool = setting(False, "leave out chats with a reply that was repaired or recovered from")
     no_repeated_query: bool = setting(False, "leave out questions that ended by a repeated query")
-    ended_by_choice: bool = setting(False, "leave out questions that ended by a limit or a malformed reply")
     min_recall: float | None = setting(None, "least share of the supporting passages that was retrieved")
     shortest: int | None = setting(
         None, "most trajectories of a question, those with the fewest turns; of several samples of it", at_least=1
-    )
-    learn: Literal["decisions", "observations"] = setting(
-        "decisions",
-        "what the loss counts: the decisions (the paper), or every turn after the first prompt, observations too",
     )
     limit: int | None = setting(None, "most trajectories, in the order of --results; the paper has 3,000", at_least=1)
     validation_fraction: float = setting(0.0, "share of the questions for validation", at_least=0, below=1)
@@ -115,52 +109,21 @@ def _sources(results: Sequence[str], ledgers: Sequence[str]) -> list[tuple[Path,
     return pairs
 
 
-# Whether a trajectory is kept, given its results row and its chat.
-Filter = Callable[[dict[str, Any], Chat], bool]
+# By reason, whether a trajectory is kept, given its results row and its chat.
+Filters = dict[str, Callable[[dict[str, Any], Chat], bool]]
 
 
-class Filters:
-    """What the options leave out: each filter by itself, and each after those before it."""
-
-    def __init__(self, options: TrajectoryOptions) -> None:
-        self._alone: Counter[str] = Counter()
-        self._in_order: Counter[str] = Counter()
-        self._looked_at = 0
-        self._filters: dict[str, Filter] = {}
-        for name, least in map(_score, options.min_score):
-            self._filters[f"{name} below {least:g}"] = partial(_has_score, name, least)
-        if options.no_repairs:
-            self._filters["a reply was repaired or recovered from"] = lambda row, chat: not chat.faults
-        if options.no_repeated_query:
-            self._filters["a query was repeated"] = lambda row, chat: (
-                row["trace"].get("stop_reason") != "repeated_subquery"
-            )
-        if options.ended_by_choice:
-            ended = "the loop did not end by the model's own decision"
-            self._filters[ended] = lambda row, chat: row["trace"].get("stop_reason") in _CHOSEN_ENDS
-        if (recall := options.min_recall) is not None:
-            name = f"less than {recall:g} of the supporting passages retrieved"
-            self._filters[name] = partial(_has_recall, recall)
-
-    def keep(self, row: dict[str, Any], chat: Chat) -> bool:
-        """Whether all filters keep a trajectory; it is counted."""
-        self._looked_at += 1
-        failed = [reason for reason, keeps in self._filters.items() if not keeps(row, chat)]
-        self._alone.update(failed)
-        self._in_order.update(failed[:1])
-        return not failed
-
-    def left_out(self) -> dict[str, int]:
-        """How many each filter left out after those before it."""
-        return {reason: self._in_order[reason] for reason in self._filters}
-
-    def sentences(self) -> list[str]:
-        """The counts in words."""
-        return [
-            f"Filter: {reason}: {self._alone[reason]:,} of {self._looked_at:,} by itself, "
-            f"{self._in_order[reason]:,} after the filters before it."
-            for reason in self._filters
-        ]
+def _filters(options: TrajectoryOptions) -> Filters:
+    found: Filters = {}
+    for name, least in map(_score, options.min_score):
+        found[f"{name} below {least:g}"] = partial(_has_score, name, least)
+    if options.no_repairs:
+        found["a reply was repaired or recovered from"] = lambda row, chat: not chat.faults
+    if options.no_repeated_query:
+        found["a query was repeated"] = lambda row, chat: row["trace"].get("stop_reason") != "repeated_subquery"
+    if (recall := options.min_recall) is not None:
+        found[f"less than {recall:g} of the supporting passages retrieved"] = partial(_has_recall, recall)
+    return found
 
 
 def build_trajectories(
@@ -184,7 +147,7 @@ def build_trajectories(
         FileExistsError: the output folder is taken.
     """
     sources = _sources(results, ledgers)
-    filters = Filters(options)
+    filters = _filters(options)
     drops: Counter[str] = Counter()
     with new_dataset(folder, TRAJECTORIES, [file for pair in sources for file in pair]) as dataset:
         found = _trajectories(sources, options, filters, drops)
@@ -193,7 +156,7 @@ def build_trajectories(
             # Not islice, which would look at one more row before it ends, and count it.
             if dataset.statistics.records == options.limit:
                 break
-        left_out = dict(+drops) | filters.left_out()
+        left_out = dict(+drops) | {reason: drops[reason] for reason in filters}
         if not dataset.statistics.records:
             told = ", ".join(f"{reason}: {count}" for reason, count in left_out.items()) or "the results are empty"
             raise ValueError(f"no trajectory is left ({told})")
@@ -204,11 +167,9 @@ def build_trajectories(
             drops={"all": left_out},
             files={str(file): file_digest(file) for file, _ in sources},
             options={"results": list(results), "ledgers": list(ledgers), **asdict(options)},
-            notes=filters.sentences(),
         )
         statistics = dataset.finish(facts)
-    for sentence in filters.sentences():
-        logger.info("%s", sentence)
+    logger.info("left out: %s", listed(left_out) or "none")
     return statistics
 
 
@@ -224,8 +185,7 @@ def _trajectories(
             # Several runs of one question, several roles, or a chat per round, give it several trajectories.
             names = (f"{question_id}:{number}" for number in count())
             name = next(name for name in names if seen.first("id", name) is None)
-            learned = tuple(accumulate(chat.learned, or_)) if options.learn == "observations" else chat.learned
-            one = Trajectory(name, question_id, role, chat.model, chat.messages, learned)
+            one = Trajectory(name, question_id, role, chat.model, chat.messages, chat.learned)
             yield one, split_of(question, options.seed, options.validation_fraction)
 
         for results, ledger in sources:
@@ -236,8 +196,11 @@ def _trajectories(
                 for row in progress(_rows(results), str(results)):
                     found += 1
                     for role, chat in _chats(row, opened, drops):
-                        if filters.keep(row, chat):
+                        failed = next((reason for reason, keeps in filters.items() if not keeps(row, chat)), None)
+                        if failed is None:
                             yield from made(chat, role, row["id"], row["question"])
+                        else:
+                            drops[failed] += 1
                 for calls in opened:
                     for chat in calls.corpus_chats():
                         text = chat.messages[-2]["content"]
@@ -320,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     group.add_argument("--ledger", action="append", default=[], metavar="FILE", dest="ledgers",
         help="one ledger for all results, or one for each (default: ledger.sqlite beside the results, or in "
         "the folder of their run of several systems)")  # fmt: skip
-    add_arguments(parser.add_argument_group("which trajectories, and what of them is learned"), TrajectoryOptions)
+    add_arguments(parser.add_argument_group("which trajectories"), TrajectoryOptions)
     add_arguments(parser.add_argument_group("where and how they are written"), FolderOptions)
     parsed = parser.parse_args(arguments)
 

@@ -55,7 +55,6 @@ class KeepSection:
     min_score: list[str] = setting([], "least scores of the answer, such as exact_match=1 or f1=0.8")
     no_repairs: bool = setting(False, "leave out chats with a reply that was repaired or recovered from")
     no_repeated_query: bool = setting(False, "leave out questions that ended by a repeated query")
-    ended_by_choice: bool = setting(False, "leave out questions that ended by a limit or a malformed reply")
     min_recall: float | None = setting(None, "least share of the supporting passages retrieved")
     limit: int | None = setting(3000, "most trajectories, in the order of files")
     validation_fraction: float = setting(0.0, "share of the questions for validation")
