@@ -15,6 +15,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,9 +121,8 @@ class EngineMixin(Mixed):
         self.add_callback(self.losses)
         self.add_callback(self.evaluations)
         if self.args.disable_tqdm:
-            # Where there is no terminal, one readable line instead of transformers' printed dictionary.
+            # Where there is no terminal, a readable line of the loss log instead of a printed dictionary.
             self.remove_callback(PrinterCallback)
-            self.add_callback(PlainProgress())
         if config.train.torch_compile:
             # Of a Graph-LLM the language model alone: graphs have another size in every batch.
             compile_layers(getattr(self.model, "language_model", self.model))
@@ -351,7 +351,8 @@ class LossLog(StepLog):
         self._parts: list[torch.Tensor] = []
         self._tokens = 0
         self._rows: list[tuple[int, torch.Tensor, int, float]] = []
-        self._time = time.perf_counter()
+        self._began = self._time = time.perf_counter()
+        self._first = 0
 
     def add_loss(self, loss: torch.Tensor, tokens: int) -> None:
         """Record one micro-batch."""
@@ -361,7 +362,8 @@ class LossLog(StepLog):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Forget lines of steps that will be done again."""
         super().on_train_begin(args, state, control)
-        self._time = time.perf_counter()
+        self._began = self._time = time.perf_counter()
+        self._first = state.global_step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Close the line of a step."""
@@ -378,6 +380,15 @@ class LossLog(StepLog):
         if control.should_save or len(self._rows) >= self.flush_every:
             self._flush(state)
 
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        """A line for people, where there is no terminal for a progress bar."""
+        if not args.disable_tqdm or logs is None or "loss" not in logs:
+            return
+        pace = (time.perf_counter() - self._began) / max(state.global_step - self._first, 1)
+        left = timedelta(seconds=round(pace * (state.max_steps - state.global_step)))
+        line = "step %d/%d  loss %.3f  learning rate %.2e  about %s left"
+        logger.info(line, state.global_step, state.max_steps, logs["loss"], logs["learning_rate"], left)
+
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write what is left."""
         self._flush(state)
@@ -391,34 +402,6 @@ class LossLog(StepLog):
                 ]
             )
         self._rows = []
-
-
-class PlainProgress(TrainerCallback):
-    """One line per log event where there is no terminal for a progress bar."""
-
-    def __init__(self) -> None:
-        self._start: tuple[float, int] | None = None
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start the clock at the step training begins or resumes at."""
-        self._start = (time.perf_counter(), state.global_step)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """Write the line."""
-        if not state.is_world_process_zero or logs is None or "loss" not in logs or self._start is None:
-            return
-        began, first = self._start
-        done = max(state.global_step - first, 1)
-        left = (time.perf_counter() - began) / done * (state.max_steps - state.global_step)
-        logger.info(
-            "step %d/%d  loss %.3f  learning rate %.2e  about %d min %02d s left",
-            state.global_step,
-            state.max_steps,
-            logs["loss"],
-            logs.get("learning_rate", math.nan),
-            left // 60,
-            left % 60,
-        )
 
 
 # torch.compile

@@ -10,14 +10,13 @@ Shapes: B samples, T tokens, W width of the language model, H graph width, V voc
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch_geometric.data import Batch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
-from transformers.utils import ModelOutput
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tripletune.models.data.records import IGNORED
 from tripletune.models.graph_llm.graphs import GraphEncoder
@@ -75,22 +74,6 @@ class GraphLLMConfig(PretrainedConfig):
     def get_text_config(self, *args: Any, **kwargs: Any) -> PretrainedConfig:
         """The language model's configuration, which `generate` sizes its cache by."""
         return self.text_config if self.text_config is not None else self
-
-
-@dataclass
-class GraphLLMOutput(ModelOutput):
-    """Output of `GraphLLM`.
-
-    Attributes:
-        loss: Cross-entropy summed over label tokens and divided by their number (of the whole optimiser step when
-            `num_items_in_batch` is given).
-        logits: (B, T, V), or (label tokens, V) when labels were given and `full_logits` was not.
-        past_key_values: The key-value cache.
-    """
-
-    loss: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
-    past_key_values: Any = None
 
 
 class Projector(nn.Sequential):
@@ -240,7 +223,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         full_logits: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Any,
-    ) -> GraphLLMOutput:
+    ) -> CausalLMOutputWithPast:
         """Run the model.
 
         Args:
@@ -262,7 +245,8 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             **kwargs: Passed to the language model.
 
         Returns:
-            Loss, logits and cache.
+            Loss, cross-entropy summed over label tokens and divided by their number or by `num_items_in_batch`; logits
+            (B, T, V), or (label tokens, V) when labels were given and `full_logits` was not; cache.
 
         Raises:
             ValueError: graphs and placeholders do not match.
@@ -284,14 +268,14 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         }
         if labels is None:
             output = self.language_model(**inputs, use_cache=use_cache, logits_to_keep=logits_to_keep)
-            return GraphLLMOutput(None, output.logits, output.past_key_values)
+            return CausalLMOutputWithPast(None, output.logits, output.past_key_values)
         keep = labels[:, 1:] != IGNORED
         targets = labels[:, 1:][keep]
         weights = None if label_weights is None else label_weights[:, 1:][keep]
         if full_logits or not self.labels_only:
             whole = self.language_model(**inputs, use_cache=False).logits
             loss = label_loss(whole[:, :-1][keep], targets, weights, num_items_in_batch)
-            return GraphLLMOutput(loss, whole if full_logits else whole[:, :-1][keep])
+            return CausalLMOutputWithPast(loss, whole if full_logits else whole[:, :-1][keep])
         if self.end_to_end and attention_mask is None:
             # What no label of its row depends on, such as padding, is not computed.
             needed = keep.flip(1).cumsum(1).flip(1) > 0
@@ -299,7 +283,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             inputs |= {"inputs_embeds": inputs_embeds[:, :-1][needed][None], "attention_mask": needed[None, None]}
             inputs["position_ids"], keep = places[needed][None], keep[needed][None]
         logits = label_logits(self.language_model, keep, **inputs)
-        return GraphLLMOutput(label_loss(logits, targets, weights, num_items_in_batch), logits)
+        return CausalLMOutputWithPast(label_loss(logits, targets, weights, num_items_in_batch), logits)
 
     def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **kwargs: Any) -> dict[str, Any]:
         """Pass the graph token on the first step, and on later ones only where no cache holds it."""

@@ -22,7 +22,6 @@ from tripletune.models.graph_llm import add_adapter
 from tripletune.train.engine import (
     Engine,
     LossLog,
-    PlainProgress,
     StepLog,
     compile_layers,
     shared_arguments,
@@ -254,12 +253,12 @@ def test_every_evaluation_has_one_line_and_a_resumed_run_forgets_what_it_will_do
     assert [row["step"] for row in rows(log.path)] == [5, 10]
 
 
-def test_progress_says_how_long_is_left(caplog: pytest.LogCaptureFixture) -> None:
-    progress = PlainProgress()
-    progress.on_train_begin(None, state(2), None)
+def test_progress_says_how_long_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log, quiet = LossLog(tmp_path / "losses.jsonl", 10), SimpleNamespace(disable_tqdm=True)
+    log.on_train_begin(None, state(2), None)
     with caplog.at_level(logging.INFO):
-        progress.on_log(None, state(6), None, {"loss": 0.5, "learning_rate": 1e-4})
-        progress.on_log(None, state(6), None, {"eval_loss": 0.5})
+        log.on_log(quiet, state(6), None, {"loss": 0.5, "learning_rate": 1e-4})
+        log.on_log(quiet, state(6), None, {"eval_loss": 0.5})
     assert len(caplog.records) == 1
     assert "step 6/10  loss 0.500  learning rate 1.00e-04" in caplog.text
 
