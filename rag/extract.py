@@ -1,8 +1,7 @@
 """Triples of passages: of a whole corpus beforehand (RAS, F.2), or of those that questions retrieve (eq. 4).
 
-Passages that the store knows are passed over, long ones are cut into pieces of whole sentences. Those of a corpus
-stream through, in batches of similar length. The replies of a passage's pieces are merged and stored together, so a run
-that is killed loses what was under way and nothing else.
+Passages that the store knows are passed over, long ones are cut into pieces of whole sentences. The replies of a
+passage's pieces are merged and stored together, so a run that is killed loses what was under way and nothing else.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.data.pairs import ExtractionReply, entity_triple, is_only_a_name, read_reply
+from tripletune.models.data.pairs import entity_triple, is_only_a_name, read_reply
 from tripletune.models.data.records import Passage, read_jsonl
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import check_new, new_file
@@ -36,8 +35,6 @@ logger = logging.getLogger(__name__)
 Work = Callable[[list[str]], list[Any]]
 
 _WINDOW = 1024
-# Passages that are stored in one transaction, and how long a finished one waits for it, in seconds.
-_STORED_TOGETHER, _LONGEST_WAIT = 64, 2.0
 _FAILURES_IN_A_ROW = 20
 _SAY_EVERY = 30.0
 
@@ -93,26 +90,6 @@ class ExtractionCounts:
         return ", ".join([*shown, f"{self.seconds:,.1f} s, {speeds[0]} passages/s, {speeds[1]} tokens/s"])
 
 
-@dataclass(slots=True)
-class _Job:
-    """A passage under way: its pieces' replies as they come."""
-
-    key: str
-    title: str
-    waiting: int
-    replies: dict[int, ExtractionReply] = field(default_factory=dict)
-    problem: BaseException | None = None
-
-
-@dataclass(slots=True)
-class _Piece:
-    """A text that waits for the extractor, and where its reply goes."""
-
-    text: str
-    job: _Job
-    place: int
-
-
 @dataclass
 class CorpusExtraction:
     """One run over a corpus, or the `TripleSource` of loops that falls through from the store to the extractor.
@@ -121,7 +98,7 @@ class CorpusExtraction:
         extractor: The model.
         store: Where its triples are kept.
         piece_limit: Longest text that the extractor gets in characters, title included.
-        window: Pieces that are sorted by length together.
+        window: Passages that are looked up, and sorted by length, together.
 
     Attributes:
         counts: What happened so far.
@@ -137,10 +114,8 @@ class CorpusExtraction:
         settings = f"pieces of {self.piece_limit}; {self.extractor.settings}"
         digest = hashlib.sha256(settings.encode(errors="replace")).hexdigest()[:16]
         self.id = self.store.extractor(self.extractor.model, digest, settings)
-        self._under_way: set[str] = set()
         self._reading: dict[str, asyncio.Task[tuple[Triple, ...] | None]] = {}
-        self._finished: list[Extraction] = []
-        self._started = self._flushed = self._said = time.monotonic()
+        self._started = self._said = time.monotonic()
         self._failures = 0
 
     async def run(self, passages: Iterable[Passage]) -> ExtractionCounts:
@@ -157,21 +132,22 @@ class CorpusExtraction:
             RetriesExhausted: the server stays away.
             CallError: twenty passages in a row failed.
         """
-        running = set[asyncio.Task[None]]()
+        started, missing = time.monotonic(), self.missing(iter(passages))
+
+        async def work() -> None:
+            # All workers draw from one iterator: never more passages than are under way are in memory.
+            for key, passage in missing:
+                with suppress(RepliesPending):
+                    await self._task(key, passage)
+
+        workers = [asyncio.create_task(work()) for _ in range(self.extractor.concurrency)]
         try:
-            for batch in self._batches(iter(passages)):
-                while len(running) >= self.extractor.concurrency:
-                    running = await _some_done(running)
-                running.add(asyncio.create_task(self._work(batch)))
-                await asyncio.sleep(0)
-            while running:
-                running = await _some_done(running)
+            await asyncio.gather(*workers)
         finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-            self._flush()
-            self.counts.seconds = time.monotonic() - self._started
+            for one in workers:
+                one.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+            self.counts.seconds = time.monotonic() - started
         return self.counts
 
     async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
@@ -194,41 +170,10 @@ class CorpusExtraction:
         self.counts.passages += len(keys)
         self.counts.stored += sum(found[key] is not None for key in keys)
         missing = {key: passage for key, passage in zip(keys, passages) if found[key] is None}
-        self.counts.repeated += sum(key in self._reading for key in missing)
-        if missing and not self._reading:
-            self._started = time.monotonic()
-        for key, passage in missing.items():
-            if key not in self._reading:
-                self._reading[key] = asyncio.create_task(self._read(key, passage))
         # Shielded: a question that is cancelled must not take the passage away from the others.
-        tasks = [asyncio.shield(self._reading[key]) for key in missing]
+        tasks = [asyncio.shield(self._task(key, passage)) for key, passage in missing.items()]
         found.update(zip(missing, await all_of(tasks)))
         return [found[key] for key in keys]
-
-    async def _read(self, key: str, passage: Passage) -> tuple[Triple, ...] | None:
-        try:
-            if pieces := list(self._pieces_of(key, passage)):
-                await self._work(pieces)
-                if isinstance(pieces[0].job.problem, RepliesPending):
-                    raise pieces[0].job.problem
-            self._flush()
-            return self.store.get(self.id, key)
-        finally:
-            del self._reading[key]
-            if not self._reading:
-                self.counts.seconds += time.monotonic() - self._started
-
-    def _batches(self, passages: Iterator[Passage]) -> Iterator[list[_Piece]]:
-        pieces, size = self._pieces(passages), self.extractor.batch_size
-        while waiting := list(islice(pieces, max(self.window, size) if size > 1 else 1)):
-            # The longest first: if memory does not suffice, it shows at once.
-            waiting.sort(key=lambda piece: -len(piece.text))
-            for start in range(0, len(waiting), size):
-                yield waiting[start : start + size]
-
-    def _pieces(self, passages: Iterator[Passage]) -> Iterator[_Piece]:
-        for key, passage in self.missing(passages):
-            yield from self._pieces_of(key, passage)
 
     def missing(self, passages: Iterator[Passage]) -> Iterator[tuple[str, Passage]]:
         """The passages that the store does not hold, by key; all are counted."""
@@ -238,90 +183,79 @@ class CorpusExtraction:
             known = self.store.known(self.id, [key for key, _ in keyed])
             self.counts.stored += sum(key in known for key, _ in keyed)
             self._say()
+            if self.extractor.by_length:
+                # The longest first: if memory does not suffice, it shows at once.
+                keyed.sort(key=lambda one: -len(one[1].text))
             yield from ((key, passage) for key, passage in keyed if key not in known)
 
-    def _pieces_of(self, key: str, passage: Passage) -> Iterator[_Piece]:
-        if key in self._under_way:
+    def _task(self, key: str, passage: Passage) -> asyncio.Task[tuple[Triple, ...] | None]:
+        """What reads a passage, for all that wait for it."""
+        if key in self._reading:
             self.counts.repeated += 1
-        elif is_only_a_name(passage.title, passage.text):
-            self.counts.only_names += 1
-            self._under_way.add(key)
-            self._finish(key, (entity_triple(passage.title),), 0)
-        elif not passage.text.strip():
-            self.counts.empty += 1
-        else:
-            texts = source_pieces(passage.title, passage.text, self.piece_limit)
-            job = _Job(key, passage.title[:100], len(texts))
-            self._under_way.add(key)
-            self.counts.split += len(texts) > 1
-            self.counts.pieces += len(texts)
-            for place, text in enumerate(texts):
-                yield _Piece(text, job, place)
+            return self._reading[key]
+        if not self._reading:
+            self._started = time.monotonic()
+        self._reading[key] = asyncio.create_task(self._read(key, passage))
+        return self._reading[key]
 
-    async def _work(self, batch: list[_Piece]) -> None:
+    async def _read(self, key: str, passage: Passage) -> tuple[Triple, ...] | None:
         try:
-            replies = await self.extractor.extract([piece.text for piece in batch])
+            # A copy may have been read since the store was asked.
+            if (found := self.store.get(self.id, key)) is not None:
+                self.counts.repeated += 1
+                return found
+            await self._extract(key, passage)
+            return self.store.get(self.id, key)
+        finally:
+            del self._reading[key]
+            if not self._reading:
+                self.counts.seconds += time.monotonic() - self._started
+
+    async def _extract(self, key: str, passage: Passage) -> None:
+        """Ask for the triples of a passage and store them; where the extractor fails, a next run tries again."""
+        counts = self.counts
+        if is_only_a_name(passage.title, passage.text):
+            counts.only_names += 1
+            self._store(key, (entity_triple(passage.title),), 0)
+            return
+        if not passage.text.strip():
+            counts.empty += 1
+            return
+        texts = source_pieces(passage.title, passage.text, self.piece_limit)
+        counts.split += len(texts) > 1
+        counts.pieces += len(texts)
+        try:
+            completions = await self.extractor.extract(texts)
         except (SetupError, RetriesExhausted):
             raise
+        except RepliesPending:
+            counts.pending += 1
+            raise
         except Exception as error:
-            if len(batch) > 1:
-                # One bad text must not fail its neighbours: find it by itself.
-                for piece in batch:
-                    await self._work([piece])
-            else:
-                job = batch[0].job
-                job.problem = job.problem or error
-                self._complete(job)
+            self._count_failure(error, passage.title[:100])
             return
-        for piece, completion in zip(batch, replies):
-            reply = read_reply(completion.text)
+        self._failures = 0
+        replies = [read_reply(completion.text) for completion in completions]
+        for completion, reply in zip(completions, replies):
             if not completion.cached:
-                self.counts.tokens_read += completion.prompt_tokens
-                self.counts.tokens_written += completion.completion_tokens
+                counts.tokens_read += completion.prompt_tokens
+                counts.tokens_written += completion.completion_tokens
             if reply.is_malformed:
-                self.counts.malformed_replies += 1
-                self.counts.recovered_replies += bool(reply.triples)
-            piece.job.replies[piece.place] = reply
-            self._complete(piece.job)
-
-    def _complete(self, job: _Job) -> None:
-        """Store a passage, or count its problem, when its last piece is answered."""
-        job.waiting -= 1
-        if job.waiting:
-            return
-        if job.problem is not None:
-            self._under_way.discard(job.key)
-            self._count_problem(job.problem, job.title)
-            return
-        replies = [job.replies[place] for place in sorted(job.replies)]
+                counts.malformed_replies += 1
+                counts.recovered_replies += bool(reply.triples)
         triples = tuple(dict.fromkeys(triple for reply in replies for triple in reply.triples))
         # A reply without a triple that cannot be read counts as one: the passage is not one without facts.
-        malformed = sum(reply.malformed + reply.unreadable for reply in replies)
-        self._failures = 0
-        self._finish(job.key, triples, malformed)
+        self._store(key, triples, sum(reply.malformed + reply.unreadable for reply in replies))
 
-    def _finish(self, key: str, triples: tuple[Triple, ...], malformed: int) -> None:
+    def _store(self, key: str, triples: tuple[Triple, ...], malformed: int) -> None:
         self.counts.extracted += 1
         self.counts.without_facts += not triples and not malformed
         self.counts.triples += len(triples)
         self.counts.malformed_triples += malformed
-        self._finished.append(Extraction(key, triples, malformed))
-        if len(self._finished) >= _STORED_TOGETHER or time.monotonic() - self._flushed > _LONGEST_WAIT:
-            self._flush()
-            self._say()
+        self.store.put(self.id, [Extraction(key, triples, malformed)])
+        self._say()
 
-    def _flush(self) -> None:
-        self._flushed = time.monotonic()
-        if self._finished:
-            self.store.put(self.id, self._finished)
-            # Stored now, so the store itself will know them.
-            self._under_way.difference_update(one.key for one in self._finished)
-            self._finished = []
-
-    def _count_problem(self, problem: BaseException, title: str) -> None:
-        if isinstance(problem, RepliesPending):
-            self.counts.pending += 1
-            return
+    def _count_failure(self, problem: Exception, title: str) -> None:
         self.counts.failed += 1
         self._failures += 1
         logger.warning("passage %r failed: %s", title, problem)
@@ -425,10 +359,3 @@ def extract_work(args: argparse.Namespace) -> Work:
         return [json.dumps(asdict(one)) for one in found]
 
     return work
-
-
-async def _some_done(running: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-    done, rest = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-    for task in done:
-        task.result()  # raises what it failed with; the caller cancels the others
-    return rest

@@ -8,7 +8,6 @@ have some.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import hashlib
 import heapq
 import json
@@ -27,7 +26,7 @@ from tripletune.models.llm import CallError, Completion, LLMClient, Message, Sam
 from tripletune.models.llm.backends import LLMOptions, load_backend, open_client
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted, Retry
-from tripletune.models.llm.replies import UnusableReply, ask
+from tripletune.models.llm.replies import UnusableReply, all_of, ask
 from tripletune.models.loading import ADAPTER_CONFIG, DTYPES, adapter_base, resolve, usual_dtype
 from tripletune.models.options import CheckedOptions, from_arguments, setting, to_arguments
 from tripletune.models.run_folders import CONFIG, PROMPT_FILE
@@ -79,8 +78,8 @@ class TextExtractor:
         instruction: What it is asked, the system's turn.
         shots: Examples, turns of the chat: the source text and the reply to it.
         sampling: How replies are drawn; None: greedy, at most `TEACHER_TOKENS` tokens.
-        concurrency: Batches under way; a client has its own limit besides.
-        batch_size: Texts per batch; where it is above 1 they come sorted by length.
+        concurrency: Passages under way; a client has its own limit besides.
+        by_length: Whether those of a corpus come sorted by length, which a model on this machine reads faster.
         name: The model's name in stores; None: the client's.
         settings: What else its replies depend on.
 
@@ -96,11 +95,11 @@ class TextExtractor:
         shots: Sequence[tuple[str, str]] = (),
         sampling: Sampling | None = None,
         concurrency: int = 64,
-        batch_size: int = 1,
+        by_length: bool = False,
         name: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        self.model, self.concurrency, self.batch_size = name or client.model, concurrency, batch_size
+        self.model, self.concurrency, self.by_length = name or client.model, concurrency, by_length
         self._client, self._instruction, self._examples = client, instruction, list[Message]()
         for text, reply in shots:
             self._examples += [{"role": "user", "content": text}, {"role": "assistant", "content": reply or NO_FACTS}]
@@ -113,14 +112,13 @@ class TextExtractor:
         """Reply to each text, made by `models.data.pairs.render_source`; `read_reply` reads the replies.
 
         Raises:
-            CallError: a text can't be answered. `CorpusExtraction` then tries the batch one text at a time.
+            CallError: a text can't be answered.
         """
         chats, notes = (extraction_chat(text, self._instruction) for text in texts), NOTING.get()
         client = QuestionClient(self._client, notes) if notes else self._client
-        return await asyncio.gather(*(
-            client.chat([system, *self._examples, user], role=ROLE, sampling=self._sampling)
-            for system, user in chats
-        ))  # fmt: skip
+        return await all_of(
+            client.chat([system, *self._examples, user], role=ROLE, sampling=self._sampling) for system, user in chats
+        )
 
     def pending_message(self) -> str | None:
         """What to do about calls that wait for a batch's replies; None for other backends."""
@@ -174,10 +172,10 @@ def open_local_extractor(
     # An empty reply is one without facts: it is not asked for again.
     client = LedgerClient(backend, Ledger(ledger) if ledger else None, retry=Retry(1))
     client.model = f"{client.model}@{fingerprint}" if fingerprint else client.model
-    # Finished passages are stored by batches, and twice as many texts as fit keep the model busy.
+    # Twice as many texts as fit keep the model busy.
     return TextExtractor(
-        client, instruction, shots, Sampling(max_tokens=options.max_tokens or LOCAL_TOKENS), 8,
-        max(1, options.batch_size // 4), f"local:{spec} {fingerprint}".strip(),
+        client, instruction, shots, Sampling(max_tokens=options.max_tokens or LOCAL_TOKENS),
+        max(8, 2 * options.batch_size), True, f"local:{spec} {fingerprint}".strip(),
         {"beams": options.beams, "grammar": options.grammar, "dtype": dtype},
     )  # fmt: skip
 

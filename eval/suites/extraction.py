@@ -144,17 +144,15 @@ class ExtractionSuite(Suite):
         }
 
     def batches(self, items: Iterable[ExtractionPair]) -> Iterator[list[ExtractionPair]]:
-        """Pairs of similar length."""
-        stream, size = iter(items), self.extractor.batch_size
+        """Pairs one by one, the longest first: a model on this machine reads texts of similar length together."""
+        stream = iter(items)
         while block := list(islice(stream, _WINDOW)):
-            block.sort(key=lambda pair: -len(pair.source_text))
-            yield from (block[start : start + size] for start in range(0, len(block), size))
+            yield from ([pair] for pair in sorted(block, key=lambda pair: -len(pair.source_text)))
 
     async def ask(self, batch: list[ExtractionPair]) -> list[list[Completion]]:
-        """The replies to each pair's pieces."""
-        pieces = [source_pieces(pair.title, pair.text, self.options.piece_limit) for pair in batch]
-        completions = iter(await self.extractor.extract([text for texts in pieces for text in texts]))
-        return [list(islice(completions, len(texts))) for texts in pieces]
+        """The replies to a pair's pieces."""
+        (pair,) = batch
+        return [await self.extractor.extract(source_pieces(pair.title, pair.text, self.options.piece_limit))]
 
     def score(self, item: ExtractionPair, reply: list[Completion] | Failure) -> dict[str, Any]:
         """The row of a pair: what the model replied, what could be read of it, and its cost."""

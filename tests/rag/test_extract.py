@@ -25,8 +25,8 @@ class Rule:
 
     model, settings = "rule", "none"
 
-    def __init__(self, batch_size=1, concurrency=3, replies=None):
-        self.batch_size, self.concurrency, self.replies = batch_size, concurrency, replies or {}
+    def __init__(self, by_length=False, concurrency=3, replies=None):
+        self.by_length, self.concurrency, self.replies = by_length, concurrency, replies or {}
         self.batches, self.under_way, self.most = [], 0, 0
 
     async def extract(self, texts):
@@ -70,25 +70,24 @@ def found(store, extraction, passage):
     return store.get(extraction.id, passage_key(passage.title, passage.text))
 
 
-@pytest.mark.parametrize(("batch_size", "concurrency", "window"), [(1, 1, 4), (1, 5, 7), (3, 2, 8), (16, 1, 1000)])
-def test_the_triples_do_not_depend_on_batches(store, batch_size, concurrency, window):
-    extractor = Rule(batch_size, concurrency)
+@pytest.mark.parametrize(
+    ("by_length", "concurrency", "window"), [(False, 1, 4), (False, 5, 7), (True, 2, 8), (True, 1, 1000)]
+)
+def test_the_triples_do_not_depend_on_what_is_under_way(store, by_length, concurrency, window):
+    extractor = Rule(by_length, concurrency)
     extraction, counts = run(extractor, store, passages(40), window=window)
     assert (counts.passages, counts.extracted, counts.pieces, counts.triples) == (40, 40, 40, 40)
     for passage in passages(40):
         assert found(store, extraction, passage) == (Triple(f"{passage.title}: {passage.text}", "says", "it"),)
-    assert max(map(len, extractor.batches)) <= batch_size
     assert extractor.most <= concurrency
     assert sorted(extractor.texts) == sorted(f"{p.title}: {p.text}" for p in passages(40))
 
 
-def test_batches_hold_texts_of_similar_length(store):
-    extractor = Rule(batch_size=8)
+def test_a_model_on_this_machine_reads_the_longest_first(store):
+    extractor = Rule(by_length=True)
     run(extractor, store, passages(40))
-    for batch in extractor.batches:
-        lengths = list(map(len, batch))
-        assert lengths == sorted(lengths, reverse=True)
-    assert min(map(len, extractor.batches[0])) >= max(map(len, extractor.batches[-1]))
+    lengths = [len(text.split()) for text in extractor.texts]
+    assert lengths == sorted(lengths, reverse=True)
 
 
 def test_a_second_run_asks_for_nothing(store):
@@ -108,9 +107,9 @@ def test_another_model_prompt_or_limit_reads_again(store):
 
 def test_long_passages_are_cut_and_merged(store):
     text = "Ada was born in London. She knew Babbage. Ada was born in London. She knew Babbage."
-    extractor = Rule(batch_size=2, replies={"Ada: She knew Babbage.": "(S> a| P> b| O> c)"})
+    extractor = Rule(replies={"Ada: She knew Babbage.": "(S> a| P> b| O> c)"})
     extraction, counts = run(extractor, store, [Passage("Ada", text)], piece_limit=30)
-    assert extractor.texts == ["Ada: Ada was born in London."] * 2 + ["Ada: She knew Babbage."] * 2
+    assert extractor.texts == ["Ada: Ada was born in London.", "Ada: She knew Babbage."] * 2
     assert (counts.split, counts.pieces, counts.triples) == (1, 4, 2)
     assert found(store, extraction, Passage("Ada", text)) == (
         Triple("Ada: Ada was born in London.", "says", "it"),
@@ -143,7 +142,7 @@ def test_bad_output_is_counted_and_costs_no_neighbour(store):
         names[3]: "(S> broken",
         names[4]: '[["a", "b", "\\ud83d"]]',
     }
-    extraction, counts = run(Rule(batch_size=5, replies=replies), store, given)
+    extraction, counts = run(Rule(replies=replies), store, given)
     assert (counts.malformed_triples, counts.malformed_replies, counts.recovered_replies) == (3, 3, 1)
     assert (counts.extracted, counts.without_facts, counts.triples) == (5, 1, 2)
     assert found(store, extraction, given[0]) == (Triple("a", "b", "c"),)
@@ -151,14 +150,13 @@ def test_bad_output_is_counted_and_costs_no_neighbour(store):
     assert found(store, extraction, given[4]) == (Triple("a", "b", "\ufffd"),)
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_a_failing_text_costs_itself_alone_and_is_tried_again(store, batch_size):
+def test_a_failing_text_costs_itself_alone_and_is_tried_again(store):
     given = passages(6)
     bad = f"{given[2].title}: {given[2].text}"
-    extraction, counts = run(Rule(batch_size, replies={bad: CallError("too long")}), store, given)
+    extraction, counts = run(Rule(replies={bad: CallError("too long")}), store, given)
     assert (counts.extracted, counts.failed) == (5, 1)
     assert found(store, extraction, given[2]) is None
-    _, again = run(Rule(batch_size), store, given)
+    _, again = run(Rule(), store, given)
     assert (again.stored, again.extracted) == (5, 1)
 
 
@@ -186,9 +184,11 @@ def test_what_stops_the_run_keeps_what_was_read(store, error, told):
 
 
 def test_a_repeated_passage_under_way_is_read_once(store):
-    extractor = Rule(batch_size=8)
-    _, counts = run(extractor, store, [*passages(3), *passages(3)])
-    assert (counts.extracted, counts.repeated, len(extractor.texts)) == (3, 3, 3)
+    for concurrency in (1, 8):
+        extractor = Rule(concurrency=concurrency)
+        extractor.model = f"with {concurrency}"
+        _, counts = run(extractor, store, [*passages(3), *passages(3)])
+        assert (counts.extracted, counts.repeated, len(extractor.texts)) == (3, 3, 3)
 
 
 def read(extractor, store, *questions):
@@ -209,8 +209,7 @@ def test_loops_together_read_a_passage_once_and_the_next_run_none(store, monkeyp
 
     one, two, three = passages(3)
     extractor, started = Slow(), time.monotonic()
-    for name in ("_LONGEST_WAIT", "_SAY_EVERY"):
-        monkeypatch.setattr(f"tripletune.rag.extract.{name}", -1)
+    monkeypatch.setattr("tripletune.rag.extract._SAY_EVERY", -1)
     given, counts = read(extractor, store, [one, two], [two, one, one], [Passage("Oslo", "Oslo"), three])
     ((first, second), again, (oslo, _)) = given
     assert first == (Triple(f"{one.title}: {one.text}", "says", "it"),)
@@ -261,10 +260,10 @@ def test_passages_are_taken_only_as_fast_as_they_are_read(store):
 
     class Watching(Rule):
         async def extract(self, texts):
-            assert taken - store_count() <= 64 + 2 * 16 + 2 * 4
+            assert taken - store_count() <= 16 + 8
             return await super().extract(texts)
 
-    extraction = CorpusExtraction(Watching(batch_size=4, concurrency=2), store, window=16)
+    extraction = CorpusExtraction(Watching(concurrency=8), store, window=16)
 
     def store_count():
         return extraction.counts.extracted
@@ -343,7 +342,7 @@ from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.triple_store import TripleStore
 
 class Slow:
-    model, settings, batch_size, concurrency = "m", "s", 1, 2
+    model, settings, by_length, concurrency = "m", "s", False, 2
     done = 0
     async def extract(self, texts):
         self.done += 1
@@ -360,15 +359,14 @@ asyncio.run({"corpus": run.run, "loop": loop}[sys.argv[2]](Passage("", f"passage
 """
 
 
-@pytest.mark.parametrize(("where", "least"), [("corpus", 128), ("loop", 150)])
-def test_a_killed_run_goes_on(tmp_path, where, least):
+@pytest.mark.parametrize("where", ["corpus", "loop"])
+def test_a_killed_run_goes_on(tmp_path, where):
     path = tmp_path / "killed.sqlite"
     process = subprocess.run([sys.executable, "-c", KILLED, str(path), where], cwd=ROOT, check=False)
     assert process.returncode == -9
     store = TripleStore(path, create=False)
     kept = store.choose().passages
-    # Of a corpus in transactions of 64.
-    assert kept >= least
+    assert kept >= 149
     extractor = Rule()
     extractor.model, extractor.settings = "m", "s"
     _, counts = run(extractor, store, [Passage("", f"passage {n}") for n in range(400)])

@@ -21,8 +21,8 @@ class Rule:
 
     model, settings = "rule", "{}"
 
-    def __init__(self, replies=None, batch_size=4, concurrency=2):
-        self.replies, self.batch_size, self.concurrency = replies or {}, batch_size, concurrency
+    def __init__(self, replies=None, concurrency=2):
+        self.replies, self.concurrency = replies or {}, concurrency
         self.batches, self.under_way, self.most = [], 0, 0
 
     async def extract(self, texts):
@@ -59,13 +59,12 @@ def extract(tmp_path, write):
     return run
 
 
-def test_every_pair_gets_its_row_and_batches_hold_texts_of_similar_length(extract):
+def test_every_pair_gets_its_row_and_the_longest_are_asked_first(extract):
     extractor = Rule()
     rows = extract(pairs(23), extractor)
     assert list(rows) == [f"p{n}" for n in range(23)]
     for pair in pairs(23):
         assert rows[pair.id]["triples"] == [[pair.text, "says", "it"]]
-    assert max(map(len, extractor.batches)) <= 4
     assert extractor.most <= 2
     assert rows["p0"]["completion_tokens"] == 5
     lengths = [[len(text) for text in batch] for batch in extractor.batches]
