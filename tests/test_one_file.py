@@ -65,7 +65,7 @@ async def run(question, search, tools, options):
     trace.count(reply)
     return trace
 
-SYSTEM = System("mine", "asks the teacher", run, lambda options: False, lambda options: False, model="llm")
+SYSTEM = System("mine", run, needs_corpus=lambda options: False, model="llm")
 ''',
     "train/tasks/mine.py": '''
 """Words, and then the same in capitals."""

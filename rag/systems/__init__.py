@@ -113,7 +113,6 @@ class System:
 
     Attributes:
         name: Its name on the command line.
-        summary: One sentence about it.
         run: `(question, search, tools, options) -> Trace`; `search` is the question as it is searched, without the
             instruction or the choices a task may add to it.
         needs_corpus: Whether it retrieves under these options.
@@ -129,7 +128,6 @@ class System:
     """
 
     name: str
-    summary: str
     run: Callable[[str, str, Tools, Any], Coroutine[Any, Any, Trace]]
     needs_corpus: Callable[[Any], bool] = lambda options: True
     needs_triples: Callable[[Any], bool] = lambda options: False

@@ -184,7 +184,6 @@ def _read_verdict(text: str) -> re.Match[str]:
 
 SYSTEM = System(
     name="gear",
-    summary="expands retrieval along the graph of triples, remembers facts, asks on until they answer",
     run=gear,
     needs_triples=lambda options: True,
     needs_reranker=lambda options: True,

@@ -24,7 +24,6 @@ async def gold_passages(question: str, search: str, tools: Tools, options: LoopO
 
 SYSTEM = System(
     name="gold_passages",
-    summary="answers from the passages that support the question, as if retrieval were perfect",
     run=gold_passages,
     needs_corpus=lambda options: False,
     files=prompt_files(READER, CLOSED_BOOK),

@@ -68,7 +68,6 @@ def _read(text: str) -> Move:
 
 SYSTEM = System(
     name="ircot",
-    summary="searches with each thought of a chain, then answers from all passages",
     run=ircot,
     needs_triples=lambda options: options.graph,
     needs_reranker=lambda options: options.graph and options.synonyms is not None,

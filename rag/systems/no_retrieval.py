@@ -14,7 +14,6 @@ async def no_retrieval(question: str, search: str, tools: Tools, options: LoopOp
 
 SYSTEM = System(
     name="no_retrieval",
-    summary="answers from the model's own knowledge",
     run=no_retrieval,
     needs_corpus=lambda options: False,
     files=prompt_files(CLOSED_BOOK),

@@ -174,7 +174,6 @@ def _synonyms(index: TripleIndex, embedder: Embedder, threshold: float) -> tuple
 
 SYSTEM = System(
     name="ppr",
-    summary="answers from the passages with the highest PageRank, walked from the triples closest to the question",
     run=ppr,
     needs_triples=lambda options: True,
     needs_reranker=lambda options: options.synonyms is not None,

@@ -21,9 +21,4 @@ async def random_passages(question: str, search: str, tools: Tools, options: Loo
     return await answer_once("random_passages", question, tools, options, hits, search)
 
 
-SYSTEM = System(
-    name="random_passages",
-    summary="answers from passages drawn at random, as if retrieval were useless",
-    run=random_passages,
-    files=prompt_files(READER),
-)
+SYSTEM = System(name="random_passages", run=random_passages, files=prompt_files(READER))

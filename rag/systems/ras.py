@@ -122,7 +122,6 @@ async def _retrieve_and_structure(
 
 SYSTEM = System(
     name="ras",
-    summary="plans sub-queries, retrieves for each, reads the passages' triples, answers",
     run=ras,
     needs_corpus=lambda options: options.retrieval and options.max_rounds > 0 and options.context != "static",
     needs_triples=lambda options: options.retrieval and options.max_rounds > 0 and options.evidence == "triples",

@@ -44,7 +44,6 @@ def _read(text: str) -> Move:
 
 SYSTEM = System(
     name="react",
-    summary="thinks, searches and finishes by actions, turn by turn",
     run=react,
     options=RoundOptions,
     model="llm",

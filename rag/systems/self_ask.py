@@ -45,7 +45,6 @@ def _read(text: str) -> Move:
 
 SYSTEM = System(
     name="self_ask",
-    summary="asks follow-up questions, answers each from a search, then the question",
     run=self_ask,
     options=RoundOptions,
     model="llm",

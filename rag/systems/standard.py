@@ -16,9 +16,4 @@ async def standard(question: str, search: str, tools: Tools, options: LoopOption
     return await answer_once("standard", question, tools, options, hits, search)
 
 
-SYSTEM = System(
-    name="standard",
-    summary="retrieves once with the question, answers from the passages' text",
-    run=standard,
-    files=prompt_files(READER),
-)
+SYSTEM = System(name="standard", run=standard, files=prompt_files(READER))

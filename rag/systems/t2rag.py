@@ -182,7 +182,6 @@ def _lines(rows: Iterable[object]) -> str:
 
 SYSTEM = System(
     name="t2rag",
-    summary="turns the question into triples with unknowns, fills them from the triples of the corpus, then answers",
     run=t2rag,
     needs_triples=lambda options: options.unit == "triples",
     searches_triples=lambda options: options.unit == "triples",

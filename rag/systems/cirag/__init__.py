@@ -279,7 +279,6 @@ def answer_text(question: str, granularity: str, context: list[str]) -> str:
 
 SYSTEM = System(
     name="cirag",
-    summary="constructs candidate triples, integrates them round by round, answers from triples, sentences or passages",
     run=cirag,
     needs_triples=lambda options: options.extraction == "store",
     needs_reranker=lambda options: options.rerank,

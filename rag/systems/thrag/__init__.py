@@ -146,7 +146,6 @@ def _read_labels(text: str) -> list[str]:
 
 SYSTEM = System(
     name="thrag",
-    summary="selects topics and subtopics of a graph of three levels, reads the closest sentences under them",
     run=thrag,
     needs_reranker=lambda options: True,
     options=ThragOptions,
