@@ -15,7 +15,7 @@ import sqlite3
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -107,26 +107,17 @@ class TripleStore:
         # SQLite makes files beside a store even to read it, unless told that no one writes.
         read = "mode=ro" if self.path.with_name(f"{self.path.name}-wal").exists() else "immutable=1"
         address = f"{self.path.absolute().as_uri()}?{'mode=rwc' if writable else read}"
-        try:
-            self._database = sqlite3.connect(address, timeout=_BUSY_SECONDS, isolation_level=None, uri=True)
-        except sqlite3.OperationalError as error:
-            raise ValueError(f"{self.path} can't be opened as a triple store ({error}): name a file") from None
-        try:
-            # Of two processes that open a new file together, one is told at once that it is locked.
-            for attempt in Retrying(
-                retry=retry_if_exception_message(match="database is locked"),
-                stop=stop_after_delay(_BUSY_SECONDS),
-                wait=wait_random(0.01, 0.1),
-                reraise=True,
-            ):
-                with attempt:
-                    self._prepare(writable)
-        except sqlite3.DatabaseError as error:
-            self._database.close()
-            raise ValueError(f"{self.path} can't be used as a triple store ({error}): name another file") from None
-        except BaseException:
-            self._database.close()
-            raise
+        # Of two processes that open a new file together, one is told at once that it is locked.
+        locked = retry_if_exception_message(match="database is locked")
+        retry = Retrying(retry=locked, stop=stop_after_delay(_BUSY_SECONDS), wait=wait_random(0.01, 0.1), reraise=True)
+        with ExitStack() as opened:
+            try:
+                self._database = sqlite3.connect(address, timeout=_BUSY_SECONDS, isolation_level=None, uri=True)
+                opened.callback(self._database.close)
+                retry(self._prepare, writable)
+            except sqlite3.DatabaseError as error:
+                raise ValueError(f"{self.path} can't be used as a triple store ({error}): name another file") from None
+            opened.pop_all()
 
     def extractor(self, model: str, prompt: str, settings: str = "") -> int:
         """The number of a model with a prompt, which is noted when it is new.

@@ -41,6 +41,6 @@ def _scorer(kind: str) -> Any:
 
 
 def _lines(text: str) -> str:
-    from sentencex import segment
+    from tripletune.rag.retrievers import split_sentences
 
-    return "\n".join(" ".join(sentence.split()) for sentence in segment("en", " ".join(text.split())))
+    return "\n".join(split_sentences(text))
