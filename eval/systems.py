@@ -124,16 +124,6 @@ def chat_models(specs: Sequence[str], teacher: LLMOptions) -> dict[str, LLMOptio
     return found
 
 
-def open_student(teacher: LLMOptions, spec: str) -> LLMClient:
-    """A local model that takes the teacher's place in a phase; ledger, batch size and number type are the teacher's.
-
-    Raises:
-        ValueError: the model or the ledger can't be opened.
-    """
-    shared = {name: getattr(teacher, name) for name in ("ledger", "batch_size", "dtype")}
-    return open_chat_model(LLMOptions(backend="hf", model=spec, **shared))
-
-
 def open_chat_model(options: LLMOptions, oracle: str | None = None, specs: Sequence[str] = ()) -> LLMClient:
     """The client of a chat model.
 

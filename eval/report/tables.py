@@ -23,6 +23,7 @@ NOTE = (
     "Scores, shares and recall are times 100. In brackets: a 95 % interval, by bootstrap over questions. "
     f"Differences are paired by question; {P_NOTE}, each score by itself."
 )
+# With the CIRAG paper's letters.
 _OPTION_TITLES = {
     "candidates": "candidate triples a round, N",
     "max_rounds": "most rounds, L",
@@ -101,18 +102,6 @@ def latex_of(sections: Sequence[Section]) -> str:
                 r"\end{table}",
             ]))  # fmt: skip
     return "\n\n".join(parts) + "\n"
-
-
-def option_title(option: str) -> str:
-    """An option in words, with the paper's letter where it has one."""
-    return _OPTION_TITLES.get(option, option.replace("_", " "))
-
-
-def ablation_name(run: Mapping[str, Any]) -> str:
-    """A run's name in a table of ablations, where the system is understood."""
-    if not run["ablations"]:
-        return f"{run['name']} (whole)"
-    return str(run["name"]).removeprefix(f"{run['system']} ")
 
 
 def interval(value: Mapping[str, Any] | None, times: float = 100, digits: int = 1, sign: str = "") -> str:
@@ -196,7 +185,11 @@ def _scores(group: Mapping[str, Any]) -> list[str | Grid]:
 def _ablations(group: Mapping[str, Any]) -> list[str | Grid]:
     if not group["ablations"]:
         return []
-    first = [[ablation_name(group["runs"][place])] for place in group["ablations"]]
+    runs = [group["runs"][place] for place in group["ablations"]]
+    first = [
+        [run["name"].removeprefix(f"{run['system']} ") if run["ablations"] else f"{run['name']} (whole)"]
+        for run in runs
+    ]
     table = _with_gaps(["method"], first, group, group["ablations"])
     return ["The rows of the CIRAG paper's tables 2 and 3, in their order.", table]
 
@@ -234,7 +227,8 @@ def _sweeps(group: Mapping[str, Any]) -> list[str | Grid]:
             run = group["runs"][place]
             costs = [interval(run["figures"]["cost"][name], 1) if run["figures"] else "-" for name in COSTS[:2]]
             rows.append([f"{value:g}", *_scored(run, group["metrics"]), *costs])
-        parts.append(_table([option_title(sweep["option"]), *group["metrics"], "calls", "tokens read"], rows))
+        title = _OPTION_TITLES.get(sweep["option"], sweep["option"].replace("_", " "))
+        parts.append(_table([title, *group["metrics"], "calls", "tokens read"], rows))
     return parts
 
 

@@ -39,7 +39,6 @@ from tripletune.eval.systems import (
     model_spec,
     open_chat_model,
     open_generator,
-    open_student,
     other_prompt,
     run_problems,
     triples_settings,
@@ -327,7 +326,8 @@ class QuestionSuite(Suite):
                     logger.warning("%s", warning)
                 seed = options.integrator_seed
                 drawn = None if seed is None else Sampling(1.0, seed=seed)
-                student = open_student(self.teacher, options.integrator)
+                shared = {name: getattr(self.teacher, name) for name in ("ledger", "batch_size", "dtype")}
+                student = open_chat_model(LLMOptions(backend="hf", model=options.integrator, **shared))
                 tools = replace(tools, integrator=student, integrator_sampling=drawn)
         planner, answerer = (
             self.opened.once((spec, loop.graph), partial(open_generator, spec, options, loop.graph)) if spec else None
