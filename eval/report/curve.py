@@ -23,14 +23,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 _LOOK: Any = {
     "font.family": ["DejaVu Sans"],
     "font.size": 9,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
     "axes.grid": True,
-    "axes.axisbelow": True,
     "grid.color": "#DDDDDD",
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
 }
 # What is drawn together, by name of the panel: the score's name in the file and on the picture.
 PANELS: dict[str, dict[str, str]] = {
@@ -89,7 +83,7 @@ def draw_curve(losses: Rows, evaluations: Rows) -> bytes:
     # It tells of every font list it makes.
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     panels, picture = panels_of(evaluations), io.BytesIO()
-    with matplotlib.rc_context(_LOOK):
+    with matplotlib.rc_context(_LOOK | {"axes.prop_cycle": matplotlib.cycler(color=COLOURS, marker=MARKERS)}):
         figure = Figure(figsize=(7, 2.6), dpi=140, layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots(1, 1 + len(panels), squeeze=False)[0]
@@ -98,16 +92,15 @@ def draw_curve(losses: Rows, evaluations: Rows) -> bytes:
         parts = [losses[start : start + size] for start in range(0, len(losses), size)]
         if parts:
             means = ([fmean(row[key] for row in part) for part in parts] for key in ("step", "loss"))
-            axes[0].plot(*means, color=COLOURS[0], label="training")
+            axes[0].plot(*means, marker="", label="training")
         points = [(row["step"], row["loss"]) for row in evaluations if "loss" in row]
         if points:
-            axes[0].plot(*zip(*points), color=COLOURS[1], marker=MARKERS[0], label="validation")
+            axes[0].plot(*zip(*points), label="validation")
         for panel, axis in zip(panels, axes[1:]):
             axis.set_title(f"{panel} (x 100)")
-            for number, (name, label) in enumerate(panels[panel].items()):
+            for name, label in panels[panel].items():
                 points = [(row["step"], 100 * row[name]) for row in evaluations if name in row]
-                style = {"color": COLOURS[number % 6], "marker": MARKERS[(number + number // 6) % 6]}
-                axis.plot(*zip(*points), label=label, **style)
+                axis.plot(*zip(*points), label=label)
             # Room for the legend, and for marks at the top.
             axis.margins(y=0.12)
             axis.set_ylim(bottom=0)
