@@ -10,7 +10,6 @@ import json
 import logging
 import math
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -26,9 +25,6 @@ SETTINGS = "settings.json"
 METRICS = "metrics.json"
 ABOUT = "run.json"
 SCORES = "scores.jsonl"
-_FILES = (RESULTS, METRICS, SETTINGS, ABOUT, SCORES)
-# Where the files of an earlier run lie until there is a row that replaces them.
-_ASIDE = ".tripletune-old"
 
 
 class ResultLog:
@@ -37,8 +33,7 @@ class ResultLog:
     Args:
         folder: The output folder.
         settings: What the rows depend on; a folder is only continued with the same settings.
-        overwrite: Start again, whatever the folder holds of an earlier run. Its files are set aside; they go with the
-            first new row, and come back when there is none.
+        overwrite: Start again, whatever the folder holds of an earlier run; that goes with the first new row.
         retry_errors: Forget rows with an "error", so that they are run again.
         part: Of another process than the first one of a run: its number, and the items that are done.
 
@@ -57,11 +52,11 @@ class ResultLog:
     ) -> None:
         self.folder = Path(folder)
         self.path = self.folder / RESULTS
-        settings = json.loads(json.dumps(settings))
+        self._settings = json.loads(json.dumps(settings))
         # Of other settings no row is taken in, whatever happened between.
         self._parts = f"results.{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]}"
         if part is not None:
-            self._lock, self._aside, self.done = None, False, part[1]
+            self._lock, self._replaces, self.done = None, False, part[1]
             self._file = (self.folder / f"{self._parts}.{part[0]}.jsonl").open("w", encoding="utf-8")
             return
         if self.folder.exists() and not self.folder.is_dir():
@@ -71,43 +66,40 @@ class ResultLog:
         )
         with ExitStack() as locked:
             locked.enter_context(self._lock or nullcontext())
-            path = self.folder / SETTINGS
-            if (self.folder / _ASIDE).exists() and not (self.path.exists() and self.path.stat().st_size):
-                self._bring_back()  # a kill came before the first new row
-            there = [name for name in _FILES if overwrite and (self.folder / name).exists()]
-            self._aside = bool(there)
-            for name in there:
-                (self.folder / _ASIDE).mkdir(exist_ok=True)
-                os.replace(self.folder / name, self.folder / _ASIDE / name)
             for old in self.folder.glob(f"{self._parts}.*") if overwrite else ():
                 old.unlink()
-            found = read_json(path) if path.exists() else {}
             self.path.touch()
-            if not self.path.stat().st_size:
-                # A call that failed before its first answer, such as one with a misspelled model, sets nothing.
-                write_json(path, settings)
-            elif changed := [
-                key for key in sorted(found.keys() | settings.keys()) if found.get(key) != settings.get(key)
-            ]:
-                details = "; ".join(f"{key} was {found.get(key)!r} and is {settings.get(key)!r}" for key in changed)
-                raise ValueError(
-                    f"{self.folder} holds results of another run: {details}. "
-                    "Pass --overwrite to start again, or another --output"
-                )
-            with self.path.open("rb+") as lines:
-                whole = sum(len(line) for line in lines if line.endswith(b"\n"))
-                lines.seek(0, os.SEEK_END)
-                if lines.tell() != whole:
-                    logger.warning("%s: the last line was cut off; its item runs again", self.path)
-                    lines.truncate(whole)
-            if retry_errors:
-                with new_file(self.path) as scratch, scratch.open("w", encoding="utf-8") as file:
-                    kept = (row for row in read_results(self.path) if not row.get("error"))
-                    file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in kept)
-            self.done = {row["id"] for row in read_results(self.path)}
+            self._replaces, about = overwrite and self.path.stat().st_size > 0, self.folder / ABOUT
+            self._about = about.read_bytes() if self._replaces and about.exists() else b""
+            if not self._replaces:
+                self._continue(retry_errors)
+            self.done = set() if self._replaces else {row["id"] for row in read_results(self.path)}
             self._file = self.path.open("a", encoding="utf-8")
             self.join(errors=not retry_errors)
             locked.pop_all()
+
+    def _continue(self, retry_errors: bool) -> None:
+        path, settings = self.folder / SETTINGS, self._settings
+        found = read_json(path) if path.exists() else {}
+        if not self.path.stat().st_size:
+            # A call that failed before its first answer, such as one with a misspelled model, sets nothing.
+            write_json(path, settings)
+        elif changed := [key for key in sorted(found.keys() | settings.keys()) if found.get(key) != settings.get(key)]:
+            details = "; ".join(f"{key} was {found.get(key)!r} and is {settings.get(key)!r}" for key in changed)
+            raise ValueError(
+                f"{self.folder} holds results of another run: {details}. "
+                "Pass --overwrite to start again, or another --output"
+            )
+        with self.path.open("rb+") as lines:
+            whole = sum(len(line) for line in lines if line.endswith(b"\n"))
+            lines.seek(0, os.SEEK_END)
+            if lines.tell() != whole:
+                logger.warning("%s: the last line was cut off; its item runs again", self.path)
+                lines.truncate(whole)
+        if retry_errors:
+            with new_file(self.path) as scratch, scratch.open("w", encoding="utf-8") as file:
+                kept = (row for row in read_results(self.path) if not row.get("error"))
+                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in kept)
 
     def join(self, errors: bool = True) -> None:
         """Take in the rows that other processes have written.
@@ -123,14 +115,16 @@ class ResultLog:
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a row; it is in the file when this returns."""
+        if self._replaces:
+            self._replaces = False
+            self._file.truncate(0)
+            (self.folder / METRICS).unlink(missing_ok=True)
+            write_json(self.folder / SETTINGS, self._settings)
         self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
         self._file.flush()
         self.done.add(row["id"])
         # Scores that were added later are of all rows or of none.
         (self.folder / SCORES).unlink(missing_ok=True)
-        if self._aside:
-            self._aside = False
-            shutil.rmtree(self.folder / _ASIDE, ignore_errors=True)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Stream the rows in the order of the file."""
@@ -157,19 +151,12 @@ class ResultLog:
                 target.write(source.readline())
 
     def close(self) -> None:
-        """Close the file as it is; without a new row what was there before comes back."""
+        """Close the file as it is; results that no row has replaced keep the command that made them."""
         self._file.close()
-        if self._aside:
-            self._bring_back()
+        if self._replaces and self._about:
+            (self.folder / ABOUT).write_bytes(self._about)
         if self._lock is not None:
             self._lock.close()
-
-    def _bring_back(self) -> None:
-        for name in _FILES:
-            (self.folder / name).unlink(missing_ok=True)
-            if (self.folder / _ASIDE / name).exists():
-                os.replace(self.folder / _ASIDE / name, self.folder / name)
-        shutil.rmtree(self.folder / _ASIDE, ignore_errors=True)
 
 
 def read_results(path: str | Path, partial: bool = False) -> Iterator[dict[str, Any]]:

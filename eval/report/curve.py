@@ -76,6 +76,7 @@ def draw_curve(losses: Rows, evaluations: Rows) -> bytes:
     """
     try:
         import matplotlib
+        from cycler import cycler
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -83,7 +84,7 @@ def draw_curve(losses: Rows, evaluations: Rows) -> bytes:
     # It tells of every font list it makes.
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     panels, picture = panels_of(evaluations), io.BytesIO()
-    with matplotlib.rc_context(_LOOK | {"axes.prop_cycle": matplotlib.cycler(color=COLOURS, marker=MARKERS)}):
+    with matplotlib.rc_context(_LOOK | {"axes.prop_cycle": cycler(color=COLOURS, marker=MARKERS)}):
         figure = Figure(figsize=(7, 2.6), dpi=140, layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots(1, 1 + len(panels), squeeze=False)[0]

@@ -214,7 +214,8 @@ def test_overwritten_results_are_there_until_there_are_new_ones(tmp_path):
     # At once, so that a kill loses nothing.
     assert [row["id"] for row in rows(tmp_path)] == ["q1"]
     log.close()
-    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {".lock", "results.jsonl", "settings.json"}
+    left = {path.name for path in tmp_path.iterdir() if path.is_file()}
+    assert left == {".lock", "results.jsonl", "run.json", "settings.json"}
 
 
 def test_settings_of_a_call_without_any_answer_bind_nobody(tmp_path):
