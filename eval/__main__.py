@@ -53,7 +53,6 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     add = commands.add_parser("mauve", help="how alike the answers of finished runs and the gold ones are").add_argument
     add("folders", nargs="+", metavar="DIR", help="output folders of `run`, or folders that hold several")
     add("--model", required=True, help="decoder whose hidden states are compared: hub id, folder or pypi:<package>")
-    add("--batch-size", type=int, default=8, help="texts per forward pass (default: 8)")
     add("--seed", type=int, default=25, help="seed of the clusters (default: 25)")
 
     about = "a page with tables, plots and traces of finished evaluations"

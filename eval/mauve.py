@@ -46,7 +46,7 @@ def mauve(args: argparse.Namespace, console: Console) -> None:
         if len(found) < 2:
             raise ValueError(f"{folder}: {len(found)} answers are too few to compare distributions")
         gold, said = (
-            hidden_states([_text(row["question"], answer(row)) for row in found], model, tokenizer, args.batch_size)
+            hidden_states([_text(row["question"], answer(row)) for row in found], model, tokenizer)
             for answer in (lambda row: row["answers"][0], lambda row: row["prediction"])
         )
         score = mauve_score(gold, said, args.seed)
@@ -92,21 +92,17 @@ def curve_area(p: np.ndarray, q: np.ndarray) -> float:
     return float(-np.trapezoid(up, across))
 
 
-def hidden_states(texts: Sequence[str], model: Any, tokenizer: Any, batch_size: int = 8) -> np.ndarray:
+def hidden_states(texts: Sequence[str], model: Any, tokenizer: Any) -> np.ndarray:
     """The model's last hidden state at each text's last token, shape (texts, width)."""
     import torch
 
     found = []
-    for start in range(0, len(texts), batch_size):
-        encoded = [tokenizer(text, truncation=True, max_length=512)["input_ids"] for text in texts[start:][:batch_size]]
-        length = max(map(len, encoded))
-        ids = torch.tensor([[*row, *[0] * (length - len(row))] for row in encoded], device=model.device)
-        mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in encoded], device=model.device)
+    for text in texts:
+        ids = tokenizer(text, truncation=True, max_length=512, return_tensors="pt")["input_ids"].to(model.device)
         with torch.inference_mode():
-            states = model(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states[-1]
-        last = [len(row) - 1 for row in encoded]
-        found.append(states[torch.arange(len(last)), last].float().cpu().numpy())
-    return np.concatenate(found)
+            states = model(input_ids=ids, output_hidden_states=True).hidden_states[-1]
+        found.append(states[0, -1].float().cpu().numpy())
+    return np.stack(found)
 
 
 def _text(question: str, answer: str) -> str:
