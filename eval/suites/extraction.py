@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -225,16 +226,13 @@ SUITE = ExtractionSuite
 
 def totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Counts and cost of all rows: errors, replies cut off at their limit, texts in pieces, tokens, seconds."""
-    sums = dict.fromkeys(("errors", "cut_off", "texts_in_pieces", "prompt_tokens", "completion_tokens"), 0)
+    sums = Counter[str](errors=0, cut_off=0, texts_in_pieces=0, prompt_tokens=0, completion_tokens=0)
     texts, seconds = 0, 0.0
     for row in rows:
         texts += 1
-        sums["errors"] += bool(row["error"])
-        sums["cut_off"] += row["cut_off"]
-        sums["texts_in_pieces"] += row["pieces"] > 1
-        sums["prompt_tokens"] += row["prompt_tokens"]
-        sums["completion_tokens"] += row["completion_tokens"]
+        sums.update(errors=bool(row["error"]), texts_in_pieces=row["pieces"] > 1)
+        sums.update({name: row[name] for name in ("cut_off", "prompt_tokens", "completion_tokens")})
         seconds += row["seconds"]
     each = max(1, texts)
     cost = {name: round(sums[name] / each, 3) for name in ("prompt_tokens", "completion_tokens")}
-    return {"counts": sums, "cost_per_text": cost | {"seconds": round(seconds / each, 4)}}
+    return {"counts": dict(sums), "cost_per_text": cost | {"seconds": round(seconds / each, 4)}}
