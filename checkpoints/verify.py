@@ -76,20 +76,16 @@ class Loaded:
     def prompt(self, case: Case) -> tuple[list[int], dict[str, Any]]:
         """The tokens that the model reads, and further arguments of `generate`."""
         if self.processor is not None:
-            return self._graph_prompt(model_input(case))
+            from tripletune.models.graph_llm.graphs import batch_graphs
+
+            encoded = self.processor.encode_input(model_input(case))
+            more = {"graphs": batch_graphs(encoded.graphs, self._embeddings.vectors)} if encoded.graphs else {}
+            return encoded.input_ids, more
         if "messages" in case:
             from tripletune.models.local.chat import ChatEncoder
 
             return ChatEncoder(self.tokenizer, str(self.folder)).encode(case["messages"]), {}
         return list(self.tokenizer(case["text"])["input_ids"]) if "text" in case else case["prompt_ids"], {}
-
-    def _graph_prompt(self, sample: ModelInput) -> tuple[list[int], dict[str, Any]]:
-        from tripletune.models.graph_llm.graphs import batch_graphs
-
-        encoded = self.processor.encode_input(sample)
-        if not encoded.graphs:
-            return encoded.input_ids, {}
-        return encoded.input_ids, {"graphs": batch_graphs(encoded.graphs, self._embeddings.vectors)}
 
     @cached_property
     def _embeddings(self) -> Any:

@@ -22,31 +22,25 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tripletune.models.data.records import Action, ModelInput, one_line
+from tripletune.models.data.records import Action, ModelInput, Task, one_line
 from tripletune.models.data.triples import format_triples
 
 PROMPTS = Path(__file__).parent / "prompts"
 _ACTION = re.compile(r"\s*\[(SUBQ|SUFFICIENT|NO_RETRIEVAL)\]")
 
 
-@dataclass(frozen=True, slots=True)
-class Instructions:
-    """The two task instructions INST_Plan and INST_Ans; any text file can replace either."""
+def load_instructions(planning: str | Path | None = None, answering: str | Path | None = None) -> dict[Task, str]:
+    """The instructions INST_Plan and INST_Ans by task.
 
-    planning: str
-    answering: str
-
-    @classmethod
-    def load(cls, planning: str | Path | None = None, answering: str | Path | None = None) -> Instructions:
-        """Read the instructions from files; `None` means the ones in `models/prompts`."""
-        return cls(
-            Path(planning or PROMPTS / "ras_plan.md").read_text(encoding="utf-8").strip(),
-            Path(answering or PROMPTS / "ras_answer.md").read_text(encoding="utf-8").strip(),
-        )
-
-    def of(self, task: str) -> str:
-        """The instruction of one task."""
-        return self.planning if task == "planning" else self.answering
+    Args:
+        planning: File that replaces the one in `models/prompts`.
+        answering: Likewise.
+    """
+    files: dict[Task, str | Path] = {
+        "planning": planning or PROMPTS / "ras_plan.md",
+        "answering": answering or PROMPTS / "ras_answer.md",
+    }
+    return {task: Path(file).read_text(encoding="utf-8").strip() for task, file in files.items()}
 
 
 def render(sample: ModelInput, evidence: str = "triples") -> str:

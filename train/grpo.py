@@ -96,8 +96,7 @@ class Integrator:
         if not self.cut:
             self._add(new, request.tokens)
             self._text, self._ended = text + found, request.ended
-        reason = "stop" if request.ended else "length"
-        return Completion(found, len(ids), len(request.tokens), request.seconds, finish_reason=reason)
+        return request.completion(found)
 
     async def close(self) -> None:
         """Nothing: the model is the trainer's."""

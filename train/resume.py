@@ -83,12 +83,13 @@ def check_same_run(config: Any, train_digest: str) -> None:
         return
     before, now = dict(_flat(read_yaml(folder / SETTINGS))), dict(_flat(dataclasses.asdict(config)))
     about = read_json(folder / ENVIRONMENT)
-    shared = now.get("train.shared_prefixes", False)
+    # Records that share a prefix are in one micro-batch, whose size then makes their order.
+    free = _FREE if now.get("train.shared_prefixes") else _FREE | {"train.batch_size"}
     changed = [
         f"{name} was {before[name]!r} and is {now[name]!r}"
         for name in now
         # A setting that the run's version did not have is at its default.
-        if name in before and before[name] != now[name] and not _is_free(name, shared)
+        if before.get(name, now[name]) != now[name] and name not in free and not name.startswith(_FREE_BEGINNINGS)
     ]
     counts = about[PROCESSES], process_count()
     per_step = [
@@ -211,11 +212,6 @@ def sharding() -> str:
                 f"{name} of the launcher is {found}, and must be {value}: {why}; see recipes/accelerate/fsdp2.yaml"
             )
     return "FSDP2"
-
-
-def _is_free(name: str, shared_prefixes: bool) -> bool:
-    # Records that share a prefix are in one micro-batch, whose size then makes their order.
-    return name in _FREE or (name == "train.batch_size" and not shared_prefixes) or name.startswith(_FREE_BEGINNINGS)
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

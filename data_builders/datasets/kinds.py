@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from tripletune.data_builders.datasets import RowKind, Statistics, Table, length_table
 from tripletune.models.data.pairs import ExtractionPair, entity_triple
-from tripletune.models.data.records import TASKS, YES_NO, Action, Record, mentions, normalize_answer
+from tripletune.models.data.records import TASKS, YES_NO, Action, Record, Task, mentions, normalize_answer
 from tripletune.models.data.trajectories import Trajectory
-from tripletune.models.rendering import Instructions, render
+from tripletune.models.rendering import load_instructions, render
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -55,8 +55,8 @@ class Records(RowKind[Record]):
     })  # fmt: skip
 
     @cached_property
-    def _instructions(self) -> Instructions:
-        return Instructions.load()
+    def _instructions(self) -> dict[Task, str]:
+        return load_instructions()
 
     def label(self, row: Record) -> str:
         """The action of a planning record, or "answer" with or without retrieval."""
@@ -79,7 +79,7 @@ class Records(RowKind[Record]):
             f"graphs: {graphs or 'none'}",
             f"gold answers: {' | '.join(row.answers) or 'none'}",
             "",
-            self._instructions.of(row.task),
+            self._instructions[row.task],
         ]
 
     def sides(self, row: Record) -> list[tuple[str, str]]:
@@ -108,7 +108,7 @@ class Records(RowKind[Record]):
     def _sizes(self, row: Record, statistics: Statistics[Record]) -> list[tuple[str, int]]:
         output = statistics.length(row.label)
         sizes = [
-            ("input_tokens", statistics.length(f"{self._instructions.of(row.task)}\n\n{render(row.input)}")),
+            ("input_tokens", statistics.length(f"{self._instructions[row.task]}\n\n{render(row.input)}")),
             ("output_tokens", output),
             ("subqueries", len(row.steps)),
         ]

@@ -307,15 +307,9 @@ class LocalGenerator:
         return {"graphs": batch_graphs(graphs, self.embeddings.vectors)} if graphs else {}
 
     def _completion(self, request: Request) -> Completion:
-        return Completion(
-            text=self.processor.tokenizer.decode(request.tokens, skip_special_tokens=True).strip(),
-            prompt_tokens=len(request.prompt),
-            completion_tokens=len(request.tokens) + request.ended,
-            seconds=request.seconds,
-            truncated_triples=request.data.truncated_triples,
-            truncated_words=request.data.truncated_words,
-            finish_reason="stop" if request.ended else "length",
-        )
+        text = self.processor.tokenizer.decode(request.tokens, skip_special_tokens=True).strip()
+        triples, words = request.data.truncated_triples, request.data.truncated_words
+        return replace(request.completion(text), truncated_triples=triples, truncated_words=words)
 
 
 class _GraphBackend:

@@ -32,7 +32,7 @@ from tripletune.models.data.records import ModelInput, Record, Step
 from tripletune.models.files import read_json, write_json
 from tripletune.models.graph_llm.graphs import SampleGraph, build_graph
 from tripletune.models.local.chat import DATE
-from tripletune.models.rendering import Instructions, render, render_growing, render_parts
+from tripletune.models.rendering import load_instructions, render, render_growing, render_parts
 from tripletune.models.run_folders import PROCESSOR
 
 GRAPH_TOKEN = "<|graph|>"
@@ -185,10 +185,8 @@ class GraphLLMProcessor:
     @classmethod
     def create(cls, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> GraphLLMProcessor:
         """A processor with the instructions of `models/prompts` unless others are given."""
-        instructions = Instructions.load()
-        settings.setdefault("planning_instruction", instructions.planning)
-        settings.setdefault("answering_instruction", instructions.answering)
-        return cls(tokenizer, ProcessorSettings(**settings))
+        instructions = {f"{task}_instruction": text for task, text in load_instructions().items()}
+        return cls(tokenizer, ProcessorSettings(**instructions | settings))
 
     def without_graph(self) -> GraphLLMProcessor:
         """The same prompts without the graph placeholder, for a model that was trained with it (RAS, table 2)."""

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
+from tripletune.models.llm import Completion
+
 ROWS = 32
 # Token budget of a batch: rows times the tokens of the longest, which is what its keys and values take.
 CELLS = 16_384
@@ -122,6 +124,20 @@ class Request:
         for place, what in self.inputs.items():
             whole[place] = what
         return whole
+
+    def completion(self, text: str) -> Completion:
+        """The reply and what it cost.
+
+        Args:
+            text: The reply's tokens as text.
+        """
+        return Completion(
+            text=text,
+            prompt_tokens=len(self.prompt),
+            completion_tokens=len(self.tokens) + self.ended,
+            seconds=self.seconds,
+            finish_reason="stop" if self.ended or self.stopped else "length",
+        )
 
     def resume(self) -> Request:
         """Keep what was written, to be read again with the prompt; a sample, drawn number by number, starts anew."""

@@ -7,7 +7,7 @@ import pytest
 from tripletune.models.data.records import Action, ModelInput, Record, Step
 from tripletune.models.data.triples import Triple
 from tripletune.models.graph_llm import processor as graph_processor
-from tripletune.models.rendering import Instructions, Plan, parse_plan, render
+from tripletune.models.rendering import Plan, load_instructions, parse_plan, render
 
 STEPS = (
     Step("Who wrote it?", (Triple("a", "b", "c"), Triple("d", "e", "f")), "raw  text\nhere"),
@@ -79,10 +79,10 @@ def test_a_line_break_cannot_begin_a_line_of_the_prompt(line_break: str) -> None
 def test_instructions_can_be_replaced(tmp_path: Path) -> None:
     path = tmp_path / "plan.md"
     path.write_text("  Do it.\n\n")
-    instructions = Instructions.load(planning=path)
-    assert instructions.of("planning") == "Do it."
-    assert instructions.of("answering") == Instructions.load().answering
-    assert instructions.answering
+    instructions = load_instructions(planning=path)
+    assert instructions["planning"] == "Do it."
+    assert instructions["answering"] == load_instructions()["answering"]
+    assert instructions["answering"]
 
 
 @pytest.mark.parametrize(

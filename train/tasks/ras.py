@@ -234,18 +234,17 @@ class GraphTask(TrainingTask):
         from tripletune.models.loading import load_tokenizer, parse_dtype
         from tripletune.models.lora import take_over
         from tripletune.models.losses import check_shared_prefixes
-        from tripletune.models.rendering import Instructions
+        from tripletune.models.rendering import load_instructions
 
         set_seed(self.config.seed)
         model, data = self.config.model, self.config.data
-        instructions = Instructions.load(data.planning_prompt, data.answering_prompt)
+        instructions = load_instructions(data.planning_prompt, data.answering_prompt)
         same = ("prompt_format", "prompt_order", "evidence", "max_input_tokens", "max_label_tokens")
         parts = ("use_graph", "graph_architecture", "graph_hidden_width", "graph_layers", "graph_heads",
                  "graph_dropout", "graph_attention_dropout", "graph_pooling", "projector_width",
                  "graph_token")  # fmt: skip
         settings = {
-            "planning_instruction": instructions.planning,
-            "answering_instruction": instructions.answering,
+            **{f"{task}_instruction": text for task, text in instructions.items()},
             **{name: getattr(data, name) for name in same},
         }
         if data.long_labels == "error":

@@ -295,13 +295,8 @@ class HFBackend:
     def _completion(self, request: Request, stops: Sequence[str]) -> Completion:
         text = self._tokenizer.decode(request.tokens, skip_special_tokens=True)
         cuts = [place for stop in stops if (place := text.find(stop)) >= 0]
-        return Completion(
-            text=text[: min(cuts)] if cuts else text,
-            prompt_tokens=len(request.prompt),
-            completion_tokens=len(request.tokens) + request.ended,
-            seconds=request.seconds,
-            finish_reason="stop" if request.ended or request.stopped or cuts else "length",
-        )
+        request.stopped |= bool(cuts)
+        return request.completion(text[: min(cuts)] if cuts else text)
 
 
 BACKEND = BackendKind(

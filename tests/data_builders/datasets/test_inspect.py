@@ -14,7 +14,7 @@ from tripletune.data_builders.datasets.kinds import KINDS
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.records import Action, Record, Step
 from tripletune.models.data.triples import Triple
-from tripletune.models.rendering import Instructions, render
+from tripletune.models.rendering import load_instructions, render
 
 
 def record(identity: str, question_id: str, question: str) -> Record:
@@ -154,7 +154,7 @@ def test_nothing_found_is_said(folder, options, message):
 def test_a_row_is_shown_as_the_model_sees_it(folder):
     ((split, row),) = find_rows(folder, label="answer")
     text = row_text(KINDS["records"], row, split)
-    assert f"{Instructions.load().answering}\n\n{render(row.input)}\n\n=> answer" in text
+    assert f"{load_instructions()['answering']}\n\n{render(row.input)}\n\n=> answer" in text
     assert "q_0: 2 triples, 3 nodes" in text
     assert "gold answers: answer | one" in text
     text = row_text(KINDS["pairs"], PAIRS[0], "train")

@@ -13,7 +13,7 @@ from tripletune.data_builders.datasets.writer import BuildFacts
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.records import Action, Record, Step
 from tripletune.models.data.triples import Triple
-from tripletune.models.rendering import Instructions, render
+from tripletune.models.rendering import load_instructions, render
 
 FACTS = BuildFacts("T", "S.", teachers={"x": "me"}, questions={"x": 2})
 
@@ -40,7 +40,7 @@ def test_labels_lengths_and_splits(numbers):
 
 
 def test_input_length_covers_instruction_and_history(numbers):
-    prompts = [f"{Instructions.load().planning}\n\n{render(record.input)}" for record in RECORDS[:2]]
+    prompts = [f"{load_instructions()['planning']}\n\n{render(record.input)}" for record in RECORDS[:2]]
     lengths = numbers["lengths"]["planning"]["input_tokens"]
     assert [lengths["min"], lengths["max"]] == [len(prompt.split()) for prompt in prompts]
 
