@@ -12,7 +12,7 @@ import tempfile
 import time
 import zlib
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from itertools import count
 from typing import Any
 from unittest.mock import patch
@@ -24,7 +24,6 @@ from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.suites.questions import QuestionOptions, QuestionSuite
 from tripletune.models.llm import CALL_ROLE, Message
 from tripletune.models.llm.backends import LLMOptions
-from tripletune.models.llm.ledger_client import LedgerClient
 from tripletune.models.options import setting
 from tripletune.rag.embedding import Embedder
 
@@ -168,7 +167,7 @@ def waiting(options: WaitingOptions) -> Result:
     """
     quiet()
     asleep: list[float] = []
-    found: dict[str, list[Any]] = {}
+    traces: list[Any] = []
     # Found in the pass before: making them is the stand-ins' time, not the loop's.
     replies: dict[tuple[str, ...], Any] = {}
 
@@ -192,14 +191,14 @@ def waiting(options: WaitingOptions) -> Result:
         )  # fmt: skip
         numbers = count()
 
-        def work(name: str) -> float:
-            ledger = f"{folder}/{next(numbers)}.sqlite"
-            suite = QuestionSuite(asked, LLMOptions(model="a world", ledger=ledger))
+        def work() -> float:
+            suite = QuestionSuite(asked, LLMOptions(model="a world", ledger=f"{folder}/{next(numbers)}.sqlite"))
             with patch(
                 "tripletune.rag.search.open_embedder", lambda *_: Embedder("a mock", encode, threads=options.threads)
             ):
                 suite.open()
-            client, answer = suite.tools.llm, suite.tools.llm.backend.complete
+            backend = suite.tools.llm.backend
+            answer = backend.complete
 
             async def late(messages: list[Message], sampling: Any) -> Any:
                 await asyncio.sleep(options.call)
@@ -208,26 +207,23 @@ def waiting(options: WaitingOptions) -> Result:
                     replies[key] = await answer(messages, sampling)
                 return replies[key]
 
-            own = LedgerClient(client.backend, client.ledger if name == "with ledger" else None)
-            suite.tools, suite.clients, asleep[:] = replace(suite.tools, llm=own), (own, client), [options.search]
-            with patch.object(client.backend, "complete", late):
-                found[name], seconds = asyncio.run(_answers(suite, options.questions, options.questions))
+            asleep[:] = [options.search]
+            with patch.object(backend, "complete", late):
+                traces[:], seconds = asyncio.run(_answers(suite, options.questions, options.questions))
             asleep.clear()
             return seconds
 
-        ways = [Way(name, partial(work, name), partial(work, name)) for name in ("without ledger", "with ledger")]
-        take_turns(ways, options.repeats)
-    traces = found["with ledger"]
+        way = Way(options.system, work, work)
+        take_turns([way], options.repeats)
     ideal = max(one.calls * options.call + len(one.steps) * options.search for one in traces)
-    rows = [way.row("questions", questions=options.questions) for way in ways]
-    for row, way in zip(rows, ways):
-        row |= {"ideal_seconds": ideal, "fastest_seconds": min(way.seconds), "own_seconds": min(way.cpu_seconds)}
+    row = way.row("questions", questions=options.questions, ideal_seconds=ideal)
+    row |= {"fastest_seconds": min(way.seconds), "own_seconds": min(way.cpu_seconds)}
     calls = sum(one.calls for one in traces)
     return Result(
         f"{options.system}: {options.questions} questions, {calls} calls of {options.call} s, searches of "
         f"{options.search} s, median of {options.repeats}",
         "name seconds fastest_seconds ideal_seconds own_seconds",
-        rows,
+        [row],
     )
 
 

@@ -33,7 +33,6 @@ class RetrievalOptions(Options):
     triples: str = setting("", "triples of these passages")
     encoder: str = setting(ENCODER, "sentence encoder")
     scoring: Scoring = setting("concat", "what NaiveGE compares with the query")
-    index: str | None = setting(None, "folder of the indexes (default: a temporary one)")
 
 
 class _NoModel:
@@ -57,8 +56,7 @@ def retrieval(options: RetrievalOptions) -> Result:
     questions = list(task_questions(load_task(options.task), options.data))
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(options.index or scratch)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = Path(scratch)
         write_context_corpus(load_task(options.task), options.data, folder / "corpus.jsonl")
         systems: dict[str, tuple[str, Any]] = {
             "": ("standard", None),

@@ -30,7 +30,6 @@ class VectorOptions(Options):
     queries: int = setting(1000, "searches, one after the other", at_least=1)
     k: int = setting(10, "rows that are searched for", at_least=1)
     rate: int = setting(10_000, "texts that the encoder reads a second", at_least=1)
-    decay: float = setting(1.0, "the n-th principal component of the vectors has a variance of n ** -decay", at_least=0)
     folder: str | None = setting(None, "folder of the index, which is kept (default: a temporary one)")
 
 
@@ -58,9 +57,9 @@ def vector_index(options: VectorOptions) -> Result:
 
 
 def _encoder(settings: VectorOptions) -> Embedder:
-    """Vectors that are normally distributed; most of what tells them apart lies in few directions, as in real ones."""
+    """Vectors that are normally distributed; the variance of the n-th principal component is 1 / n, like real ones."""
     axes, _ = np.linalg.qr(np.random.default_rng(settings.seed).normal(size=(WIDTH, WIDTH)))
-    axes = (axes * np.arange(1, WIDTH + 1)[:, None] ** (-settings.decay / 2)).astype(np.float32)
+    axes = (axes * np.arange(1, WIDTH + 1)[:, None] ** -0.5).astype(np.float32)
 
     def encode(texts: list[str], kind: Kind) -> np.ndarray:
         started = time.perf_counter()
@@ -70,7 +69,7 @@ def _encoder(settings: VectorOptions) -> Embedder:
             time.sleep(max(0.0, len(texts) / settings.rate - (time.perf_counter() - started)))
         return vectors
 
-    return Embedder(f"synthetic {settings.decay} {settings.seed}", encode)
+    return Embedder(f"synthetic {settings.seed}", encode)
 
 
 def _open(options: VectorOptions, place: str, search: VectorSearch) -> VectorIndex:
