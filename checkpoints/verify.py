@@ -33,8 +33,6 @@ from tripletune.models.run_folders import (
 
 REFERENCE = "verify.json"
 TOLERANCE = 1e-3
-# Of the layout of `verify.json`.
-FORMAT = 1
 LOGIT_SAMPLE = 64
 MAX_NEW_TOKENS = 32
 _IDS = ("prompt_ids", "logit_ids", "reply_ids")
@@ -164,7 +162,6 @@ def observe(loaded: Loaded, cases: Sequence[Case] | None = None) -> dict[str, An
         observed.append({**case, "prompt_ids": ids, **reply, "reply": text.strip()})
     packages = ("torch", "transformers", "peft", "sentence-transformers")
     return {
-        "format": FORMAT,
         "dtype": "float32",
         "device": str(loaded.model.device.type),
         "versions": {name: metadata.version(name) for name in packages},
@@ -304,8 +301,6 @@ def verify(folder: str | Path, run: str | Path | None = None, tolerance: float =
             "verified"
         )
     reference = read_json(path)
-    if reference.get("format") != FORMAT:
-        raise ValueError(f"{path}: format {reference.get('format')!r} is not {FORMAT}: export the run again")
     # Before the slow part, so that a wrong name is told at once.
     source = trained_folder(run) if run is not None else None
     recorded, digests = reference.get("weights") or {}, weight_digests(folder)

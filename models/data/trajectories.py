@@ -66,7 +66,10 @@ class Trajectory:
         """
         texts = text_fields(row, where, "trajectory", ("id", "question_id", "role", "model"))
         messages, learned = row.get("messages"), row.get("learned")
-        if not isinstance(messages, list) or not all(map(_is_message, messages)):
+        if not isinstance(messages, list) or not all(
+            isinstance(turn, dict) and turn.get("role") in _ROLES and isinstance(turn.get("content"), str)
+            for turn in messages
+        ):
             raise ValueError(
                 f"{where}: messages must be a list of turns with a role ({', '.join(_ROLES)}) and a text, "
                 f"found {shown(messages)}"
@@ -89,7 +92,3 @@ def read_trajectories(path: str | Path, split: str | None = None) -> Iterator[Tr
     """
     for where, row in stored_rows(path, split):
         yield Trajectory.from_json(row, where)
-
-
-def _is_message(turn: Any) -> bool:
-    return isinstance(turn, dict) and turn.get("role") in _ROLES and isinstance(turn.get("content"), str)

@@ -38,10 +38,7 @@ class TextEncoder:
 
     def __init__(self, spec: str, dtype: torch.dtype = torch.float32) -> None:
         self._model = load_encoder(spec, dtype)
-        dimension = self._model.get_embedding_dimension()
-        if dimension is None:
-            raise ValueError(f"encoder {spec!r} does not tell its embedding width; use a sentence-transformers model")
-        self.dimension = int(dimension)
+        self.dimension = int(self._model.get_embedding_dimension())
 
     def encode(self, strings: Sequence[str]) -> np.ndarray:
         """Embed strings.
@@ -95,11 +92,8 @@ class EmbeddingTable:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        folder = Path(folder)
-        if not (folder / TABLE).exists():
-            raise FileNotFoundError(f"{folder} holds no embedding table ({TABLE} is missing); build it first")
-        self._keys = np.load(folder / KEYS, mmap_mode="r", allow_pickle=False)
-        self._vectors = np.load(folder / VECTORS, mmap_mode="r", allow_pickle=False)
+        self._keys = np.load(Path(folder) / KEYS, mmap_mode="r", allow_pickle=False)
+        self._vectors = np.load(Path(folder) / VECTORS, mmap_mode="r", allow_pickle=False)
         self.dimension = int(self._vectors.shape[1])
 
     def __len__(self) -> int:

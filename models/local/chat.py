@@ -62,7 +62,6 @@ class ChatEncoder:
                 f"model {model} has no chat template, so it is a base model: name its chat version (often ...-Instruct "
                 "or ...-it), or set plain=True to give it the turns' texts as they are"
             )
-        self._system_apart = plain or self._takes_system()
         self._beginnings: dict[str, list[int]] = {}
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
@@ -104,11 +103,13 @@ class ChatEncoder:
         Raises:
             CallError: the template refuses the turns.
         """
-        turns: list[dict[str, Any]] = [dict(message) for message in messages]
         if self.plain:
-            return "\n\n".join(turn["content"] for turn in turns)
-        if not self._system_apart:
-            turns = join_system(turns)
+            return "\n\n".join(turn["content"] for turn in messages)
+        try:
+            return self._render(messages, reply)
+        except jinja2.TemplateError:
+            # Not every template knows system turns; Gemma's, for one, refuses them.
+            turns = join_system(messages)
         try:
             return self._render(turns, reply)
         except jinja2.TemplateError as error:
@@ -120,20 +121,9 @@ class ChatEncoder:
         # The template writes the special tokens itself.
         return list(self.tokenizer(text, add_special_tokens=self.plain)["input_ids"])
 
-    def _render(self, turns: list[dict[str, Any]], reply: bool = True) -> str:
-        return str(
-            self.tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=reply, **self.template_options
-            )
-        )
-
-    def _takes_system(self) -> bool:
-        """Whether the template knows system turns (Gemma's, for one, refuses them)."""
-        try:
-            self._render([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}])
-        except jinja2.TemplateError:
-            return False
-        return True
+    def _render(self, turns: Sequence[Mapping[str, Any]], reply: bool) -> str:
+        options = {"tokenize": False, "add_generation_prompt": reply, **self.template_options}
+        return str(self.tokenizer.apply_chat_template([dict(turn) for turn in turns], **options))
 
 
 def eos_token_ids(tokenizer: Any, generation_config: Any = None) -> list[int]:

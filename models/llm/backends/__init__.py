@@ -101,6 +101,14 @@ class LLMOptions(CheckedOptions):
             raise ValueError('extra must be a JSON object, for example {"reasoning_effort": "low"}')
         return found
 
+    def sends_temperature(self, usual: bool) -> bool:
+        """Whether temperature and top_p are sent.
+
+        Args:
+            usual: What "auto" stands for.
+        """
+        return usual if self.send_temperature == "auto" else self.send_temperature == "yes"
+
     @property
     def ledger_name(self) -> str:
         """What the ledger calls the model; known without opening it, which may need a key."""

@@ -53,11 +53,12 @@ class AnthropicBackend(HostedBackend):
 
     kind, client_class = "anthropic", "AsyncAnthropic"
     default_url, url_variable, key_variable = "https://api.anthropic.com", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"
-    hosts, read, sends_temperature = ("anthropic.com",), staticmethod(read_message), False
+    hosts, read = ("anthropic.com",), staticmethod(read_message)
 
     def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
         super().__init__(options, api_key)
-        self.body = partial(messages_body, options.model, self.send_temperature, options.extra_fields or {})
+        self.body = partial(messages_body, options)
+        self.send_temperature = options.sends_temperature(False)
         if self.send_temperature:
             self.headers = {"anthropic-version": _SAMPLING_VERSION}
         else:
@@ -70,15 +71,11 @@ class AnthropicBackend(HostedBackend):
         return created
 
 
-def messages_body(
-    model: str, send_temperature: bool, extra: Mapping[str, Any], messages: Sequence[Message], sampling: Sampling
-) -> dict[str, Any]:
+def messages_body(options: LLMOptions, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
     """The body of a call to the Messages API.
 
     Args:
-        model: The provider's name of the model.
-        send_temperature: Whether temperature and top_p (if below 1) are sent.
-        extra: More fields of the body.
+        options: Model, whether temperature and top_p (if below 1) are sent, and more fields.
         messages: The chat; several system texts are joined by a blank line.
         sampling: How the reply is drawn; its seed is not sent.
 
@@ -92,16 +89,16 @@ def messages_body(
         raise CallError("the chat has no user turn: Anthropic's API wants one beside the system prompt")
     if sampling.schema is not None:
         raise SetupError("a reply is to be held to a JSON schema, which this backend can't: leave that option out")
-    fields = sampling_fields(sampling, send_temperature)
+    fields = sampling_fields(sampling, options.sends_temperature(False))
     if fields.get("top_p") == 1:
         # Some models take one of the two and not both.
         del fields["top_p"]
-    body: dict[str, Any] = {"model": model, "messages": turns, "max_tokens": sampling.max_tokens, **fields}
+    body: dict[str, Any] = {"model": options.model, "messages": turns, "max_tokens": sampling.max_tokens, **fields}
     if system:
         body["system"] = [{"type": "text", "text": system, "cache_control": {"type": "ephemeral"}}]
     if sampling.stop:
         body["stop_sequences"] = list(sampling.stop)
-    return {**body, **extra}
+    return {**body, **(options.extra_fields or {})}
 
 
 BACKEND = BackendKind(AnthropicBackend, key_variable=AnthropicBackend.key_variable)

@@ -64,13 +64,10 @@ class BatchBackend:
             raise ValueError("backend batch needs a ledger: name a file, such as runs/ledger.sqlite")
         self.model, self.layout = options.ledger_name, options.batch_layout
         self.folder = Path(f"{ledger.path}.batch")
-        self._ledger, self._room, extra = ledger, room or ROOMS[self.layout], options.extra_fields or {}
-        token_field = "max_completion_tokens" if options.token_field == "auto" else options.token_field
-        wish = options.send_temperature
-        sends = self.layout == "openai" if wish == "auto" else wish == "yes"
-        self._body = partial(chat_body, options.model, token_field, sends, extra)
+        self._ledger, self._room = ledger, room or ROOMS[self.layout]
+        self._body = partial(chat_body, options, True)
         if self.layout == "anthropic":
-            self._body = partial(messages_body, options.model, sends, extra)
+            self._body = partial(messages_body, options)
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Note that a call waits.

@@ -271,8 +271,7 @@ class HFBackend:
             self._context = getattr(text, "max_position_embeddings", None)
             self._repetition = Repetition(self._tokenizer).found if self._ends_repetition else None
             self._lm = settle(lm)
-        pad = self._tokenizer.pad_token_id
-        pad = int(pad if pad is not None else (self._ends or [0])[0])
+        pad = int(self._tokenizer.pad_token_id or 0)
         more: dict[str, Any] = {"beams": self._beams, "cells": self._cells}
         if self._grammar:
             vocabulary = self._lm.get_output_embeddings().weight.shape[0]

@@ -75,8 +75,6 @@ class HostedBackend:
     url_variable: ClassVar[str]
     key_variable: ClassVar[str]
     hosts: ClassVar[tuple[str, ...]]
-    # Whether temperature and top_p are sent where the options say "auto".
-    sends_temperature: ClassVar[bool]
     headers: Mapping[str, str] = {}
     # The body of a request for messages and sampling.
     body: Callable[[Sequence[Message], Sampling], dict[str, Any]]
@@ -99,8 +97,6 @@ class HostedBackend:
         # In functions, so that no print of this object shows a key.
         self._key, self._redact = lambda: api_key or "none", lambda text: redact(text, [api_key or ""])
         self.model = options.ledger_name
-        wish = options.send_temperature
-        self.send_temperature = self.sends_temperature if wish == "auto" else wish == "yes"
         self._client: Any = None
 
     @staticmethod
@@ -246,14 +242,12 @@ class OpenAIBackend(HostedBackend):
 
     kind, client_class = "openai", "AsyncOpenAI"
     default_url, url_variable, key_variable = "https://api.openai.com/v1", "OPENAI_BASE_URL", "OPENAI_API_KEY"
-    hosts, read, sends_temperature = ("openai.com", "azure.com"), staticmethod(read_chat), True
+    hosts, read = ("openai.com", "azure.com"), staticmethod(read_chat)
 
     def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
         super().__init__(options, api_key)
-        token_field = options.token_field
-        if token_field == "auto":
-            token_field = "max_completion_tokens" if self.official else "max_tokens"
-        self.body = partial(chat_body, options.model, token_field, self.send_temperature, options.extra_fields or {})
+        self.body = partial(chat_body, options, self.official)
+        self.send_temperature = options.sends_temperature(True)
         if not self.send_temperature:
             logger.warning("%s: temperature is not sent; replies are drawn with the server's own settings", self.model)
 
@@ -264,24 +258,26 @@ class OpenAIBackend(HostedBackend):
         return created
 
 
-def chat_body(
-    model: str,
-    token_field: str,
-    send_temperature: bool,
-    extra: Mapping[str, Any],
-    messages: Sequence[Message],
-    sampling: Sampling,
-) -> dict[str, Any]:
+def chat_body(options: LLMOptions, official: bool, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
     """The body of a chat completion.
+
+    Args:
+        options: Model, names of fields, and more fields.
+        official: Whether it is for OpenAI's or Azure's own service.
+        messages: The chat.
+        sampling: How the reply is drawn.
 
     Raises:
         SetupError: a temperature was asked for that is not sent.
     """
+    token_field = options.token_field
+    if token_field == "auto":
+        token_field = "max_completion_tokens" if official else "max_tokens"
     body: dict[str, Any] = {
-        "model": model,
+        "model": options.model,
         "messages": [{"role": message["role"], "content": message["content"]} for message in messages],
         token_field: sampling.max_tokens,
-        **sampling_fields(sampling, send_temperature),
+        **sampling_fields(sampling, options.sends_temperature(True)),
     }
     if sampling.stop:
         body["stop"] = list(sampling.stop)
@@ -290,7 +286,7 @@ def chat_body(
     if sampling.schema is not None:
         schema = {"name": "reply", "strict": True, "schema": json.loads(sampling.schema)}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
-    return {**body, **extra}
+    return {**body, **(options.extra_fields or {})}
 
 
 BACKEND = BackendKind(OpenAIBackend, key_variable=OpenAIBackend.key_variable)
