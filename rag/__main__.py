@@ -38,8 +38,6 @@ from tripletune.rag.extractor import PIECE_LIMIT, LocalOptions, open_extractor
 from tripletune.rag.search import (
     SearchOptions,
     build_indexes,
-    extracts,
-    open_extraction,
     open_search,
     search_problems,
 )
@@ -93,11 +91,11 @@ def _ask(args: argparse.Namespace) -> None:
         check_model_folder(model)
 
     with tempfile.TemporaryDirectory() as scratch:
-        index, teacher = Path(reading.index or scratch), None
-        tools = open_search(reading, system, options, corpus, index)
-        if args.teacher:
-            teacher = from_arguments(LLMOptions, args, "teacher")
-            tools = replace(tools, llm=open_client(teacher), sampling=teacher.sampling(1))
+        teacher = from_arguments(LLMOptions, args, "teacher") if args.teacher else None
+        llm = open_client(teacher) if teacher else None
+        index = Path(reading.index or scratch)
+        tools = open_search(reading, system, options, corpus, index, llm=llm, teacher=teacher)
+        tools = replace(tools, sampling=teacher.sampling(1) if teacher else None)
         if args.model:
             from tripletune.models.graph_llm import load_generator
 
@@ -105,19 +103,15 @@ def _ask(args: argparse.Namespace) -> None:
             if not options.graph:
                 generator.processor = generator.processor.without_graph()
             tools = replace(tools, planner=None if args.teacher else generator, answerer=generator)
-        extraction = None
-        if system.needs_triples(options) and extracts(reading):
-            extraction = open_extraction(reading, index, tools.llm, teacher)
-            tools = replace(tools, store=extraction)
 
         async def run() -> Trace:
             try:
                 return await system.run(args.question, args.question, tools, options)
             finally:
-                if extraction is not None:
-                    await extraction.extractor.close()
-                if tools.llm is not None:
-                    await tools.llm.close()
+                if isinstance(tools.store, CorpusExtraction):
+                    await tools.store.extractor.close()
+                if llm is not None:
+                    await llm.close()
 
         show(asyncio.run(run()))
 

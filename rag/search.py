@@ -20,7 +20,7 @@ from tripletune.rag.retrievers import open_retriever
 from tripletune.rag.systems import LoopOptions, System, Tools
 from tripletune.rag.text_index import RetrieverKind, VectorSearch
 from tripletune.rag.triple_index import TripleIndex
-from tripletune.rag.triple_store import TripleStore, is_store, open_triples
+from tripletune.rag.triple_store import StoredTriples, TripleSource, TripleStore, is_store, open_triples
 
 # Names the chat model of the run as the one that extracts.
 TEACHER = "teacher"
@@ -176,10 +176,10 @@ def open_search(
     corpus: str | Path | None,
     index: Path,
     opened: Opened | None = None,
+    llm: LLMClient | None = None,
+    teacher: LLMOptions | None = None,
 ) -> Tools:
     """Open what a system searches under its options, building indexes that are missing.
-
-    Where `--extractor` reads passages in the loop, the store is left to `open_extraction`, which may need a chat model.
 
     Args:
         options: How it is searched.
@@ -188,20 +188,26 @@ def open_search(
         corpus: The passages; None for a system that retrieves nothing.
         index: Holds all indexes of the corpus.
         opened: What other runs have opened, and share.
+        llm: The chat model, which may read passages in the loop.
+        teacher: What it was opened with for that.
     """
     once = (opened or Opened()).once
     where = (str(corpus), str(index), *(getattr(options, item.name) for item in fields(SearchOptions)))
-    retriever = store = embedder = triples = None
+    retriever = embedder = triples = None
+    store: TripleSource | None = None
     if options.encoder and corpus and (options.retriever != "bm25" or system.needs_reranker(loop)):
         embedder = search_embedder(options)
-    if system.needs_triples(loop) and not extracts(options):
+    if system.needs_triples(loop) and extracts(options):
+        which = ("extraction", options.triples or index, options.extractor, options.extractor_set)
+        store = once(which, lambda: open_extraction(options, index, llm, teacher))
+    elif system.needs_triples(loop):
         kept = index / "triples.sqlite"
         store = once(("store", where), lambda: open_triples(str(options.triples), kept, options.extractor))
     how = (embedder, options.vectors)
-    if corpus and store and system.searches_triples(loop):
+    if corpus and isinstance(store, StoredTriples) and system.searches_triples(loop):
         passages, stored = PassageStore(corpus, index), store
         triples = once(("rows", where), lambda: TripleIndex(options.retriever, passages, stored, index, *how))
     if corpus and (triples is None or system.searches_both):
         retriever = once(("passages", where), lambda: open_retriever(options.retriever, corpus, index, *how))
     reranker = embedder if system.needs_reranker(loop) else None
-    return Tools(retriever=retriever, store=store, triples=triples, reranker=reranker)
+    return Tools(retriever=retriever, store=store, triples=triples, reranker=reranker, llm=llm)

@@ -53,7 +53,7 @@ from tripletune.models.options import add_arguments, convert, from_arguments, no
 from tripletune.rag import Trace
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import ROLE
-from tripletune.rag.search import Opened, SearchOptions, extracts, open_extraction, open_search
+from tripletune.rag.search import Opened, SearchOptions, extracts, open_search
 from tripletune.rag.systems import Evidence, FirstQuery, LoopOptions, Tools, load_system, make_options, system_names
 from tripletune.rag.triple_store import read_gold
 
@@ -316,11 +316,16 @@ class QuestionSuite(Suite):
         elif corpus and options.corpus:
             links = partial(context_links, self.items(), corpus)
             self.gold = self.opened.once(("links", corpus, options.task, options.data, options.limit), links)
-        tools = open_search(options, system, loop, corpus, Path(options.index or self.home / "index"), self.opened)
+        llm = teacher = None
         if self.teacher is not None:
             chosen = (self.teacher, options.oracle, tuple(options.llm))
             llm = self.opened.once(chosen, partial(open_chat_model, *chosen))
-            tools = replace(tools, llm=llm, sampling=self.teacher.sampling(1))
+            # The model of `--teacher`, or that of `--llm extract=...`.
+            teacher = in_role(chat_models(options.llm, self.teacher), ROLE, self.teacher)
+        index = Path(options.index or self.home / "index")
+        tools = open_search(options, system, loop, corpus, index, self.opened, llm, teacher)
+        if self.teacher is not None:
+            tools = replace(tools, sampling=self.teacher.sampling(1))
             if options.integrator:
                 if warning := other_prompt(options.integrator, loop.prompts):
                     logger.warning("%s", warning)
@@ -335,21 +340,14 @@ class QuestionSuite(Suite):
         )
         if self.teacher is None:
             planner = planner or answerer
-        self.clients = (tools.llm, tools.integrator, planner, answerer)
+        self.clients = (llm, tools.integrator, planner, answerer)
+        if isinstance(tools.store, CorpusExtraction):
+            self.clients += (tools.store.extractor,)
         self.tools = replace(tools, planner=planner, answerer=answerer)
         if options.control:
             facts = OtherFacts(run_histories(options.control_run)) if options.control_run else None
             readers = [one and LoopControl(one, options.control, facts) for one in (planner, answerer)]
             self.tools = replace(tools, planner=readers[0], answerer=readers[1])
-        if system.needs_triples(loop) and extracts(options):
-            index = Path(options.index or self.home / "index")
-            # The model of `--teacher`, or that of `--llm extract=...`.
-            teacher = self.teacher and in_role(chat_models(options.llm, self.teacher), ROLE, self.teacher)
-            make = partial(open_extraction, options, index, self.tools.llm, teacher)
-            which = ("extraction", options.triples or index, options.extractor, options.extractor_set)
-            extraction = self.opened.once(which, make)
-            self.tools = replace(self.tools, store=extraction)
-            self.clients += (extraction.extractor,)
 
     async def ask(self, batch: list[Question]) -> list[Trace]:
         """Run the system on one question."""
