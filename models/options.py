@@ -84,12 +84,13 @@ def problems(config: Any, prefix: str = "") -> list[str]:
         prefix: Put before the names of its fields.
     """
     found: list[str] = []
+    hints = typing.get_type_hints(type(config))
     for item in dataclasses.fields(config):
         value, name = getattr(config, item.name), prefix + item.name
         if dataclasses.is_dataclass(value):
             found += problems(value, f"{name}.")
         elif value is not None:
-            found += _out_of_range(value, item, name)
+            found += _out_of_range(value, item, hints[item.name], name)
     return found + (config.check() if hasattr(config, "check") else [])
 
 
@@ -108,8 +109,8 @@ class CheckedOptions:
         require(self)
 
 
-def _out_of_range(value: Any, item: dataclasses.Field[Any], name: str) -> list[str]:
-    allowed = _choices(item)
+def _out_of_range(value: Any, item: dataclasses.Field[Any], hint: Any, name: str) -> list[str]:
+    allowed = _choices(item, hint)
     if allowed:
         given = value if isinstance(value, (list, tuple)) else [value]
         return [not_one_of(name, each, allowed) for each in given if each not in allowed]
@@ -122,8 +123,9 @@ def _out_of_range(value: Any, item: dataclasses.Field[Any], name: str) -> list[s
     return [f"{name}: {value} must be {wanted}"]
 
 
-def _choices(item: dataclasses.Field[Any]) -> Sequence[str]:
-    found = item.metadata.get("choices", ())
+def _choices(item: dataclasses.Field[Any], hint: Any = None) -> Sequence[str]:
+    literal = next((part for part in (hint, *typing.get_args(hint)) if typing.get_origin(part) is Literal), None)
+    found = item.metadata.get("choices") or typing.get_args(literal)
     return found() if callable(found) else tuple(found)
 
 
@@ -361,7 +363,7 @@ def add_arguments(parser: Any, kind: type, prefix: str = "", only: Sequence[str]
             more["action"] = argparse.BooleanOptionalAction if default else "store_true"
         elif is_list:
             more["action"] = _Repeatable
-        if not is_list and (choices := typing.get_args(hint) if typing.get_origin(hint) is Literal else _choices(item)):
+        if not is_list and (choices := _choices(item, hint)):
             more["choices"] = choices
         elif hint is not bool:
             number = {int, float} & {hint, *typing.get_args(hint)}

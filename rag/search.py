@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from contextlib import closing
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from tripletune.models.llm import LLMClient
 from tripletune.models.llm.backends import LLMOptions
@@ -47,7 +47,7 @@ class SearchOptions:
     extractor_set: tuple[str, ...] = setting(
         (), "option of that trained model, as beams=4, max_tokens=256, dtype=bfloat16"
     )
-    retriever: RetrieverKind = setting("bm25", "how passages (or triples) are found", choices=get_args(RetrieverKind))
+    retriever: RetrieverKind = setting("bm25", "how passages (or triples) are found")
     encoder: str | None = setting(
         None,
         "sentence encoder of dense retrieval and of reranking: hub id, folder, pypi:<package>, or openai:<model> on an "
@@ -59,9 +59,8 @@ class SearchOptions:
     query_prompt: str | None = setting(None, "put before queries (default: what the encoder's settings say)")
     text_prompt: str | None = setting(None, "put before texts (default: what the encoder's settings say)")
     similarity: Similarity | None = setting(
-        None, "how vectors are compared (default: what the encoder's settings say, else cosine); dot for Contriever",
-        choices=get_args(Similarity),
-    )  # fmt: skip
+        None, "how vectors are compared (default: what the encoder's settings say, else cosine); dot for Contriever"
+    )
     trust_remote_code: bool = setting(False, "run Python code that comes with the encoder")
     index: str | None = setting(None, "folder of the indexes (default: OUTPUT/index of a run, a temporary one of ask)")
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from rich.console import Console
 
@@ -94,16 +94,14 @@ class QuestionOptions(SearchOptions, SuiteOptions):
     top_k: int | None = setting(None, "passages per round (default: the system's paper's)")
     no_planning: bool = setting(False, "retrieve once with the question, then answer")
     no_retrieval: bool = setting(False, "answer without retrieval")
-    evidence: Evidence | None = setting(None, "what models read (default: triples)", choices=get_args(Evidence))
-    first_query: FirstQuery | None = setting(None, "q_0 (default: main_question)", choices=get_args(FirstQuery))
+    evidence: Evidence | None = setting(None, "what models read (default: triples)")
+    first_query: FirstQuery | None = setting(None, "q_0 (default: main_question)")
     triples_per_step: int | None = setting(None, "most triples per step (default: all)")
     max_plan_tokens: int | None = setting(None, "longest plan (default: 64)")
     max_answer_tokens: int | None = setting(None, "longest answer (default: the task's)")
     untrained: bool = setting(False, "allow a base model that was not trained, as a reference")
     planner_model: str | None = setting(None, "plan with this Graph-LLM; --model or the teacher answers")
-    control: Control | None = setting(
-        None, "what --model reads in place of the loop's facts: a control of its score", choices=get_args(Control)
-    )
+    control: Control | None = setting(None, "what --model reads in place of the loop's facts: a control of its score")
     control_run: str | None = setting(
         None, "with --control other_…: folder of the same run without it, whose loops found the other facts"
     )

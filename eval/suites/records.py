@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from rich.console import Console
 
@@ -58,9 +58,7 @@ class RecordOptions(SuiteOptions):
     data: str = setting(dataclasses.MISSING, "folder of record shards, or one shard")
     model: str = setting(dataclasses.MISSING, "run, checkpoint or export folder of a Graph-LLM")
     split: str = setting("validation", "split of the folder")
-    evidence: Evidence | None = setting(
-        None, "what is read of a step (default: as the model was trained)", choices=get_args(Evidence)
-    )
+    evidence: Evidence | None = setting(None, "what is read of a step (default: as the model was trained)")
     triples: str | None = other_default(SearchOptions, "triples", None)
     extractor: str | None = setting(None, "which extractor's triples to take, where --triples holds several")
     untrained: bool = setting(False, "allow a base model that was not trained, as a reference")

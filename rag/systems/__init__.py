@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from tripletune.models.data.records import Passage
 from tripletune.models.files import read_text
@@ -77,21 +77,14 @@ class LoopOptions(CheckedOptions):
     top_k: int = setting(5, "passages per round", at_least=1)
     planning: bool = setting(True, 'no retrieves once with the question and answers (ablation "without planning")')
     retrieval: bool = setting(True, 'no answers directly (ablation "without retrieval")')
-    evidence: Evidence = setting(
-        "triples",
-        "what the model reads of a step: its triples, or the text of its passages",
-        choices=get_args(Evidence),
-    )
+    evidence: Evidence = setting("triples", "what the model reads of a step: its triples, or the text of its passages")
     first_query: FirstQuery = setting(
-        "main_question",
-        "q_0: the main question (paper), or the first sub-query that the planner generated",
-        choices=get_args(FirstQuery),
+        "main_question", "q_0: the main question (paper), or the first sub-query that the planner generated"
     )
     context: Context = setting(
         "none",
         "the passages that come with a question: none; first, as t_0 instead of the first search (PopQA, TriviaQA); "
         "static, one a round without plans and searches (ASQA, ELI5)",
-        choices=get_args(Context),
     )
     triples_per_step: int | None = setting(
         None, "most triples per step, in the order of the passages; none keeps all", at_least=1

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 from tripletune.models.data.records import Step, normalize_answer
 from tripletune.models.data.triples import Triple
@@ -65,15 +65,12 @@ class CiragOptions(CheckedOptions):
         choices=GRANULARITIES,
     )
     extraction: Extraction = setting(
-        "two_step",
-        "triples of a passage: in two steps (figures 9 and 10), from one joint prompt, or from a store",
-        choices=get_args(Extraction),
+        "two_step", "triples of a passage: in two steps (figures 9 and 10), from one joint prompt, or from a store"
     )
     history: History = setting(
         "chat",
         "how the integrator reads earlier rounds: as turns of the chat, in which one sequence holds a whole "
         "trajectory, or as the section historical_context of one turn (figure 11)",
-        choices=get_args(History),
     )
     repairs: int = setting(1, "most repair turns for a reply that can't be used; the paper has none", at_least=0)
     prompts: str | None = setting(None, "folder with prompts of one's own: any of cirag_*.md")
