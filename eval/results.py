@@ -71,35 +71,32 @@ class ResultLog:
             self.path.touch()
             self._replaces, about = overwrite and self.path.stat().st_size > 0, self.folder / ABOUT
             self._about = about.read_bytes() if self._replaces and about.exists() else b""
-            if not self._replaces:
-                self._continue(retry_errors)
+            path, settings = self.folder / SETTINGS, self._settings
+            found = read_json(path) if path.exists() else {}
+            changed = [key for key in sorted(found.keys() | settings.keys()) if found.get(key) != settings.get(key)]
+            if not self.path.stat().st_size:
+                # A call that failed before its first answer, such as one with a misspelled model, sets nothing.
+                write_json(path, settings)
+            elif changed and not self._replaces:
+                details = "; ".join(f"{key} was {found.get(key)!r} and is {settings.get(key)!r}" for key in changed)
+                raise ValueError(
+                    f"{self.folder} holds results of another run: {details}. "
+                    "Pass --overwrite to start again, or another --output"
+                )
+            with self.path.open("rb+") as lines:
+                whole = sum(len(line) for line in lines if line.endswith(b"\n"))
+                lines.seek(0, os.SEEK_END)
+                if lines.tell() != whole:
+                    logger.warning("%s: the last line was cut off; its item runs again", self.path)
+                    lines.truncate(whole)
+            if retry_errors and not self._replaces:
+                with new_file(self.path) as scratch, scratch.open("w", encoding="utf-8") as file:
+                    kept = (row for row in read_results(self.path) if not row.get("error"))
+                    file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in kept)
             self.done = set() if self._replaces else {row["id"] for row in read_results(self.path)}
             self._file = self.path.open("a", encoding="utf-8")
             self.join(errors=not retry_errors)
             locked.pop_all()
-
-    def _continue(self, retry_errors: bool) -> None:
-        path, settings = self.folder / SETTINGS, self._settings
-        found = read_json(path) if path.exists() else {}
-        if not self.path.stat().st_size:
-            # A call that failed before its first answer, such as one with a misspelled model, sets nothing.
-            write_json(path, settings)
-        elif changed := [key for key in sorted(found.keys() | settings.keys()) if found.get(key) != settings.get(key)]:
-            details = "; ".join(f"{key} was {found.get(key)!r} and is {settings.get(key)!r}" for key in changed)
-            raise ValueError(
-                f"{self.folder} holds results of another run: {details}. "
-                "Pass --overwrite to start again, or another --output"
-            )
-        with self.path.open("rb+") as lines:
-            whole = sum(len(line) for line in lines if line.endswith(b"\n"))
-            lines.seek(0, os.SEEK_END)
-            if lines.tell() != whole:
-                logger.warning("%s: the last line was cut off; its item runs again", self.path)
-                lines.truncate(whole)
-        if retry_errors:
-            with new_file(self.path) as scratch, scratch.open("w", encoding="utf-8") as file:
-                kept = (row for row in read_results(self.path) if not row.get("error"))
-                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in kept)
 
     def join(self, errors: bool = True) -> None:
         """Take in the rows that other processes have written.

@@ -8,26 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tripletune.models.data.records import Step
     from tripletune.models.llm import Completion
     from tripletune.rag.retrievers import Retrieved
-
-StopReason = Literal[
-    "",
-    "sufficient",
-    "no_question",
-    "no_retrieval",
-    "no_searchable",
-    "max_rounds",
-    "repeated_subquery",
-    "malformed",
-    "single_pass",
-    "static_context",
-    "retrieval_off",
-]
 
 
 @dataclass(slots=True)
@@ -100,7 +86,7 @@ class Trace:
     steps: list[TraceStep] = field(default_factory=list)
     actions: list[TraceAction] = field(default_factory=list)
     answer: str = ""
-    stop_reason: StopReason = ""
+    stop_reason: str = ""
     malformed: int = 0
     unexpected: int = 0
     calls: int = 0

@@ -13,7 +13,7 @@ from tripletune.models.data.records import Passage, Step, normalize_answer
 from tripletune.models.llm import Message
 from tripletune.models.llm.replies import UnusableReply, ask, without_thoughts
 from tripletune.models.options import CheckedOptions, setting
-from tripletune.rag import StopReason, Trace, TraceAction
+from tripletune.rag import Trace, TraceAction
 from tripletune.rag.chat_generator import READER, answer_from
 from tripletune.rag.retrievers import Retriever
 from tripletune.rag.systems import QuestionClient, Tools, load_prompts, need
@@ -142,7 +142,7 @@ class Rounds:
         return self.trace
 
 
-def reason_to_stop(query: str, asked: set[str], rounds: int, max_rounds: int) -> StopReason:
+def reason_to_stop(query: str, asked: set[str], rounds: int, max_rounds: int) -> str:
     """Why a query is not searched: no round is left, or it was searched before; empty where it is.
 
     Args:

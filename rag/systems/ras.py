@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from tripletune.models.data.records import Action, ModelInput, Passage, Step, normalize_answer
 from tripletune.models.llm import Generator
 from tripletune.models.rendering import Plan, parse_plan
-from tripletune.rag import NOTING, StopReason, Trace, TraceAction
+from tripletune.rag import NOTING, Trace, TraceAction
 from tripletune.rag.chat_generator import ANSWER, PLAN, ChatGenerator, prompt_files
 from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import LoopOptions, System, Tools, need
@@ -84,7 +84,7 @@ async def _plan(question: str, steps: tuple[Step, ...], planner: Generator, opti
     return plan
 
 
-def _next_query(plan: Plan, steps: tuple[Step, ...], search: str, options: LoopOptions) -> tuple[str, StopReason]:
+def _next_query(plan: Plan, steps: tuple[Step, ...], search: str, options: LoopOptions) -> tuple[str, str]:
     """The query to search next, or the reason to stop."""
     if plan.action is Action.SUBQ:
         return plan.subquery, ""
