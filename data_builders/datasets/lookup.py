@@ -93,7 +93,6 @@ class JsonlIndex:
             number = where.rpartition(":")[2]
             for key in keys(where, row):
                 if self._seen.first("row", key, number) is not None:
-                    self._seen.first("repeated", key)
                     self.repeated_line = self.repeated_line or int(number)
         self._file = self.path.open("rb")
         self._starts = array("Q", accumulate(map(len, self._file), initial=0))
@@ -104,10 +103,6 @@ class JsonlIndex:
         """The row stored under `key` with its "file:line", or None."""
         number = self._seen.get("row", key)
         return None if number is None else (f"{self.path}:{number}", self._row(int(number)))
-
-    def is_repeated(self, key: str) -> bool:
-        """Whether more than one line has this key."""
-        return self._seen.get("repeated", key) is not None
 
     def _read(self, number: int) -> dict[str, Any]:
         self._file.seek(self._starts[number - 1])

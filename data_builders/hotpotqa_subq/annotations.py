@@ -182,9 +182,8 @@ class PartTeacher:
 
 
 class TripleFile:
-    """Triples by passage, from JSON lines `{"title", "text", "triples"}`.
+    """Triples by passage, from JSON lines `{"title", "text", "triples"}`; a passage is found by its content.
 
-    A passage is found by its content (`passage_key`), else by its title when one line alone has that title.
     Malformed triples, of which model output has some, are left out and counted.
     """
 
@@ -197,16 +196,13 @@ class TripleFile:
             if not isinstance(row.get("triples"), list):
                 raise ValueError(f"{where}: triples must be a list, found {shown(row.get('triples'))}")
             self.issues[MALFORMED_TRIPLES] += len(row["triples"]) - len(_good_triples(row["triples"]))
-            return [f"content {passage_key(title, text)}", f"title {title_key(title)}"]
+            return [passage_key(title, text)]
 
         self._index = JsonlIndex(path, keys)
 
     def of(self, passage: Passage) -> list[Triple]:
         """The well-formed triples of a passage; empty when the file does not cover it."""
-        found = self._index.get(f"content {passage_key(passage.title, passage.text)}")
-        title = f"title {title_key(passage.title)}"
-        if found is None and not self._index.is_repeated(title):
-            found = self._index.get(title)
+        found = self._index.get(passage_key(passage.title, passage.text))
         return _good_triples(found[1]["triples"]) if found else []
 
 

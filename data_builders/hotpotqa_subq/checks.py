@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tripletune.data_builders.datasets.kinds import facts_name
@@ -61,26 +60,16 @@ _LABEL = re.compile(
 _QUOTES = ('""', "''", "“”", "**", "``")
 
 
-@dataclass(frozen=True, slots=True)
-class KeptDocuments:
-    """The reply of the document filter.
-
-    Attributes:
-        numbers: Numbers of the kept documents as the teacher was shown them, from 1, in reasoning order.
-        answerable: Whether it says that they hold the answer.
-    """
-
-    numbers: tuple[int, ...]
-    answerable: bool = True
-
-
-def read_documents(text: str, shown: int, recovered: Counter[str] | None = None) -> KeptDocuments:
+def read_documents(text: str, shown: int, recovered: Counter[str] | None = None) -> tuple[list[int], bool]:
     """Read the document filter's reply: `{"documents": [2, 1], "answerable": true}`, or "2, 1".
 
     Args:
         text: The reply.
         shown: How many documents were shown.
         recovered: Counts what was not in this form and could be read all the same; of no meaning after an error.
+
+    Returns:
+        Numbers of the kept documents, from 1 as they were shown, in reasoning order; and whether they hold the answer.
 
     Raises:
         UnusableReply: it cannot be read, or a number is out of range or occurs twice.
@@ -105,7 +94,7 @@ def read_documents(text: str, shown: int, recovered: Counter[str] | None = None)
         )
     if len(set(kept)) < len(kept):
         raise UnusableReply(DropReason.WRONG_DOCUMENTS, "A document is named twice; name each at most once.")
-    return KeptDocuments(tuple(kept), answerable)
+    return kept, answerable
 
 
 def _documents_value(text: str, forms: Counter[str]) -> dict[str, Any]:

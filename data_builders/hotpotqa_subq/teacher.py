@@ -38,7 +38,6 @@ from tripletune.data_builders.hotpotqa_subq import (
 )
 from tripletune.data_builders.hotpotqa_subq.annotations import PROMPT_FOLDER, TripleFile
 from tripletune.data_builders.hotpotqa_subq.checks import (
-    KeptDocuments,
     check_answer_kept,
     check_subquery,
     read_documents,
@@ -145,19 +144,20 @@ class LLMTeacher:
         """Indices into `question.passages`, in reasoning order (section C.1)."""
         shown = shown_documents(question, self._shown)
 
-        def parse(text: str, recovered: Counter[str]) -> tuple[KeptDocuments, str]:
-            reply = read_documents(text, len(shown), recovered)
+        def parse(text: str, recovered: Counter[str]) -> tuple[list[int], bool, str]:
+            numbers, answerable = read_documents(text, len(shown), recovered)
+            kept = [shown[number - 1] for number in numbers]
             # "Nothing helps" and "not answerable" are judgements, no mistakes: they are not sent back.
-            if reply.numbers and reply.answerable:
-                check_answer_kept(question, shown, [shown[number - 1] for number in reply.numbers])
-            return reply, text
+            if kept and answerable:
+                check_answer_kept(question, shown, kept)
+            return kept, answerable, text
 
         messages = self._prompts.chat("subq_filter", filter_text(question, shown))
-        reply, text = await self._ask(FILTER_ROLE, messages, parse, question)
-        if not reply.numbers or not reply.answerable:
-            judgement = DropReason.NOT_ANSWERABLE if reply.numbers else DropReason.NO_HELPFUL
+        kept, answerable, text = await self._ask(FILTER_ROLE, messages, parse, question)
+        if not kept or not answerable:
+            judgement = DropReason.NOT_ANSWERABLE if kept else DropReason.NO_HELPFUL
             raise UnlabelledQuestion(judgement, "", FILTER_ROLE, text)
-        return [shown[number - 1] for number in reply.numbers]
+        return kept
 
     async def subqueries(self, question: Question, documents: list[int]) -> list[str]:
         """One sub-query for each kept document (section C.2), each with the earlier ones in view."""

@@ -29,8 +29,6 @@ def test_rows_are_found_by_key_with_their_line(tmp_path):
     assert index.get("b") == (f"{path}:3", rows[1])
     assert index.get("ä") == (f"{path}:1", rows[0])
     assert index.get("c") is None
-    assert index.is_repeated("ä")
-    assert not index.is_repeated("b")
     assert index.repeated_line == 5
 
 

@@ -12,7 +12,6 @@ from tripletune.data_builders.hotpotqa_subq.checks import (
     MORE_TEXT,
     OTHER_KEYS,
     TEXT_VALUES,
-    KeptDocuments,
     check_answer_kept,
     check_subquery,
     read_documents,
@@ -66,7 +65,7 @@ SUBQUERIES = [
 @pytest.mark.parametrize(("text", "expected", "note"), DOCUMENTS)
 def test_documents_are_read(text, expected, note):
     notes = Counter()
-    assert read_documents(text, 3, notes) == KeptDocuments(expected)
+    assert read_documents(text, 3, notes) == (list(expected), True)
     assert list(notes) == ([note] if note else [])
 
 
@@ -79,7 +78,7 @@ def test_documents_are_read(text, expected, note):
     ],
 )
 def test_a_reply_that_says_no_is_a_judgement(text):
-    assert read_documents(text, 3) == KeptDocuments((1, 2), False)
+    assert read_documents(text, 3) == ([1, 2], False)
 
 
 @pytest.mark.parametrize(("text", "note"), SUBQUERIES)
