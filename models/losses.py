@@ -72,6 +72,20 @@ def label_loss(
     return total / (num_items_in_batch if num_items_in_batch is not None else max(targets.numel(), 1))
 
 
+def target_loss(
+    outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+) -> torch.Tensor:
+    """`label_loss` of an encoder-decoder, whose logits stand at the tokens they predict.
+
+    Args:
+        outputs: With `logits` (B, T, V).
+        labels: (B, T), -100 where nothing is learned.
+        num_items_in_batch: Label tokens of the whole optimiser step.
+    """
+    keep = labels != IGNORED
+    return label_loss(outputs.logits[keep], labels[keep], None, num_items_in_batch)
+
+
 def learn_labels_only(model: Any) -> bool:
     """Make a causal language model compute logits at label positions alone when it is called with labels.
 

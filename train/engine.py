@@ -31,6 +31,7 @@ from transformers.trainer_callback import PrinterCallback
 from tripletune.models.data.records import IGNORED
 from tripletune.models.files import lock_folder, new_file
 from tripletune.models.loading import best_dtype
+from tripletune.models.losses import target_loss
 from tripletune.train.resume import forget_checkpoints, process_count, save_run_settings, set_result_aside, sharding
 
 if TYPE_CHECKING:
@@ -301,7 +302,8 @@ class Engine(EngineMixin, Trainer):
             train_dataset=task.train,
             eval_dataset=task.validation,
             processing_class=task.processor if isinstance(task.processor, PreTrainedTokenizerBase) else None,
-            compute_loss_func=task.loss(),
+            # Encoder-decoders take the mean over a micro-batch by themselves, which weighs short ones too much.
+            compute_loss_func=target_loss if task.model.config.is_encoder_decoder else None,
         )
         self.begin_run(task)
 

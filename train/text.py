@@ -21,7 +21,7 @@ from tripletune.models.options import setting
 from tripletune.train.tasks import Examples, TrainingTask, TrainSection, spread
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 Example = TypeVar("Example")
 
@@ -109,10 +109,6 @@ class TextTask(TrainingTask):
         pad = DataCollatorForSeq2Seq(self.processor, self.model, pad_to_multiple_of=8)
         return lambda rows: dict(pad([{name: row[name] for name in ("input_ids", "labels")} for row in rows]))
 
-    def loss(self) -> Callable[..., Any] | None:
-        """Encoder-decoders take the mean over a micro-batch by themselves, which weighs short ones too much."""
-        return target_loss if self.seq2seq else None
-
     def sampler(self, rows: Any, micro_batch: int, per_step: int) -> Any:
         """The order of the rows; packs are all of a length and come shuffled."""
         from tripletune.train.sampling import EpochSampler
@@ -135,23 +131,6 @@ class TextTask(TrainingTask):
         ids, labels = super().example()
         first = self.train[0].get("seq_lengths", [len(ids)])[0]
         return (ids, labels) if self.seq2seq else (ids[:first], labels[:first])
-
-
-def target_loss(
-    outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
-) -> torch.Tensor:
-    """Loss of an encoder-decoder, whose logits stand at the tokens they predict.
-
-    Args:
-        outputs: With `logits` (B, T, V).
-        labels: (B, T), -100 where nothing is learned.
-        num_items_in_batch: Label tokens of the whole optimiser step.
-    """
-    from tripletune.models.data.records import IGNORED
-    from tripletune.models.losses import label_loss
-
-    keep = labels != IGNORED
-    return label_loss(outputs.logits[keep], labels[keep], None, num_items_in_batch)
 
 
 def generate_replies(

@@ -311,10 +311,6 @@ class TrainingTask:
     def prepare(self) -> None:
         """What is learned before the first step, with the model on its device; not called when a run continues."""
 
-    def loss(self) -> Callable[..., Any] | None:
-        """Loss of outputs and labels, where the model's own will not do."""
-        return None
-
     def facts(self) -> dict[str, Any]:
         """More about the training, for `training.json`."""
         return {}
