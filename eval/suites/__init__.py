@@ -222,12 +222,19 @@ class Launched:
         logger.info("%d processes; progress is that of the first one's part", self.processes)
 
     def gather(self, value: Any = None) -> list[Any]:
-        """The values of all processes, when each has given its own."""
+        """The values of all processes, when each has given its own.
+
+        Raises:
+            ConnectionError: another process has ended.
+        """
         values = [value] * self.processes
         if self.processes > 1:
             import torch
 
-            torch.distributed.all_gather_object(values, value)
+            try:
+                torch.distributed.all_gather_object(values, value)
+            except RuntimeError as error:
+                raise ConnectionError("another process of this evaluation has ended: see what it said") from error
         return values
 
 
