@@ -1,6 +1,5 @@
 """The `tripletune` command: every program of the package under one name."""
 
-import difflib
 import runpy
 import sys
 
@@ -42,10 +41,9 @@ def main() -> None:
     if not [word for word in words if word not in ("-h", "--help", "build")]:
         sys.stdout.write(usage("build" if "build" in words else ""))
         return
-    near = difflib.get_close_matches(" ".join(words[:2]), PROGRAMS, 1) or difflib.get_close_matches(
-        words[0], PROGRAMS, 1
-    )
-    hint = f"; did you mean {near[0]}?" if near else ""
+    from tripletune.models.options import nearest
+
+    hint = nearest(" ".join(words[:2]), PROGRAMS) or nearest(words[0], PROGRAMS)
     sys.stderr.write(f"error: there is no program {' '.join(words[:2])}{hint}\n\n{usage()}")
     sys.exit(2)
 

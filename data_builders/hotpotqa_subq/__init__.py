@@ -27,7 +27,7 @@ AGAIN = "-again"
 # Two letters stand in many texts by chance: MuSiQue lists "NO" as an alias of Norway.
 _SHORTEST_ALIAS = 3
 # Of a passage's title: "Waterloo (1970 film)".
-_BRACKETED = re.compile(r"\s*\([^()]*\)")
+BRACKETED = re.compile(r"\s*\([^()]*\)")
 
 
 class DropReason(StrEnum):
@@ -249,7 +249,7 @@ def names_to_find(question: Question) -> list[str]:
     """Names on the way to the answer: of the hops' answers, the supporting passages and the gold evidence."""
     return [
         *(hop.answer for hop in question.hops),
-        *(_BRACKETED.sub("", question.passages[number].title) for number in question.supporting),
+        *(BRACKETED.sub("", question.passages[number].title) for number in question.supporting),
         *(name for evidence in question.evidences for name in (evidence.subject, evidence.object)),
     ]
 

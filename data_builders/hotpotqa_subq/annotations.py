@@ -14,6 +14,7 @@ from typing import Any
 from tripletune.data_builders.datasets.kinds import facts_name
 from tripletune.data_builders.datasets.lookup import JsonlIndex
 from tripletune.data_builders.hotpotqa_subq import (
+    BRACKETED,
     Annotation,
     DropReason,
     Question,
@@ -289,7 +290,6 @@ def _good_triples(rows: list[object]) -> list[Triple]:
     return [triple for row in rows if (triple := triple_of(row)) is not None]
 
 
-_BRACKETS = re.compile(r"\s*\([^()]*\)")
 _WORD = re.compile(r"\w+")
 # Questions have two or four supporting passages; beyond this, trying every order would take long.
 _MOST_PLACED_TOGETHER = 6
@@ -363,7 +363,7 @@ def _similarity(name: str, other: str) -> float:
     first, second = title_key(name), title_key(other)
     if first == second:
         return 1.0
-    if _BRACKETS.sub("", first) == _BRACKETS.sub("", second):
+    if BRACKETED.sub("", first) == BRACKETED.sub("", second):
         return 0.9
     words, others = set(_WORD.findall(first)), set(_WORD.findall(second))
     shared = len(words & others)

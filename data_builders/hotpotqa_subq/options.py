@@ -156,11 +156,6 @@ class BuildOptions(FolderOptions):
         """The split of a question; see `data_builders.datasets.writer.split_of`."""
         return self.split_name or split_of(question, self.seed, self.validation_fraction)
 
-    def is_mine(self, position: int) -> bool:
-        """Whether this process makes the calls of the row at this place of its source."""
-        number, count = (self.shard or "0/1").split("/")
-        return position % int(count) == int(number)
-
     def most_questions(self, reader: str) -> int | None:
         """Questions to read from a source at most; parts of the mix have a count of their own."""
         counts = {"asqa": self.asqa_count, "arc_easy": self.arc_easy_count}
@@ -191,8 +186,9 @@ def usable_questions(
     rows = islice(
         get_reader(source.reader)(source.location, issues, source.name), options.most_questions(source.reader)
     )
+    shard, count = map(int, (options.shard or "0/1").split("/"))
     for position, row in enumerate(progress(rows, source.name)):
-        mine = options.is_mine(position)
+        mine = position % count == shard
         reason = row.reason if isinstance(row, Dropped) else None
         if reason is None and seen.first("id", row.id) is not None:
             reason = DropReason.REPEATED_ID

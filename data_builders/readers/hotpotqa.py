@@ -6,7 +6,6 @@ Official: `{"_id", "question", "answer", "type", "supporting_facts": [[title, in
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -20,8 +19,6 @@ from tripletune.data_builders.readers._rows import (
     supporting_passages,
 )
 from tripletune.models.data.triples import Triple
-
-logger = logging.getLogger(__name__)
 
 OUT_OF_RANGE = "supporting facts with a sentence index out of range"
 
@@ -38,7 +35,6 @@ def read_questions(
     for any other the builder drops it. `evidences` reads the gold triples of a row, given where it stands.
     """
     issues = Counter() if issues is None else issues
-    before = issues[OUT_OF_RANGE]
     for where, row in source_rows(location):
         identity = required_text(row, ("_id", "id"), where)
         question = required_text(row, ("question",), where)
@@ -52,5 +48,3 @@ def read_questions(
             continue
         kind = str(row.get("type") or "")
         yield Question(identity, question, answers, passages, supporting, kind, source, evidences=triples)
-    if issues[OUT_OF_RANGE] > before:
-        logger.warning("%s: %d %s", location, issues[OUT_OF_RANGE] - before, OUT_OF_RANGE)

@@ -99,12 +99,11 @@ def test_context_titles_that_differ_in_case_are_told_apart(tmp_path):
     assert only(tmp_path, "hotpotqa", escaped).supporting == (0,)
 
 
-def test_supporting_fact_out_of_range_is_counted_and_keeps_its_passage(tmp_path, caplog):
+def test_supporting_fact_out_of_range_is_counted_and_keeps_its_passage(tmp_path):
     issues: Counter[str] = Counter()
     row = TWO_WIKI | {"supporting_facts": [["Dune", 9], ["Frank Herbert", 0]]}
     assert only(tmp_path, "two_wiki", row, issues).supporting == (0, 2)
     assert issues == {OUT_OF_RANGE: 1}
-    assert f"1 {OUT_OF_RANGE}" in caplog.text
 
 
 def test_supporting_title_outside_the_context_drops_the_row(tmp_path):
