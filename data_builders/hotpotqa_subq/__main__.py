@@ -193,7 +193,7 @@ def estimate(
     number, sample = 0, list[str]()
     with SeenTable() as seen:
         for source in (source for source in sources if source.needs_teacher):
-            for _, question in usable_questions(source, options, seen, Counter()):
+            for question in usable_questions(source, options, seen, Counter()):
                 number += bool(question.supporting)
                 for role, text, reply in _prompts(question, options):
                     prompt = system[role.replace(".", "_")] + text

@@ -155,9 +155,7 @@ class OpenSource:
         """A sentence for the card on a part of the mix that holds fewer questions than were asked for."""
         if self.source.reader not in PARTS or self.count is None or self.labelled >= self.count:
             return None
-        reasons = [f"{self.drops.total():,} were left out"] if self.drops else []
-        reasons += ["its file has no more"] if self.labelled + self.drops.total() < self.count else []
-        gave = f"gave {self.labelled:,} of the {self.count:,} questions asked for; {' and '.join(reasons)}"
+        gave = f"gave {self.labelled:,} of the {self.count:,} questions asked for"
         return f"Source {self.source.name} ({self.source.reader}) {gave}."
 
 
@@ -249,13 +247,13 @@ class _Build:
                 questions = usable_questions(one.source, self._options, seen, one.drops, one.issues)
                 work = partial(self._label, one)
                 async with aclosing(in_order(questions, work, self._options.concurrency)) as results:
-                    async for (position, question), found in results:
+                    async for question, found in results:
                         if isinstance(found, RepliesPending):
                             pending = found
                         elif isinstance(found, UnlabelledQuestion):
                             one.drops[found.reason.value] += 1
                             if isinstance(one.teacher, LLMTeacher):
-                                self._drop(one.source.name, position, question, found)
+                                self._drop(one.source.name, question, found)
                         else:
                             one.labelled += 1
                             if self.dataset is not None and not pending:
@@ -266,10 +264,7 @@ class _Build:
             told = self._client.pending_message() if isinstance(self._client, LedgerClient) else None
             raise RepliesPending(told or str(pending))
 
-    async def _label(
-        self, one: OpenSource, item: tuple[int, Question]
-    ) -> list[Record] | UnlabelledQuestion | RepliesPending:
-        question = item[1]
+    async def _label(self, one: OpenSource, question: Question) -> list[Record] | UnlabelledQuestion | RepliesPending:
         try:
             if isinstance(one.teacher, PartTeacher):
                 return one.teacher.records(question)
@@ -313,8 +308,8 @@ class _Build:
         answer = normalize_answer(await self._direct.answer(question))
         return answer in map(normalize_answer, question.answers)
 
-    def _drop(self, source: str, position: int, question: Question, error: UnlabelledQuestion) -> None:
-        """Write down that a teacher LLM could not label the question at a place of its source, counted from 0.
+    def _drop(self, source: str, question: Question, error: UnlabelledQuestion) -> None:
+        """Write down that a teacher LLM could not label a question.
 
         `dropped.ndjson` says the stage and the reason, what was wrong, and how the reply begins that stayed unusable
         after its repair turn. The whole reply is in the ledger.
@@ -323,7 +318,6 @@ class _Build:
             return
         line = {
             "source": source,
-            "row": position,
             "question_id": question.id,
             "question": question.question,
             "stage": error.stage,

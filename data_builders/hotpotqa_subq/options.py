@@ -171,8 +171,8 @@ class BuildOptions(FolderOptions):
 
 def usable_questions(
     source: Source, options: BuildOptions, seen: SeenTable, drops: Counter[str], issues: Counter[str] | None = None
-) -> Iterator[tuple[int, Question]]:
-    """The questions of a source that this process labels, each with its place in the file.
+) -> Iterator[Question]:
+    """The questions of a source that this process labels.
 
     A process of several looks at every row, so that all of them take the same rows for repeated.
 
@@ -195,4 +195,4 @@ def usable_questions(
         if mine and reason is not None:
             drops[reason.value] += 1
         elif mine and isinstance(row, Question):
-            yield position, row
+            yield row

@@ -61,7 +61,7 @@ class Labeller:
         """The questions of the sources that wait for replies, as JSON."""
         with SeenTable() as seen:
             for source in (one for one in sources if one.needs_teacher):
-                for _, question in usable_questions(source, self._options, seen, Counter()):
+                for question in usable_questions(source, self._options, seen, Counter()):
                     if self.label([question]):
                         yield json.dumps(asdict(question))
 

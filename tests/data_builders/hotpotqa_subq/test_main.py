@@ -333,7 +333,7 @@ def test_tokens_are_those_of_all_prompts(tmp_path):
     # All rows are of one length.
     source, options = Source("hotpotqa", "hotpotqa", str(tmp_path / "q.jsonl")), BuildOptions(str(tmp_path / "out"))
     with SeenTable() as seen:
-        _, question = next(usable_questions(source, options, seen, Counter()))
+        question = next(usable_questions(source, options, seen, Counter()))
     prompt = len(load_subq_prompts().texts["subq_filter"]) + len(filter_text(question, [0, 1]))
     assert stages[FILTER_ROLE] == [50, 50 * prompt / 4, 50 * 10]
     assert estimate([source], options, lambda text: 2 * len(text))[1][FILTER_ROLE] == [50, 50 * prompt * 2, 50 * 80]

@@ -79,10 +79,10 @@ def test_a_build_without_records_has_a_card_that_says_why(tmp_path, build, capsy
 def test_every_left_out_question_is_a_line(tmp_path, build):
     build()
     lines = [json.loads(line) for line in (tmp_path / "out" / DROPPED).read_text(encoding="utf-8").splitlines()]
-    assert [line["row"] for line in lines] == list(range(QUESTIONS))
+    assert [line["question_id"] for line in lines] == [f"id{n}" for n in range(QUESTIONS)]
     assert "no JSON object" in lines[3].pop("detail")
     assert lines[3] == {
-        "source": "hotpotqa", "row": 3, "question_id": "id3", "question": "Question number 3?", "stage": "subq.filter",
+        "source": "hotpotqa", "question_id": "id3", "question": "Question number 3?", "stage": "subq.filter",
         "reason": "a teacher's reply cannot be read", "reply": RAMBLE[:LONGEST_REPLY],
     }  # fmt: skip
     assert lines[2]["reply"] == BAD[2]
