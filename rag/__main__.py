@@ -41,7 +41,7 @@ from tripletune.rag.search import (
     open_search,
     search_problems,
 )
-from tripletune.rag.systems import LoopOptions, load_system, make_options, system_names
+from tripletune.rag.systems import LoopFlags, load_system, make_options, system_names
 from tripletune.rag.triple_store import TripleStore
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ _SHARD = re.compile(r"(\d+)/(\d+)")
 
 
 @dataclass(kw_only=True)
-class _Reading(SearchOptions):
+class _Reading(SearchOptions, LoopFlags):
     """What `ask` reads, and how it searches."""
 
     system: str = setting("ras", "the system", choices=system_names())
@@ -68,13 +68,11 @@ class _Part:
 
 def _ask(args: argparse.Namespace) -> None:
     """Answer the question and show every step on the way."""
-    reading, loop = from_arguments(_Reading, args), from_arguments(LoopOptions, args)
+    reading = from_arguments(_Reading, args)
     if not args.question.strip():
         raise ValueError("the question is empty")
     system = load_system(reading.system)
-    # Flags of systems that have these options; a system's own are given with --set.
-    flags = {item.name: value for item in fields(loop) if (value := getattr(loop, item.name)) != item.default}
-    options = make_options(system, flags, args.set)
+    options = make_options(system, reading, args.set)
     problems = search_problems(reading, system, options)
     corpus = reading.corpus if system.needs_corpus(options) else None
     if system.needs_corpus(options) and not corpus:
@@ -185,7 +183,6 @@ def _add_ask(commands: Any) -> None:
     add_arguments(parser, _Reading)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="an option of the system's "
         "own, for example max_passages=10; repeatable")  # fmt: skip
-    add_arguments(parser.add_argument_group("the loop"), LoopOptions)
     _add_teacher(parser)
     parser.set_defaults(run=_ask, level=logging.WARNING)
 

@@ -32,7 +32,7 @@ from tripletune.models.files import write_text
 from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.options import parse_command_line, setting, to_arguments, to_yaml
 from tripletune.models.program import run_program
-from tripletune.rag.systems import load_system, make_options
+from tripletune.rag.systems import LoopFlags, load_system, make_options
 from tripletune.rag.text_index import RetrieverKind
 
 TRAJECTORIES = "trajectories"
@@ -124,7 +124,7 @@ class CollectConfig:
 
     def check_options(self) -> None:
         """Raise `ValueError` when the loop does not take its options, or an embedder is missing."""
-        options = make_options(load_system(SYSTEM), {}, self.options)
+        options = make_options(load_system(SYSTEM), LoopFlags(), self.options)
         if (options.extraction == "store") != bool(self.triples):
             raise ValueError("extraction=store and a file of triples (--triples) go together: name both or none")
         if self.encoder is None and (options.rerank or self.retriever != "bm25"):

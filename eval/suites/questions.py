@@ -54,11 +54,10 @@ from tripletune.rag import Trace
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import ROLE
 from tripletune.rag.search import Opened, SearchOptions, extracts, open_search
-from tripletune.rag.systems import Evidence, FirstQuery, LoopOptions, Tools, load_system, make_options, system_names
+from tripletune.rag.systems import LoopFlags, LoopOptions, Tools, load_system, make_options, system_names
 from tripletune.rag.triple_store import read_gold
 
 logger = logging.getLogger(__name__)
-_LOOP = ("max_rounds", "top_k", "evidence", "first_query", "triples_per_step", "max_plan_tokens", "max_answer_tokens")
 SET_HELP = (
     "an option of the system's own, for example candidates=50 or granularities=triples,passages; with several systems "
     "cirag.candidates=50 is of one; repeatable"
@@ -71,7 +70,7 @@ LLM_HELP = (
 
 
 @dataclass(kw_only=True)
-class QuestionOptions(SearchOptions, SuiteOptions):
+class QuestionOptions(SearchOptions, LoopFlags, SuiteOptions):
     """Options of `tripletune eval run`."""
 
     system: str = setting(dataclasses.MISSING, f"what answers: {', '.join(system_names())}; or several", also="systems")
@@ -90,15 +89,6 @@ class QuestionOptions(SearchOptions, SuiteOptions):
     set: list[str] = setting([], SET_HELP)
     llm: list[str] = setting([], LLM_HELP)
     price: list[str] = setting([], PRICE_HELP)
-    max_rounds: int | None = setting(None, "most rounds of retrieval (default: the system's paper's)")
-    top_k: int | None = setting(None, "passages per round (default: the system's paper's)")
-    no_planning: bool = setting(False, "retrieve once with the question, then answer")
-    no_retrieval: bool = setting(False, "answer without retrieval")
-    evidence: Evidence | None = setting(None, "what models read (default: triples)")
-    first_query: FirstQuery | None = setting(None, "q_0 (default: main_question)")
-    triples_per_step: int | None = setting(None, "most triples per step (default: all)")
-    max_plan_tokens: int | None = setting(None, "longest plan (default: 64)")
-    max_answer_tokens: int | None = setting(None, "longest answer (default: the task's)")
     untrained: bool = setting(False, "allow a base model that was not trained, as a reference")
     planner_model: str | None = setting(None, "plan with this Graph-LLM; --model or the teacher answers")
     control: Control | None = setting(None, "what --model reads in place of the loop's facts: a control of its score")
@@ -122,7 +112,7 @@ _FIRST = ("system", "task", "data", "model", "output")
 _GROUPS: dict[str, tuple[str, ...]] = {
     "the run": ("limit", "concurrency", "overwrite", "retry_errors"),
     "retrieval": (*(item.name for item in dataclasses.fields(SearchOptions)), "gold"),
-    "the loop": (*_LOOP, "no_planning", "no_retrieval", "control", "control_run"),
+    "the loop": (*(item.name for item in dataclasses.fields(LoopFlags)), "control", "control_run"),
     "models": (
         "untrained",
         "planner_model",
@@ -165,14 +155,13 @@ class QuestionSuite(Suite):
         self.opened, self.home = opened or Opened(), home or Path(options.output)
         self.metrics = {name: metric for name, metric in find_metrics().items() if name in self.task.metrics}
         self.options, self.prices = options, read_prices(options.price)
-        flags = {name: getattr(options, name) for name in _LOOP}
-        flags |= {name: False for name in ("planning", "retrieval") if getattr(options, f"no_{name}")}
-        if flags["max_answer_tokens"] is None and issubclass(self.system.options, LoopOptions):
+        protocol: dict[str, Any] = {}
+        if issubclass(self.system.options, LoopOptions):
             # The task's limit is for an answer alone, without a thought before it.
-            flags["max_answer_tokens"] = self.task.max_answer_tokens
-        if flags["top_k"] is None and not any(word.startswith("top_k=") for word in options.set):
-            flags["top_k"] = self.task.top_k
-        self.loop = make_options(self.system, flags, options.set)
+            protocol["max_answer_tokens"] = self.task.max_answer_tokens
+        if self.task.top_k is not None:
+            protocol["top_k"] = self.task.top_k
+        self.loop = make_options(self.system, options, options.set, protocol)
         if problems := run_problems(options, self.system, self.loop, teacher):
             raise ValueError("; ".join(problems))
         self._notes: Counter[str] = Counter()

@@ -100,6 +100,21 @@ class LoopOptions(CheckedOptions):
     prompts: str | None = setting(None, "folder with prompts of one's own for a chat model: ras_*.md, answer_*.md")
 
 
+@dataclass(kw_only=True)
+class LoopFlags:
+    """Options that many systems have, as flags of a program; None: as in the system's paper."""
+
+    max_rounds: int | None = setting(None, "most rounds of retrieval (default: the system's paper's)")
+    top_k: int | None = setting(None, "passages per round (default: the system's paper's)")
+    evidence: Evidence | None = setting(None, "what models read (default: triples)")
+    first_query: FirstQuery | None = setting(None, "q_0 (default: main_question)")
+    triples_per_step: int | None = setting(None, "most triples per step (default: all)")
+    max_plan_tokens: int | None = setting(None, "longest plan (default: 64)")
+    max_answer_tokens: int | None = setting(None, "longest answer (default: the task's)")
+    no_planning: bool = setting(False, "retrieve once with the question, then answer")
+    no_retrieval: bool = setting(False, "answer without retrieval")
+
+
 @dataclass(frozen=True, slots=True)
 class System:
     """A way of answering questions.
@@ -149,13 +164,16 @@ def load_system(name: str) -> System:
     return system
 
 
-def make_options(system: System, flags: Mapping[str, Any], settings: Sequence[str] = ()) -> Any:
+def make_options(
+    system: System, flags: LoopFlags, settings: Sequence[str] = (), protocol: Mapping[str, Any] | None = None
+) -> Any:
     """The options of a system: flags that many systems have, and `--set NAME=VALUE` for every field.
 
     Args:
         system: The system.
-        flags: Fields by name; those that are None were not given.
+        flags: The flags.
         settings: `NAME=VALUE` texts; they go before the flags.
+        protocol: What a task asks for, by field; the flags go before it.
 
     Returns:
         An instance of `system.options`; what is not given has its default, which is the paper's.
@@ -163,9 +181,12 @@ def make_options(system: System, flags: Mapping[str, Any], settings: Sequence[st
     Raises:
         ValueError: a name or a value makes no sense for the system; all problems are named at once.
     """
-    owner = f"system {system.name!r}"
+    owner, given = f"system {system.name!r}", dict(protocol or {})
+    for name in (item.name for item in fields(LoopFlags)):
+        value = getattr(flags, name)
+        if value is not None and value is not False:
+            given[name.removeprefix("no_")] = False if value is True else value
     values, problems = set_values(system.options, settings, owner)
-    given = {name: value for name, value in flags.items() if value is not None}
     known = [item.name for item in fields(system.options)]
     problems += [
         f"--{name.replace('_', '-')}: {owner} has no option {name!r}"

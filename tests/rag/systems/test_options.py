@@ -2,27 +2,27 @@ from __future__ import annotations
 
 import pytest
 
-from tripletune.rag.systems import PROMPT_FOLDER, LoopOptions, load_prompts, make_options
+from tripletune.rag.systems import PROMPT_FOLDER, LoopFlags, LoopOptions, load_prompts, make_options
 from tripletune.rag.systems.cirag import PROMPT_NAMES, SYSTEM, CiragOptions
 from tripletune.rag.systems.ras import SYSTEM as RAS
 
 
 def test_what_is_not_given_keeps_the_papers_default():
-    options = make_options(SYSTEM, {"max_rounds": None, "top_k": None})
+    options = make_options(SYSTEM, LoopFlags())
     assert (options.max_rounds, options.top_k, options.candidates, options.rerank) == (4, 10, 30, True)
     assert (options.granularities, options.extraction) == (("triples", "sentences", "passages"), "two_step")
-    assert make_options(RAS, {"max_rounds": 3, "top_k": None}) == LoopOptions(max_rounds=3)
+    assert make_options(RAS, LoopFlags(max_rounds=3)) == LoopOptions(max_rounds=3)
 
 
 def test_settings_are_read_by_the_type_of_their_field():
     settings = ["candidates=50", "rerank=no", "granularities=triples, passages", "extraction=joint", "max-rounds=2"]
-    assert make_options(SYSTEM, {"top_k": 5}, settings) == CiragOptions(
+    assert make_options(SYSTEM, LoopFlags(top_k=5), settings) == CiragOptions(
         top_k=5, candidates=50, rerank=False, granularities=("triples", "passages"), extraction="joint", max_rounds=2
     )
     off = LoopOptions(triples_per_step=7, planning=False)
-    assert make_options(RAS, {}, ["triples_per_step=7", "planning=off"]) == off
-    assert make_options(RAS, {}, ["triples_per_step=none"]).triples_per_step is None
-    assert make_options(SYSTEM, {}, ["prompts=my/folder"]).prompts == "my/folder"
+    assert make_options(RAS, LoopFlags(), ["triples_per_step=7", "planning=off"]) == off
+    assert make_options(RAS, LoopFlags(), ["triples_per_step=none"]).triples_per_step is None
+    assert make_options(SYSTEM, LoopFlags(), ["prompts=my/folder"]).prompts == "my/folder"
 
 
 @pytest.mark.parametrize(
@@ -35,12 +35,12 @@ def test_settings_are_read_by_the_type_of_their_field():
         ({}, ["rerank=perhaps"], "is not true or false"),
         ({}, ["history=book"], "is not one of chat, section"),
         ({}, ["candidates=0"], "candidates: 0 must"),
-        ({"planning": False}, ["rerank=7"], "not true or false.*no option 'planning'"),
+        ({"no_planning": True}, ["rerank=7"], "not true or false.*no option 'planning'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(flags, settings, message):
     with pytest.raises(ValueError, match=message):
-        make_options(SYSTEM, flags, settings)
+        make_options(SYSTEM, LoopFlags(**flags), settings)
 
 
 def test_all_wrong_options_are_named_at_once():
