@@ -296,7 +296,7 @@ def read_passages(
             raise ValueError(f'{where}: a passage needs "text", a string; the line has {", ".join(row) or "nothing"}')
         if not isinstance(title, (str, type(None))):
             raise ValueError(f'{where}: "title" must be a string, found {type(title).__name__}')
-        if not (text and text.strip()) and not (title and title.strip()):
+        if not f"{title or ''}{text or ''}".strip():
             counts.empty += 1
             continue
         # The place in the file stands for an id, which costs a digest to make and is not looked at.

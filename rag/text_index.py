@@ -181,13 +181,13 @@ class VectorIndex:
 class FusedIndex:
     """Reciprocal rank fusion (Cormack et al., 2009): the sum of `1 / (constant + rank)` over the indexes."""
 
-    def __init__(self, parts: Sequence[TextIndex], constant: int = 60, depth: int = 100) -> None:
-        self._parts, self._constant, self._depth = parts, constant, depth
+    def __init__(self, parts: Sequence[TextIndex]) -> None:
+        self._parts = parts
 
     async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """See `TextIndex`; the first `depth` (at least `k`) rows of each index are fused."""
-        found = await asyncio.gather(*(part.rank(queries, max(k, self._depth)) for part in self._parts))
-        return [reciprocal_rank_fusion(rankings, self._constant)[:k] for rankings in zip(*found)]
+        """See `TextIndex`; the first 100 (at least `k`) rows of each index are fused."""
+        found = await asyncio.gather(*(part.rank(queries, max(k, 100)) for part in self._parts))
+        return [reciprocal_rank_fusion(rankings)[:k] for rankings in zip(*found)]
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Sequence[tuple[int, float]]], constant: int = 60) -> Ranking:
