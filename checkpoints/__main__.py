@@ -72,8 +72,6 @@ def _export(args: argparse.Namespace) -> None:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    if not args.tolerance >= 0:
-        raise ValueError(f"--tolerance is {args.tolerance}: it must not be negative")
     comparisons = verify(args.folder, args.run, args.tolerance)
     print(comparison_table(comparisons))
     if all(comparison.passed for comparison in comparisons):

@@ -148,11 +148,9 @@ def add_adapter(
         targets: Linear layers of the language model to adapt; "all-linear" adapts every one but the output layer.
 
     Raises:
-        ValueError: nothing would be trained, or a target does not exist.
+        ValueError: a target does not exist.
     """
     use_graph = model.config.use_graph
-    if not lora and not use_graph:
-        raise ValueError("lora is off and use_graph is off: nothing is left to train")
     chosen = chosen_layers(model.language_model, targets, model.config.base_model) if lora else set()
     model.labels_only = scales_alike(model.language_model)
     # A pattern, because the graph encoder's own linear layers must not be adapted on top of being trained.

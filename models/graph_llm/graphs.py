@@ -149,9 +149,6 @@ class GraphEncoder(nn.Module):
         num_heads: Attention heads (not used by GCN).
         dropout: Dropout between layers.
         attention_dropout: Dropout of attention weights (not used by GCN).
-
-    Raises:
-        ValueError: unknown architecture, or H is not a multiple of the heads.
     """
 
     def __init__(
@@ -165,10 +162,6 @@ class GraphEncoder(nn.Module):
         attention_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if architecture not in ARCHITECTURES:
-            raise ValueError(f"graph architecture {architecture!r} is not one of {', '.join(ARCHITECTURES)}")
-        if hidden_width % num_heads:
-            raise ValueError(f"graph hidden width {hidden_width} is not a multiple of its {num_heads} heads")
         self.hidden_width = hidden_width
         self.convolutions = nn.ModuleList()
         self.norms = nn.ModuleList()

@@ -42,9 +42,6 @@ class Sampling:
         stop: The reply ends before any of these texts.
         seed: For servers that take one. Replies to the same messages under two seeds are two calls.
         schema: A JSON schema, as JSON text, for servers that hold the reply to one.
-
-    Raises:
-        ValueError: a value makes no sense.
     """
 
     temperature: float = 0.0
@@ -53,14 +50,6 @@ class Sampling:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     schema: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ValueError(f"temperature {self.temperature}: it must be 0 (greedy) or more")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p {self.top_p}: it must be above 0 and at most 1")
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens {self.max_tokens}: it must be at least 1")
 
     def to_json(self) -> dict[str, Any]:
         """The settings as the ledger's key has them. A field that comes later is left out at its default, or every key

@@ -40,15 +40,9 @@ _ROOM = 64
 
 
 class ContinuousBatch(Decoder):
-    """A causal language model and the requests it works on; see `Decoder`.
-
-    Raises:
-        ValueError: the model's attention does not keep all tokens (see `fits`).
-    """
+    """A causal language model that `fits`, and the requests it works on; see `Decoder`."""
 
     def __init__(self, model: Any, *arguments: Any, **options: Any) -> None:
-        if not fits(model):
-            raise ValueError(f"{type(model).__name__} forgets tokens (sliding window or recurrent): use `generate`")
         super().__init__(model, *arguments, **options)
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._takes = set(inspect.signature(type(inner).forward).parameters)

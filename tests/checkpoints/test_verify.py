@@ -105,11 +105,6 @@ def test_damage_is_one_line(damage: Callable[[Path], None], words: str, export_c
     assert words in err
 
 
-def test_tolerance_must_be_a_number_not_below_zero(tiny_export: Path, cli: Cli) -> None:
-    assert cli("verify", tiny_export, "--tolerance", "nan")[0] == 2
-    assert cli("verify", tiny_export, "--tolerance=-1")[0] == 2
-
-
 def _observation(**changes: object) -> dict[str, object]:
     case = {"name": "a", "prompt_ids": [1], "logit_ids": [0, 1], "logits": [0.5, 1.0], "log_normaliser": 2.0}
     return {"cases": [{**case, "reply_ids": [7, 2], **changes}]}

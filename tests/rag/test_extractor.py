@@ -172,7 +172,6 @@ def test_the_command_and_its_second_run(adapter, tmp_path, capsys):
 def test_damaged_folders_are_one_line(adapter, tmp_path, capsys):
     for number, (name, content, message) in enumerate((
         ("adapter_model.safetensors", "cut off", "cannot be read"),
-        ("prompt.md", " ", "instruction is empty"),
         ("adapter_config.json", '{"peft_type": "LORA", "base_model_name_or_path": "/gone"}', "'/gone'"),
     )):  # fmt: skip
         folder = tmp_path / f"damaged{number}"

@@ -12,6 +12,7 @@ import re
 import urllib.parse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from tripletune.models.llm import Backend, Sampling, ledger_name
@@ -86,7 +87,7 @@ class LLMOptions(CheckedOptions):
         """The base URLs; None is the provider's."""
         return [None] if self.url is None else [url.strip() for url in self.url.split(",")]
 
-    @property
+    @cached_property
     def extra_fields(self) -> dict[str, Any] | None:
         """The fields of `extra`.
 
@@ -100,14 +101,6 @@ class LLMOptions(CheckedOptions):
         if found is not None and not isinstance(found, dict):
             raise ValueError('extra must be a JSON object, for example {"reasoning_effort": "low"}')
         return found
-
-    def sends_temperature(self, usual: bool) -> bool:
-        """Whether temperature and top_p are sent.
-
-        Args:
-            usual: What "auto" stands for.
-        """
-        return usual if self.send_temperature == "auto" else self.send_temperature == "yes"
 
     @property
     def ledger_name(self) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from tripletune.models.llm import CallError, Completion, Message, Sampling, SetupError
+from tripletune.models.llm import Completion, Message, Sampling, SetupError
 from tripletune.models.llm.backends import BackendKind, LLMOptions
 from tripletune.models.llm.backends.openai import HostedBackend, count, sampling_fields
 
@@ -58,7 +58,7 @@ class AnthropicBackend(HostedBackend):
     def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
         super().__init__(options, api_key)
         self.body = partial(messages_body, options)
-        self.send_temperature = options.sends_temperature(False)
+        self.send_temperature = options.send_temperature == "yes"
         if self.send_temperature:
             self.headers = {"anthropic-version": _SAMPLING_VERSION}
         else:
@@ -80,16 +80,13 @@ def messages_body(options: LLMOptions, messages: Sequence[Message], sampling: Sa
         sampling: How the reply is drawn; its seed is not sent.
 
     Raises:
-        CallError: the chat has no turn of the user.
         SetupError: a temperature or a schema was asked for that is not sent.
     """
     system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
     turns = [{"role": turn["role"], "content": turn["content"]} for turn in messages if turn["role"] != "system"]
-    if not turns:
-        raise CallError("the chat has no user turn: Anthropic's API wants one beside the system prompt")
     if sampling.schema is not None:
         raise SetupError("a reply is to be held to a JSON schema, which this backend can't: leave that option out")
-    fields = sampling_fields(sampling, options.sends_temperature(False))
+    fields = sampling_fields(sampling, options.send_temperature == "yes")
     if fields.get("top_p") == 1:
         # Some models take one of the two and not both.
         del fields["top_p"]

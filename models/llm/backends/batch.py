@@ -220,8 +220,6 @@ def import_replies(ledger: Ledger, path: str | Path) -> Counter[str] | None:
                 raise ValueError(f"{where}: {error}. Nothing was imported") from None
             counts[_store(connection, reply, ledger.path)] += 1
         total = counts.total()
-        if not total:
-            raise ValueError(f"{path} holds no reply: the file is empty")
         if total == counts["unknown"]:
             raise ValueError(
                 f"{path}: none of its {total} replies belongs to a call of {ledger.path}; is it the right ledger?"

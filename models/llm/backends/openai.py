@@ -247,7 +247,7 @@ class OpenAIBackend(HostedBackend):
     def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
         super().__init__(options, api_key)
         self.body = partial(chat_body, options, self.official)
-        self.send_temperature = options.sends_temperature(True)
+        self.send_temperature = options.send_temperature != "no"
         if not self.send_temperature:
             logger.warning("%s: temperature is not sent; replies are drawn with the server's own settings", self.model)
 
@@ -277,7 +277,7 @@ def chat_body(options: LLMOptions, official: bool, messages: Sequence[Message], 
         "model": options.model,
         "messages": [{"role": message["role"], "content": message["content"]} for message in messages],
         token_field: sampling.max_tokens,
-        **sampling_fields(sampling, options.sends_temperature(True)),
+        **sampling_fields(sampling, options.send_temperature != "no"),
     }
     if sampling.stop:
         body["stop"] = list(sampling.stop)

@@ -192,10 +192,3 @@ def test_attention_weights_are_dropped_in_training_alone(architecture: str) -> N
     assert torch.equal(model(one), encoder(architecture, dropout=0.0)(one))
     model.train()
     assert not torch.equal(model(one), model(one))
-
-
-def test_unusable_shapes_are_refused() -> None:
-    with pytest.raises(ValueError, match="not one of graph_transformer, gat, gcn"):
-        GraphEncoder("mlp", 6)
-    with pytest.raises(ValueError, match="not a multiple of its 3 heads"):
-        GraphEncoder("gat", 6, hidden_width=8, num_heads=3)

@@ -306,7 +306,7 @@ def test_live_replies_stand_against_late_ones(tmp_path, capsys):
         ("[]", ":2: expected a JSON object"),
         ("{}", ":2: it is not a reply of a batch: there is no custom_id"),
         ('{"custom_id": "x"}', "(is it a request file?). Nothing was imported"),
-        ("", "replies.jsonl holds no reply: the file is empty"),
+        ("", "none of its 0 replies belongs to a call"),
     ],
 )
 def test_a_bad_file_changes_nothing(tmp_path, capsys, text, words):
