@@ -162,8 +162,7 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
         The exit code: 1 when every single item failed.
 
     Raises:
-        ValueError: an output folder holds results of another run, or can't be used; or several processes would share
-            several suites.
+        ValueError: an output folder holds results of another run or can't be used, or processes share several suites.
         RepliesPending: items wait for a batch; run again when it is answered. The other items have their rows.
         CallError: the model's server does not answer, or a key, an address or a model's name is at fault.
         RunsFailed: that, or anything else, happened to some of several suites.
@@ -171,9 +170,7 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
     logs: list[ResultLog] = []
     launched = Launched()
     if launched.processes > 1 and len(suites) > 1:
-        raise ValueError(
-            "several processes share one evaluation: name one --system and one --task, or start one process"
-        )
+        raise ValueError("several processes share one evaluation: name one --system and --task, or start one process")
     try:
         for suite in suites:
             options = suite.options

@@ -455,10 +455,8 @@ class GraphTask(TrainingTask):
             "its logits are computed everywhere": not base.labels_only,
             "shared prefixes need a mask": masked,
         }
-        why = next((reason for reason, holds in reasons.items() if holds), None)
-        return (
-            f"the rows of a batch are padded: {why}" if why else "the rows of a batch lie end to end, without padding"
-        )
+        padded = (f"are padded: {reason}" for reason, holds in reasons.items() if holds)
+        return f"the rows of a batch {next(padded, 'lie end to end, without padding')}"
 
     def example(self) -> tuple[list[int], list[int]]:
         """Tokens and labels of the first record; with shared prefixes of its question's first records."""
