@@ -85,7 +85,7 @@ def search_problems(options: SearchOptions, system: System, loop: Any) -> list[s
     if system.needs_triples(loop) and not (options.triples or options.extractor):
         instead = "--evidence text" if isinstance(loop, LoopOptions) else "other options"
         problems.append(f"--system {system.name} reads triples: give --triples FILE, --extractor MODEL, or {instead}")
-    if system.searches_triples(loop) and extracts(options):
+    if system.searches_triples(loop) and options.extractor and extracts(options):
         problems.append(
             f"--system {system.name} searches the triples of the whole corpus, which --extractor {options.extractor} "
             "can't read in the loop: run `tripletune rag extract` first and give its store as --triples"
@@ -124,10 +124,10 @@ def build_indexes(options: SearchOptions, embedder: Embedder | None = None) -> N
 
 
 def extracts(options: SearchOptions) -> bool:
-    """Whether `--extractor` is a model that reads passages in the loop, and not one whose triples `--triples` holds."""
-    name = options.extractor
-    if not name or not options.triples or not is_store(options.triples):
-        return bool(name)
+    """Whether the `--extractor` given reads passages in the loop, and is not one whose triples `--triples` holds."""
+    name = options.extractor or ""
+    if not options.triples or not is_store(options.triples):
+        return True
     with closing(TripleStore(options.triples, create=False)) as store:
         stored = [one.model for one in store.extractors()]
     # Anything else is a name that the store lacks, and what it has is worth telling.
@@ -196,7 +196,7 @@ def open_search(
     store: TripleSource | None = None
     if options.encoder and corpus and (options.retriever != "bm25" or system.needs_reranker(loop)):
         embedder = search_embedder(options)
-    if system.needs_triples(loop) and extracts(options):
+    if system.needs_triples(loop) and options.extractor and extracts(options):
         which = ("extraction", options.triples or index, options.extractor, options.extractor_set)
         store = once(which, lambda: open_extraction(options, index, llm, teacher))
     elif system.needs_triples(loop):

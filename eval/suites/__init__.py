@@ -181,7 +181,8 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
             if not launched.process:
                 about = {"command": [redact(word) for word in suite.command], "questions": len(suite.ids)}
                 write_json(log.folder / ABOUT, about | {"data": options.data, "concurrency": suite.concurrency})
-                launched.gather(log.done)
+                if launched.processes > 1:
+                    launched.gather(log.done)
         codes, pending = asyncio.run(_run_all(suites, logs, launched, console))
     finally:
         for log in logs:
@@ -224,14 +225,13 @@ class Launched:
         Raises:
             ConnectionError: another process has ended.
         """
-        values = [value] * self.processes
-        if self.processes > 1:
-            import torch
+        import torch
 
-            try:
-                torch.distributed.all_gather_object(values, value)
-            except RuntimeError as error:
-                raise ConnectionError("another process of this evaluation has ended: see what it said") from error
+        values: list[Any] = [None] * self.processes
+        try:
+            torch.distributed.all_gather_object(values, value)
+        except RuntimeError as error:
+            raise ConnectionError("another process of this evaluation has ended: see what it said") from error
         return values
 
 
@@ -255,7 +255,8 @@ async def _run_all(
                     waits = await _answer(suite, log, frozenset(mine))
                 if launched.process:
                     log.close()
-                waits = sum(launched.gather(waits))
+                if launched.processes > 1:
+                    waits = sum(launched.gather(waits))
                 if not waits and not launched.process:
                     log.join()
                     codes.append(_finish(suite, log, len(log.done) - before, time.perf_counter() - started, console))

@@ -270,7 +270,7 @@ class QuestionSuite(Suite):
             models["control_run"] = file_digest(Path(options.control_run) / RESULTS)
         if options.gold:
             models["gold"] = file_digest(options.gold)
-        if triples and extracts(options):
+        if triples and options.extractor and extracts(options):
             found: Any = extractor_settings(options)
         else:
             found = triples_settings(str(options.triples), options.extractor) if triples else None

@@ -83,18 +83,30 @@ class Projector(nn.Sequential):
         in_width: H.
         width: Width between the layers.
         out_width: W.
-        norm: See `GraphLLMConfig.graph_token_norm`; with it the empty graph's token is zero.
+        bias: Whether the second layer has a bias.
     """
 
-    def __init__(self, in_width: int, width: int, out_width: int, norm: float | None = None) -> None:
-        up, out = nn.Linear(in_width, width), nn.Linear(width, out_width, bias=norm is None)
+    def __init__(self, in_width: int, width: int, out_width: int, bias: bool = True) -> None:
+        up, out = nn.Linear(in_width, width), nn.Linear(width, out_width, bias=bias)
         super().__init__(OrderedDict(up=up, sigmoid=nn.Sigmoid(), out=out))
+
+
+class NormalisedProjector(Projector):
+    """A projector without the offset that any two graphs share: the empty graph's token is zero.
+
+    Args:
+        in_width: H.
+        width: Width between the layers.
+        out_width: W.
+        norm: Length of every other token; see `GraphLLMConfig.graph_token_norm`.
+    """
+
+    def __init__(self, in_width: int, width: int, out_width: int, norm: float) -> None:
+        super().__init__(in_width, width, out_width, bias=False)
         self.norm = norm
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Graph tokens of encoded graphs."""
-        if self.norm is None:
-            return super().forward(input)
+        """Graph tokens (B, W) of encoded graphs (B, H)."""
         # What differs between graphs is some hundredths of the offset, which bfloat16 rounds.
         with torch.autocast(input.device.type, enabled=False):
             vectors = input.to(self.up.weight.dtype)
@@ -148,12 +160,9 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
                 config.graph_dropout,
                 config.graph_attention_dropout,
             )
-            self.projector = Projector(
-                config.graph_hidden_width,
-                config.projector_width,
-                config.text_config.hidden_size,
-                config.graph_token_norm,
-            )
+            widths = config.graph_hidden_width, config.projector_width, config.text_config.hidden_size
+            norm = config.graph_token_norm
+            self.projector = Projector(*widths) if norm is None else NormalisedProjector(*widths, norm)
         if hasattr(language_model, "generation_config"):
             self.generation_config = language_model.generation_config
         self.post_init()
