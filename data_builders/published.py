@@ -27,7 +27,6 @@ from __future__ import annotations
 import ast
 import csv
 import hashlib
-import io
 import random
 import re
 from collections import Counter
@@ -173,10 +172,11 @@ def read_explagraphs(path: str | Path, issues: Counter[str] | None = None) -> It
         ValueError: a line does not have four columns, or its label is unknown; the message has file and line.
     """
     issues = Counter() if issues is None else issues
-    rows = csv.reader(io.StringIO(read_text(path).removeprefix("\ufeff"), newline=""), delimiter="\t")
-    for columns in filter(None, rows):
-        number = rows.line_num
-        where = f"{path}:{number}"
+    for number, line in enumerate(read_text(path).removeprefix("\ufeff").split("\n"), 1):
+        if not line.strip():
+            continue
+        # By itself: an open quotation mark does not take in the lines after it.
+        (columns,), where = csv.reader([line], delimiter="\t"), f"{path}:{number}"
         if len(columns) != 4:
             raise ValueError(f"{where}: expected 4 tab-separated columns, found {len(columns)}")
         first, second, label, graph = map(str.strip, columns)

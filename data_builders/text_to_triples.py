@@ -120,7 +120,7 @@ def build_pairs(
     check_names(sources)
     for source in (*sources, *excluded):
         check_source(source)
-        if source.name == ENTITY_SOURCE:
+        if source.name == ENTITY_SOURCE and source in sources:
             raise ValueError(f"{source.name!r} stands for the pairs of --entity-share: name the source otherwise")
     build = _Build(sources, excluded, options)
     files = [path for one in (*sources, *excluded) for path in (one.location, one.annotations) if path]

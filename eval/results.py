@@ -36,6 +36,7 @@ class ResultLog:
         overwrite: Start again, whatever the folder holds of an earlier run; that goes with the first new row.
         retry_errors: Forget rows with an "error", so that they are run again.
         part: Of another process than the first one of a run: its number, and the items that are done.
+        about: What `run.json` tells of the run.
 
     Raises:
         ValueError: the folder was made with other settings, its results are damaged before the last line, or another
@@ -49,10 +50,11 @@ class ResultLog:
         overwrite: bool = False,
         retry_errors: bool = False,
         part: tuple[int, set[str]] | None = None,
+        about: dict[str, Any] | None = None,
     ) -> None:
         self.folder = Path(folder)
         self.path = self.folder / RESULTS
-        self._settings = json.loads(json.dumps(settings))
+        self._settings, self._about = json.loads(json.dumps(settings)), about or {}
         # Of other settings no row is taken in, whatever happened between.
         self._parts = f"results.{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]}"
         if part is not None:
@@ -69,10 +71,9 @@ class ResultLog:
             for old in self.folder.glob(f"{self._parts}.*") if overwrite else ():
                 old.unlink()
             self.path.touch()
-            self._replaces, about = overwrite and self.path.stat().st_size > 0, self.folder / ABOUT
-            self._about = about.read_bytes() if self._replaces and about.exists() else b""
+            self._replaces = overwrite and self.path.stat().st_size > 0
             path, settings = self.folder / SETTINGS, self._settings
-            found = read_json(path) if path.exists() else {}
+            found = read_json(path) if path.exists() and not self._replaces else {}
             changed = [key for key in sorted(found.keys() | settings.keys()) if found.get(key) != settings.get(key)]
             if not self.path.stat().st_size:
                 # A call that failed before its first answer, such as one with a misspelled model, sets nothing.
@@ -96,6 +97,8 @@ class ResultLog:
             self.done = set() if self._replaces else {row["id"] for row in read_results(self.path)}
             self._file = self.path.open("a", encoding="utf-8")
             self.join(errors=not retry_errors)
+            if not self._replaces:
+                write_json(self.folder / ABOUT, self._about)
             locked.pop_all()
 
     def join(self, errors: bool = True) -> None:
@@ -117,6 +120,7 @@ class ResultLog:
             self._file.truncate(0)
             (self.folder / METRICS).unlink(missing_ok=True)
             write_json(self.folder / SETTINGS, self._settings)
+            write_json(self.folder / ABOUT, self._about)
         self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
         self._file.flush()
         self.done.add(row["id"])
@@ -148,10 +152,8 @@ class ResultLog:
                 target.write(source.readline())
 
     def close(self) -> None:
-        """Close the file as it is; results that no row has replaced keep the command that made them."""
+        """Close the file as it is."""
         self._file.close()
-        if self._replaces and self._about:
-            (self.folder / ABOUT).write_bytes(self._about)
         if self._lock is not None:
             self._lock.close()
 

@@ -40,7 +40,8 @@ def warm_up(model: Any, rows: Any, collate: Any, steps: int, seed: int) -> None:
         words = embed(labels.clamp(min=0)).float() * shown.unsqueeze(-1)
         target = words.sum(1) / shown.sum(1, keepdim=True).clamp(min=1)
         given = parts[1](parts[0](batch["graphs"])).float()
-        loss = torch.nn.functional.mse_loss(given, target.detach())
+        # 4-bit weights are on the GPU before a launcher has moved the rest.
+        loss = torch.nn.functional.mse_loss(given, target.detach().to(given.device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.param_groups[0]["lr"] = WARMUP_RATE * (1 - step / steps)

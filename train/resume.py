@@ -177,7 +177,10 @@ def check_writable(output_dir: str | Path) -> None:
 
     Raises:
         OSError: it can't be made or written.
+        ValueError: it is empty, such as a variable that is not set.
     """
+    if not str(output_dir):
+        raise ValueError("output_dir: name a folder")
     folder = Path(output_dir)
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"output_dir {folder} is a file: name a folder")

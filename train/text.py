@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from tripletune.models.loading import (
     best_dtype,
@@ -19,9 +19,6 @@ from tripletune.models.loading import (
 from tripletune.models.lora import add_lora, take_over
 from tripletune.models.options import setting
 from tripletune.train.tasks import Examples, TrainingTask, TrainSection, spread
-
-if TYPE_CHECKING:
-    pass
 
 Example = TypeVar("Example")
 

@@ -45,7 +45,7 @@ def stored_statistics(folder: str | Path) -> dict[str, Any]:
     """The content of a folder's `statistics.json`; empty where there is none."""
     path = Path(folder) / STATISTICS
     content = read_json(path) if path.is_file() else {}
-    if content and not {"statistics", "build"} <= content.keys():
+    if content and not (isinstance(content.get("statistics"), dict) and isinstance(content.get("build"), dict)):
         raise ValueError(f"{path}: not the statistics of a data set; build the data set again")
     return content
 

@@ -51,7 +51,8 @@ def whole_object(location: str) -> Row | None:
     """The one JSON object that a `.json` file holds; None for any other file."""
     path = Path(location)
     if path.suffix == ".json" and path.is_file():
-        with path.open(encoding="utf-8-sig") as file, suppress(json.JSONDecodeError):
+        # What can't be read is told with its place by `source_rows`.
+        with path.open(encoding="utf-8-sig") as file, suppress(json.JSONDecodeError, UnicodeDecodeError):
             # A large array is not read for this.
             return dict(json.loads("{" + file.read())) if file.read(1) == "{" else None
     return None

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from tripletune.eval.results import ABOUT, METRICS, ResultLog
+from tripletune.eval.results import METRICS, ResultLog
 from tripletune.models.files import read_json, write_json
 from tripletune.models.llm import RepliesPending, SetupError, redact
 from tripletune.models.llm.ledger_client import RetriesExhausted
@@ -176,13 +176,12 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
             options = suite.options
             # The first process puts the folder in order before the others write into it.
             part = (launched.process, launched.gather()[0]) if launched.process else None
-            log = ResultLog(options.output, suite.settings(), options.overwrite, suite.retry_errors, part)
+            about = {"command": [redact(word) for word in suite.command], "questions": len(suite.ids)}
+            about |= {"data": options.data, "concurrency": suite.concurrency}
+            log = ResultLog(options.output, suite.settings(), options.overwrite, suite.retry_errors, part, about)
             logs.append(log)
-            if not launched.process:
-                about = {"command": [redact(word) for word in suite.command], "questions": len(suite.ids)}
-                write_json(log.folder / ABOUT, about | {"data": options.data, "concurrency": suite.concurrency})
-                if launched.processes > 1:
-                    launched.gather(log.done)
+            if launched.processes > 1 and not launched.process:
+                launched.gather(log.done)
         codes, pending = asyncio.run(_run_all(suites, logs, launched, console))
     finally:
         for log in logs:
@@ -212,12 +211,18 @@ class Launched:
             # It sees its own alone: a thread begins with the first one, whatever another thread has set.
             own = devices[int(os.environ["LOCAL_RANK"]) % len(devices)]
             os.environ |= {"CUDA_VISIBLE_DEVICES": own, "LOCAL_RANK": "0"}
+        logger.info("%d processes; progress is that of the first one's part", self.processes)
         if not torch.distributed.is_initialized():
-            # gloo, since GPUs have nothing to tell each other; one process may be done hours before another.
-            torch.distributed.init_process_group("gloo", timeout=timedelta(days=7))
+            try:
+                torch.distributed.init_process_group("gloo", timeout=timedelta(minutes=10))
+            except (RuntimeError, ValueError) as error:
+                raise ConnectionError(
+                    f"the other processes of WORLD_SIZE={self.processes} did not come: {error}"
+                ) from error
+        # gloo, since GPUs have nothing to tell each other; one process may be done hours before another.
+        self._group = torch.distributed.new_group(backend="gloo", timeout=timedelta(days=7))
         if self.process:
             logging.getLogger().setLevel(logging.WARNING)
-        logger.info("%d processes; progress is that of the first one's part", self.processes)
 
     def gather(self, value: Any = None) -> list[Any]:
         """The values of all processes, when each has given its own.
@@ -229,7 +234,7 @@ class Launched:
 
         values: list[Any] = [None] * self.processes
         try:
-            torch.distributed.all_gather_object(values, value)
+            torch.distributed.all_gather_object(values, value, group=self._group)
         except RuntimeError as error:
             raise ConnectionError("another process of this evaluation has ended: see what it said") from error
         return values
@@ -257,8 +262,9 @@ async def _run_all(
                     log.close()
                 if launched.processes > 1:
                     waits = sum(launched.gather(waits))
-                if not waits and not launched.process:
+                if not launched.process:
                     log.join()
+                if not waits and not launched.process:
                     codes.append(_finish(suite, log, len(log.done) - before, time.perf_counter() - started, console))
             except Exception as error:
                 if len(suites) == 1:

@@ -102,8 +102,15 @@ def extraction_chat(source_text: str, instruction: str) -> list[Message]:
 
 
 def load_instruction(path: str | Path | None = None) -> str:
-    """The instruction of a trained extractor, from a file; None: `models/prompts/extract_triples.md`."""
-    return Path(path or PROMPT).read_text(encoding="utf-8").strip()
+    """The instruction of a trained extractor, from a file; None: `models/prompts/extract_triples.md`.
+
+    Raises:
+        ValueError: the file is empty.
+    """
+    text = Path(path or PROMPT).read_text(encoding="utf-8").strip()
+    if not text:
+        raise ValueError(f"{path}: the instruction is empty")
+    return text
 
 
 def is_only_a_name(title: str, text: str) -> bool:

@@ -139,7 +139,7 @@ def _row(values: Mapping[str, Any], where: str) -> tuple[Any, ...]:
         return row_of(call, reply, *(values[name] for name in ("status", "detail", "time")))
     except KeyError as error:
         raise ValueError(f"{where}: {error} is missing") from None
-    except ValueError as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{where}: {error}") from None
 
 

@@ -134,14 +134,14 @@ def eos_token_ids(tokenizer: Any, generation_config: Any = None) -> list[int]:
 
 
 def join_system(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The system's texts in front of the first user turn, for templates without a system role."""
-    system = [turn["content"] for turn in turns if turn["role"] == "system"]
-    rest = [dict(turn) for turn in turns if turn["role"] != "system"]
-    if system and rest and rest[0]["role"] == "user":
-        rest[0]["content"] = "\n\n".join([*system, rest[0]["content"]])
-    elif system:
-        rest.insert(0, {"role": "user", "content": "\n\n".join(system)})
-    return rest
+    """The system's turn as the beginning of the first user turn, for templates without a system role."""
+    first, *rest = map(dict, turns)
+    if first["role"] != "system":
+        return [first, *rest]
+    if rest and rest[0]["role"] == "user":
+        rest[0]["content"] = f"{first['content']}\n\n{rest[0]['content']}"
+        return rest
+    return [{"role": "user", "content": first["content"]}, *rest]
 
 
 class TripleGrammar:
