@@ -15,6 +15,7 @@ import copy
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from tripletune.models.llm.backends.hf import DecodingService
 from tripletune.models.local import Draw, Request
 from tripletune.models.local.chat import ChatEncoder, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder
-from tripletune.models.losses import evaluating
+from tripletune.models.losses import check_shared_prefixes, evaluating, prefix_mask
 from tripletune.train.engine import StepLog, shared_arguments
 from tripletune.train.on_policy import TrlMixin
 
@@ -169,6 +170,10 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             # Otherwise TRL takes the adapter as it is now.
             add_fused_lm_head(task.teacher, temperature=train.temperature)
             self.ref_model = self.accelerator.prepare_model(task.teacher, evaluation_mode=True)
+        self._packs = False
+        with suppress(ValueError):
+            check_shared_prefixes(task.model, task.config.data.max_tokens)
+            self._packs = True
         task.suite.open()
         # Clients belong to one event loop.
         self._runner = asyncio.Runner()
@@ -239,7 +244,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             )
         else:
             written = self._batch["tool_mask"] * self._batch["completion_mask"] if compute_entropy else self._written
-            size = options.get("batch_size") or len(input_ids)
+            size = (options.get("batch_size") or len(input_ids)) if self._packs else 1
             parts = (tensor.split(size) for tensor in (input_ids, attention_mask, written))
             rows = [self._of_written(model, *part) for part in zip(*parts)]
             logps, entropies = (torch.cat(each) for each in zip(*rows))
@@ -253,16 +258,27 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
     def _of_written(
         self, model: Any, ids: torch.Tensor, attention: torch.Tensor, written: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        labels = torch.full_like(ids, IGNORED)
-        labels[:, -written.shape[1] :] = ids[:, -written.shape[1] :].masked_fill(written == 0, IGNORED)
-        keep = labels[:, 1:] != IGNORED
+        """Of B runs, which lie in one row where the model allows it, their common beginning once."""
+        lengths = attention.sum(1)
+        inside, prompts = attention.bool(), lengths - attention[:, -written.shape[1] :].sum(1)
+        # Each run keeps the last token of its prompt, which predicts the first of its own.
+        heads = torch.stack([row[seen][: prompts.min() - 1] for row, seen in zip(ids, inside)])
+        common = (heads == heads[0]).all(0).cumprod(0).sum() if len(ids) > 1 else 0
+        flags = torch.cat([torch.zeros_like(ids[:, : -written.shape[1]]), written], 1)
+        each = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
+        places = attention.cumsum(1) - 1
+        stays = inside & ((each == 0) | (places >= common))
+        row, record_of, positions, kept = (one[stays][None] for one in (ids, each, places, flags))
+        mask = prefix_mask(record_of, (record_of > 0) * common, model.dtype) if len(ids) > 1 else None
+        labels = row.masked_fill(kept == 0, IGNORED)
         with self.accelerator.autocast():
-            logits = model(input_ids=ids, attention_mask=attention, labels=labels).logits
+            logits = model(input_ids=row, attention_mask=mask, position_ids=positions, labels=labels).logits
         # With labels, the model computes them at labels alone (`models.losses.learn_labels_only`).
+        keep = labels[:, 1:] != IGNORED
         logits = logits if logits.dim() == 2 else logits[:, :-1][keep]
         logps = (logits.float() / self.temperature).log_softmax(-1)
         own = logps.gather(1, labels[:, 1:][keep][:, None])[:, 0], -(logps.detach().exp() * logps.detach()).sum(-1)
-        first, second = (one.new_zeros(keep.shape).masked_scatter(keep, one)[:, -written.shape[1] :] for one in own)
+        first, second = (one.new_zeros(written.shape).masked_scatter(written == 1, one) for one in own)
         return first, second
 
 
