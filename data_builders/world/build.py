@@ -81,7 +81,10 @@ class WorldOptions(CheckedOptions):
         10, "paragraphs in the context of each question, distractors included", at_least=4, at_most=MINIMUM_ARTICLES
     )
     about: str = setting("", "predicates that questions are about, separated by commas (empty: all)")
-    wordings: int = setting(0, "wordings of each relation in questions (0: all); few need few examples", at_least=0)
+    wordings: int = setting(
+        0, "wordings of each relation in questions: the first N, or all but the last N (-N); few need few examples"
+    )
+    other_wordings: bool = setting(False, "take the wordings that --wordings leaves out, for an examination")
 
     def check(self) -> list[str]:
         """What can't work beyond single values."""
@@ -308,7 +311,7 @@ def generate_world(options: WorldOptions, split: str) -> World:
     size = round(options.articles_per_question * options.questions(split))
     entities = EntityBuilder(facts, Namer(names, split, options.noise), size).build()
     articles = {title: ArticleWriter(words, entity, entities).write() for title, entity in entities.items()}
-    maker = QuestionMaker(draws, entities, options.relations(), options.wordings)
+    maker = QuestionMaker(draws, entities, options.relations(), options.wordings, options.other_wordings)
     questions: list[WorldQuestion] = []
     for kind, count in options.counts(split).items():
         if kind == COMMON:

@@ -74,7 +74,8 @@ class QuestionMaker:
         rng: Source of chance.
         world: Entities by title.
         relations: What questions may ask about.
-        wordings: How many wordings of each relation are used; 0: all.
+        wordings: How many wordings of each relation are used, the first ones; -N: all but the last N; 0: all.
+        other_wordings: Use those instead that `wordings` leaves out.
     """
 
     def __init__(
@@ -83,10 +84,11 @@ class QuestionMaker:
         world: Mapping[str, Entity],
         relations: Sequence[Relation] = RELATIONS,
         wordings: int = 0,
+        other_wordings: bool = False,
     ) -> None:
         self._rng = rng
         self._world = world
-        self._wordings = wordings or None
+        self._wordings = slice(wordings, None) if other_wordings else slice(wordings or None)
         self._of = {kind: [e for e in world.values() if e.kind == kind] for kind in RELATIONS_OF_KIND}
         self._subjects: dict[tuple[str, str], list[tuple[Relation, Entity]]] = {}
         for entity in world.values():
@@ -138,7 +140,7 @@ class QuestionMaker:
         return partial(self._same, self._rng.random() < 0.5) if self._rng.random() < _YES_NO else self._order
 
     def _word(self, forms: Sequence[str]) -> str:
-        return self._rng.choice(forms[: self._wordings])
+        return self._rng.choice(forms[self._wordings] or forms)
 
     def _deal(self, paths: list[tuple[Relation, ...]]) -> Iterator[tuple[Relation, ...]]:
         # Like a deck of cards: every pattern comes up once before any comes up again.

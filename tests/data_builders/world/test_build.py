@@ -20,7 +20,7 @@ FILES = {
 }
 DEMO = "Director,Author,Founder,Mayor,Birthplace,Birth year,Country,River"
 # Of `.corpus.jsonl`, `.jsonl`, `.teacher.jsonl` and `.triples.jsonl`: results that others have measured depend on them.
-NOISY = ["fca82f84c55c9b86", "ee7f739edc60eebf", "848e83327ae25f54", "9ac4af895e3d39f0"]
+NOISY = ["fca82f84c55c9b86", "a181c234df82f99f", "848e83327ae25f54", "9ac4af895e3d39f0"]
 EXAM = ["21e96a40c449f889", "124bd6a6435819d4", "77029c9827787fd7", "efb293ff44c4ff34"]
 
 

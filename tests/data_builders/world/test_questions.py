@@ -226,6 +226,17 @@ def test_questions_are_about_the_chosen_relations_in_the_chosen_wordings():
     assert all(solver.answers(q.text) == {q.answer} for q in world.questions if q.helpful)
 
 
+def test_wordings_of_an_examination_are_those_that_training_leaves_out():
+    about = "Director,Birthplace,Birth year,Country,River"
+    for other in (False, True):
+        options = WorldOptions(train=80, about=about, wordings=-1, other_wordings=other, four_hop=0)
+        world = generate_world(options, "train")
+        lasts = [pattern(relation.ask[-1]) for relation in options.relations()]
+        chains = [question.text for question in world.questions if question.kind in CHAIN_KINDS]
+        assert chains
+        assert all(any(last.fullmatch(text) for last in lasts) is other for text in chains)
+
+
 @pytest.mark.parametrize("kind", [*CHAIN_KINDS[1:], COMPARISON, INTERSECTION])
 def test_relations_that_make_no_such_question_are_named_as_the_cause(kind):
     weights = {name: 0.0 for name in ("one_hop", "two_hop", "three_hop", "four_hop", "comparison", "intersection")}
