@@ -32,7 +32,8 @@ from tripletune.models.llm import CallError, Completion, Message, Sampling
 from tripletune.models.llm.backends.hf import DecodingService
 from tripletune.models.local import Draw, Request
 from tripletune.models.local.chat import ChatEncoder, eos_token_ids
-from tripletune.models.local.continuous_batch import make_decoder
+from tripletune.models.local.continuous_batch import fits, make_decoder
+from tripletune.models.local.packing import pack
 from tripletune.models.losses import check_shared_prefixes, evaluating, prefix_mask
 from tripletune.train.engine import StepLog, shared_arguments
 from tripletune.train.on_policy import TrlMixin
@@ -170,6 +171,12 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             # Otherwise TRL takes the adapter as it is now.
             add_fused_lm_head(task.teacher, temperature=train.temperature)
             self.ref_model = self.accelerator.prepare_model(task.teacher, evaluation_mode=True)
+        # On a CPU a second model replies, with the same adapter: its frozen layers are packed, and can't be trained.
+        self._replies = None
+        if self.args.device.type == "cpu" and fits(self.model):
+            self._replies = copy.deepcopy(self.model, {id(one): one for one in self.model.parameters()})
+            vars(self._replies.get_base_model()).pop("forward", None)
+            pack(self._replies, trained=False)
         self._packs = False
         with suppress(ValueError):
             check_shared_prefixes(task.model, task.config.data.max_tokens)
@@ -181,7 +188,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         self.begin_run(task)
 
     def _roll_out(self, prompts: Sequence[str]) -> dict[str, Any]:
-        model = self.accelerator.unwrap_model(self.model)
+        model = self._replies or self.accelerator.unwrap_model(self.model)
         with evaluating(model):
             runs, rows = self._runner.run(self._run_all(model, [Question(**json.loads(text)) for text in prompts]))
         self._written = pad_batch([one.mask for one in runs], 0)

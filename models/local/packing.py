@@ -32,14 +32,19 @@ class PackedLinear(nn.Module):
         return outputs
 
 
-def pack(model: Any) -> Any:
-    """A module whose linear layers are packed, where this processor can; the module itself, changed."""
+def pack(model: Any, trained: bool = True) -> Any:
+    """A module whose linear layers are packed, where this processor can; the module itself, changed.
+
+    Args:
+        model: The module.
+        trained: Pack those in training too, which keep the weights of now.
+    """
     types = [torch.float32] if torch.backends.mkldnn.is_available() else []
     if types and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         types.append(torch.bfloat16)
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
-            if type(layer) is nn.Linear and layer.weight.dtype in types:
+            if type(layer) is nn.Linear and layer.weight.dtype in types and (trained or not layer.weight.requires_grad):
                 setattr(parent, name, PackedLinear(layer))
     return model
 
