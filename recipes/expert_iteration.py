@@ -39,7 +39,6 @@ class ExpertConfig:
         "--min-score exact_match=1 --min-recall 1 --no-repairs --shortest 1",
         "words of `tripletune build trajectories` that say which are kept",
     )
-    also: list[str] = setting([], "trajectories that every round learns from besides its own")
     train: str = setting(
         "", "the training command without its data and output; with --model.adapter {student} it goes on"
     )
@@ -73,7 +72,7 @@ def steps(config: ExpertConfig) -> Iterator[tuple[str, str, str]]:
         yield f"Round {number}: keep the best", build, f"{data}/README.md"
         train = config.train.replace("{student}", student)
         student = f"{folder}/student"
-        train += f" --data.train {','.join([*config.also, data])} --output_dir {student}"
+        train += f" --data.train {data} --output_dir {student}"
         yield f"Round {number}: train", train, f"{student}/final/training.json"
         yield f"Round {number}: held-out questions", *loop(f"{home}/exam-{number}", config.exam)
     exams = " ".join(f"{home}/exam-{number}" for number in range(config.rounds + 1))

@@ -176,7 +176,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         if self.args.device.type == "cpu" and fits(self.model):
             self._replies = copy.deepcopy(self.model, {id(one): one for one in self.model.parameters()})
             vars(self._replies.get_base_model()).pop("forward", None)
-            pack(self._replies, trained=False)
+            pack(self._replies)
         self._packs = False
         with suppress(ValueError):
             check_shared_prefixes(task.model, task.config.data.max_tokens)

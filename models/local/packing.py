@@ -32,19 +32,14 @@ class PackedLinear(nn.Module):
         return outputs
 
 
-def pack(model: Any, trained: bool = True) -> Any:
-    """A module whose linear layers are packed, where this processor can; the module itself, changed.
-
-    Args:
-        model: The module.
-        trained: Pack those in training too, which keep the weights of now.
-    """
+def pack(model: Any) -> Any:
+    """A module whose linear layers are packed, where this processor can, but those in training; the module, changed."""
     types = [torch.float32] if torch.backends.mkldnn.is_available() else []
     if types and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         types.append(torch.bfloat16)
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
-            if type(layer) is nn.Linear and layer.weight.dtype in types and (trained or not layer.weight.requires_grad):
+            if type(layer) is nn.Linear and layer.weight.dtype in types and not layer.weight.requires_grad:
                 setattr(parent, name, PackedLinear(layer))
     return model
 
@@ -57,4 +52,4 @@ def settle(model: Any) -> Any:
     """
     if torch.cuda.is_available():
         return model.to("cuda")
-    return pack(model) if fits(model) else model
+    return pack(model.requires_grad_(False)) if fits(model) else model
