@@ -40,6 +40,8 @@ from tripletune.train.on_policy import TrlMixin
 
 REWARDS = "rewards.jsonl"
 PARTS = ("answer", "recall", "format", "searches")
+# Most tokens of runs that are computed in one row.
+_ROW = 4096
 # TRL's names of what goes there, by ours.
 _LOGGED = {name: f"rewards/{name}/mean" for name in PARTS} | {
     "reward": "reward", "reward_std": "reward_std", "tokens": "completions/mean_length", "kl": "kl",
@@ -171,16 +173,17 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             # Otherwise TRL takes the adapter as it is now.
             add_fused_lm_head(task.teacher, temperature=train.temperature)
             self.ref_model = self.accelerator.prepare_model(task.teacher, evaluation_mode=True)
-        # On a CPU a second model replies, with the same adapter: its frozen layers are packed, and can't be trained.
-        self._replies = None
-        if self.args.device.type == "cpu" and fits(self.model):
-            self._replies = copy.deepcopy(self.model, {id(one): one for one in self.model.parameters()})
-            vars(self._replies.get_base_model()).pop("forward", None)
-            pack(self._replies)
-        self._packs = False
-        with suppress(ValueError):
-            check_shared_prefixes(task.model, task.config.data.max_tokens)
-            self._packs = True
+        self._replies, self._packs = None, False
+        if self.args.device.type == "cpu":
+            with suppress(ValueError):
+                for one in filter(None, (task.model, task.teacher)):
+                    check_shared_prefixes(one, task.config.data.max_tokens)
+                self._packs = True
+            if task.config.model.lora and fits(self.model):
+                # A second model replies, with the same adapter: its frozen layers are packed, and can't be trained.
+                self._replies = copy.deepcopy(self.model, {id(one): one for one in self.model.parameters()})
+                vars(self._replies.get_base_model()).pop("forward", None)
+                pack(self._replies)
         task.suite.open()
         # Clients belong to one event loop.
         self._runner = asyncio.Runner()
@@ -251,7 +254,8 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             )
         else:
             written = self._batch["tool_mask"] * self._batch["completion_mask"] if compute_entropy else self._written
-            size = (options.get("batch_size") or len(input_ids)) if self._packs else 1
+            together = max(1, _ROW // int(attention_mask.sum(1).max())) if self._packs else 1
+            size = min(options.get("batch_size") or len(input_ids), together)
             parts = (tensor.split(size) for tensor in (input_ids, attention_mask, written))
             rows = [self._of_written(model, *part) for part in zip(*parts)]
             logps, entropies = (torch.cat(each) for each in zip(*rows))
@@ -269,17 +273,20 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         lengths = attention.sum(1)
         inside, prompts = attention.bool(), lengths - attention[:, -written.shape[1] :].sum(1)
         # Each run keeps the last token of its prompt, which predicts the first of its own.
-        heads = torch.stack([row[seen][: prompts.min() - 1] for row, seen in zip(ids, inside)])
+        heads = torch.stack([one[own][: prompts.min() - 1] for one, own in zip(ids, inside)])
         common = (heads == heads[0]).all(0).cumprod(0).sum() if len(ids) > 1 else 0
         flags = torch.cat([torch.zeros_like(ids[:, : -written.shape[1]]), written], 1)
         each = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
         places = attention.cumsum(1) - 1
         stays = inside & ((each == 0) | (places >= common))
         row, record_of, positions, kept = (one[stays][None] for one in (ids, each, places, flags))
-        mask = prefix_mask(record_of, (record_of > 0) * common, model.dtype) if len(ids) > 1 else None
+        seen: dict[str, torch.Tensor] = {}
+        if len(ids) > 1:
+            mask = prefix_mask(record_of, (record_of > 0) * common, self.accelerator.unwrap_model(model).dtype)
+            seen = {"attention_mask": mask, "position_ids": positions}
         labels = row.masked_fill(kept == 0, IGNORED)
         with self.accelerator.autocast():
-            logits = model(input_ids=row, attention_mask=mask, position_ids=positions, labels=labels).logits
+            logits = model(input_ids=row, labels=labels, **seen).logits
         # With labels, the model computes them at labels alone (`models.losses.learn_labels_only`).
         keep = labels[:, 1:] != IGNORED
         logits = logits if logits.dim() == 2 else logits[:, :-1][keep]

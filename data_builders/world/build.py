@@ -82,7 +82,8 @@ class WorldOptions(CheckedOptions):
     )
     about: str = setting("", "predicates that questions are about, separated by commas (empty: all)")
     wordings: int = setting(
-        0, "wordings of each relation in questions: the first N, or all but the last N (-N); few need few examples"
+        0,
+        "wordings of a relation in questions: the first N, all but the last N (-N), or all (0); few need few examples",
     )
     other_wordings: bool = setting(False, "take the wordings that --wordings leaves out, for an examination")
 
@@ -93,6 +94,8 @@ class WorldOptions(CheckedOptions):
             found.append(f"{', '.join(SPLITS)} are all 0: ask for questions in one split at least")
         if not any(getattr(self, name) for name in _WEIGHTS):
             found.append(f"{', '.join(_WEIGHTS)} are all 0: give one kind of question a weight")
+        if self.other_wordings and not self.wordings:
+            found.append("other_wordings: 0 wordings leaves none out; set wordings too")
         unknown = sorted(self._predicates() - set(_PREDICATES))
         return found + [not_one_of("about", name, _PREDICATES) for name in unknown]
 

@@ -74,7 +74,8 @@ class QuestionMaker:
         rng: Source of chance.
         world: Entities by title.
         relations: What questions may ask about.
-        wordings: How many wordings of each relation are used, the first ones; -N: all but the last N; 0: all.
+        wordings: How many wordings of each relation are used, the first ones; -N: all but the last N, and one at
+            least; 0: all.
         other_wordings: Use those instead that `wordings` leaves out.
     """
 
@@ -88,7 +89,7 @@ class QuestionMaker:
     ) -> None:
         self._rng = rng
         self._world = world
-        self._wordings = slice(wordings, None) if other_wordings else slice(wordings or None)
+        self._wordings, self._others = wordings, other_wordings
         self._of = {kind: [e for e in world.values() if e.kind == kind] for kind in RELATIONS_OF_KIND}
         self._subjects: dict[tuple[str, str], list[tuple[Relation, Entity]]] = {}
         for entity in world.values():
@@ -140,7 +141,8 @@ class QuestionMaker:
         return partial(self._same, self._rng.random() < 0.5) if self._rng.random() < _YES_NO else self._order
 
     def _word(self, forms: Sequence[str]) -> str:
-        return self._rng.choice(forms[self._wordings] or forms)
+        end = self._wordings if self._wordings >= 0 else max(1, len(forms) + self._wordings)
+        return self._rng.choice((forms[end:] if self._others else forms[: end or None]) or forms)
 
     def _deal(self, paths: list[tuple[Relation, ...]]) -> Iterator[tuple[Relation, ...]]:
         # Like a deck of cards: every pattern comes up once before any comes up again.
