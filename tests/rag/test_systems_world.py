@@ -93,7 +93,9 @@ def test_without_a_hop_exactly_the_questions_that_need_it_fail(world, whole, par
     settings = LOOPS[name] if name == "thrag" else {"top_k": 10, **LOOPS[name]}
     before, after = (right(world, answer_all(world, name, tools, **settings)) for tools in (whole, partial))
     for question, could, can in zip(world.questions, before, after):
-        assert can == (could and not removed & set(question.helpful)), question
+        # A question that the whole corpus does not answer may be answered where fewer articles compete.
+        needs = bool(removed & set(question.helpful))
+        assert not (can if needs else could and not can), question
 
 
 def test_calls_are_those_of_the_papers(world, whole):
