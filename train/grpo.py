@@ -180,8 +180,10 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
                     check_shared_prefixes(one, task.config.data.max_tokens)
                 self._packs = True
             if task.config.model.lora and fits(self.model):
-                # A second model replies, with the same adapter: its frozen layers are packed, and can't be trained.
-                self._replies = copy.deepcopy(self.model, {id(one): one for one in self.model.parameters()})
+                # A second model replies: its frozen layers are packed, and can't be trained, and it has a copy of the
+                # adapter in the model's type, in which training multiplies too.
+                frozen = (one for one in self.model.parameters() if not one.requires_grad)
+                self._replies = copy.deepcopy(self.model, {id(one): one for one in frozen}).to(self.model.dtype)
                 vars(self._replies.get_base_model()).pop("forward", None)
                 pack(self._replies)
         task.suite.open()
@@ -191,7 +193,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         self.begin_run(task)
 
     def _roll_out(self, prompts: Sequence[str]) -> dict[str, Any]:
-        model = self._replies or self.accelerator.unwrap_model(self.model)
+        model = self._replying()
         with evaluating(model):
             runs, rows = self._runner.run(self._run_all(model, [Question(**json.loads(text)) for text in prompts]))
         self._written = pad_batch([one.mask for one in runs], 0)
@@ -203,6 +205,13 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             "logprobs": None,
             "parts": [reward_parts(row) for row in rows],
         }
+
+    def _replying(self) -> Any:
+        if self._replies is None:
+            return self.accelerator.unwrap_model(self.model)
+        trained = {name: one for name, one in self.model.named_parameters() if one.requires_grad}
+        self._replies.load_state_dict(trained, strict=False)
+        return self._replies
 
     async def _run_all(self, model: Any, questions: Sequence[Question]) -> tuple[list[Integrator], list[Any]]:
         config, tokenizer, here = self.task.config, self.processing_class, self.args

@@ -174,11 +174,11 @@ def test_what_is_computed_at_written_tokens_alone_is_what_trl_computes(make: Mak
     attention[1, :3] = 0
     # Their prompts begin alike.
     ids[2:, :6], ids[1, 3:6] = ids[0, :6].clone(), ids[0, :3].clone()
-    # The model that replies has the adapter in training, not a copy of it.
+    # The model that replies has the adapter as it is now.
     for name, weight in trainer.model.named_parameters():
         if "lora_B.default" in name:
             weight.data.normal_()
-    for wanted, found in zip(trainer.model(ids).logits, trainer._replies(ids).logits):
+    for wanted, found in zip(trainer.model(ids).logits, trainer._replying()(ids).logits):
         assert torch.allclose(wanted, found, atol=1e-5)
     trainer._batch = {"tool_mask": written, "completion_mask": torch.ones_like(written)}
     given = trainer.model, ids, attention, 6
