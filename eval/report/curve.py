@@ -1,4 +1,4 @@
-"""`tripletune eval curve`: the learning curve of a training run (RAS, figure 15), as PNG.
+"""`tripletune eval curve`: the learning curve of a training run (RAS, figure 15; rewards of GRPO), as PNG.
 
 matplotlib is imported when the curve is drawn, and without a display; the colours are told apart by colour-blind
 readers, and the file has no date.
@@ -34,11 +34,15 @@ PANELS: dict[str, dict[str, str]] = {
 MALFORMED_OUTPUT = "malformed_output"
 # The training loss jumps from step to step; it is drawn as means of so many stretches.
 _STRETCHES = 60
-LOSSES, EVALUATIONS = "losses.jsonl", "evaluations.jsonl"
+LOSSES, EVALUATIONS, REWARDS = "losses.jsonl", "evaluations.jsonl", "rewards.jsonl"
+# What every step of a run can have, with its title; all but the loss stand in `rewards.jsonl`.
+_EACH_STEP = {"loss": "loss", "reward": "reward", "tokens": "tokens of a run", "kl": "KL divergence"}
 
 
 def read_curve(folder: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Read the course of a run: the lines of `losses.jsonl`, one per step, and of `evaluations.jsonl`, by their steps.
+
+    Where there are `rewards.jsonl`, a step's line has what stands there too.
 
     Args:
         folder: The run's output folder, or a checkpoint in it; a run that was killed is read as far as it got.
@@ -52,13 +56,16 @@ def read_curve(folder: str | Path) -> tuple[list[dict[str, Any]], list[dict[str,
     found = next((both for both in files if any(file.is_file() for file in both)), None)
     if found is None:
         raise FileNotFoundError(f"{folder} holds no {LOSSES} and no {EVALUATIONS}: give the output folder of a run")
-    losses, evaluations = (
-        [_logged(*line) for line in read_jsonl(file, partial=True)] if file.is_file() else [] for file in found
+    losses, evaluations, rewards = (
+        [_logged(*line) for line in read_jsonl(file, partial=True)] if file.is_file() else []
+        for file in (*found, found[0].with_name(REWARDS))
     )
     if not losses and not evaluations:
         raise ValueError(f"{found[0].parent}: the run has done no step yet")
     if any("loss" not in row for row in losses):
         raise ValueError(f"{found[0]}: a line has no loss; is it the log of a run?")
+    if of_step := {row["step"]: row for row in rewards}:
+        losses = [row | of_step[row["step"]] for row in losses if row["step"] in of_step]
     return losses, sorted(evaluations, key=lambda row: row["step"])
 
 
@@ -85,19 +92,21 @@ def draw_curve(losses: Rows, evaluations: Rows) -> bytes:
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     panels, picture = panels_of(evaluations), io.BytesIO()
     with matplotlib.rc_context(_LOOK | {"axes.prop_cycle": cycler(color=COLOURS, marker=MARKERS)}):
-        figure = Figure(figsize=(7, 2.6), dpi=140, layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots(1, 1 + len(panels), squeeze=False)[0]
-        axes[0].set_title("loss")
         size = max(1, len(losses) // _STRETCHES)
         parts = [losses[start : start + size] for start in range(0, len(losses), size)]
-        if parts:
-            means = ([fmean(row[key] for row in part) for part in parts] for key in ("step", "loss"))
-            axes[0].plot(*means, marker="", label="training")
+        shown = [name for name in _EACH_STEP if name == "loss" or losses and {"reward", name} <= losses[0].keys()]
+        figure = Figure(figsize=(3.5 * max(2, len(shown)), 2.6), dpi=140, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(1, len(shown) + len(panels), squeeze=False)[0]
+        for name, axis in zip(shown, axes):
+            axis.set_title(_EACH_STEP[name])
+            if parts:
+                means = ([fmean(row[key] for row in part) for part in parts] for key in ("step", name))
+                axis.plot(*means, marker="", label="training")
         points = [(row["step"], row["loss"]) for row in evaluations if "loss" in row]
         if points:
             axes[0].plot(*zip(*points), label="validation")
-        for panel, axis in zip(panels, axes[1:]):
+        for panel, axis in zip(panels, axes[len(shown) :]):
             axis.set_title(f"{panel} (x 100)")
             for name, label in panels[panel].items():
                 points = [(row["step"], 100 * row[name]) for row in evaluations if name in row]

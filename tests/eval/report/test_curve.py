@@ -52,6 +52,20 @@ def test_a_run_under_way_or_of_another_kind(run, write, capsys):
     assert draw_curve(*read_curve(run)).startswith(b"\x89PNG")
 
 
+def test_rewards_are_drawn_beside_the_loss(run, write):
+    plain = draw_curve(*read_curve(run))
+    rows = [{"step": n, "reward": n / 300, "reward_std": 0.1, "tokens": 90.0, "kl": None} for n in range(1, 300)]
+    write(run / "rewards.jsonl", rows)
+    losses, evaluations = read_curve(run)
+    assert (len(losses), losses[-1]["tokens"], losses[-1]["loss"]) == (299, 90.0, 3 / 299), "the last step has none yet"
+    drawn = draw_curve(losses, evaluations)
+    assert width(drawn) == width(plain) * 3 // 2, "loss, reward and tokens; no divergence was logged"
+
+
+def width(picture):
+    return int.from_bytes(picture[16:20], "big")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
