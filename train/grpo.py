@@ -4,8 +4,8 @@ The integrator's chat only grows, so a run is one row: the first prompt, then th
 and between them what the loop told it, which is not. Where the loop asks otherwise than in going on (it mended a reply,
 or had it repaired), the row ends, and counts as cut.
 
-Every optimiser step has runs of its own, so a checkpoint always lies between two generations. A reply is drawn with a
-seed made of run, step, row and call, so that a resumed run draws the same.
+A checkpoint always lies between two rollouts. A reply is drawn with a seed made of run, step, row and call, so that a
+resumed run draws the same.
 """
 
 from __future__ import annotations
@@ -154,11 +154,13 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
 
     def __init__(self, task: Any) -> None:
         train = task.config.train
+        shared = shared_arguments(task.config, evaluates=False)
         super().__init__(
             model=task.model,
             reward_funcs=[_reward(name) for name in PARTS],
             args=GRPOConfig(
-                **shared_arguments(task.config, evaluates=False),
+                **shared,
+                steps_per_generation=shared["gradient_accumulation_steps"] * task.together,
                 num_generations=train.runs,
                 max_completion_length=task.config.data.max_tokens,
                 temperature=train.temperature,

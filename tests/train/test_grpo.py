@@ -133,9 +133,13 @@ def rows(task: GrpoTask, name: str) -> list[dict[str, Any]]:
     return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines]
 
 
-def test_a_resumed_run_is_the_uninterrupted_run(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("together", "rolled_out"), [(1, [1, 2, 3, 4]), (2, [1, 3])])
+def test_a_resumed_run_is_the_uninterrupted_run(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int, rolled_out: list[int]
+) -> None:
     monkeypatch.setattr(grpo, "reward_parts", by_length)
-    whole = make({"output_dir": str(tmp_path / "whole"), "train.kl_on": "failed"})
+    same = {"train.kl_on": "failed", "train.rollout_steps": together}
+    whole = make({"output_dir": str(tmp_path / "whole"), **same})
     train(whole)
 
     class Killed(TrainerCallback):
@@ -144,14 +148,14 @@ def test_a_resumed_run_is_the_uninterrupted_run(make: Make, tmp_path: Path, monk
                 raise KeyboardInterrupt
 
     original = EngineMixin.begin_run
-    settings = {"output_dir": str(tmp_path / "parts"), "train.kl_on": "failed"}
+    settings = {"output_dir": str(tmp_path / "parts"), **same}
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(EngineMixin, "begin_run", lambda self, task: (original(self, task), self.add_callback(Killed())))
         train(make(settings))
     parts = make(settings)
     train(parts)
     found = rows(whole, "rewards.jsonl")
-    assert [row["step"] for row in found] == [1, 2, 3, 4]
+    assert [row["step"] for row in found] == rolled_out
     assert len({row["reward"] for row in found}) > 1
     assert found[-1]["kl"] > 0 == found[0]["kl"]
     for name in ("losses.jsonl", "rewards.jsonl"):

@@ -56,31 +56,33 @@ class OnPolicyConfig(StudentConfig):
 
 
 class PromptTask(TextTask):
-    """A task whose rows are prompts that the student replies to at every step, each `copies` times."""
+    """A task whose rows are prompts that the student replies to, each `copies` times, those of `together` steps at once."""
 
     copies: int = 1
+    together: int = 1
 
     def sampler(self, rows: Any, micro_batch: int, per_step: int) -> Any:
         """The order of the prompts; those that do not fill a step are left out of the epoch.
 
         Raises:
-            ValueError: there are fewer prompts than an optimiser step takes.
+            ValueError: there are fewer prompts than are replied to at once.
         """
         from tripletune.train.resume import process_count
         from tripletune.train.sampling import RepeatedSteps
 
-        prompts = per_step // self.copies
+        prompts = per_step * self.together // self.copies
         if len(rows) < prompts:
             raise ValueError(
-                f"there are {len(rows)} prompts, and an optimiser step takes {prompts}: lower train.batch_size "
+                f"there are {len(rows)} prompts, and {prompts} are replied to at once: lower train.batch_size "
                 "or train.gradient_accumulation (or train.records_per_step)"
             )
         order = super().sampler(rows, micro_batch, prompts)
-        return RepeatedSteps(order, prompts, self.config.train.micro_batches(process_count()), self.copies)
+        times = self.config.train.micro_batches(process_count()) * self.together
+        return RepeatedSteps(order, prompts, times, self.copies)
 
     def steps_per_epoch(self, per_step: int) -> int:
         """Whole steps alone."""
-        return len(self.train) * self.copies // per_step
+        return len(self.train) * self.copies // (per_step * self.together) * self.together
 
     def example(self) -> tuple[list[int], list[int]]:
         """The first prompt, of which nothing is learned."""

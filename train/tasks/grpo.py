@@ -53,6 +53,9 @@ class GrpoTrainSection(TrainSection):
     logging_steps: int = other_default(TrainSection, "logging_steps", 1)
     save_steps: int = other_default(TrainSection, "save_steps", 20)
     runs: int = setting(8, "runs of a question, which are compared with each other", at_least=2)
+    rollout_steps: int = setting(
+        1, "optimiser steps whose runs are made together: faster, but by a student that is some steps old", at_least=1
+    )
     temperature: float = setting(1.0, "of the student's replies", above=0)
     answer_reward: float = setting(1.0, "weight of the answer's token F1")
     recall_reward: float = setting(0.2, "weight of the share of supporting passages that core triples are from")
@@ -64,6 +67,11 @@ class GrpoTrainSection(TrainSection):
         "", "a teacher on this machine, of the student's vocabulary; the student at the start unless set"
     )
     teacher_revision: str | None = setting(None, "hub revision of the teacher")
+
+    def check(self) -> list[str]:
+        """Problems that can be seen without loading anything."""
+        wrong = f"train.save_steps {self.save_steps}: take a multiple of train.rollout_steps {self.rollout_steps}"
+        return super().check() + ([wrong] if self.save_steps % self.rollout_steps else [])
 
 
 @dataclass
@@ -118,6 +126,11 @@ class GrpoTask(PromptTask):
         settings = json.dumps(self.suite.settings(), sort_keys=True, default=str)
         digest = hashlib.sha256(settings.encode()).hexdigest()
         return SimpleNamespace(paths=[self.suite.options.data], digest=digest, check=lambda: None), None
+
+    @property
+    def together(self) -> int:  # type: ignore[override]
+        """Steps whose runs are made at once."""
+        return int(self.config.train.rollout_steps)
 
     def load(self) -> tuple[Any, Any]:
         """The student, and the teacher where there is one."""
