@@ -94,7 +94,8 @@ def draw_curve(losses: Rows, evaluations: Rows) -> bytes:
     with matplotlib.rc_context(_LOOK | {"axes.prop_cycle": cycler(color=COLOURS, marker=MARKERS)}):
         size = max(1, len(losses) // _STRETCHES)
         parts = [losses[start : start + size] for start in range(0, len(losses), size)]
-        shown = [name for name in _EACH_STEP if name == "loss" or losses and {"reward", name} <= losses[0].keys()]
+        first = losses[0].keys() if losses else ()
+        shown = [name for name in _EACH_STEP if name == "loss" or ("reward" in first and name in first)]
         figure = Figure(figsize=(3.5 * max(2, len(shown)), 2.6), dpi=140, layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots(1, len(shown) + len(panels), squeeze=False)[0]

@@ -56,7 +56,7 @@ class OnPolicyConfig(StudentConfig):
 
 
 class PromptTask(TextTask):
-    """A task whose rows are prompts that the student replies to, each `copies` times, those of `together` steps at once."""
+    """A task whose rows are prompts, each replied to `copies` times, those of `together` steps at once."""
 
     copies: int = 1
     together: int = 1
