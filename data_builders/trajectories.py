@@ -8,6 +8,8 @@ are kept. Retrieved candidates are context and not learned (eq. 8); `data.learn`
         --min-score exact_match=1 --no-repairs --no-repeated-query --min-recall 1
     tripletune build trajectories --system t2rag --roles resolve --results runs/eval/t2rag_train --output runs/t2rag
 
+A Graph-LLM has no chats: `--records` writes what it planned in these runs, and the gold answers, as records.
+
 The paper names no filter, so none is the default. What each left out after those before it is in the card. Calls of no
 question, such as TH-RAG's extraction, have no score: all of them are kept.
 """
@@ -28,12 +30,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from tripletune.data_builders.datasets import listed
-from tripletune.data_builders.datasets.kinds import TRAJECTORIES
+from tripletune.data_builders.datasets import RowKind, listed
+from tripletune.data_builders.datasets.kinds import RECORDS, TRAJECTORIES
 from tripletune.data_builders.datasets.lookup import SeenTable, progress
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset, split_of
 from tripletune.data_builders.ledger_chats import Chat, RoleCalls, roles_of
-from tripletune.models.data.records import passage_id, read_jsonl
+from tripletune.models.data.records import Action, Record, Step, passage_id, read_jsonl
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.files import file_digest, read_json
 from tripletune.models.llm.ledger import canonical
@@ -52,6 +54,7 @@ class TrajectoryOptions(CheckedOptions):
     """Which trajectories are kept."""
 
     system: str = setting("cirag", "system whose calls are learned")
+    records: bool = setting(False, "write planning and answering records, of runs of a Graph-LLM; no ledger is read")
     roles: tuple[str, ...] = setting(
         (), "which of its calls, for example resolve; repeatable (default: all; of cirag integrate, the paper's)"
     )
@@ -63,9 +66,9 @@ class TrajectoryOptions(CheckedOptions):
     no_repeated_query: bool = setting(False, "leave out questions that ended by a repeated query")
     min_recall: float | None = setting(None, "least share of the supporting passages that was retrieved")
     shortest: int | None = setting(
-        None, "most trajectories of a question, those with the fewest turns; of several samples of it", at_least=1
+        None, "most runs of a question, those with the fewest turns or steps; of several samples of it", at_least=1
     )
-    limit: int | None = setting(None, "most trajectories, in the order of --results; the paper has 3,000", at_least=1)
+    limit: int | None = setting(None, "most of them, in the order of --results; the paper has 3,000", at_least=1)
     validation_fraction: float = setting(0.0, "share of the questions for validation", at_least=0, below=1)
     seed: int = setting(0, "seed of the split")
 
@@ -80,8 +83,15 @@ class TrajectoryOptions(CheckedOptions):
                 found.append(f"min_score: {text!r}: write it as METRIC=VALUE, for example exact_match=1")
         return found
 
-    def roles_in(self, ledger: Path) -> list[str]:
-        """The roles that are wanted of a ledger, in full."""
+    @property
+    def kind(self) -> RowKind[Any]:
+        """What is written."""
+        return RECORDS if self.records else TRAJECTORIES
+
+    def roles_in(self, ledger: Path | None = None) -> list[str]:
+        """The roles that are wanted of a ledger, in full; none without one."""
+        if ledger is None:
+            return []
         named = self.roles or (("integrate",) if self.system == "cirag" else ())
         full = [f"{self.system}.{name.removeprefix(f'{self.system}.')}" for name in named]
         return full or roles_of(ledger, self.system)
@@ -92,17 +102,19 @@ def _score(text: str) -> tuple[str, float]:
     return name.strip(), float(least)
 
 
-def _sources(results: Sequence[str], ledgers: Sequence[str]) -> list[tuple[Path, Path]]:
-    """Results files with their ledgers."""
+def _sources(results: Sequence[str], ledgers: Sequence[str], records: bool) -> list[tuple[Path, ...]]:
+    """Results files with their ledgers, which records do without."""
     if len(ledgers) > 1 and len(ledgers) != len(results):
         raise ValueError(f"{len(ledgers)} ledgers and {len(results)} results: name one ledger for all, or one for each")
     files = [Path(text) / RESULTS if Path(text).is_dir() else Path(text) for text in results]
+    if records:
+        return [(file,) for file in files]
     named = [Path(text) for text in ledgers]
     for file in () if named else files:
         # Beside the results, or in the folder of a run of several systems, which holds DIR/TASK/SYSTEM.
         places = [folder / LEDGER for folder in file.parents[:3]]
         named.append(next((path for path in places if path.is_file()), places[0]))
-    pairs = list(zip(files, named * len(files) if len(named) == 1 else named))
+    pairs: list[tuple[Path, ...]] = list(zip(files, named * len(files) if len(named) == 1 else named))
     for file in (file for pair in pairs for file in pair):
         if not file.is_file():
             raise FileNotFoundError(f"no such file: {file}")
@@ -146,26 +158,29 @@ def build_trajectories(
         ValueError: a file is damaged, a metric is not in the results, or no trajectory is left.
         FileExistsError: the output folder is taken.
     """
-    sources = _sources(results, ledgers)
+    sources = _sources(results, ledgers, options.records)
     filters = _filters(options)
     drops: Counter[str] = Counter()
-    with new_dataset(folder, TRAJECTORIES, [file for pair in sources for file in pair]) as dataset:
-        found = _trajectories(sources, options, filters, drops)
-        for row, split in found if options.shortest is None else _shortest(found, options.shortest, drops):
-            dataset.write(row, split)
-            # Not islice, which would look at one more row before it ends, and count it.
-            if dataset.statistics.records == options.limit:
+    with new_dataset(folder, options.kind, [file for pair in sources for file in pair]) as dataset:
+        found = (_own_records if options.records else _trajectories)(sources, options, filters, drops)
+        chosen = found if options.shortest is None else _shortest(found, options.shortest, options.kind, drops)
+        for number, run in enumerate(chosen, 1):
+            for row in run.rows:
+                dataset.write(row, run.split)
+            # Not islice, which would look at one more run before it ends, and count it.
+            if number == options.limit:
                 break
         left_out = dict(+drops) | {reason: drops[reason] for reason in filters}
         if not dataset.statistics.records:
             told = ", ".join(f"{reason}: {count}" for reason, count in left_out.items()) or "the results are empty"
             raise ValueError(f"no trajectory is left ({told})")
-        roles = sorted({role for _, ledger in sources for role in options.roles_in(ledger)})
+        roles = sorted({role for _, *ledger in sources for role in options.roles_in(*ledger)})
+        chats = f"Chats of {', '.join(roles)}; `learned` marks the turns that count in the loss."
         facts = BuildFacts(
-            title=f"Trajectories of {options.system}",
-            summary=f"Chats of {', '.join(roles)}; `learned` marks the turns that count in the loss.",
+            title=f"{options.kind.plural.capitalize()} of {options.system}",
+            summary="What a model has planned in its own runs, and the gold answers." if options.records else chats,
             drops={"all": left_out},
-            files={str(file): file_digest(file) for file, _ in sources},
+            files={str(file): file_digest(file) for file, *_ in sources},
             options={"results": list(results), "ledgers": list(ledgers), **asdict(options)},
         )
         statistics = dataset.finish(facts)
@@ -173,12 +188,23 @@ def build_trajectories(
     return statistics
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What is written of a run: a trajectory of `size` turns, or records of `size` steps."""
+
+    question_id: str
+    role: str
+    size: int
+    rows: list[Any]
+    split: str
+
+
 def _trajectories(
-    sources: Sequence[tuple[Path, Path]], options: TrajectoryOptions, filters: Filters, drops: Counter[str]
-) -> Iterator[tuple[Trajectory, str]]:
+    sources: Sequence[tuple[Path, ...]], options: TrajectoryOptions, filters: Filters, drops: Counter[str]
+) -> Iterator[_Run]:
     with SeenTable() as seen:
 
-        def made(chat: Chat, role: str, question_id: str, question: str) -> Iterator[tuple[Trajectory, str]]:
+        def made(chat: Chat, role: str, question_id: str, question: str) -> Iterator[_Run]:
             if seen.first("chat", canonical(list(chat.messages))) is not None:
                 drops["the same chat was there before"] += 1
                 return
@@ -186,7 +212,8 @@ def _trajectories(
             names = (f"{question_id}:{number}" for number in count())
             name = next(name for name in names if seen.first("id", name) is None)
             one = Trajectory(name, question_id, role, chat.model, chat.messages, chat.learned)
-            yield one, split_of(question, options.seed, options.validation_fraction)
+            split = split_of(question, options.seed, options.validation_fraction)
+            yield _Run(question_id, role, len(chat.messages), [one], split)
 
         for results, ledger in sources:
             found = 0
@@ -212,20 +239,50 @@ def _trajectories(
                 logger.warning("%s is of a run that did not end: it has %d of %d questions", results, found, whole)
 
 
-def _shortest(
-    found: Iterable[tuple[Trajectory, str]], most: int, drops: Counter[str]
-) -> Iterator[tuple[Trajectory, str]]:
-    """Of the trajectories of a question and role those with the fewest turns, in their order; they wait on disk."""
+def _own_records(
+    sources: Sequence[tuple[Path, ...]], options: TrajectoryOptions, filters: Filters, drops: Counter[str]
+) -> Iterator[_Run]:
+    """The records of a Graph-LLM's runs: each plan after the steps before it, and the gold answer after all of them."""
+    for sample, (results,) in enumerate(sources):
+        for row in progress(_rows(results), str(results)):
+            trace, name = row["trace"], f"{row['id']}:{sample}"
+            faults = ("plan",) * (trace["malformed"] + trace["unexpected"])
+            chat = Chat("", (), (), faults, not faults)
+            failed = next((reason for reason, keeps in filters.items() if not keeps(row, chat)), None)
+            if row.get("error") or faults or failed:
+                drops[failed or "the question failed, or a plan was unreadable or out of place"] += 1
+                continue
+            question, steps = row["question"], tuple(map(Step.from_json, trace["steps"]))
+            found = [
+                Record(
+                    f"{name}:{number}", row["id"], "planning", question, Action(one["action"]), steps[:number],
+                    one["subquery"], source=options.system,
+                )
+                for number, one in enumerate(trace["actions"])
+            ]  # fmt: skip
+            done = Action.SUFFICIENT if steps else Action.NO_RETRIEVAL
+            answers = tuple(row["answers"])
+            found.append(
+                Record(f"{name}:answer", row["id"], "answering", question, done, steps, "", answers, options.system)
+            )
+            split = split_of(question, options.seed, options.validation_fraction)
+            yield _Run(row["id"], options.system, len(steps), found, split)
+
+
+def _shortest(found: Iterable[_Run], most: int, kind: RowKind[Any], drops: Counter[str]) -> Iterator[_Run]:
+    """Of the runs of a question and role the shortest ones, in their order; they wait on disk."""
     with closing(sqlite3.connect("")) as table:
-        table.execute("CREATE TABLE found (question, role, turns, trajectory, split)")
-        rows = (
-            (one.question_id, one.role, len(one.messages), json.dumps(one.to_json()), split) for one, split in found
+        table.execute("CREATE TABLE found (question, role, size, rows, split)")
+        runs = (
+            (one.question_id, one.role, one.size, json.dumps([row.to_json() for row in one.rows]), one.split)
+            for one in found
         )
-        table.executemany("INSERT INTO found VALUES (?, ?, ?, ?, ?)", rows)
-        place = "row_number() OVER (PARTITION BY question, role ORDER BY turns, rowid)"
-        for text, split, rank in table.execute(f"SELECT trajectory, split, {place} FROM found ORDER BY rowid"):
+        table.executemany("INSERT INTO found VALUES (?, ?, ?, ?, ?)", runs)
+        place = "row_number() OVER (PARTITION BY question, role ORDER BY size, rowid)"
+        chosen = table.execute(f"SELECT question, role, size, rows, split, {place} FROM found ORDER BY rowid")
+        for question, role, size, rows, split, rank in chosen:
             if rank <= most:
-                yield Trajectory.from_json(json.loads(text), "a trajectory"), split
+                yield _Run(question, role, size, [kind.read(row, "a row") for row in json.loads(rows)], split)
             else:
                 drops["shorter ones of the same question"] += 1
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tripletune.models.files import file_digest, weights_fingerprint
-from tripletune.models.llm import LLMClient
+from tripletune.models.llm import LLMClient, Sampling
 from tripletune.models.llm.backends import LLMOptions, backend_names, open_client
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
@@ -42,8 +42,8 @@ def run_problems(options: Any, system: System, loop: Any, teacher: LLMOptions | 
     found, uses = [], f"--system {system.name}"
     if options.integrator and system.name != "cirag":
         found.append(f"--integrator is for --system cirag, not for {system.name}")
-    if options.integrator_seed is not None and not options.integrator:
-        found.append("--integrator-seed draws the replies of a student: name it with --integrator")
+    if options.student_seed is not None and not (options.integrator or options.model or options.planner_model):
+        found.append("--student-seed draws the replies of a student: name it with --integrator or --model")
     if system.model == "llm":
         if options.model or options.planner_model or options.untrained:
             found.append(
@@ -80,6 +80,8 @@ def model_settings(options: Any, teacher: LLMOptions | None) -> dict[str, Any]:
         if spec:
             resolved = model_spec(spec, options.untrained)
             settings[role] = {"spec": resolved, "weights": weights_fingerprint(resolved)}
+    if options.student_seed is not None:
+        settings["student_seed"] = options.student_seed
     if teacher is None:
         return settings
     settings["sampling"] = [teacher.temperature, teacher.top_p, teacher.seed]
@@ -92,8 +94,6 @@ def model_settings(options: Any, teacher: LLMOptions | None) -> dict[str, Any]:
     if options.integrator:
         weights = weights_fingerprint(resolve(options.integrator))
         settings["integrator"] = {"spec": options.integrator, "weights": weights}
-        if options.integrator_seed is not None:
-            settings["integrator"]["seed"] = options.integrator_seed
     return settings
 
 
@@ -191,7 +191,7 @@ def model_spec(spec: str, untrained: bool) -> str:
 
 
 def open_generator(spec: str, options: Any, graph: bool = True) -> LocalGenerator:
-    """A Graph-LLM for `untrained`, `batch_size` and `dtype` of the options, and for `ledger` where they have it.
+    """A Graph-LLM for `untrained`, `batch_size` and `dtype`, and for `ledger` and `student_seed` where they have them.
 
     Args:
         spec: From `model_spec`.
@@ -204,6 +204,8 @@ def open_generator(spec: str, options: Any, graph: bool = True) -> LocalGenerato
 
     ledger = getattr(options, "ledger", None)
     generator = load_generator(spec, batch_size=options.batch_size, dtype=usual_dtype(options.dtype), ledger=ledger)
+    if (seed := getattr(options, "student_seed", None)) is not None:
+        generator.sampling = Sampling(1.0, seed=seed)
     if not graph:
         generator.processor = generator.processor.without_graph()
     return generator

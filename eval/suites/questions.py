@@ -101,8 +101,8 @@ class QuestionOptions(SearchOptions, LoopFlags, SuiteOptions):
         None, "SQLite file that stores all calls (default: OUTPUT/ledger.sqlite for a teacher, none for --model)"
     )
     integrator: str | None = setting(None, "cirag: local model that integrates, instead of the teacher")
-    integrator_seed: int | None = setting(
-        None, "draw the replies of --integrator, at temperature 1: the number of a sample; part of the ledger key"
+    student_seed: int | None = setting(
+        None, "draw replies of --integrator or --model at temperature 1: the number of a sample; part of the ledger key"
     )
     oracle: str | None = setting(None, "DIR/SPLIT of a `build world` folder: a perfect teacher")
 
@@ -120,7 +120,7 @@ _GROUPS: dict[str, tuple[str, ...]] = {
         "dtype",
         "ledger",
         "integrator",
-        "integrator_seed",
+        "student_seed",
         "oracle",
     ),
 }
@@ -217,12 +217,14 @@ class QuestionSuite(Suite):
             mine = [word.removeprefix(f"{system}.") for word in args.set]
             own.set = [word for word in mine if "." not in word.split("=")[0]]
             if system != "cirag":
-                own.integrator = own.integrator_seed = None
+                own.integrator = None
             try:
                 if load_system(system).model == "llm":  # a Graph-LLM is for the systems that take one
                     own.model, own.planner_model, own.untrained = None, None, False
                 elif args.model:
                     own.teacher_model, own.oracle, own.llm = "", None, []
+                if not (own.integrator or own.model or own.planner_model):
+                    own.student_seed = None
                 found.append(cls.from_arguments(own, opened, folder))
             except (ValueError, OSError) as error:
                 problems.append(str(error))
@@ -316,7 +318,7 @@ class QuestionSuite(Suite):
             if options.integrator:
                 if warning := other_prompt(options.integrator, loop.prompts):
                     logger.warning("%s", warning)
-                seed = options.integrator_seed
+                seed = options.student_seed
                 drawn = None if seed is None else Sampling(1.0, seed=seed)
                 shared = {name: getattr(self.teacher, name) for name in ("ledger", "batch_size", "dtype")}
                 student = open_chat_model(LLMOptions(backend="hf", model=options.integrator, **shared))

@@ -38,7 +38,7 @@ from tripletune.models.loading import (
     resolve,
     telling,
 )
-from tripletune.models.local import CELLS, Decoder, Request, decode
+from tripletune.models.local import CELLS, Decoder, Draw, Request, decode
 from tripletune.models.local.continuous_batch import make_decoder
 from tripletune.models.local.packing import settle
 from tripletune.models.lora import chosen_layers
@@ -212,7 +212,7 @@ def load_graph_llm(
 
 
 class LocalGenerator:
-    """Greedy generation with a `GraphLLM`.
+    """Generation with a `GraphLLM`, greedy unless its `sampling` says otherwise.
 
     Args:
         model: The model, with or without PEFT adapter; for `generate` in eval mode.
@@ -234,6 +234,7 @@ class LocalGenerator:
         self.batch_size, self._cells = batch_size, CELLS
         self._service = DecodingService(self._decoder, "the Graph-LLM")
         self._client: LedgerClient | None = None
+        self.sampling = Sampling()
 
     async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
         """Reply to one input, together with those of other tasks."""
@@ -249,7 +250,7 @@ class LocalGenerator:
         if sample.graph_of is not None:
             content["graph_of"] = [step.to_json() for step in sample.graph_of]
         messages: list[Message] = [{"role": "user", "content": json.dumps(content, ensure_ascii=False)}]
-        sampling = Sampling(max_tokens=max_new_tokens)
+        sampling = replace(self.sampling, max_tokens=max_new_tokens)
         completion = await self._client.chat(messages, role=f"ras.{sample.task}", sampling=sampling)
         # The ledger does not keep what was left out of the prompt.
         encoded = self.processor.encode_input(sample, evidence)
@@ -298,7 +299,9 @@ class LocalGenerator:
         inputs = dict(zip(places, encoded.graphs))
         # In the paper's order the graph of all steps stands in front, so that no prompt begins as another.
         grows = token is None or self.processor.settings.prompt_order != "instruction_first"
-        return Request(list(encoded.input_ids), limit, inputs=inputs, grows=grows, data=encoded)
+        how = self.sampling
+        draw = Draw(how.temperature, how.top_p, how.seed) if how.temperature else None
+        return Request(list(encoded.input_ids), limit, draw=draw, inputs=inputs, grows=grows, data=encoded)
 
     def _graphs(self, graphs: Sequence[SampleGraph]) -> dict[str, Any]:
         """The graphs of a batch, as `GraphLLM.forward` and `generate` take them."""

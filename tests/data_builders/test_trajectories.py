@@ -15,7 +15,7 @@ from tripletune.data_builders.ledger_chats import RoleCalls
 from tripletune.data_builders.trajectories import main
 from tripletune.data_builders.world.build import WorldOptions, generate_world, write_world
 from tripletune.eval.__main__ import main as evaluate
-from tripletune.models.data.records import Passage
+from tripletune.models.data.records import Passage, read_records
 from tripletune.models.data.trajectories import read_trajectories
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.ledger import Ledger
@@ -344,3 +344,42 @@ def test_a_file_that_is_no_ledger_or_no_results_is_named(tmp_path, capsys):
         ledger = ["--ledger", str(tmp_path / "text")] if text is whole else []
         assert main(["--results", str(tmp_path), *ledger, "--output", str(tmp_path / "out")]) == 2
         assert message in capsys.readouterr().err
+
+
+def own_run(folder, name, queries, *, plans=None, prediction="Kelm", recall=1.0):
+    """The results of a Graph-LLM's loop over one question."""
+    steps = [{"query": one, "triples": [["Ada", "saw", one]], "text": "", "passages": []} for one in queries]
+    markers = plans or ["[SUBQ]"] * len(queries) + ["[SUFFICIENT]"]
+    asked = [*queries, ""]
+    actions = [
+        {"reply": f"{marker} {query}", "action": marker, "subquery": query, "unexpected": False}
+        for marker, query in zip(markers, asked)
+    ]
+    trace = {"question": QUESTION, "steps": steps, "actions": actions, "malformed": markers.count(None),
+             "unexpected": 0, "stop_reason": "sufficient", "details": {}}  # fmt: skip
+    scores = {"exact_match": float(prediction == "Kelm")}
+    row = {"id": name, "question": QUESTION, "answers": ["Kelm", "Kelm City"], "scores": scores, "trace": trace,
+           "supporting_recall": recall, "error": ""}  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "results.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def test_runs_of_a_graph_llm_become_records(tmp_path):
+    own_run(tmp_path / "0", "a", ["Who saw Bo?", "Who is Ada?"])
+    own_run(tmp_path / "1", "a", ["Who is Ada?"])
+    own_run(tmp_path / "0", "b", ["Who is Bo?"], prediction="Bo")
+    own_run(tmp_path / "1", "b", ["Who is Bo?"], plans=["[SUBQ]", None])
+    own_run(tmp_path / "1", "c", [], plans=["[NO_RETRIEVAL]"])
+    given = ["--system", "ras", "--records", "--min-score", "exact_match=1", "--shortest", "1"]
+    results = ["--results", str(tmp_path / "0"), "--results", str(tmp_path / "1")]
+    assert main([*results, *given, "--output", str(tmp_path / "out")]) == 0
+    found = list(read_records(tmp_path / "out"))
+    assert [(one.id, one.label, len(one.steps)) for one in found] == [
+        ("a:1:0", "[SUBQ] Who is Ada?", 0), ("a:1:1", "[SUFFICIENT]", 1), ("a:1:answer", "Kelm", 1),
+        ("c:1:0", "[NO_RETRIEVAL]", 0), ("c:1:answer", "Kelm", 0),
+    ]  # fmt: skip
+    assert found[2].answers == ("Kelm", "Kelm City")
+    assert found[1].steps[0].triples == (Triple("Ada", "saw", "Who is Ada?"),)
+    left_out = json.loads((tmp_path / "out" / "statistics.json").read_text())["build"]["drops"]["all"]
+    assert sorted(left_out.values()) == [1, 1, 1], "a wrong answer, an unreadable plan, a longer run"

@@ -248,7 +248,7 @@ def test_the_chain_of_commands(world, student, tmp_path):
     assert rows(output) == answered
 
     # A sample has a number, which is part of the keys of the student's calls and of no other's.
-    numbered = ["--ledger", str(tmp_path / "samples.sqlite"), "--integrator-seed"]
+    numbered = ["--ledger", str(tmp_path / "samples.sqlite"), "--student-seed"]
     for seed in ("3", "4"):
         assert main(short_command(world, "test", tmp_path / seed, *more, *numbered, seed)) == 0
     first, second = (rows(tmp_path / seed)[0]["trace"]["details"]["calls"] for seed in ("3", "4"))

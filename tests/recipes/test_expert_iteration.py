@@ -25,7 +25,7 @@ def test_every_step_is_a_command_that_can_be_given_alone(monkeypatch: pytest.Mon
         words = shlex.split(command)
         if words[1:3] == ["eval", "run"]:
             given = parser(words[2:]).parse_args(words[2:])
-            students.append((given.integrator, given.integrator_seed and int(given.integrator_seed), given.data))
+            students.append((given.integrator, given.student_seed and int(given.student_seed), given.data))
         elif words[0] == "accelerate":
             student, _ = parse_command_line(StudentConfig, "", words[words.index("recipes/cirag_distill.py") + 1 :])
             trained.append((student.model.adapter, student.data.train, student.output_dir))

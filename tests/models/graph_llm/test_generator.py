@@ -11,7 +11,7 @@ import torch
 
 from tripletune.models.data.records import ModelInput, Record
 from tripletune.models.graph_llm import GraphLLM, LocalGenerator, add_adapter, load_generator
-from tripletune.models.llm import Completion
+from tripletune.models.llm import Completion, Sampling
 from tripletune.models.local import Request
 
 Make = Callable[..., Any]
@@ -261,8 +261,10 @@ def test_calls_are_kept_in_a_ledger(
     # The same text with another graph is another call.
     inputs += [replace(one, graph_of=graph) for one in inputs[-1:] for graph in ((), records[0].steps, one.steps)]
 
-    def replies() -> list[Completion]:
+    def replies(seed: int | None = None) -> list[Completion]:
         generator = load_generator(tiny_llama, ledger=tmp_path / "ledger.sqlite")
+        if seed is not None:
+            generator.sampling = Sampling(1.0, seed=seed)
 
         async def calls() -> list[Completion]:
             found = await asyncio.gather(*(generator.generate(sample, 5) for sample in inputs))
@@ -274,11 +276,15 @@ def test_calls_are_kept_in_a_ledger(
     first = replies()
     assert not any(reply.cached for reply in first)
     assert len({reply.key for reply in first}) == len(inputs)
+    drawn = replies(1)
+    # A sample with another number is another call.
+    assert len({tuple(reply.text for reply in found) for found in (first, drawn, replies(2))}) == 3
     # A second run needs no model.
     monkeypatch.setattr(LocalGenerator, "decode", None)
     second = replies()
     assert all(reply.cached for reply in second)
     assert [essence(reply) for reply in second] == [essence(reply) for reply in first]
+    assert [essence(reply) for reply in replies(1)] == [essence(reply) for reply in drawn]
     with sqlite3.connect(tmp_path / "ledger.sqlite") as ledger:
         roles = {role for (role,) in ledger.execute("SELECT DISTINCT role FROM uses")}
     assert roles == {f"ras.{sample.task}" for sample in inputs}
