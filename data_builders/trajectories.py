@@ -24,7 +24,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -42,7 +42,7 @@ from tripletune.models.llm.ledger import canonical
 from tripletune.models.llm.replies import REPAIR_ROLE
 from tripletune.models.options import CheckedOptions, add_arguments, from_arguments, setting
 from tripletune.models.program import run_program
-from tripletune.rag.systems import system_names
+from tripletune.rag.systems import load_system, system_names
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +81,8 @@ class TrajectoryOptions(CheckedOptions):
                 _score(text)
             except ValueError:
                 found.append(f"min_score: {text!r}: write it as METRIC=VALUE, for example exact_match=1")
+        if self.records and self.system in known and not load_system(self.system).plans:
+            found.append(f"records: {self.system} has no plans to learn; name the system of a Graph-LLM: --system ras")
         return found
 
     @property
@@ -173,7 +175,7 @@ def build_trajectories(
         left_out = dict(+drops) | {reason: drops[reason] for reason in filters}
         if not dataset.statistics.records:
             told = ", ".join(f"{reason}: {count}" for reason, count in left_out.items()) or "the results are empty"
-            raise ValueError(f"no trajectory is left ({told})")
+            raise ValueError(f"nothing is left ({told})")
         roles = sorted({role for _, *ledger in sources for role in options.roles_in(*ledger)})
         chats = f"Chats of {', '.join(roles)}; `learned` marks the turns that count in the loss."
         facts = BuildFacts(
@@ -216,12 +218,10 @@ def _trajectories(
             yield _Run(question_id, role, len(chat.messages), [one], split)
 
         for results, ledger in sources:
-            found = 0
             with ExitStack() as stack:
                 roles = options.roles_in(ledger)
                 opened = [stack.enter_context(RoleCalls(ledger, role, options.model)) for role in roles]
-                for row in progress(_rows(results), str(results)):
-                    found += 1
+                for row in _all_rows(results):
                     for role, chat in _chats(row, opened, drops):
                         failed = next((reason for reason, keeps in filters.items() if not keeps(row, chat)), None)
                         if failed is None:
@@ -232,41 +232,38 @@ def _trajectories(
                     for chat in calls.corpus_chats():
                         text = chat.messages[-2]["content"]
                         yield from made(chat, calls.role, f"corpus:{passage_id('', text)}", text)
-            about = results.parent / ABOUT
-            whole = read_json(about).get("questions", 0) if about.is_file() else 0
-            if found < whole:
-                # Nobody would miss the questions of a run that was stopped before its end.
-                logger.warning("%s is of a run that did not end: it has %d of %d questions", results, found, whole)
 
 
 def _own_records(
     sources: Sequence[tuple[Path, ...]], options: TrajectoryOptions, filters: Filters, drops: Counter[str]
 ) -> Iterator[_Run]:
     """The records of a Graph-LLM's runs: each plan after the steps before it, and the gold answer after all of them."""
+    chat = Chat("", (), (), (), True)
     for sample, (results,) in enumerate(sources):
-        for row in progress(_rows(results), str(results)):
-            trace, name = row["trace"], f"{row['id']}:{sample}"
-            faults = ("plan",) * (trace["malformed"] + trace["unexpected"])
-            chat = Chat("", (), (), faults, not faults)
-            failed = next((reason for reason, keeps in filters.items() if not keeps(row, chat)), None)
-            if row.get("error") or faults or failed:
-                drops[failed or "the question failed, or a plan was unreadable or out of place"] += 1
+        for row in _all_rows(results):
+            # The question as the model read it: a task has words of its own around one.
+            trace, name, question = row["trace"], f"{row['id']}:{sample}", row["trace"]["question"]
+            steps = tuple(map(Step.from_json, trace["steps"]))
+            reasons = {
+                "the question failed": bool(row.get("error")),
+                "a plan was unreadable or out of place": trace["malformed"] + trace["unexpected"] > 0,
+                "no triples in any step": bool(steps) and not any(step.triples for step in steps),
+            }
+            failed = next((reason for reason, is_so in reasons.items() if is_so), None)
+            failed = failed or next((reason for reason, keeps in filters.items() if not keeps(row, chat)), None)
+            if failed:
+                drops[failed] += 1
                 continue
-            question, steps = row["question"], tuple(map(Step.from_json, trace["steps"]))
-            found = [
-                Record(
-                    f"{name}:{number}", row["id"], "planning", question, Action(one["action"]), steps[:number],
-                    one["subquery"], source=options.system,
-                )
-                for number, one in enumerate(trace["actions"])
-            ]  # fmt: skip
             done = Action.SUFFICIENT if steps else Action.NO_RETRIEVAL
-            answers = tuple(row["answers"])
-            found.append(
-                Record(f"{name}:answer", row["id"], "answering", question, done, steps, "", answers, options.system)
-            )
-            split = split_of(question, options.seed, options.validation_fraction)
-            yield _Run(row["id"], options.system, len(steps), found, split)
+            found = [Record(f"{name}:answer", row["id"], "answering", question, done, steps, "", tuple(row["answers"]))]
+            for number, one in enumerate(trace["actions"]):
+                # A sub-query that was not searched had been searched before.
+                if number < len(steps) or one["action"] != Action.SUBQ:
+                    plan = Action(one["action"]), steps[:number], one["subquery"]
+                    found.append(Record(f"{name}:{number}", row["id"], "planning", question, *plan))
+            rows = [replace(one, source=options.system) for one in found]
+            split = split_of(row["question"], options.seed, options.validation_fraction)
+            yield _Run(row["id"], options.system, len(steps), rows, split)
 
 
 def _shortest(found: Iterable[_Run], most: int, kind: RowKind[Any], drops: Counter[str]) -> Iterator[_Run]:
@@ -311,6 +308,8 @@ def _has_score(name: str, least: float, row: dict[str, Any], chat: Chat) -> bool
 
 def _has_recall(least: float, row: dict[str, Any], chat: Chat) -> bool:
     found = row.get("supporting_recall")
+    if found is None and not row["trace"]["steps"]:
+        return not row.get("supporting")
     if found is None:
         raise ValueError(
             f"question {row['id']!r}: its results don't say which supporting passages were retrieved: "
@@ -319,13 +318,20 @@ def _has_recall(least: float, row: dict[str, Any], chat: Chat) -> bool:
     return bool(found >= least)
 
 
-def _rows(results: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a results file."""
-    for where, row in read_jsonl(results, partial=True):
+def _all_rows(results: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a results file, with a warning if it is not whole."""
+    found = 0
+    for where, row in progress(read_jsonl(results, partial=True), str(results)):
         missing = [name for name in ("id", "question", "scores", "trace") if name not in row]
         if missing:
             raise ValueError(f"{where}: not a row of `tripletune eval run`: it lacks {', '.join(missing)}")
+        found += 1
         yield row
+    about = results.parent / ABOUT
+    whole = read_json(about).get("questions", 0) if about.is_file() else 0
+    if found < whole:
+        # Nobody would miss the questions of a run that was stopped before its end.
+        logger.warning("%s is of a run that did not end: it has %d of %d questions", results, found, whole)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -135,11 +135,11 @@ def reward_parts(row: dict[str, Any]) -> dict[str, float]:
 
 
 class RewardLog(StepLog):
-    """`rewards.jsonl`: reward and parts, tokens written per run, KL divergence, entropy, share of cut rows."""
+    """`rewards.jsonl`: KL divergence, entropy; at the steps of a rollout also reward, its parts, tokens, share cut."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         """Add a line: means of the steps since the last one."""
-        if state.is_world_process_zero and logs and "reward" in logs:
+        if state.is_world_process_zero and logs and "entropy" in logs:
             self.append([{"step": state.global_step} | {own: logs.get(name) for own, name in _LOGGED.items()}])
 
 
@@ -164,6 +164,8 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
                 num_generations=train.runs,
                 max_completion_length=task.config.data.max_tokens,
                 temperature=train.temperature,
+                # Else the dropout of old and new log-probabilities would differ.
+                disable_dropout=task.together > 1,
                 beta=train.kl,
                 reward_weights=[train.answer_reward, train.recall_reward, train.format_reward, -train.search_cost],
             ),
@@ -183,9 +185,11 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
                 self._packs = True
             if task.config.model.lora and fits(self.model):
                 # A second model replies: its frozen layers are packed, and can't be trained, and it has a copy of the
-                # adapter in the model's type, in which training multiplies too.
+                # adapter in the model's type, in which training multiplies too. (`to` would also round RoPE's buffers.)
                 frozen = (one for one in self.model.parameters() if not one.requires_grad)
-                self._replies = copy.deepcopy(self.model, {id(one): one for one in frozen}).to(self.model.dtype)
+                self._replies = copy.deepcopy(self.model, {id(one): one for one in frozen})
+                for one in filter(lambda one: one.requires_grad, self._replies.parameters()):
+                    one.data = one.data.to(self.model.dtype)
                 vars(self._replies.get_base_model()).pop("forward", None)
                 pack(self._replies)
         task.suite.open()
@@ -219,7 +223,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         config, tokenizer, here = self.task.config, self.processing_class, self.args
         ends, chat = eos_token_ids(tokenizer, model.generation_config), ChatEncoder(tokenizer, "student")
         first = ((config.seed * 1_000_003 + self.state.global_step) * here.world_size + here.process_index) * 1_009
-        # A new one for each step: it keeps what the weights make of a prompt.
+        # A new one for each rollout: it keeps what the weights make of a prompt.
         service = DecodingService(lambda: make_decoder(model, ends, tokenizer.pad_token_id), "student")
 
         async def run(one: Integrator, question: Question) -> Any:

@@ -102,15 +102,15 @@ class QuestionSampler(EpochSampler):
 
 
 class RepeatedSteps(Sampler[int]):
-    """An order of rows in which the rows of each optimiser step come once for each of its micro-batches.
+    """An order of rows in which the rows of each rollout come once for each of its micro-batches.
 
-    TRL replies to all prompts of a step at its first micro-batch, and splits the replies among the others. Rows that do
-    not fill a step are left out of the epoch.
+    TRL replies to all prompts of a rollout, which is for one optimiser step or several, at its first micro-batch, and
+    splits the replies among the others. Rows that do not fill a rollout are left out of the epoch.
 
     Args:
         order: The order of the rows.
-        rows: Rows of a step.
-        times: Micro-batches of a step.
+        rows: Rows of a rollout.
+        times: Micro-batches of a rollout.
         copies: How often a row stands there each time, one behind the other: the rollouts that GRPO compares.
     """
 

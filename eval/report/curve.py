@@ -64,8 +64,8 @@ def read_curve(folder: str | Path) -> tuple[list[dict[str, Any]], list[dict[str,
         raise ValueError(f"{found[0].parent}: the run has done no step yet")
     if any("loss" not in row for row in losses):
         raise ValueError(f"{found[0]}: a line has no loss; is it the log of a run?")
-    if of_step := {row["step"]: row for row in rewards}:
-        losses = [row | of_step[row["step"]] for row in losses if row["step"] in of_step]
+    of_step = {row["step"]: row for row in rewards}
+    losses = [{"step": row["step"], "loss": row["loss"]} | of_step.get(row["step"], {}) for row in losses]
     return losses, sorted(evaluations, key=lambda row: row["step"])
 
 
@@ -76,7 +76,7 @@ def _logged(where: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def draw_curve(losses: Rows, evaluations: Rows) -> bytes:
-    """A learning curve as PNG: loss, ROUGE and triple F1 over steps; the same rows give the same bytes.
+    """A learning curve as PNG: loss, rewards, ROUGE and triple F1 over steps; the same rows give the same bytes.
 
     Raises:
         ValueError: matplotlib is missing.
@@ -92,16 +92,15 @@ def draw_curve(losses: Rows, evaluations: Rows) -> bytes:
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     panels, picture = panels_of(evaluations), io.BytesIO()
     with matplotlib.rc_context(_LOOK | {"axes.prop_cycle": cycler(color=COLOURS, marker=MARKERS)}):
-        size = max(1, len(losses) // _STRETCHES)
-        parts = [losses[start : start + size] for start in range(0, len(losses), size)]
-        first = losses[0].keys() if losses else ()
-        shown = [name for name in _EACH_STEP if name == "loss" or ("reward" in first and name in first)]
+        drawn = {name: [row for row in losses if name in row] for name in _EACH_STEP}
+        shown = [name for name, rows in drawn.items() if name == "loss" or rows]
         figure = Figure(figsize=(3.5 * max(2, len(shown)), 2.6), dpi=140, layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots(1, len(shown) + len(panels), squeeze=False)[0]
         for name, axis in zip(shown, axes):
             axis.set_title(_EACH_STEP[name])
-            if parts:
+            rows, size = drawn[name], max(1, len(drawn[name]) // _STRETCHES)
+            if parts := [rows[start : start + size] for start in range(0, len(rows), size)]:
                 means = ([fmean(row[key] for row in part) for part in parts] for key in ("step", name))
                 axis.plot(*means, marker="", label="training")
         points = [(row["step"], row["loss"]) for row in evaluations if "loss" in row]

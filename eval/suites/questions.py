@@ -223,7 +223,7 @@ class QuestionSuite(Suite):
                     own.model, own.planner_model, own.untrained = None, None, False
                 elif args.model:
                     own.teacher_model, own.oracle, own.llm = "", None, []
-                if not (own.integrator or own.model or own.planner_model):
+                if any((args.integrator, args.model)) and not any((own.integrator, own.model, own.planner_model)):
                     own.student_seed = None
                 found.append(cls.from_arguments(own, opened, folder))
             except (ValueError, OSError) as error:

@@ -299,9 +299,8 @@ class LocalGenerator:
         inputs = dict(zip(places, encoded.graphs))
         # In the paper's order the graph of all steps stands in front, so that no prompt begins as another.
         grows = token is None or self.processor.settings.prompt_order != "instruction_first"
-        how = self.sampling
-        draw = Draw(how.temperature, how.top_p, how.seed) if how.temperature else None
-        return Request(list(encoded.input_ids), limit, draw=draw, inputs=inputs, grows=grows, data=encoded)
+        ids = list(encoded.input_ids)
+        return Request(ids, limit, draw=Draw.of(self.sampling, ids), inputs=inputs, grows=grows, data=encoded)
 
     def _graphs(self, graphs: Sequence[SampleGraph]) -> dict[str, Any]:
         """The graphs of a batch, as `GraphLLM.forward` and `generate` take them."""

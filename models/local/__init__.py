@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import secrets
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-from tripletune.models.llm import Completion
+from tripletune.models.llm import Completion, Sampling
 
 ROWS = 32
 # Token budget of a batch: rows times the tokens of the longest, which is what its keys and values take.
@@ -40,6 +41,12 @@ class Draw:
         self._temperature, self._top_p = temperature, top_p
         self._seed = secrets.randbits(63) if seed is None else seed % 2**63
         self._generator: torch.Generator | None = None
+
+    @classmethod
+    def of(cls, sampling: Sampling, prompt: list[int]) -> Draw | None:
+        """How the reply to a prompt is drawn, None if greedily; prompts draw different numbers under one seed."""
+        seed = sampling.seed if sampling.seed is None else zlib.crc32(repr((sampling.seed, prompt)).encode())
+        return cls(sampling.temperature, sampling.top_p, seed) if sampling.temperature else None
 
     def restart(self) -> None:
         """Draw the same numbers again."""

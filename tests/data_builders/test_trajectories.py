@@ -225,7 +225,7 @@ def test_repaired_turns_are_known_wherever_they_stand(tmp_path):
 def test_a_last_decision_that_stays_unreadable_is_no_trajectory(tmp_path, capsys):
     loop(tmp_path, FIRST, UNREADABLE, UNREADABLE)
     assert main(["--results", str(tmp_path), "--output", str(tmp_path / "out")]) == 2
-    assert "no trajectory is left (the last decision cannot be read: 1)" in capsys.readouterr().err
+    assert "nothing is left (the last decision cannot be read: 1)" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -320,8 +320,8 @@ def test_examples_inside_a_prompt_are_not_learned(tmp_path):
         (["--min-score", "rouge=1"], "the results have no score 'rouge'; they have f1"),
         (["--min-score", "f1"], "write it as METRIC=VALUE"),
         (["--min-recall", "1"], "run eval with --gold"),
-        (["--roles", "no.role"], "no trajectory is left (the ledger has no chat of this run: 1)"),
-        (["--model", "gpt"], "no trajectory is left"),
+        (["--roles", "no.role"], "nothing is left (the ledger has no chat of this run: 1)"),
+        (["--model", "gpt"], "nothing is left"),
         (["--limit", "0"], "limit: 0 must be at least 1"),
     ],
 )
@@ -355,11 +355,11 @@ def own_run(folder, name, queries, *, plans=None, prediction="Kelm", recall=1.0)
         {"reply": f"{marker} {query}", "action": marker, "subquery": query, "unexpected": False}
         for marker, query in zip(markers, asked)
     ]
-    trace = {"question": QUESTION, "steps": steps, "actions": actions, "malformed": markers.count(None),
+    trace = {"question": f"Q: {QUESTION}", "steps": steps, "actions": actions, "malformed": markers.count(None),
              "unexpected": 0, "stop_reason": "sufficient", "details": {}}  # fmt: skip
     scores = {"exact_match": float(prediction == "Kelm")}
     row = {"id": name, "question": QUESTION, "answers": ["Kelm", "Kelm City"], "scores": scores, "trace": trace,
-           "supporting_recall": recall, "error": ""}  # fmt: skip
+           "supporting_recall": recall if queries else None, "error": ""}  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "results.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
@@ -371,15 +371,17 @@ def test_runs_of_a_graph_llm_become_records(tmp_path):
     own_run(tmp_path / "0", "b", ["Who is Bo?"], prediction="Bo")
     own_run(tmp_path / "1", "b", ["Who is Bo?"], plans=["[SUBQ]", None])
     own_run(tmp_path / "1", "c", [], plans=["[NO_RETRIEVAL]"])
-    given = ["--system", "ras", "--records", "--min-score", "exact_match=1", "--shortest", "1"]
+    own_run(tmp_path / "1", "d", ["Who is Cy?"], recall=0.5)
+    given = ["--system", "ras", "--records", "--min-score", "exact_match=1", "--min-recall", "1", "--shortest", "1"]
     results = ["--results", str(tmp_path / "0"), "--results", str(tmp_path / "1")]
     assert main([*results, *given, "--output", str(tmp_path / "out")]) == 0
     found = list(read_records(tmp_path / "out"))
     assert [(one.id, one.label, len(one.steps)) for one in found] == [
-        ("a:1:0", "[SUBQ] Who is Ada?", 0), ("a:1:1", "[SUFFICIENT]", 1), ("a:1:answer", "Kelm", 1),
-        ("c:1:0", "[NO_RETRIEVAL]", 0), ("c:1:answer", "Kelm", 0),
+        ("a:1:answer", "Kelm", 1), ("a:1:0", "[SUBQ] Who is Ada?", 0), ("a:1:1", "[SUFFICIENT]", 1),
+        ("c:1:answer", "Kelm", 0), ("c:1:0", "[NO_RETRIEVAL]", 0),
     ]  # fmt: skip
-    assert found[2].answers == ("Kelm", "Kelm City")
-    assert found[1].steps[0].triples == (Triple("Ada", "saw", "Who is Ada?"),)
+    assert (found[0].answers, found[0].question) == (("Kelm", "Kelm City"), f"Q: {QUESTION}")
+    assert found[2].steps[0].triples == (Triple("Ada", "saw", "Who is Ada?"),)
     left_out = json.loads((tmp_path / "out" / "statistics.json").read_text())["build"]["drops"]["all"]
-    assert sorted(left_out.values()) == [1, 1, 1], "a wrong answer, an unreadable plan, a longer run"
+    assert sorted(left_out.values()) == [1] * 4, "a wrong answer, an unreadable plan, a longer run, too little found"
+    assert main([*results, "--system", "cirag", "--records", "--output", str(tmp_path / "other")]) == 2

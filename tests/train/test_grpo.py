@@ -155,8 +155,9 @@ def test_a_resumed_run_is_the_uninterrupted_run(
     parts = make(settings)
     train(parts)
     found = rows(whole, "rewards.jsonl")
-    assert [row["step"] for row in found] == rolled_out
+    assert [row["step"] for row in found if row["reward"] is not None] == rolled_out
     assert len({row["reward"] for row in found}) > 1
+    assert [row["step"] for row in found] == [1, 2, 3, 4]
     assert found[-1]["kl"] > 0 == found[0]["kl"]
     for name in ("losses.jsonl", "rewards.jsonl"):
         assert rows(parts, name) == rows(whole, name)
@@ -193,6 +194,20 @@ def test_what_is_computed_at_written_tokens_alone_is_what_trl_computes(make: Mak
     for ours, others, theirs in zip(found[:2], in_parts[:2], wanted[:2]):
         assert torch.allclose(ours, theirs * written, atol=1e-5)
         assert torch.allclose(others, ours, atol=1e-6)
+
+
+def test_the_model_that_replies_differs_in_the_type_of_its_adapter_alone(make: Make) -> None:
+    task = make({"model.dtype": "bfloat16"})
+    task.begin()
+    trainer = task.trainer()
+    replying = dict(trainer._replying().named_parameters())
+    for name, weight in trainer.model.named_parameters():
+        if weight.requires_grad:
+            assert (weight.dtype, replying[name].dtype) == (torch.float32, torch.bfloat16)
+        else:
+            assert replying.get(name, weight) is weight
+    for one, other in zip(trainer.model.buffers(), trainer._replies.buffers(), strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ class PromptTask(TextTask):
     together: int = 1
 
     def sampler(self, rows: Any, micro_batch: int, per_step: int) -> Any:
-        """The order of the prompts; those that do not fill a step are left out of the epoch.
+        """The order of the prompts; those that do not fill a rollout are left out of the epoch.
 
         Raises:
             ValueError: there are fewer prompts than are replied to at once.
@@ -74,7 +74,7 @@ class PromptTask(TextTask):
         if len(rows) < prompts:
             raise ValueError(
                 f"there are {len(rows)} prompts, and {prompts} are replied to at once: lower train.batch_size "
-                "or train.gradient_accumulation (or train.records_per_step)"
+                "or train.gradient_accumulation (or train.records_per_step, or train.rollout_steps)"
             )
         order = super().sampler(rows, micro_batch, prompts)
         times = self.config.train.micro_batches(process_count()) * self.together

@@ -237,10 +237,9 @@ class HFBackend:
                 )
             limit = min(limit, self._context - len(ids))
         shared = 0 if self._chat is None else self._chat.shared(messages, ids)
-        draw = Draw(sampling.temperature, sampling.top_p, sampling.seed) if sampling.temperature else None
         # A chat with turns of the model will have more of them, or they are examples, which others have, too.
         grows = any(message["role"] == "assistant" for message in messages)
-        request = Request(ids, limit, shared, draw, self._criterion(sampling.stop), grows=grows)
+        request = Request(ids, limit, shared, Draw.of(sampling, ids), self._criterion(sampling.stop), grows=grows)
         await self._service.reply(request)
         return self._completion(request, sampling.stop)
 

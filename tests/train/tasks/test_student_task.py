@@ -171,5 +171,5 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(begin_task: Any, tin
 
 def test_too_few_prompts_for_a_step(begin_task: Any) -> None:
     trainer = begin_task("cirag_on_policy", {"train.gradient_accumulation": 40}).trainer()
-    with pytest.raises(ValueError, match="there are 12 prompts, and an optimiser step takes 80"):
+    with pytest.raises(ValueError, match="there are 12 prompts, and 80 are replied to at once"):
         trainer.train()
