@@ -68,7 +68,7 @@ class TrajectoryOptions(CheckedOptions):
     shortest: int | None = setting(
         None, "most runs of a question, those with the fewest turns or steps; of several samples of it", at_least=1
     )
-    limit: int | None = setting(None, "most of them, in the order of --results; the paper has 3,000", at_least=1)
+    limit: int | None = setting(None, "most runs, in the order of --results; the paper has 3,000", at_least=1)
     validation_fraction: float = setting(0.0, "share of the questions for validation", at_least=0, below=1)
     seed: int = setting(0, "seed of the split")
 
@@ -90,10 +90,8 @@ class TrajectoryOptions(CheckedOptions):
         """What is written."""
         return RECORDS if self.records else TRAJECTORIES
 
-    def roles_in(self, ledger: Path | None = None) -> list[str]:
-        """The roles that are wanted of a ledger, in full; none without one."""
-        if ledger is None:
-            return []
+    def roles_in(self, ledger: Path) -> list[str]:
+        """The roles that are wanted of a ledger, in full."""
         named = self.roles or (("integrate",) if self.system == "cirag" else ())
         full = [f"{self.system}.{name.removeprefix(f'{self.system}.')}" for name in named]
         return full or roles_of(ledger, self.system)
@@ -176,11 +174,13 @@ def build_trajectories(
         if not dataset.statistics.records:
             told = ", ".join(f"{reason}: {count}" for reason, count in left_out.items()) or "the results are empty"
             raise ValueError(f"nothing is left ({told})")
-        roles = sorted({role for _, *ledger in sources for role in options.roles_in(*ledger)})
-        chats = f"Chats of {', '.join(roles)}; `learned` marks the turns that count in the loss."
+        about = "What a model has planned in its own runs, and the gold answers."
+        if not options.records:
+            roles = sorted({role for _, ledger in sources for role in options.roles_in(ledger)})
+            about = f"Chats of {', '.join(roles)}; `learned` marks the turns that count in the loss."
         facts = BuildFacts(
             title=f"{options.kind.plural.capitalize()} of {options.system}",
-            summary="What a model has planned in its own runs, and the gold answers." if options.records else chats,
+            summary=about,
             drops={"all": left_out},
             files={str(file): file_digest(file) for file, *_ in sources},
             options={"results": list(results), "ledgers": list(ledgers), **asdict(options)},

@@ -269,8 +269,8 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             )
         else:
             written = self._batch["tool_mask"] * self._batch["completion_mask"] if compute_entropy else self._written
-            together = max(1, _ROW // int(attention_mask.sum(1).max())) if self._packs else 1
-            size = min(options.get("batch_size") or len(input_ids), together)
+            fitting = max(1, _ROW // int(attention_mask.sum(1).max())) if self._packs else 1
+            size = min(options.get("batch_size") or len(input_ids), fitting)
             parts = (tensor.split(size) for tensor in (input_ids, attention_mask, written))
             rows = [self._of_written(model, *part) for part in zip(*parts)]
             logps, entropies = (torch.cat(each) for each in zip(*rows))

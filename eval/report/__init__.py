@@ -326,5 +326,5 @@ def curve(args: argparse.Namespace, console: Console) -> None:
         ]
         show_table(console, "evaluations while training; scores are times 100", ("step", "loss", *names), rows)
     else:
-        console.print("the run has no evaluation yet: only its training loss is drawn")
+        console.print("the run has no evaluation yet: the picture shows its training alone")
     console.print(f"written to {output}")

@@ -223,8 +223,6 @@ class QuestionSuite(Suite):
                     own.model, own.planner_model, own.untrained = None, None, False
                 elif args.model:
                     own.teacher_model, own.oracle, own.llm = "", None, []
-                if any((args.integrator, args.model)) and not any((own.integrator, own.model, own.planner_model)):
-                    own.student_seed = None
                 found.append(cls.from_arguments(own, opened, folder))
             except (ValueError, OSError) as error:
                 problems.append(str(error))
