@@ -81,7 +81,8 @@ def _verify(args: argparse.Namespace) -> int:
             f"(allowed {args.tolerance:g})"
         )
         return 0
-    print(f"error: {args.folder} does not verify: {explain(comparisons)}", file=sys.stderr)
+    why = "; ".join(explain(one) for one in comparisons if not one.passed)
+    print(f"error: {args.folder} does not verify: {why}", file=sys.stderr)
     return 1
 
 

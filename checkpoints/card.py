@@ -16,7 +16,7 @@ import jinja2
 import yaml
 
 from tripletune.models.files import read_json, read_text, write_json, write_text
-from tripletune.models.options import read_yaml
+from tripletune.models.options import flatten, read_yaml
 from tripletune.models.program import code_span, markdown_table, plain
 from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, is_adapter, is_text_model, seconds_until, task_of
 
@@ -221,7 +221,7 @@ def _score_tables(provenance: Provenance) -> Iterator[tuple[str, list[str], list
             # The folder or file alone: where it lay is private.
             about.insert(0, f"data {code_span(PurePath(content['data']).name)}")
         title = code_span(name) + (f" ({', '.join(about)})" if about else "")
-        leaves = list(_leaves({key: value for key, value in content.items() if key != "controls"}))
+        leaves = flatten({key: value for key, value in content.items() if key != "controls"}, ".")
         intervals = [
             [
                 code_span(metric),
@@ -229,27 +229,19 @@ def _score_tables(provenance: Provenance) -> Iterator[tuple[str, list[str], list
                 f"{value['low']:.4g} to {value['high']:.4g}",
                 _cell(value.get("n")),
             ]
-            for metric, value in leaves
-            if isinstance(value, dict)
+            for metric, value in leaves.items()
+            if isinstance(value, dict) and value["mean"] is not None
         ]
-        numbers = [[code_span(metric), _cell(value)] for metric, value in leaves]
+        numbers = [
+            [code_span(metric), _cell(value)]
+            for metric, value in leaves.items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool)
+        ]
         head = ["metric", "mean", "95 % interval", "n"] if intervals else ["metric", "value"]
         yield title, head, intervals or numbers
         if table := content.get("control_table"):
             # As `tripletune eval records --controls` printed it.
             yield f"{title}, times 100, and what the model scores when it reads less", *table
-
-
-def _leaves(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every number of a metrics file, and every {"mean", "low", "high"} that was measured on anything."""
-    for key, value in content.items():
-        if not isinstance(value, dict):
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                yield f"{prefix}{key}", value
-        elif not all(isinstance(value.get(part), (int, float)) for part in ("mean", "low", "high")):
-            yield from _leaves(value, f"{prefix}{key}.")
-        elif value.get("n", 1):
-            yield f"{prefix}{key}", value
 
 
 def _cell(value: Any) -> str:

@@ -345,12 +345,8 @@ def comparison_table(comparisons: Sequence[Comparison]) -> str:
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
 
 
-def explain(comparisons: Sequence[Comparison]) -> str:
-    """Why a verification failed and what to do, in one line."""
-    return "; ".join(_reason(comparison) for comparison in comparisons if not comparison.passed)
-
-
-def _reason(comparison: Comparison) -> str:
+def explain(comparison: Comparison) -> str:
+    """Why a comparison failed and what to do, in one line."""
     failed = [case for case in comparison.cases if not case.passed]
     what = f"{len(failed)} of {len(comparison.cases)} cases differ from {comparison.against}"
     if comparison.other_files:

@@ -18,12 +18,11 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from tripletune.models.data.triples import Triple
 from tripletune.models.llm import Message
 from tripletune.models.llm.ledger import open_file
 from tripletune.models.llm.replies import REPAIR_ROLE
 from tripletune.rag.systems import CALL_NAME
-from tripletune.rag.systems.cirag.integration import CANDIDATES, INTEGRATE_ROLE, read_decision, write_decision
+from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, read_decision, shown_candidates, write_decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +174,9 @@ def _as_it_is(messages: Sequence[Message], reply: str) -> tuple[str | None, tupl
 
 def _read_integration(messages: Sequence[Message], reply: str) -> tuple[str | None, tuple[str, ...]]:
     """A decision of CIRAG in its canonical form, with core triples from the round's candidates alone."""
-    shown = messages[-1]["content"].split(f"[[## {CANDIDATES} ##]]\n", 1)
-    if len(shown) != 2:
+    if (shown := shown_candidates(messages[-1]["content"])) is None:
         return None, ("no_candidates",)
-    rows = json.loads(shown[1].split("\n", 1)[0])["fact"]
-    decision = read_decision(reply, [Triple(*row) for row in rows])
+    decision = read_decision(reply, shown)
     return (None if decision.query is None else write_decision(decision)), decision.faults
 
 

@@ -30,7 +30,7 @@ def mauve(args: argparse.Namespace, console: Console) -> None:
     """`tripletune eval mauve`: score finished runs, print the scores, and write them into the folders.
 
     Args:
-        args: `folders`, `model` (which gives the hidden states), `batch_size` and `seed` (of the clusters).
+        args: `folders`, `model` (which gives the hidden states) and `seed` (of the clusters).
         console: Shows the scores.
 
     Raises:

@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from tripletune.models.options import flatten
+
 RESAMPLES, PERMUTATIONS = 2000, 10_000
 SIGNIFICANT = 0.05
 NO_DIFFERENCE = "no difference shown"
@@ -160,17 +162,6 @@ def flatten_means(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The means of nested metrics, as `planning/action_accuracy` and so on; what has none is left out."""
     flat = flatten(metrics, "/")
     return {name: one["mean"] for name, one in flat.items() if isinstance(one, Mapping) and one["mean"] is not None}
-
-
-def flatten(values: Mapping[str, Any], separator: str) -> dict[str, Any]:
-    """Nested values under their joined names; an interval is one value."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping) and "mean" not in value:
-            flat |= {f"{name}{separator}{inner}": one for inner, one in flatten(value, separator).items()}
-        else:
-            flat[name] = value
-    return flat
 
 
 def _finite(values: Sequence[float]) -> np.ndarray:

@@ -49,7 +49,7 @@ _MATCHED = ("target_modules", "exclude_modules", "layers_pattern", "rank_pattern
 
 
 def cache_dir() -> Path:
-    """The folder for converted models and embedding tables."""
+    """The folder for converted models."""
     return Path(os.environ.get("TRIPLETUNE_CACHE") or Path.home() / ".cache" / "tripletune")
 
 

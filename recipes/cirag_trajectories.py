@@ -24,14 +24,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tripletune.data_builders.corpus import CorpusOptions
-from tripletune.data_builders.trajectories import TrajectoryOptions
+from tripletune.data_builders.corpus import CorpusOptions, ensure_corpus
+from tripletune.data_builders.datasets.writer import FolderOptions
+from tripletune.data_builders.trajectories import TrajectoryOptions, build_trajectories
 from tripletune.eval import load_task
-from tripletune.eval.suites.questions import QuestionOptions
+from tripletune.eval.suites import run_suites
+from tripletune.eval.suites.questions import QuestionOptions, QuestionSuite
 from tripletune.models.files import write_text
 from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.options import parse_command_line, setting, to_arguments, to_yaml
 from tripletune.models.program import run_program
+from tripletune.rag.search import Opened
 from tripletune.rag.systems import LoopFlags, load_system, make_options
 from tripletune.rag.text_index import RetrieverKind
 
@@ -182,13 +185,6 @@ def main(config: CollectConfig, dry_run: bool = False) -> None:
         lines = [to_yaml(config), *(shlex.join(config.command(source)) for source in config.sources())]
         sys.stdout.write("\n".join(lines) + "\n")
         return
-
-    from tripletune.data_builders.corpus import ensure_corpus
-    from tripletune.data_builders.datasets.writer import FolderOptions
-    from tripletune.data_builders.trajectories import build_trajectories
-    from tripletune.eval.suites import run_suites
-    from tripletune.eval.suites.questions import QuestionSuite
-    from tripletune.rag.search import Opened
 
     folder = Path(config.output_dir)
     sources = config.sources()

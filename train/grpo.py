@@ -25,7 +25,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from tripletune.data_builders.hotpotqa_subq import Question
-from tripletune.eval.suites import ask_items
+from tripletune.eval.suites import ask_items, close_clients
 from tripletune.models.data.records import IGNORED
 from tripletune.models.graph_llm.processor import pad_batch
 from tripletune.models.llm import CallError, Completion, Message, Sampling
@@ -198,6 +198,14 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         self.add_callback(RewardLog(Path(task.config.output_dir) / REWARDS))
         self.begin_run(task)
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train, and close what the loop has opened; see transformers' `Trainer.train`."""
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            self._runner.run(close_clients(self.task.suite))
+            self._runner.close()
+
     def _roll_out(self, prompts: Sequence[str]) -> dict[str, Any]:
         model = self._replying()
         with evaluating(model):
@@ -249,10 +257,6 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         failed = [one["parts"]["answer"] < 1 or self.task.config.train.kl_on == "all" for one in inputs]
         return output | {"counts": torch.tensor(failed, device=self.accelerator.device)}
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        self._batch = inputs
-        return super()._compute_loss(model, inputs)
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, *args: Any,

@@ -17,12 +17,9 @@ from tripletune.train.engine import EngineMixin, shared_arguments
 class TrlMixin(EngineMixin):
     """What trainers of TRL that write replies have in common, in front of the trainer's class."""
 
-    _tokens = 0
-
     def _prepare_inputs(self, inputs: Any) -> Any:
-        inputs = super()._prepare_inputs(inputs)
-        self._tokens = int(inputs["prompt_ids"].numel() + inputs["completion_ids"].numel())
-        return inputs
+        self._batch = super()._prepare_inputs(inputs)
+        return self._batch
 
     def _as_cast(self, model: Any) -> AbstractContextManager[None]:
         # TRL writes replies, and computes hidden states, around the forward that accelerate has put autocast on.
@@ -30,7 +27,7 @@ class TrlMixin(EngineMixin):
 
     def tokens_of(self, inputs: Any) -> int:
         """Tokens of prompts and replies; the batch was there before the replies were."""
-        return self._tokens
+        return int(self._batch["prompt_ids"].numel() + self._batch["completion_ids"].numel())
 
     def label_tokens(self, inputs: Any) -> torch.Tensor:
         """Tokens of the replies."""

@@ -16,13 +16,12 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from tripletune.models.files import read_json, write_json, write_text
-from tripletune.models.options import read_yaml, to_yaml
+from tripletune.models.options import flatten, read_yaml, to_yaml
 from tripletune.models.run_folders import FINAL, check_weights
 
 logger = logging.getLogger(__name__)
@@ -81,7 +80,7 @@ def check_same_run(config: Any, train_digest: str) -> None:
     folder = Path(config.output_dir)
     if not (folder / SETTINGS).is_file() or not (folder / ENVIRONMENT).is_file():
         return
-    before, now = dict(_flat(read_yaml(folder / SETTINGS))), dict(_flat(dataclasses.asdict(config)))
+    before, now = flatten(read_yaml(folder / SETTINGS), "."), flatten(dataclasses.asdict(config), ".")
     about = read_json(folder / ENVIRONMENT)
     # Records that share a prefix are in one micro-batch, whose size then makes their order.
     free = _FREE if now.get("train.shared_prefixes") else _FREE | {"train.batch_size"}
@@ -215,14 +214,6 @@ def sharding() -> str:
                 f"{name} of the launcher is {found}, and must be {value}: {why}; see recipes/accelerate/fsdp2.yaml"
             )
     return "FSDP2"
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _git_revision() -> str | None:

@@ -277,12 +277,17 @@ async def _run_all(
         # At the end, so that suites that share a client share its request file.
         told = [one.pending_message() for one in clients if waiting]
     finally:
-        for one in {id(one): one for suite in suites for one in suite.clients if hasattr(one, "close")}.values():
-            await one.close()
+        await close_clients(*suites)
     if failed:
         raise RunsFailed(f"{len(failed)} of {len(suites)} evaluations failed: {'; '.join(failed)}")
     messages = [f"{waiting:,} {suites[0].unit}s wait.", *(text for text in dict.fromkeys(told) if text)]
     return codes, " ".join(messages) if waiting else ""
+
+
+async def close_clients(*suites: Suite) -> None:
+    """Close what suites have opened, each once."""
+    for one in {id(one): one for suite in suites for one in suite.clients if hasattr(one, "close")}.values():
+        await one.close()
 
 
 async def _answer(suite: Suite, log: ResultLog, mine: frozenset[str]) -> int:

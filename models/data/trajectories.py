@@ -7,7 +7,7 @@ One JSON object a line: `{"id", "question_id", "role", "model", "messages": [{"r
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +48,7 @@ class Trajectory:
 
     def to_json(self) -> dict[str, Any]:
         """The row as it is stored."""
-        return {
-            "id": self.id,
-            "question_id": self.question_id,
-            "role": self.role,
-            "model": self.model,
-            "messages": [dict(message) for message in self.messages],
-            "learned": list(self.learned),
-        }
+        return {**asdict(self), "messages": list(self.messages), "learned": list(self.learned)}
 
     @classmethod
     def from_json(cls, row: dict[str, Any], where: str = "trajectory") -> Trajectory:

@@ -45,16 +45,6 @@ from tripletune.models.lora import chosen_layers
 from tripletune.models.losses import evaluating, scales_alike
 from tripletune.models.run_folders import CONFIG, is_adapter
 
-__all__ = [
-    "GraphLLM",
-    "GraphLLMConfig",
-    "GraphLLMProcessor",
-    "LocalGenerator",
-    "add_adapter",
-    "build_graph_llm",
-    "load_generator",
-    "load_graph_llm",
-]
 GRAPH_MODULES = ("graph_encoder", "projector")
 # PEFT's own name for "an adapter without adapter layers": graph-token tuning trains the saved modules alone.
 _NO_ADAPTER_LAYERS = "dummy-target-modules"

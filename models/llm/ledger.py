@@ -18,7 +18,7 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -147,7 +147,7 @@ def row_of(
     return (*call, reply.text, *numbers, reply.finish_reason, status, detail, time)
 
 
-class Ledger:
+class Ledger(AbstractContextManager["Ledger"]):
     """The calls of one SQLite file; a context manager. Use it from one thread.
 
     Args:
@@ -164,9 +164,6 @@ class Ledger:
         self._closed = False
         self._claims: IO[bytes] | None = None
         self._opened = open_file(self.path) if self.path.exists() else None
-
-    def __enter__(self) -> Ledger:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

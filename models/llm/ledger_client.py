@@ -16,7 +16,7 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -150,7 +150,7 @@ class _Flight:
     sent = 0.0
 
 
-class LedgerClient:
+class LedgerClient(AbstractAsyncContextManager["LedgerClient"]):
     """An `LLMClient` over one backend. Use it in one event loop.
 
     Args:
@@ -180,9 +180,6 @@ class LedgerClient:
         self._flights: dict[str, _Flight] = {}
         # The failure that ends the run: nothing is sent after it.
         self._ended: Exception | None = None
-
-    async def __aenter__(self) -> LedgerClient:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()

@@ -120,12 +120,7 @@ class ContinuousBatch(Decoder):
             request.seconds += (time.perf_counter() - start) / len(new)
 
     def _read(self, group: Sequence[_Begun], rows: int) -> None:
-        """Read requests on from what was kept, and write the next token of each.
-
-        Args:
-            group: The requests.
-            rows: How many there will be under way in the end.
-        """
+        """Read requests on from what was kept, write the next token of each; `rows` will be under way in the end."""
         past = max(size for _, _, size in group)
         width = max(len(request.sequence) - size for request, _, size in group)
         device = self._model.device

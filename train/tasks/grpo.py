@@ -91,6 +91,10 @@ class GrpoTask(PromptTask):
     unit: ClassVar[str] = "questions"
     teacher: Any = None
 
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.copies, self.together = config.train.runs, config.train.rollout_steps
+
     @cached_property
     def suite(self) -> Any:
         """The loop; nothing of it is opened.
@@ -115,22 +119,12 @@ class GrpoTask(PromptTask):
             raise ValueError(f"data.loop: give it {'; '.join(missing)}")
         return suite
 
-    @property
-    def copies(self) -> int:  # type: ignore[override]
-        """Runs of a question."""
-        return int(self.config.train.runs)
-
     @cached_property
     def sources(self) -> tuple[Any, None]:
         """The questions, which the suite has checked; the digest is of all that a run depends on but the student."""
         settings = json.dumps(self.suite.settings(), sort_keys=True, default=str)
         digest = hashlib.sha256(settings.encode()).hexdigest()
         return SimpleNamespace(paths=[self.suite.options.data], digest=digest, check=lambda: None), None
-
-    @property
-    def together(self) -> int:  # type: ignore[override]
-        """Steps whose runs are made at once."""
-        return int(self.config.train.rollout_steps)
 
     def load(self) -> tuple[Any, Any]:
         """The student, and the teacher where there is one."""
@@ -154,7 +148,7 @@ class GrpoTask(PromptTask):
                 ids = self.processor(item.question)["input_ids"]
                 yield {"prompt": json.dumps(told), "input_ids": ids, "labels": [IGNORED] * len(ids), "length": length}
 
-        return cached_rows(["questions", source.digest, length], cache, [make], _COLUMNS)
+        return cached_rows(["questions", source.digest, length, self._start], cache, [make], _COLUMNS)
 
     def trainer(self) -> Any:
         """TRL's trainer with this engine's mixin."""
