@@ -16,6 +16,7 @@ from trl import GRPOTrainer
 
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.models.data.triples import Triple
+from tripletune.models.llm.ledger import LedgerError
 from tripletune.models.local import Request
 from tripletune.models.local.chat import ChatEncoder
 from tripletune.models.options import load_config
@@ -141,6 +142,8 @@ def test_a_resumed_run_is_the_uninterrupted_run(
     same = {"train.kl_on": "failed", "train.rollout_steps": together}
     whole = make({"output_dir": str(tmp_path / "whole"), **same})
     train(whole)
+    with pytest.raises(LedgerError, match="closed"):
+        whole.suite.clients[0].ledger.get("")
 
     class Killed(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -223,3 +226,8 @@ def test_a_loop_that_no_student_can_be_trained_in(words: tuple[str, str], messag
     task.config.data.loop = task.config.data.loop.replace(*words)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         _ = task.sources
+
+
+def test_groups_that_do_not_fill_a_rollout_are_refused_before_anything_is_loaded(make: Make) -> None:
+    with pytest.raises(ValueError, match=r"4 runs are made together .* no multiple of train\.runs 3"):
+        train(make({"train.runs": 3, "model.base": "pypi:nothing"}), dry_run=True)

@@ -81,17 +81,8 @@ class PromptTask(TextTask):
         return RepeatedSteps(order, prompts, times, self.copies)
 
     def steps_per_epoch(self, per_step: int) -> int:
-        """Whole steps alone.
-
-        Raises:
-            ValueError: what is replied to at once are not whole groups of `copies`.
-        """
-        if (rows := per_step * self.together) % self.copies:
-            raise ValueError(
-                f"{rows} runs are made at once (batch_size x micro-batches x processes x rollout_steps), which is no "
-                f"multiple of train.runs {self.copies}: change one of them"
-            )
-        return len(self.train) * self.copies // rows * self.together
+        """Whole steps alone."""
+        return len(self.train) * self.copies // (per_step * self.together) * self.together
 
     def example(self) -> tuple[list[int], list[int]]:
         """The first prompt, of which nothing is learned."""

@@ -73,6 +73,20 @@ class GrpoTrainSection(TrainSection):
         wrong = f"train.save_steps {self.save_steps}: take a multiple of train.rollout_steps {self.rollout_steps}"
         return super().check() + ([wrong] if self.save_steps % self.rollout_steps else [])
 
+    def micro_batches(self, processes: int) -> int:
+        """Micro-batches of an optimiser step.
+
+        Raises:
+            ValueError: the runs that are made together are not all runs of some questions.
+        """
+        count = super().micro_batches(processes)
+        if (made := self.batch_size * count * processes * self.rollout_steps) % self.runs:
+            raise ValueError(
+                f"{made} runs are made together (train.batch_size x micro-batches x processes x train.rollout_steps), "
+                f"no multiple of train.runs {self.runs}: change one of them"
+            )
+        return count
+
 
 @dataclass
 class GrpoConfig(RunConfig):
