@@ -230,7 +230,7 @@ def _score_tables(provenance: Provenance) -> Iterator[tuple[str, list[str], list
                 _cell(value.get("n")),
             ]
             for metric, value in leaves.items()
-            if isinstance(value, dict) and value["mean"] is not None and value.get("n", 1)
+            if isinstance(value, dict) and isinstance(value.get("low"), (int, float)) and value.get("n", 1)
         ]
         numbers = [
             [code_span(metric), _cell(value)]

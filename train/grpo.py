@@ -203,8 +203,8 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         try:
             return super().train(*args, **kwargs)
         finally:
-            self._runner.run(close_clients(self.task.suite))
-            self._runner.close()
+            with self._runner:
+                self._runner.run(close_clients(self.task.suite))
 
     def _roll_out(self, prompts: Sequence[str]) -> dict[str, Any]:
         model = self._replying()
