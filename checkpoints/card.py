@@ -15,8 +15,8 @@ from typing import Any, Literal
 import jinja2
 import yaml
 
-from tripletune.models.files import read_json, read_text, write_json, write_text
-from tripletune.models.options import flatten, read_yaml
+from tripletune.models.files import flatten, read_json, read_text, write_json, write_text
+from tripletune.models.options import read_yaml
 from tripletune.models.program import code_span, markdown_table, plain
 from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, is_adapter, is_text_model, seconds_until, task_of
 

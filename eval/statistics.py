@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from tripletune.models.options import flatten
+from tripletune.models.files import flatten
 
 RESAMPLES, PERMUTATIONS = 2000, 10_000
 SIGNIFICANT = 0.05

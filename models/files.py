@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -55,6 +55,17 @@ def read_json(path: str | Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path}: expected a JSON object, found {type(value).__name__}")
     return value
+
+
+def flatten(values: Mapping[str, Any], separator: str) -> dict[str, Any]:
+    """Nested values of a file under their joined names; an interval is one value."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and "mean" not in value:
+            flat |= {f"{name}{separator}{inner}": one for inner, one in flatten(value, separator).items()}
+        else:
+            flat[name] = value
+    return flat
 
 
 def write_text(path: str | Path, text: str) -> None:

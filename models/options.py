@@ -143,17 +143,6 @@ def nearest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
 # YAML files ---------------------------------------------------------------------------------------------------------
 
 
-def flatten(values: Mapping[str, Any], separator: str) -> dict[str, Any]:
-    """Nested values under their joined names; an interval is one value."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping) and "mean" not in value:
-            flat |= {f"{name}{separator}{inner}": one for inner, one in flatten(value, separator).items()}
-        else:
-            flat[name] = value
-    return flat
-
-
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Names and values of a YAML file; what its `base:` file says is under what it says itself.
 

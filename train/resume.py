@@ -20,8 +20,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.files import read_json, write_json, write_text
-from tripletune.models.options import flatten, read_yaml, to_yaml
+from tripletune.models.files import flatten, read_json, write_json, write_text
+from tripletune.models.options import read_yaml, to_yaml
 from tripletune.models.run_folders import FINAL, check_weights
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from typing import Any
 
 from tripletune.eval.report.runs import Run
 from tripletune.eval.statistics import correct_table, paired_difference, paired_table, verdict
-from tripletune.models.options import flatten
+from tripletune.models.files import flatten
 from tripletune.rag.systems.cirag import GRANULARITIES
 
 WITHOUT_TD, WITHOUT_RERANKER = "w/o TD", "w/o reranker"

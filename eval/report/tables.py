@@ -14,7 +14,7 @@ from typing import Any
 from tripletune.eval import find_metrics
 from tripletune.eval.report.runs import COSTS
 from tripletune.eval.statistics import NO_DIFFERENCE, P_NOTE, SIGNIFICANT, correct_table, p_cell
-from tripletune.models.options import flatten
+from tripletune.models.files import flatten
 from tripletune.models.program import markdown_table, on_one_line, plain
 
 Runs = Sequence[Mapping[str, Any]]

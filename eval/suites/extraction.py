@@ -24,11 +24,11 @@ from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells,
 from tripletune.eval.triples import ROUGE, Prediction, score_rows, summarise_extractions
 from tripletune.models.data.pairs import ExtractionPair, read_pairs, read_replies, read_reply
 from tripletune.models.data.records import record_files
-from tripletune.models.files import file_digest, write_text
+from tripletune.models.files import file_digest, flatten, write_text
 from tripletune.models.llm import Completion
 from tripletune.models.llm.backends import LLMOptions, backend_names
 from tripletune.models.loading import PYPI
-from tripletune.models.options import add_arguments, flatten, from_arguments, setting
+from tripletune.models.options import add_arguments, from_arguments, setting
 from tripletune.rag.extractor import (
     PIECE_LIMIT,
     LocalOptions,
