@@ -88,16 +88,17 @@ def model_settings(options: Any, teacher: LLMOptions | None) -> dict[str, Any]:
     if options.oracle:
         settings["teacher"] = f"oracle:{options.oracle}"
     else:
-        settings |= _chat_model(teacher, "teacher")
+        settings |= chat_model(teacher, "teacher")
     if options.llm:
-        settings["llm"] = {role: _chat_model(one) for role, one in chat_models(options.llm, teacher).items() if role}
+        settings["llm"] = {role: chat_model(one) for role, one in chat_models(options.llm, teacher).items() if role}
     if options.integrator:
         weights = weights_fingerprint(resolve(options.integrator))
         settings["integrator"] = {"spec": options.integrator, "weights": weights}
     return settings
 
 
-def _chat_model(options: LLMOptions, name: str = "model") -> dict[str, Any]:
+def chat_model(options: LLMOptions, name: str = "model") -> dict[str, Any]:
+    """The settings that say which chat model replies: its name, and a fingerprint of a local one's weights."""
     weights = {f"{name}_weights": weights_fingerprint(resolve(options.model))} if options.is_local else {}
     return {name: options.ledger_name, **weights}
 
@@ -142,9 +143,6 @@ def open_chat_model(options: LLMOptions, oracle: str | None = None, specs: Seque
         client = LedgerClient(WorldOracle.open(folder or ".", split), Ledger(str(options.ledger)))
     else:
         client = open_client(options)
-    if not oracle and options.is_local and (weights := weights_fingerprint(resolve(options.model))):
-        # A folder may be trained again under its name; the ledger must not answer with the older model's replies.
-        client.model = f"{client.model}@{weights}"
     roles = {role: open_chat_model(one) for role, one in chat_models(specs, options).items() if role}
     return RoleClients(client, roles) if roles else client
 

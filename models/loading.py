@@ -219,7 +219,7 @@ def load_weights(
     return model.eval()
 
 
-def load_adapter(model: Any, folder: str | Path, trainable: bool = False) -> PeftModel:
+def load_adapter(model: Any, folder: str | Path) -> PeftModel:
     """Put the adapter of a folder on its base model.
 
     Raises:
@@ -242,7 +242,7 @@ def load_adapter(model: Any, folder: str | Path, trainable: bool = False) -> Pef
         # PEFT only warns of an adapter file without some of its layers, which then do nothing.
         warnings.filterwarnings("error", message="Found missing adapter keys", category=UserWarning)
         # One that is not trained is in the model's type: with PEFT's float32 each layer casts its input, which is slow.
-        return PeftModel.from_pretrained(model, str(folder), is_trainable=trainable, autocast_adapter_dtype=trainable)
+        return PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False)
 
 
 def for_inference(adapted: PeftModel) -> Any:

@@ -139,15 +139,17 @@ def extract(args: argparse.Namespace) -> int:
     extractor = open_extractor(args, ledger=f"{args.output}.ledger.sqlite")
     store = TripleStore(args.output)
 
-    async def read_all() -> ExtractionCounts:
+    async def read_all() -> tuple[ExtractionCounts, str | None]:
         run = CorpusExtraction(extractor, store, part.piece_limit)
         try:
-            return await run.run(read_passages(args.corpus, run.counts, (int(shard[1]), int(shard[2])), part.limit))
+            passages = read_passages(args.corpus, run.counts, (int(shard[1]), int(shard[2])), part.limit)
+            counts = await run.run(passages)
+            return counts, extractor.pending_message() if counts.pending else None
         finally:
             await extractor.close()
 
     try:
-        counts = asyncio.run(read_all())
+        counts, next_step = asyncio.run(read_all())
     except SetupError as error:
         raise ValueError(str(error)) from error
     except sqlite3.Error as error:
@@ -157,7 +159,7 @@ def extract(args: argparse.Namespace) -> int:
         store.close()
     logger.info("%s: %s", args.output, counts.line())
     if counts.pending:
-        logger.info("%s passages wait for a batch's replies", f"{counts.pending:,}")
+        logger.info("%s passages wait. %s", f"{counts.pending:,}", next_step)
         return 3
     return 1 if counts.failed else 0
 

@@ -26,7 +26,7 @@ from tripletune.models.data.triples import Triple
 from tripletune.models.files import check_new, new_file
 from tripletune.models.llm import CallError, RepliesPending, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
-from tripletune.models.llm.replies import all_of
+from tripletune.models.llm.replies import all_of, in_workers
 from tripletune.rag.extractor import PIECE_LIMIT, TextExtractor, open_extractor, source_pieces
 from tripletune.rag.triple_store import Extraction, TripleStore, passage_key
 
@@ -140,13 +140,9 @@ class CorpusExtraction:
                 with suppress(RepliesPending):
                     await self._task(key, passage)
 
-        workers = [asyncio.create_task(work()) for _ in range(self.extractor.concurrency)]
         try:
-            await asyncio.gather(*workers)
+            await in_workers(work, self.extractor.concurrency)
         finally:
-            for one in workers:
-                one.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
             self.counts.seconds = time.monotonic() - started
         return self.counts
 

@@ -167,15 +167,12 @@ def open_local_extractor(
         spec, options.batch_size, dtype,
         beams=options.beams, grammar=options.grammar, repetition=True, cells=_CELLS,
     )  # fmt: skip
-    # The same folder may hold other weights tomorrow: their fingerprint is part of the name.
-    fingerprint = weights_fingerprint(folder)
     # An empty reply is one without facts: it is not asked for again.
     client = LedgerClient(backend, Ledger(ledger) if ledger else None, retry=Retry(1))
-    client.model = f"{client.model}@{fingerprint}" if fingerprint else client.model
     # Twice as many texts as fit keep the model busy.
     return TextExtractor(
         client, instruction, shots, Sampling(max_tokens=options.max_tokens or LOCAL_TOKENS),
-        max(8, 2 * options.batch_size), True, f"local:{spec} {fingerprint}".strip(),
+        max(8, 2 * options.batch_size), True, f"local:{spec} {weights_fingerprint(folder)}".strip(),
         {"beams": options.beams, "grammar": options.grammar, "dtype": dtype},
     )  # fmt: skip
 

@@ -100,7 +100,7 @@ def _train_and_save(task: TrainingTask, checkpoint: Path | None) -> None:
     else:
         logger.info("continuing from %s", checkpoint)
     trained = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
-    logger.info("training %s parameters on %d %s", f"{trained:,}", len(task.train), task.unit)
+    logger.info("training %s parameters on %d %s", f"{trained:,}", rows_meta(task.train)["rows"], task.unit)
     for note in (_counts("train", task.train), _counts("validation", task.validation), *task.notes()):
         logger.info("%s", note)
     if task.validation is None:
@@ -110,7 +110,7 @@ def _train_and_save(task: TrainingTask, checkpoint: Path | None) -> None:
     folder, steps = Path(task.config.output_dir) / FINAL, trainer.state.global_step
     parts = {"train": (task.sources[0], task.train), "validation": (task.sources[1], task.validation)}
     result = {
-        task.unit: len(task.train),
+        task.unit: rows_meta(task.train)["rows"],
         "steps": steps,
         # What it took before a kill counts too.
         "seconds": round(max(seconds, seconds_until(folder.parent / LOSS_FILE, steps)), 1),

@@ -102,6 +102,10 @@ class Integrator:
             self._text, self._ended = text + found, request.ended
         return request.completion(found)
 
+    def count_tokens(self, messages: Sequence[Message]) -> int:
+        """Tokens of a chat as the model reads it, up to where its reply begins."""
+        return len(self._chat.encode(messages))
+
     async def close(self) -> None:
         """Nothing: the model is the trainer's."""
 
@@ -241,7 +245,8 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             one.finish(tokenizer.eos_token_id, config.data.max_tokens)
             return suite.score(question, reply)
 
-        each = service.reply, chat, ends, model.config.max_position_embeddings, config.train.temperature
+        context = model.config.get_text_config().max_position_embeddings
+        each = service.reply, chat, ends, context, config.train.temperature
         runs = [Integrator(*each, (first + number) * 1_009) for number in range(len(questions))]
         try:
             return runs, await asyncio.gather(*map(run, runs, questions))

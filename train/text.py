@@ -52,7 +52,7 @@ class TextTask(TrainingTask):
 
         set_seed(self.config.seed)
         section = self.config.model
-        tokenizer = load_tokenizer(section.base, section.revision)
+        tokenizer = load_tokenizer(section.adapter or section.base, section.revision)
         seq2seq = is_encoder_decoder(section.base, section.revision)
         if seq2seq and self.config.train.packing:
             raise ValueError(f"train.packing: {section.base} is an encoder-decoder, which reads one source per row")

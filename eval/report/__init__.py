@@ -20,7 +20,7 @@ from tripletune.eval.costs import read_prices, unused_roles
 from tripletune.eval.report.curve import MALFORMED_OUTPUT, draw_curve, panels_of, read_curve
 from tripletune.eval.report.groups import Group, compare_pairs, differences, group_runs, sweeps_of
 from tripletune.eval.report.page import write_page
-from tripletune.eval.report.runs import Run, figures_of, read_folder
+from tripletune.eval.report.runs import Run, figures_of, named_folder, read_folder
 from tripletune.eval.report.tables import Grid, Section, latex_of, markdown_of, sections_of
 from tripletune.eval.results import METRICS, SCORES, SETTINGS, read_results, read_scored, run_folders
 from tripletune.eval.statistics import (
@@ -58,17 +58,16 @@ def report(args: argparse.Namespace, console: Console) -> None:
     """
     if args.traces < 0:
         raise ValueError(f"--traces {args.traces}: it is a number of questions, 0 or more")
-    output = Path(args.output or Path(args.folders[0]) / "report")
+    output = Path(args.output or named_folder(args.folders[0])[1] / "report")
     check_folder(output, _MADE, overwrite=True)
     prices = read_prices(args.price)
     found = [read_folder(one, prices) for spec in args.folders for one in _folders(spec)]
-    places = [Path(one.folder).resolve() for one in found]
     groups = group_runs([one for one in found if one.rows is not None])
     figures = build_report(found, groups)
     unused = unused_roles(prices, [role for one in found for role in one.roles])
     figures["missing"] += [f"--price {role}=…: no call of these runs had this role." for role in unused]
     sections = sections_of(figures)
-    with new_folder(output, _MADE, overwrite=True, sources=places) as scratch:
+    with new_folder(output, _MADE, overwrite=True) as scratch:
         write_page(scratch / PAGE, figures, groups, sections, args.traces, args.corpus)
         write_text(scratch / TABLES, markdown_of(figures, sections))
         write_text(scratch / LATEX, latex_of(sections))

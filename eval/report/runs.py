@@ -85,6 +85,12 @@ class Run:
         return bool(self.metrics) and not self.cut_off and self.results == self.about.get("questions")
 
 
+def named_folder(spec: str) -> tuple[str, Path]:
+    """The name and folder of NAME=FOLDER; no name where a folder alone is given."""
+    name, equals, rest = spec.partition("=")
+    return (name, Path(rest)) if equals and not Path(spec).exists() else ("", Path(spec))
+
+
 def read_folder(spec: str, prices: Prices | None = None) -> Run:
     """Read one output folder.
 
@@ -96,8 +102,7 @@ def read_folder(spec: str, prices: Prices | None = None) -> Run:
         FileNotFoundError: there is no such folder.
         ValueError: it holds no results, or a file in it is damaged.
     """
-    name, equals, rest = spec.partition("=")
-    name, path = (name, Path(rest)) if equals and not Path(spec).exists() else ("", Path(spec))
+    name, path = named_folder(spec)
     if not path.is_dir():
         raise FileNotFoundError(f"no such folder: {path}")
     settings, about, metrics = (

@@ -30,6 +30,7 @@ from tripletune.eval.results import METRICS, ResultLog
 from tripletune.models.files import read_json, write_json
 from tripletune.models.llm import RepliesPending, SetupError, redact
 from tripletune.models.llm.ledger_client import RetriesExhausted
+from tripletune.models.llm.replies import in_workers
 from tripletune.models.options import add_arguments, from_arguments, setting
 
 logger = logging.getLogger(__name__)
@@ -320,7 +321,7 @@ async def _answer(suite: Suite, log: ResultLog, mine: frozenset[str]) -> int:
                     last = now
 
     with bar:
-        await asyncio.gather(*(work() for _ in range(suite.concurrency)))
+        await in_workers(work, suite.concurrency)
     return waiting
 
 

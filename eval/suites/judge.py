@@ -25,6 +25,7 @@ from rich.console import Console
 from tripletune.eval.results import RESULTS, ResultLog, read_results
 from tripletune.eval.statistics import bootstrap_mean
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
+from tripletune.eval.systems import chat_model
 from tripletune.models.files import file_digest, read_text
 from tripletune.models.llm import Message
 from tripletune.models.llm.backends import LLMOptions, open_client
@@ -108,7 +109,7 @@ class JudgeSuite(Suite):
         options = self.options
         return {
             "data": [file_digest(Path(folder) / RESULTS) for folder in (options.data, options.other)],
-            "judge": self.teacher.ledger_name,
+            **chat_model(self.teacher, "judge"),
             "sampling": [self.teacher.temperature, self.teacher.top_p, self.teacher.seed],
             "prompt": hashlib.sha256(self.prompt.encode()).hexdigest(),
             **{name: getattr(options, name) for name in ("limit", "criteria", "repairs", "max_reply_tokens")},

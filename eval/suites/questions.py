@@ -221,8 +221,12 @@ class QuestionSuite(Suite):
             try:
                 if load_system(system).model == "llm":  # a Graph-LLM is for the systems that take one
                     own.model, own.planner_model, own.untrained = None, None, False
+                    if args.model or args.planner_model:
+                        own.control, own.control_run = None, None
                 elif args.model:
                     own.teacher_model, own.oracle, own.llm = "", None, []
+                if (args.integrator or args.model) and not (own.integrator or own.model):
+                    own.student_seed = None
                 found.append(cls.from_arguments(own, opened, folder))
             except (ValueError, OSError) as error:
                 problems.append(str(error))
@@ -319,7 +323,8 @@ class QuestionSuite(Suite):
                 seed = options.student_seed
                 drawn = None if seed is None else Sampling(1.0, seed=seed)
                 shared = {name: getattr(self.teacher, name) for name in ("ledger", "batch_size", "dtype")}
-                student = open_chat_model(LLMOptions(backend="hf", model=options.integrator, **shared))
+                local = LLMOptions(backend="hf", model=options.integrator, **shared)
+                student = self.opened.once(local, partial(open_chat_model, local))
                 tools = replace(tools, integrator=student, integrator_sampling=drawn)
         planner, answerer = (
             self.opened.once((spec, loop.graph), partial(open_generator, spec, options, loop.graph)) if spec else None

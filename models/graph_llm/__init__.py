@@ -1,6 +1,6 @@
 """The Graph-LLM of RAS (section 3.4): built from a base model, trained as an adapter, loaded, and asked for replies.
 
-`LocalGenerator` replies greedily, one by one or to many at once. Calls of many tasks meet in a `DecodingService`; the
+`LocalGenerator` replies, one by one or to many at once. Calls of many tasks meet in a `DecodingService`; the
 graphs are read with the prompts. With a ledger they are calls like those of any other model: kept, found again, and
 accounted for.
 """
@@ -164,14 +164,13 @@ def is_graph_llm_folder(folder: str | Path) -> bool:
 
 
 def load_graph_llm(
-    folder: str | Path, dtype: torch.dtype | None = None, trainable: bool = False
+    folder: str | Path, dtype: torch.dtype | None = None
 ) -> tuple[PreTrainedModel | PeftModel, GraphLLMProcessor]:
     """Load a trained Graph-LLM, or any causal language model as an untrained one without graph.
 
     Args:
         folder: Adapter folder (a run's `final`, checkpoint, export), merged folder, or a plain base-model spec.
         dtype: Weight type of the language model.
-        trainable: Load the adapter so that training can go on.
 
     Returns:
         The model in eval mode and its processor.
@@ -193,8 +192,7 @@ def load_graph_llm(
             language_model, _ = load_causal_lm(config.base_model, dtype, config.base_revision)
             # The base is frozen and known by name; what the folder holds is the adapter.
             base = GraphLLM(config, language_model)
-            base.labels_only = not trainable or scales_alike(language_model)
-            model = load_adapter(base, path, trainable)
+            model = load_adapter(base, path)
         else:
             options = {"dtype": dtype} if dtype else {}
             model = GraphLLM.from_pretrained(path, use_safetensors=True, **options)

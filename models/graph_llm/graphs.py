@@ -22,7 +22,6 @@ from torch_geometric.utils import scatter
 from tripletune.models.data.records import Step
 
 INVERSE = "inverse_"
-ARCHITECTURES = ("graph_transformer", "gat", "gcn", "gat_authors", "gcn_authors")
 
 
 class SampleGraph(NamedTuple):

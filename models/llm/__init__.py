@@ -162,7 +162,7 @@ class Completion:
         text: The reply without end-of-sequence text.
         prompt_tokens: Tokens read, the graph token included.
         completion_tokens: Tokens written.
-        seconds: Wall-clock seconds of the batch the call was part of, divided by the calls in it.
+        seconds: Wall-clock seconds of the call; of a batch, its share.
         truncated_triples: Triples left out so that the prompt fits.
         finish_reason: "stop" when the model ended its reply, "length" when it was cut off.
         retries: Attempts that failed before this one.
@@ -187,7 +187,7 @@ class Generator(Protocol):
     """Anything that plans and answers: the Graph-LLM here, an API later, a script in tests."""
 
     async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
-        """Reply to one input, greedily.
+        """Reply to one input.
 
         Args:
             sample: Task, question and history; rendered by the implementation with `models.rendering.render`.

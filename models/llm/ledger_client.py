@@ -336,9 +336,6 @@ class LedgerClient(AbstractAsyncContextManager["LedgerClient"]):
             except TransientError:
                 flight.sent = 0.0
                 raise
-            except RepliesPending:
-                cost(0)
-                raise
             cost(completion.prompt_tokens + completion.completion_tokens)
             return completion
 

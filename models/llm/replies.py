@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -120,6 +120,17 @@ async def all_of(calls: Iterable[Awaitable[T]]) -> list[T]:
         if isinstance(one, BaseException):
             raise one
     return found  # type: ignore[return-value]
+
+
+async def in_workers(work: Callable[[], Coroutine[Any, Any, None]], count: int) -> None:
+    """Do the work `count` times side by side; the first failure ends the others and is raised."""
+    workers = [asyncio.create_task(work()) for _ in range(count)]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for one in workers:
+            one.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
 
 
 def repair_turns(messages: Sequence[Message], reply: str, explanation: str) -> list[Message]:

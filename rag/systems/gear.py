@@ -49,7 +49,9 @@ class GearOptions(RoundOptions):
     width: int = setting(10, "beams", at_least=1)
     length: int = setting(2, "triples in a beam", at_least=1)
     neighbours: int = setting(100, "most neighbours that a beam is extended by", at_least=1)
-    gamma: float = setting(20.0, "from this rank on an extension weighs 1/e; 0 is 'w/o diversity'", at_least=0)
+    gamma: float | None = setting(
+        None, "from this rank on an extension weighs 1/e; none: twice the width; 0 is 'w/o diversity'", at_least=0
+    )
     scoring: Scoring = setting("concat", "the query is compared with a whole beam, or cheaply with each triple (mean)")
     max_thought_tokens: int = setting(512, "longest reply with facts, a verdict or a question", at_least=1)
 

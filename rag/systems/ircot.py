@@ -75,5 +75,5 @@ SYSTEM = System(
     searches_both=True,
     options=IRCoTOptions,
     model="llm",
-    files=lambda options: {**_FILES(options), **(PPR.files(PprOptions()) if options.graph else {})},
+    files=lambda options: {**(PPR.files(PprOptions()) if options.graph else {}), **_FILES(options)},
 )

@@ -95,6 +95,7 @@ def test_a_run_is_one_row_that_learns_what_the_student_wrote(tiny_llama: Path) -
     going_on = turns(Round(FACTS, FIRST))
     one, tokenizer = asked(tiny_llama, (turns(), first, True), (going_on, last, True))
     assert not one.cut
+    assert one.count_tokens(turns()) == len(one.prompt), "what the loop's max_prompt_tokens counts"
     assert written(one, tokenizer) == f"{first}<|im_end|>{last}<|im_end|>"
     whole = one._chat.render([*going_on, {"role": "assistant", "content": last}], reply=False)
     assert tokenizer.decode(one.prompt + one.completion) == whole.rstrip("\n")

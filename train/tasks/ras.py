@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tripletune.models.data.records import TASKS, ModelInput, Record
 from tripletune.models.files import weights_fingerprint
+from tripletune.models.loading import resolve
 from tripletune.models.options import other_default, setting
 from tripletune.train.record_rows import encode_rows, graph_strings
 from tripletune.train.tasks import (
@@ -296,7 +297,7 @@ class GraphTask(TrainingTask):
 
         sources, encoder = [source for source in self.sources if source is not None], self.config.model.encoder
         data = [[source.digest for source in sources], self.processor.settings.graph_pooling]
-        parts = [*data, encoder, weights_fingerprint(encoder), str(best_dtype())]
+        parts = [*data, encoder, weights_fingerprint(resolve(encoder)), str(best_dtype())]
         folder = self.cache / f"vectors-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
         if (folder / TABLE).exists():
             return EmbeddingTable(folder)

@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 
+from tripletune.models.files import weights_fingerprint
 from tripletune.models.llm import CallError, Completion, Message, Sampling, SetupError, ledger_name
 from tripletune.models.llm.backends import BackendKind
-from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights, parse_dtype
+from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights, parse_dtype, resolve
 from tripletune.models.local import CELLS, Decoder, Draw, Request
 from tripletune.models.local.chat import ChatEncoder, Repetition, TripleGrammar, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder
@@ -185,7 +186,8 @@ class HFBackend:
         cells: Token budget of a batch.
 
     Attributes:
-        model: "hf:<model>" with the template's options and the other settings that change replies.
+        model: "hf:<model>" with the template's options, the other settings that change replies, and "@" and the
+            fingerprint of a folder's weights.
 
     Raises:
         FileNotFoundError: no such model.
@@ -220,6 +222,9 @@ class HFBackend:
         self._context: int | None = None
         self._repetition: Callable[[Request], bool] | None = None
         self._service = DecodingService(self._decoder, self.model)
+        # A folder may be trained again under its name; the ledger must not answer with the older model's replies.
+        if weights := weights_fingerprint(resolve(model)):
+            self.model += f"@{weights}"
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Reply to a chat, together with the calls that wait; see `models.llm.Backend`.

@@ -8,14 +8,13 @@ all sentences are compared; a sentence stands after the title of its passage, wi
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from tripletune.models.data.records import Step, one_line
-from tripletune.models.llm.replies import UnusableReply, ask, find_json
+from tripletune.models.llm.replies import UnusableReply, all_of, ask, find_json
 from tripletune.models.options import CheckedOptions, setting
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import bare_answer, prompt_files, show_passages
@@ -108,7 +107,7 @@ class _Selection:
     async def subtopics(self, graph: TopicGraph) -> list[str]:
         """The selected subtopics of all selected topics, each once."""
         topics = await self.choose("topics", graph.topics)
-        chosen = await asyncio.gather(*(self.choose("subtopics", graph.subtopics(topic), topic) for topic in topics))
+        chosen = await all_of(self.choose("subtopics", graph.subtopics(topic), topic) for topic in topics)
         self.trace.details["selected"] = dict(zip(topics, chosen))
         return list(dict.fromkeys(label for labels in chosen for label in labels))
 

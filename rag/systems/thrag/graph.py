@@ -56,12 +56,11 @@ class TopicGraph:
     Attributes:
         statements: The same, by row.
         topics: The topics as they were first written, in order of appearance.
-        issues: What extraction counted, by name.
         spent: Calls, tokens read and written of extraction, by role; `cached`, those that were not sent.
     """
 
-    def __init__(self, statements: Iterable[Statement], issues: Mapping[str, int] | None = None) -> None:
-        self.statements, self.issues = list(statements), dict(issues or {})
+    def __init__(self, statements: Iterable[Statement]) -> None:
+        self.statements = list(statements)
         self.spent: dict[str, list[int]] = {}
         self.cached: dict[str, list[int]] = {}
         self._labels: dict[str, str] = {}
@@ -135,7 +134,7 @@ async def _build(llm: LLMClient, passages: PassageStore, prompts: PromptSet, sam
         return await ask_of_passage(client, chat, read, "thrag.extract", sampling, repairs, issues) or []
 
     found = await all_of(extract(position, passage) for position, passage in enumerate(passages))
-    graph = TopicGraph((one for group in found for one in group), issues)
+    graph = TopicGraph(one for group in found for one in group)
     tokens = costs.details.get("tokens", {})
     graph.spent = {role: [costs.tallies[f"calls.{role}"], *counts] for role, counts in tokens.items()}
     graph.cached = costs.cached

@@ -146,6 +146,9 @@ def test_a_folder_of_runs_is_reported_whole(home, tmp_path):
     (group,) = json.loads((tmp_path / "runs" / "report" / "report.json").read_text())["groups"]
     assert [run["folder"].rpartition("/")[2] for run in group["runs"]] == ["full", "one_round"]
     assert main(["report", str(tmp_path / "runs")]) == 0, "the report in the folder is not taken for a run"
+    one, other = (tmp_path / "runs" / "hotpotqa" / name for name in ("full", "one_round"))
+    assert main(["report", f"all of it={one}", str(other)]) == 0
+    assert (one / "report" / "report.json").is_file()
 
 
 def test_costs_in_money_are_those_of_the_tokens(home):

@@ -9,19 +9,14 @@ from torch import nn
 from tripletune.models.data.records import Step
 from tripletune.models.data.triples import Triple
 from tripletune.models.graph_llm import graphs as graphs_module
-from tripletune.models.graph_llm.graphs import (
-    ARCHITECTURES,
-    GraphEncoder,
-    SampleGraph,
-    batch_graphs,
-    build_graph,
-)
+from tripletune.models.graph_llm.graphs import GraphEncoder, SampleGraph, batch_graphs, build_graph
 
 FIRST = (Triple("a", "p", "b"), Triple("b", "q", "c"))
 SECOND = (Triple("b", "q", "c"), Triple("x", "r", "y"))
 STEPS = [Step("", FIRST), Step(""), Step("", SECOND)]
 NAMES = st.sampled_from("abcde")
 TRIPLES = st.lists(st.builds(Triple, NAMES, NAMES, NAMES), max_size=8)
+ARCHITECTURES = ("graph_transformer", "gat", "gcn", "gat_authors", "gcn_authors")
 TABLE = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 
 

@@ -1,5 +1,6 @@
 import asyncio
 import functools
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -215,7 +216,7 @@ def test_a_system_prompt_is_read_once(backend: HFBackend, monkeypatch: pytest.Mo
     long = [{"role": "system", "content": "Plan the next step for the question. " * 4}]
     calls = [([*long, *item[1:]], GREEDY) for item in CHATS[:4]]
     expected = essence(alone(backend, calls))
-    other = HFBackend(backend.model.removeprefix("hf:"), batch_size=4, dtype="float32")
+    other = HFBackend(backend.model.removeprefix("hf:").partition("@")[0], batch_size=4, dtype="float32")
     other.load()
     shapes = rows_of(other, monkeypatch)
     assert essence(together(other, calls)) == expected
@@ -306,7 +307,11 @@ def test_a_base_model_and_options_of_the_template(tiny_llama: Path, tmp_path: Pa
     template.write_text("{{ messages[-1]['content'] }}{% if loud %}!!!{% endif %}")
     backend = HFBackend(str(folder), dtype="float32", template_options={"loud": True})
     assert backend._tokenizer.decode(backend._chat.encode(chat("Who?"))) == "Who?!!!"
-    assert backend.model == f'hf:{folder} {{"loud":true}}'
+    name, _, weights = backend.model.partition("@")
+    assert name == f'hf:{folder} {{"loud":true}}'
+    os.utime(folder / "model.safetensors")
+    again = HFBackend(str(folder), dtype="float32", template_options={"loud": True})
+    assert again.model.partition("@")[2] not in ("", weights), "weights trained again are another model"
 
 
 def test_options_that_make_no_sense(tiny_llama: Path) -> None:
