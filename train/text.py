@@ -52,7 +52,6 @@ class TextTask(TrainingTask):
 
         set_seed(self.config.seed)
         section = self.config.model
-        tokenizer = load_tokenizer(section.adapter or section.base, section.revision)
         seq2seq = is_encoder_decoder(section.base, section.revision)
         if seq2seq and self.config.train.packing:
             raise ValueError(f"train.packing: {section.base} is an encoder-decoder, which reads one source per row")
@@ -76,7 +75,7 @@ class TextTask(TrainingTask):
             )
             if section.adapter is not None:
                 take_over(model, section.adapter)
-        return model, tokenizer
+        return model, load_tokenizer(section.adapter or section.base, section.revision)
 
     @property
     def seq2seq(self) -> bool:
