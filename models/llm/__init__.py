@@ -39,7 +39,6 @@ class Sampling:
         temperature: 0 is greedy.
         top_p: Nucleus sampling; 1 keeps every token.
         max_tokens: Longest reply, in tokens.
-        stop: The reply ends before any of these texts.
         seed: For servers that take one. Replies to the same messages under two seeds are two calls.
         schema: A JSON schema, as JSON text, for servers that hold the reply to one.
     """
@@ -47,15 +46,14 @@ class Sampling:
     temperature: float = 0.0
     top_p: float = 1.0
     max_tokens: int = 512
-    stop: tuple[str, ...] = ()
     seed: int | None = None
     schema: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The settings as the ledger's key has them. A field that comes later is left out at its default, or every key
-        would change."""
+        would change; "stop", which earlier versions had, stays for the same reason."""
         # 0 and 0.0 are the same temperature and must be the same text.
-        values = {**asdict(self), "temperature": float(self.temperature), "top_p": float(self.top_p)}
+        values = {**asdict(self), "temperature": float(self.temperature), "top_p": float(self.top_p), "stop": []}
         return {name: value for name, value in values.items() if name != "schema" or value is not None}
 
 

@@ -134,7 +134,7 @@ def sampling_of(text: str) -> Sampling:
     """
     try:
         values = json.loads(text)
-        return Sampling(**{**values, "stop": tuple(values.get("stop", ()))})
+        return Sampling(**{name: value for name, value in values.items() if name != "stop"})
     except (TypeError, AttributeError) as error:
         raise ValueError(f"sampling {text[:80]!r} cannot be read: {error}") from None
 

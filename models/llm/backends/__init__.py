@@ -113,14 +113,9 @@ class LLMOptions(CheckedOptions):
         """Whether the model runs on this machine."""
         return load_backend(self.backend).local
 
-    def sampling(self, max_tokens: int, stop: tuple[str, ...] = ()) -> Sampling:
-        """The sampling of a call.
-
-        Args:
-            max_tokens: Longest reply, in tokens.
-            stop: The reply ends before any of these texts.
-        """
-        return Sampling(self.temperature, self.top_p, max_tokens, stop, self.seed)
+    def sampling(self, max_tokens: int) -> Sampling:
+        """The sampling of a call whose reply has at most `max_tokens` tokens."""
+        return Sampling(self.temperature, self.top_p, max_tokens, self.seed)
 
 
 @dataclass(frozen=True)

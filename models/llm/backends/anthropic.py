@@ -93,8 +93,6 @@ def messages_body(options: LLMOptions, messages: Sequence[Message], sampling: Sa
     body: dict[str, Any] = {"model": options.model, "messages": turns, "max_tokens": sampling.max_tokens, **fields}
     if system:
         body["system"] = [{"type": "text", "text": system, "cache_control": {"type": "ephemeral"}}]
-    if sampling.stop:
-        body["stop_sequences"] = list(sampling.stop)
     return {**body, **(options.extra_fields or {})}
 
 

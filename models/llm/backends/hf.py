@@ -244,9 +244,9 @@ class HFBackend:
         shared = 0 if self._chat is None else self._chat.shared(messages, ids)
         # A chat with turns of the model will have more of them, or they are examples, which others have, too.
         grows = any(message["role"] == "assistant" for message in messages)
-        request = Request(ids, limit, shared, Draw.of(sampling, ids), self._criterion(sampling.stop), grows=grows)
+        request = Request(ids, limit, shared, Draw.of(sampling, ids), self._repetition, grows=grows)
         await self._service.reply(request)
-        return self._completion(request, sampling.stop)
+        return request.completion(self._tokenizer.decode(request.tokens, skip_special_tokens=True))
 
     def load(self) -> None:
         """Load the weights now; see `DecodingService.load`."""
@@ -281,25 +281,6 @@ class HFBackend:
             vocabulary = self._lm.get_output_embeddings().weight.shape[0]
             more["constraint"] = TripleGrammar(self._tokenizer, vocabulary, self._ends).restrict
         return make_decoder(self._lm, self._ends, pad, self.batch_size, **more)
-
-    def _criterion(self, stops: Sequence[str]) -> Callable[[Request], bool] | None:
-        """What ends a reply besides its end token: a stop text, or repetition."""
-        if not stops:
-            return self._repetition
-        # A character is at most four tokens (its bytes); a few more, so that the window's edge does not matter.
-        window = 4 * max(map(len, stops)) + 8
-
-        def stopped(request: Request) -> bool:
-            text = self._tokenizer.decode(request.tokens[-window:], skip_special_tokens=True)
-            return any(stop in text for stop in stops) or (self._repetition is not None and self._repetition(request))
-
-        return stopped
-
-    def _completion(self, request: Request, stops: Sequence[str]) -> Completion:
-        text = self._tokenizer.decode(request.tokens, skip_special_tokens=True)
-        cuts = [place for stop in stops if (place := text.find(stop)) >= 0]
-        request.stopped |= bool(cuts)
-        return request.completion(text[: min(cuts)] if cuts else text)
 
 
 BACKEND = BackendKind(

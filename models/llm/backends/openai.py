@@ -279,8 +279,6 @@ def chat_body(options: LLMOptions, official: bool, messages: Sequence[Message], 
         token_field: sampling.max_tokens,
         **sampling_fields(sampling, options.send_temperature != "no"),
     }
-    if sampling.stop:
-        body["stop"] = list(sampling.stop)
     if sampling.seed is not None:
         body["seed"] = sampling.seed
     if sampling.schema is not None:

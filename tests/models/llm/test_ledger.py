@@ -74,7 +74,7 @@ def test_a_key_is_the_same_for_ever():
 def test_whatever_changes_the_reply_changes_the_key():
     others = [
         make_call("openai:n", Sampling(), chat("a")),
-        *(call("a", **other) for other in ({"temperature": 0.5}, {"seed": 1}, {"stop": ("x",)}, {"schema": "{}"})),
+        *(call("a", **other) for other in ({"temperature": 0.5}, {"seed": 1}, {"schema": "{}"})),
         call("b"),
         make_call(MODEL, Sampling(), chat("a") * 2),
         make_call(MODEL, Sampling(), [{"role": "system", "content": "a"}]),
@@ -89,9 +89,9 @@ def test_equal_calls_have_equal_keys():
         call("\ud83d")
 
 
-@given(st.text(st.characters(exclude_categories=["Cs"])), st.floats(0, 2), st.lists(st.text("ab"), max_size=2))
-def test_a_call_is_read_back_from_what_is_stored(text, temperature, stop):
-    made = call(text, temperature=temperature, stop=tuple(stop))
+@given(st.text(st.characters(exclude_categories=["Cs"])), st.floats(0, 2))
+def test_a_call_is_read_back_from_what_is_stored(text, temperature):
+    made = call(text, temperature=temperature)
     assert make_call(made.model, made.sampling, made.messages) == made
     again = make_call(made.model, sampling_of(made.sampling), json.loads(made.messages))
     assert again == made

@@ -32,7 +32,7 @@ def test_every_field_is_an_option():
         *("anthropic", "m", "http://127.0.0.1:1/v1", "MY_KEY", "l.sqlite", 3, 60.0, 1e5, 7.5, 2, 0.5, 0.9, 4, "yes"),
         *("max_tokens", '{"a": 1}', "anthropic", 8, "float32"),
     )
-    assert found.sampling(64, ("x",)) == Sampling(0.5, 0.9, 64, ("x",), 4)
+    assert found.sampling(64) == Sampling(0.5, 0.9, 64, 4)
 
 
 def test_all_problems_are_told_at_once():

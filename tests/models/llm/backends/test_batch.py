@@ -135,7 +135,7 @@ ENVELOPES = {
 
 @pytest.mark.parametrize("layout", ENVELOPES)
 def test_layouts(tmp_path, layout):
-    build, sampling = Build(tmp_path, layout, extra='{"effort": "é"}'), Sampling(max_tokens=64, stop=("\n",))
+    build, sampling = Build(tmp_path, layout, extra='{"effort": "é"}'), Sampling(max_tokens=64)
     build.run("a é", sampling=sampling)
     (request,) = build.requests()
     key = request.pop("custom_id")
@@ -154,7 +154,7 @@ def test_bodies_are_those_of_the_live_backends(tmp_path):
     from tripletune.models.llm.backends.anthropic import AnthropicBackend
     from tripletune.models.llm.backends.openai import OpenAIBackend
 
-    sampling = Sampling(max_tokens=64, stop=("x",))
+    sampling = Sampling(max_tokens=64)
 
     with Ledger(tmp_path / "calls.sqlite") as ledger:
         live_openai = OpenAIBackend(LLMOptions("openai", "m", "http://h:1", token_field="max_completion_tokens"))

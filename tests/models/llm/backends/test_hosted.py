@@ -71,7 +71,7 @@ def answering(reply: Reply) -> MockServer:
 
 
 def test_a_chat_completion():
-    sampling = Sampling(0.5, 0.9, 9, ("END", "\n\n"), 7, '{"type": "object"}')
+    sampling = Sampling(0.5, 0.9, 9, 7, '{"type": "object"}')
     with MockServer(reply=lambda body: "four five") as server:
         reply = ask(OpenAIBackend, server, sampling, extra='{"top_k": 3}')
         assert (reply.text, reply.finish_reason, reply.prompt_tokens, reply.completion_tokens) == (
@@ -82,7 +82,7 @@ def test_a_chat_completion():
         schema = {"name": "reply", "strict": True, "schema": {"type": "object"}}
         assert server.bodies[0] == {
             **{"model": "m", "messages": CHAT, "temperature": 0.5, "top_p": 0.9, "max_tokens": 9},
-            **{"stop": ["END", "\n\n"], "seed": 7, "top_k": 3},
+            **{"seed": 7, "top_k": 3},
             "response_format": {"type": "json_schema", "json_schema": schema},
         }
         assert server.authorizations == {f"Bearer {KEY}"}
@@ -92,13 +92,13 @@ def test_a_chat_completion():
 
 def test_a_message():
     with MockServer(reply=lambda body: "four five") as server:
-        reply = ask(AnthropicBackend, server, Sampling(max_tokens=9, stop=("END",), seed=7))
+        reply = ask(AnthropicBackend, server, Sampling(max_tokens=9, seed=7))
         assert (reply.text, reply.finish_reason, reply.prompt_tokens, reply.completion_tokens) == (
             *("four five", "stop"),
             *(5, 2),
         )
         assert server.bodies[0] == {
-            **{"model": "m", "messages": CHAT[1:], "max_tokens": 9, "stop_sequences": ["END"]},
+            **{"model": "m", "messages": CHAT[1:], "max_tokens": 9},
             "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
         }
         assert server.authorizations == {f"Bearer {KEY}"}
