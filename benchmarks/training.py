@@ -56,14 +56,14 @@ class LayoutOptions(Options):
 def training_step(options: StepOptions) -> Result:
     """A training step of the Graph-LLM: what label-only logits, batches by length and shared prefixes are worth.
 
-    "As trained" is the CPU recipe on records of a fictional world; each other row changes one thing, shared prefixes
-    and "interleaved" the order of the prompts too. Tokens are those computed, padding not counted; shared ones count
-    once.
+    "Separate records" is the CPU recipe without shared prefixes, on records of a fictional world; each other row
+    changes one thing, shared prefixes and "interleaved" the order of the prompts too. Tokens are those computed,
+    padding not counted; shared ones count once.
     """
     quiet()
     shared = {"train.shared_prefixes": True, "data.prompt_order": "history_first"}
     variants: dict[str, dict[str, Any]] = {
-        "as trained": {},
+        "separate records": {},
         "logits everywhere": {},
         "random batches": {"train.group_by_length": False},
         "shared prefixes": shared,

@@ -106,7 +106,7 @@ def ensure_corpus(options: CorpusOptions, output: str | Path) -> dict[str, Any]:
         return build_corpus(options, output)
     found = read_json(path)
     if not {"options", "splits"} <= found.keys():
-        raise ValueError(f"{path} was not written by data_builders.corpus: name another folder")
+        raise ValueError(f"{path} was not written by `tripletune build corpus`: name another folder")
     before = found["options"]
     changed = [
         f"{name} was {before.get(name)!r} and is {value!r}"

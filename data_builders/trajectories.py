@@ -313,7 +313,7 @@ def _has_recall(least: float, row: dict[str, Any], chat: Chat) -> bool:
     if found is None:
         raise ValueError(
             f"question {row['id']!r}: its results don't say which supporting passages were retrieved: "
-            "run eval with --gold (data_builders.corpus writes the file), or leave out --min-recall"
+            "run eval with --gold (`tripletune build corpus` writes the file), or leave out --min-recall"
         )
     return bool(found >= least)
 

@@ -5,10 +5,10 @@ Everything here is cheap (JSON and file headers), so that a damaged folder is re
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from tripletune.models.data.records import read_jsonl
 from tripletune.models.files import read_json
 
 FINAL = "final"
@@ -163,12 +163,4 @@ def seconds_until(losses: Path, step: int) -> float:
     """Seconds of the optimiser steps up to `step`, of all starts of a run, by its loss log; 0 without one."""
     if not losses.is_file():
         return 0.0
-    total = 0.0
-    with losses.open(encoding="utf-8") as lines:
-        for line in lines:
-            try:
-                row = json.loads(line)
-                total += float(row["seconds"]) if row["step"] <= step else 0.0
-            except (ValueError, KeyError, TypeError):
-                continue  # a run that was killed, or still trains, leaves a cut-off line
-    return total
+    return sum(float(row["seconds"]) for _, row in read_jsonl(losses, partial=True) if row["step"] <= step)

@@ -7,8 +7,8 @@
     python recipes/cirag_trajectories.py --config recipes/configs/cirag_trajectories_paper.yaml
 
 For each training set it draws questions, makes the corpus of their paragraphs, and lets the teacher run the loop over
-them; then the teacher's decisions become a data set. These are the commands `data_builders.corpus`, `eval run` and
-`data_builders.trajectories` with one ledger for all, so every part can be looked at by itself (`--dry-run` prints the
+them; then the teacher's decisions become a data set. These are the commands `build corpus`, `eval run` and
+`build trajectories` with one ledger for all, so every part can be looked at by itself (`--dry-run` prints the
 runs). Stopped, it continues when the same command is given again; the same options give the same
 request files. Exit code 3: calls wait for the replies of a batch.
 """
@@ -41,26 +41,26 @@ from tripletune.rag.text_index import RetrieverKind
 TRAJECTORIES = "trajectories"
 SYSTEM = "cirag"
 
-if TYPE_CHECKING:
-    TeacherSection = Any
-else:
-    # The options that are `--teacher-...` elsewhere, as a section.
-    TeacherSection = dataclasses.make_dataclass(
-        "TeacherSection",
-        [(one.name, one.type, setting(one.default, one.metadata["help"])) for one in dataclasses.fields(LLMOptions)],
+
+def _section(options: type, leave_out: tuple[str, ...] = (), **defaults: Any) -> Any:
+    """The options of another program as a section of the configuration."""
+    return dataclasses.make_dataclass(
+        f"{options.__name__}Section",
+        [
+            (one.name, one.type, setting(defaults.get(one.name, one.default), one.metadata["help"]))
+            for one in dataclasses.fields(options)
+            if one.name not in leave_out
+        ],
     )
 
 
-@dataclass
-class KeepSection:
-    """Which trajectories are kept; the paper names no filter."""
-
-    min_score: list[str] = setting([], "least scores of the answer, such as exact_match=1 or f1=0.8")
-    no_repairs: bool = setting(False, "leave out chats with a reply that was repaired or recovered from")
-    no_repeated_query: bool = setting(False, "leave out questions that ended by a repeated query")
-    min_recall: float | None = setting(None, "least share of the supporting passages retrieved")
-    limit: int | None = setting(3000, "most trajectories, in the order of files")
-    validation_fraction: float = setting(0.0, "share of the questions for validation")
+if TYPE_CHECKING:
+    TeacherSection = Any
+    KeepSection = Any
+else:
+    TeacherSection = _section(LLMOptions)
+    # The paper names no filter.
+    KeepSection = _section(TrajectoryOptions, ("system", "records", "roles", "model", "seed"), limit=3000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +175,7 @@ class CollectConfig:
 
     def trajectories(self) -> TrajectoryOptions:
         """What is made of the results."""
-        keep = dataclasses.asdict(self.keep)
-        return TrajectoryOptions(**{**keep, "min_score": tuple(self.keep.min_score), "seed": self.seed})
+        return TrajectoryOptions(**dataclasses.asdict(self.keep), seed=self.seed)
 
 
 def main(config: CollectConfig, dry_run: bool = False) -> None:

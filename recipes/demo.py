@@ -106,8 +106,12 @@ def run(command: str, done: bool = False) -> int:
     if done:
         print("  done before", flush=True)
         return 0
-    modules = {"tripletune": ["tripletune"], "accelerate": ["accelerate.commands.accelerate_cli"]}
-    return subprocess.run([sys.executable, "-m", *modules[words[0]], *words[1:]], check=False).returncode
+    # Those of this environment, also where it is not activated.
+    launch = ["-m", "accelerate.commands.accelerate_cli"]
+    modules = {"tripletune": ["-m", "tripletune"], "accelerate": launch, "python": []}
+    if words[0] in modules:
+        words = [sys.executable, *modules[words[0]], *words[1:]]
+    return subprocess.run(words, check=False).returncode
 
 
 def clock(began: float) -> str:

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 
 from tripletune.data_builders.readers.triples import PairRow, pair_rows
 
-HUB_ID = "andreaKIM/WikiOFGraph"
-
 
 def read_pair_rows(location: str, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
     """Stream the rows; see `data_builders.readers.triples.pair_rows`."""

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A run on 4 nodes with 8 GPUs each; NOT RUN by us: there was no cluster at hand.
-#   sbatch recipes/accelerate/slurm.sh recipes/ras_multitask.py --config recipes/configs/llama2_7b_ras_paper.yaml
+#   sbatch recipes/accelerate/slurm.sh recipes/ras_multitask.py --config recipes/configs/llama2_7b_ras_paper.yaml --train.records_per_step 64
 # For ZeRO-3 or FSDP2: LAUNCHER=recipes/accelerate/zero3.yaml sbatch …
 #SBATCH --job-name=tripletune
 #SBATCH --nodes=4
