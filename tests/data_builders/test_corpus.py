@@ -119,7 +119,7 @@ def test_only_a_corpus_is_replaced_and_only_when_asked(file, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"a": 1}', r"corpus\.json was not written by data_builders\.corpus"),
+        ('{"a": 1}', r"corpus\.json was not written by `tripletune build corpus`"),
         ('{"options": ', r"corpus\.json:1: not valid JSON"),
     ],
 )
