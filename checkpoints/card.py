@@ -26,8 +26,10 @@ _TEMPLATE = Path(__file__).with_name("card.md")
 # An adapter; base model and adapter in one; the language model of a Graph-LLM alone.
 Kind = Literal["adapter", "merged", "language_model"]
 _ABSOLUTE = re.compile(r"(?:~?/|\\\\|[A-Za-z]:[/\\]|file:)(?=.)")
-# The folders of an absolute path within a text; not "/think", which a chat template may hold.
-_FOLDERS = re.compile(r"(?<=[\s=,])(?:file:|~?/|\\\\|[A-Za-z]:[/\\])[^\s,]*[/\\](?=[^\s/\\])")
+# The folders of an absolute path within a text; not "//" of an address, nor "/think", which a chat template may hold.
+_FOLDERS = re.compile(
+    r"(?<=[\s=,:'\"(\[])(?:(?:file:|~?/(?!/))[^\s,'\"]*/|(?:[A-Za-z]:[/\\]|\\\\)[^\s,'\"]*[/\\])(?=[^\s/\\])"
+)
 _SECRET_KEY = re.compile(r"(?:hub|hf|api|auth|access)_?token|secret|password|api_?key|credential", re.IGNORECASE)
 _SECRET_VALUE = re.compile(r"\b(?:hf_\w{16,}|sk-[\w-]{16,}|gh[pousr]_\w{16,})|(?<=://)[^/\s@]+@")
 

@@ -68,7 +68,7 @@ class TrajectoryOptions(CheckedOptions):
     shortest: int | None = setting(
         None, "most runs of a question, those with the fewest turns or steps; of several samples of it", at_least=1
     )
-    limit: int | None = setting(None, "most runs, in the order of --results; the paper has 3,000", at_least=1)
+    limit: int | None = setting(None, "most runs, in the order of the results; the paper has 3,000", at_least=1)
     validation_fraction: float = setting(0.0, "share of the questions for validation", at_least=0, below=1)
     seed: int = setting(0, "seed of the split")
 

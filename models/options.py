@@ -331,7 +331,9 @@ def parse_command_line(kind: type[T], description: str, argv: Sequence[str] | No
         section = name.rpartition(".")[0]
         group = groups.setdefault(section, parser.add_argument_group(section) if section else parser)
         shown = f"{{{','.join(_choices(item))}}}" if _choices(item) else "VALUE"
-        group.add_argument(f"--{name}", dest=name, default=argparse.SUPPRESS, metavar=shown, help=_help(item, value))
+        more: dict[str, Any] = {"action": _Repeatable} if isinstance(value, (list, tuple)) else {}
+        told = _help(item, value)
+        group.add_argument(f"--{name}", dest=name, default=argparse.SUPPRESS, metavar=shown, help=told, **more)
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         flags = [f"--{name}" for name in names]
@@ -376,7 +378,7 @@ class _Repeatable(argparse.Action):
     """`--x a,b` and `--x a --x b` are the same."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
-        before = getattr(namespace, self.dest)
+        before = getattr(namespace, self.dest, self.default)
         setattr(namespace, self.dest, values if before is self.default else f"{before},{values}")
 
 

@@ -13,7 +13,7 @@ PROGRAMS = {
     "train": ("train", "train a task: ras, text-to-triples, cirag-distill, … (`tripletune train` lists them)"),
     "collect": ("recipes.cirag_trajectories", "run a teacher in CIRAG's loop over training questions"),
     "iterate": ("recipes.expert_iteration", "train a student on its own best runs, round after round"),
-    "ray": ("recipes.ray_corpus", "calls, extraction and encoding of a corpus on several machines"),
+    "ray": ("recipes.ray_corpus", "label questions, extract triples and embed a corpus on a Ray cluster"),
     "ask": ("rag ask", "answer one question with a system, and show every step"),
     "rag": ("rag", "extract triples of a corpus, index it, ask one question"),
     "eval": ("eval", "run systems on tasks, compare and report"),

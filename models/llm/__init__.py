@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypedDict
 
 from tripletune.models.data.records import ModelInput
@@ -50,11 +50,13 @@ class Sampling:
     schema: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as the ledger's key has them. A field that comes later is left out at its default, or every key
-        would change; "stop", which earlier versions had, stays for the same reason."""
+        """The settings as keys of ledgers and triple stores have them. A field that comes later is left out at its
+        default, or every key would change; "stop", which earlier versions had, stays in its place for the same reason.
+        """
         # 0 and 0.0 are the same temperature and must be the same text.
-        values = {**asdict(self), "temperature": float(self.temperature), "top_p": float(self.top_p), "stop": []}
-        return {name: value for name, value in values.items() if name != "schema" or value is not None}
+        found = {"temperature": float(self.temperature), "top_p": float(self.top_p), "max_tokens": self.max_tokens}
+        later = {} if self.schema is None else {"schema": self.schema}
+        return {**found, "stop": [], "seed": self.seed, **later}
 
 
 class Backend(Protocol):

