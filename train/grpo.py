@@ -1,8 +1,8 @@
-"""Runs of CIRAG's loop by a student in training, and TRL's `GRPOTrainer` with this engine's data order and resume.
+"""Runs of a loop by a student in training, and TRL's `GRPOTrainer` with this engine's data order and resume.
 
-The integrator's chat only grows, so a run is one row: the first prompt, then the student's replies, which are learned,
-and between them what the loop told it, which is not. Where the loop asks otherwise than in going on (it mended a reply,
-or had it repaired), the row ends, and counts as cut.
+What the student reads only grows (CIRAG's chat; RAS's prompts in the order `interleaved`), so a run is one row: the
+first prompt, then the student's replies, which are learned, and between them what the loop told it, which is not. Where
+the loop asks otherwise than in going on (it mended a reply, or had it repaired), the row ends, and counts as cut.
 
 A checkpoint always lies between two rollouts. A reply is drawn with a seed made of run, step, row and call, so that a
 resumed run draws the same.
@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from tripletune.data_builders.hotpotqa_subq import Question
 from tripletune.eval.suites import ask_items, close_clients
-from tripletune.models.data.records import IGNORED
+from tripletune.models.data.records import IGNORED, ModelInput
 from tripletune.models.graph_llm.processor import pad_batch
 from tripletune.models.llm import CallError, Completion, Message, Sampling
 from tripletune.models.llm.backends.hf import DecodingService
@@ -49,12 +50,12 @@ _LOGGED = {name: f"rewards/{name}/mean" for name in PARTS} | {
 }  # fmt: skip
 
 
-class Integrator:
-    """The `LLMClient` of one run of the loop, and the row that the run becomes.
+class Run:
+    """What replies in one run of the loop, and the row that the run becomes.
 
     Args:
         reply: Writes the reply of a request.
-        chat: Makes tokens of turns.
+        tokenizer: The student's.
         ends: Tokens that end a reply.
         context: Longest sequence of the model.
         temperature: Of the replies.
@@ -67,44 +68,16 @@ class Integrator:
         cut: Whether the row lacks a part of the run.
     """
 
-    model = "student"
-
     def __init__(
-        self, reply: Any, chat: ChatEncoder, ends: Sequence[int], context: int, temperature: float, seed: int
+        self, reply: Any, tokenizer: Any, ends: Sequence[int], context: int, temperature: float, seed: int
     ) -> None:
         self.prompt: list[int] = []
         self.completion: list[int] = []
         self.mask: list[int] = []
         self.cut = False
-        self._reply, self._chat, self._ends, self._context = reply, chat, ends, context
+        self._reply, self._tokenizer, self._ends, self._context = reply, tokenizer, ends, context
         self._temperature, self._seed = temperature, seed
-        self._text, self._ended = "", False
-
-    async def chat(
-        self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
-    ) -> Completion:
-        """Reply to a chat; see `LLMClient.chat`. The tokens of earlier replies stay those that were drawn."""
-        text = self._chat.render(messages)
-        self.cut |= not text.startswith(self._text)
-        new = self._chat.tokens(text if self.cut else text[len(self._text) :])
-        ids = new if self.cut else self.prompt + self.completion + new
-        room = self._context - len(ids)
-        if room < 1:
-            raise CallError(f"{role}: the prompt has {len(ids)} tokens and the model's context {self._context}")
-        limit = min((sampling or Sampling()).max_tokens, room)
-        draw = Draw(self._temperature, seed=self._seed)
-        self._seed += 1
-        request = Request(ids, limit, self._chat.shared(messages, ids), draw)
-        await self._reply(request)
-        found = str(self._chat.tokenizer.decode(request.tokens, skip_special_tokens=True))
-        if not self.cut:
-            self._add(new, request.tokens)
-            self._text, self._ended = text + found, request.ended
-        return request.completion(found)
-
-    def count_tokens(self, messages: Sequence[Message]) -> int:
-        """Tokens of a chat as the model reads it, up to where its reply begins."""
-        return len(self._chat.encode(messages))
+        self._ended = False
 
     async def close(self) -> None:
         """Nothing: the model is the trainer's."""
@@ -117,6 +90,21 @@ class Integrator:
         self.cut |= len(self.completion) > longest
         self.completion, self.mask = self.completion[:longest], self.mask[:longest]
 
+    async def _ask(self, new: list[int], limit: int, role: str, shared: Any = None) -> tuple[Request, str]:
+        """The reply to what is told after the row so far, or to `new` alone where the row is cut."""
+        ids = new if self.cut else self.prompt + self.completion + new
+        room = self._context - len(ids)
+        if room < 1:
+            raise CallError(f"{role}: the prompt has {len(ids)} tokens and the model's context {self._context}")
+        draw = Draw(self._temperature, seed=self._seed)
+        self._seed += 1
+        request = Request(ids, min(limit, room), shared(ids) if shared else 0, draw, grows=shared is None)
+        await self._reply(request)
+        if not self.cut:
+            self._add(new, request.tokens)
+            self._ended = request.ended
+        return request, str(self._tokenizer.decode(request.tokens, skip_special_tokens=True))
+
     def _add(self, told: list[int], written: list[int]) -> None:
         if not self.prompt:
             self.prompt, told = told, []
@@ -126,15 +114,75 @@ class Integrator:
         self.mask += [int(ended)] * len(told[:1]) + [0] * len(told[1:]) + [1] * len(written)
 
 
+class Integrator(Run):
+    """The `LLMClient` of CIRAG's integration phase.
+
+    Args:
+        chat: Makes tokens of turns.
+        *rest: Those of `Run` after the tokenizer; the reply stands first.
+    """
+
+    model = "student"
+
+    def __init__(self, reply: Any, chat: ChatEncoder, *rest: Any) -> None:
+        super().__init__(reply, chat and chat.tokenizer, *rest)
+        self._chat, self._text = chat, ""
+
+    async def chat(
+        self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
+    ) -> Completion:
+        """Reply to a chat; see `LLMClient.chat`. The tokens of earlier replies stay those that were drawn."""
+        text = self._chat.render(messages)
+        self.cut |= not text.startswith(self._text)
+        new = self._chat.tokens(text if self.cut else text[len(self._text) :])
+        limit = (sampling or Sampling()).max_tokens
+        request, found = await self._ask(new, limit, role, lambda ids: self._chat.shared(messages, ids))
+        self._text = text + found
+        return request.completion(found)
+
+    def count_tokens(self, messages: Sequence[Message]) -> int:
+        """Tokens of a chat as the model reads it, up to where its reply begins."""
+        return len(self._chat.encode(messages))
+
+
+class Planner(Run):
+    """The `Generator` of RAS: it plans and answers.
+
+    Args:
+        processor: Makes tokens of inputs, each of which goes on from the one before and its reply.
+        *rest: Those of `Run` after the tokenizer; the reply stands first.
+    """
+
+    def __init__(self, reply: Any, processor: Any, *rest: Any) -> None:
+        super().__init__(reply, processor.tokenizer, *rest)
+        self._processor, self._read = processor, list[int]()
+
+    async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
+        """Reply to an input; see `Generator`. The tokens of earlier replies stay those that were drawn."""
+        encoded = self._processor.encode_input(sample, evidence)
+        ids, before = encoded.input_ids, len(self._read)
+        self.cut |= ids[:before] != self._read
+        request, found = await self._ask(ids if self.cut else ids[before:], max_new_tokens, sample.task)
+        # The reply as the next input will show it, if the loop takes it as it is.
+        self._read = ids + self._processor.encode_text(found.strip())
+        return replace(request.completion(found.strip()), truncated_triples=encoded.truncated_triples)
+
+
 def reward_parts(row: dict[str, Any]) -> dict[str, float]:
     """What a run is rewarded for, given its row of results."""
-    notes, wanted = row["trace"]["details"], set(row["supporting"])
-    rounds = notes.get("rounds", [])
+    trace, wanted = row["trace"], set(row["supporting"])
+    notes = trace["details"]
+    if "rounds" in notes:  # CIRAG's
+        recall = len(wanted & set(notes["core_passages"])) / max(len(wanted), 1)
+        right = [not one["faults"] for one in notes["rounds"]]
+    else:
+        recall = row["supporting_recall"] or 0.0
+        right = [one["action"] is not None and not one["unexpected"] for one in trace["actions"]]
     return {
         "answer": row["scores"]["f1"],
-        "recall": len(wanted & set(notes.get("core_passages", ()))) / max(len(wanted), 1),
-        "format": sum(not one["faults"] for one in rounds) / max(len(rounds), 1),
-        "searches": float(len(row["trace"]["steps"])),
+        "recall": recall,
+        "format": sum(right) / max(len(right), 1),
+        "searches": float(len(trace["steps"])),
     }
 
 
@@ -231,23 +279,27 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         self._replies.load_state_dict(trained, strict=False)
         return self._replies
 
-    async def _run_all(self, model: Any, questions: Sequence[Question]) -> tuple[list[Integrator], list[Any]]:
+    async def _run_all(self, model: Any, questions: Sequence[Question]) -> tuple[list[Run], list[Any]]:
         config, tokenizer, here = self.task.config, self.processing_class, self.args
-        ends, chat = eos_token_ids(tokenizer, model.generation_config), ChatEncoder(tokenizer, "student")
+        ends = eos_token_ids(tokenizer, model.generation_config)
         first = ((config.seed * 1_000_003 + self.state.global_step) * here.world_size + here.process_index) * 1_009
         # A new one for each rollout: it keeps what the weights make of a prompt.
         service = DecodingService(lambda: make_decoder(model, ends, tokenizer.pad_token_id), "student")
 
-        async def run(one: Integrator, question: Question) -> Any:
+        async def run(one: Run, question: Question) -> Any:
             suite = copy.copy(self.task.suite)
-            suite.tools = replace(suite.tools, integrator=one)
+            roles = ("planner", "answerer") if self.task.plans else ("integrator",)
+            suite.tools = replace(suite.tools, **dict.fromkeys(roles, one))
             ((_, reply),) = await ask_items(suite, [question])
             one.finish(tokenizer.eos_token_id, config.data.max_tokens)
             return suite.score(question, reply)
 
         context = model.config.get_text_config().max_position_embeddings
-        each = service.reply, chat, ends, context, config.train.temperature
-        runs = [Integrator(*each, (first + number) * 1_009) for number in range(len(questions))]
+        make: Callable[..., Run] = partial(Planner, service.reply, self.task.prompts)
+        if not self.task.plans:
+            make = partial(Integrator, service.reply, ChatEncoder(tokenizer, "student"))
+        temperature = config.train.temperature
+        runs = [make(ends, context, temperature, (first + number) * 1_009) for number in range(len(questions))]
         try:
             return runs, await asyncio.gather(*map(run, runs, questions))
         finally:
@@ -269,9 +321,10 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
     ) -> tuple[torch.Tensor, torch.Tensor, Any]:  # fmt: skip
         """Log-probabilities and entropies, (B, C) each: in TRL of all tokens, here of those the student wrote, else 0.
 
-        On a GPU it is TRL's kernel. On a CPU that takes most of a step: one token in eight is the student's.
+        On a GPU it is TRL's kernel, where it knows the model. On a CPU that takes most of a step: one token in eight is
+        the student's.
         """
-        if input_ids.is_cuda:
+        if input_ids.is_cuda and not self.task.plans:
             options |= {"compute_entropy": compute_entropy}
             found = super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, *args, **options

@@ -110,7 +110,7 @@ class GraphLLMProcessor:
         grows = settings.prompt_order == "interleaved"
         both, first = "\n".join(self._instructions.values()), [] if grows else self._graph
         self._heads = {
-            task: [*self._opening, *first, *self._plain_ids(both if grows else instruction), *middle]
+            task: [*self._opening, *first, *self.encode_text(both if grows else instruction), *middle]
             for task, instruction in self._instructions.items()
         }
 
@@ -153,14 +153,14 @@ class GraphLLMProcessor:
         Raises:
             ValueError: the label is too long, and that is an error.
         """
-        ids, limit = [*self._plain_ids(record.label), int(self.tokenizer.eos_token_id)], self.settings.max_label_tokens
+        ids, limit = [*self.encode_text(record.label), int(self.tokenizer.eos_token_id)], self.settings.max_label_tokens
         if len(ids) > limit and long_labels == "error":
             raise ValueError(
                 f"record {record.id!r}: its label has {len(ids)} tokens and max_label_tokens is {limit}: raise the "
                 "limit, or set data.long_labels to truncate or skip"
             )
         ids = ids[:limit]
-        marker = self._plain_ids(record.action.value) if record.task == "planning" else []
+        marker = self.encode_text(record.action.value) if record.task == "planning" else []
         common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(marker, ids)))
         return ids, common
 
@@ -197,23 +197,23 @@ class GraphLLMProcessor:
     def _prompt(self, sample: ModelInput, evidence: str) -> list[int]:
         """The whole prompt, however long."""
         if self.settings.prompt_order == "instruction_first":
-            return [*self._heads[sample.task], *self._plain_ids(render(sample, evidence)), *self._closing]
+            return [*self._heads[sample.task], *self.encode_text(render(sample, evidence)), *self._closing]
         history, question = render_parts(sample, evidence)
         if self.settings.prompt_order == "interleaved":
-            prompt = [*self._heads[sample.task], *self._plain_ids(question), *self._closing]
+            prompt = [*self._heads[sample.task], *self.encode_text(question), *self._closing]
             for piece in render_growing(sample, evidence):
-                prompt += self._graph if piece is None else self._plain_ids(piece)
+                prompt += self._graph if piece is None else self.encode_text(piece)
             return prompt
         return [
             *self._opening,
-            *(self._plain_ids(f"{history}\n\n") if history else []),
+            *(self.encode_text(f"{history}\n\n") if history else []),
             *self._graph,
-            *self._plain_ids(f"{self._instructions[sample.task]}\n\n{question}"),
+            *self.encode_text(f"{self._instructions[sample.task]}\n\n{question}"),
             *self._closing,
         ]
 
-    def _plain_ids(self, text: str) -> list[int]:
-        # Text from data is never read as a control token, whatever it contains.
+    def encode_text(self, text: str) -> list[int]:
+        """Tokens of a text; whatever it contains, none is a control token."""
         return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
 
     def _frame(self) -> tuple[list[int], list[int], list[int]]:
@@ -255,7 +255,7 @@ class GraphLLMProcessor:
         limit = self.settings.max_input_tokens
         units = [list(step.triples) if evidence == "triples" else step.text.split() for step in sample.steps]
         order = [(number, unit) for number, group in enumerate(units) for unit in reversed(group)]
-        sizes = [len(self._plain_ids(str(unit))) + (2 if evidence == "triples" else 0) for _, unit in order]
+        sizes = [len(self.encode_text(str(unit))) + (2 if evidence == "triples" else 0) for _, unit in order]
 
         def prompt_without(count: int) -> list[int]:
             dropped = [0] * len(units)

@@ -1,8 +1,9 @@
-"""Reinforcement learning of CIRAG's integrator inside its loop (an option beyond the paper), on TRL's `GRPOTrainer`.
+"""Reinforcement learning of a student inside its loop (an option beyond the papers), on TRL's `GRPOTrainer`.
 
-The student, distilled before, is the integrator of `tripletune eval run`: each question is answered several times, and
-what it wrote in the runs with the larger reward becomes likelier (GRPO; Shao et al., 2024). `train.kl` keeps it near to
-a teacher, or to what it was at the start; with `train.kl_on failed` only where its answer is not right (DGPO).
+The student, trained before, takes its place in `tripletune eval run`: CIRAG's integrator, or a Graph-LLM that plans and
+answers in RAS. Each question is answered several times, and what it wrote in the runs with the larger reward becomes
+likelier (GRPO; Shao et al., 2024). `train.kl` keeps it near to a teacher, or to what it was at the start; with
+`train.kl_on failed` only where its answer is not right (DGPO).
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from tripletune.models.data.records import IGNORED
+from tripletune.models.loading import resolve
 from tripletune.models.options import other_default, setting
 from tripletune.models.run_folders import PROMPT_FILE, STUDENT
 from tripletune.train.tasks import DataSection, RunConfig, TrainSection
@@ -34,7 +36,9 @@ _COLUMNS = {"prompt": "string", "input_ids": "[int32]", "labels": "[int32]", "le
 class LoopSection:
     """The loop that is run."""
 
-    loop: str = setting("", "words of `tripletune eval run` for cirag, without --integrator and --output")
+    loop: str = setting(
+        "", "words of `tripletune eval run` for cirag or ras, without --integrator, --model and --output"
+    )
     max_tokens: int = setting(2048, "longest run in tokens; what is beyond is not learned", at_least=64)
     cache: str | None = other_default(DataSection, "cache", None)
 
@@ -103,10 +107,18 @@ class GrpoTask(PromptTask):
     Config: ClassVar[type[RunConfig]] = GrpoConfig
     unit: ClassVar[str] = "questions"
     teacher: Any = None
+    prompts: Any = None
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.copies, self.together = config.train.runs, config.train.rollout_steps
+
+    @cached_property
+    def plans(self) -> bool:
+        """Whether the student is a Graph-LLM, and not CIRAG's integrator."""
+        from tripletune.models.graph_llm import is_graph_llm_folder
+
+        return is_graph_llm_folder(resolve(self._start))
 
     @cached_property
     def suite(self) -> Any:
@@ -120,16 +132,24 @@ class GrpoTask(PromptTask):
         from tripletune.eval.suites.questions import QuestionSuite
 
         words = ["run", *shlex.split(self.config.data.loop), "--output", f"{self.config.output_dir}/loop"]
+        words += ["--model", self._start] if self.plans else []
         suite, *others = QuestionSuite.all_of(parser(words).parse_args(words))
+        options, teacher, system = suite.options, suite.teacher, "ras" if self.plans else "cirag"
         needs = {
-            "one --system, cirag": not others and suite.system.name == "cirag",
-            "--corpus": suite.options.corpus,
-            "no --integrator, whose place the student takes": not suite.options.integrator,
+            f"one --system, {system}": not others and suite.system.name == system,
+            "--corpus": options.corpus,
+            "no --integrator or --planner-model, whose place the student takes": (
+                not options.integrator and not options.planner_model
+            ),
             "a task with the score f1": "f1" in suite.metrics,
-            "a teacher that answers at once": suite.teacher and suite.teacher.backend != "batch",
+            "no teacher, for RAS asks the student alone" if self.plans else "a teacher that answers at once": (
+                not teacher if self.plans else teacher and teacher.backend != "batch"
+            ),
         }
         if missing := [need for need, is_there in needs.items() if not is_there]:
             raise ValueError(f"data.loop: give it {'; '.join(missing)}")
+        # The trainer has it.
+        options.model = None
         return suite
 
     @cached_property
@@ -145,9 +165,47 @@ class GrpoTask(PromptTask):
 
         if (how := sharding()) in ("ZeRO-3", "FSDP2"):
             raise ValueError(f"{how}: the loop needs the whole model on each device; take ddp.yaml or zero2.yaml")
-        model, tokenizer = super().load()
+        model, tokenizer = self._graph_llm() if self.plans else super().load()
         self.teacher = load_teacher(self.config, model, tokenizer) if self.config.train.teacher else None
         return model, tokenizer
+
+    def _graph_llm(self) -> tuple[Any, Any]:
+        """The model that plans and answers, and its tokenizer; `prompts` makes its inputs.
+
+        Raises:
+            ValueError: it reads graphs, or prompts that do not go on from each other; or a teacher is named for it.
+        """
+        from transformers import set_seed
+
+        from tripletune.models.graph_llm import add_adapter, build_graph_llm
+        from tripletune.models.graph_llm.processor import GraphLLMProcessor
+        from tripletune.models.loading import parse_dtype
+        from tripletune.models.lora import take_over
+
+        set_seed(self.config.seed)
+        section, settings = self.config.model, asdict(GraphLLMProcessor.from_pretrained(resolve(self._start)).settings)
+        problems = {
+            "model.use_graph false: tokens alone are learned from": settings["use_graph"],
+            "data.prompt_order interleaved: a run is one row, so its prompts must go on from each other": (
+                settings["prompt_order"] != "interleaved"
+            ),
+            "the start as its teacher: leave out train.teacher": self.config.train.teacher,
+        }
+        if wrong := [problem for problem, is_there in problems.items() if is_there]:
+            raise ValueError(f"model.adapter {section.adapter}: a Graph-LLM must be trained with {'; '.join(wrong)}")
+        base, self.prompts = build_graph_llm(
+            section.base,
+            dtype=parse_dtype(section.dtype),
+            revision=section.revision,
+            attention=None if section.attention == "auto" else section.attention,
+            nf4=section.quantization == "nf4",
+            processor_settings=settings,
+            use_graph=False,
+        )
+        names = ("rank", "alpha", "dropout", "targets")
+        adapted = add_adapter(base, **{name: getattr(section, f"lora_{name}") for name in names})
+        take_over(adapted, section.adapter)
+        return adapted, self.prompts.tokenizer
 
     def rows(self, source: Any, cache: Path) -> Any:
         """A row for each question, which it holds as JSON; all count as long as the longest run."""
@@ -177,8 +235,15 @@ class GrpoTask(PromptTask):
         """That the loop asks in other words than the student has learned from."""
         from tripletune.eval.systems import other_prompt
 
-        said = other_prompt(self._start, self.suite.loop.prompts)
+        said = None if self.plans else other_prompt(self._start, self.suite.loop.prompts)
         return [said] if said else []
+
+    def save(self, folder: Path) -> None:
+        """What the student was made for; of a Graph-LLM the base's configuration and the processor."""
+        super().save(folder)
+        if self.plans:
+            self.model.config.save_pretrained(folder)
+            self.prompts.save_pretrained(folder)
 
     def files(self) -> dict[str, str]:
         """What the student was made for, and the system prompt that the loop asks it with."""
@@ -186,6 +251,8 @@ class GrpoTask(PromptTask):
         from tripletune.rag.systems.cirag import PROMPT_NAMES
         from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, INTEGRATION_PROMPT
 
+        if self.plans:
+            return {}
         loop, model = self.suite.loop, self.config.model
         about = {
             "task": INTEGRATE_ROLE,
