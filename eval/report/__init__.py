@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from tripletune.eval import find_metrics
@@ -196,7 +197,7 @@ def compare(args: argparse.Namespace, console: Console) -> None:
     """`tripletune eval compare`: print a comparison, and write it to `args.output`; see `compare_folders`."""
     folders = [one for spec in args.folders for one in _folders(spec)]
     if args.output:
-        check_new(args.output, folders)
+        check_new(args.output, [one for each in folders for one in _seeds(each)])
     comparison = compare_folders(folders, args.metric)
     _show(comparison, console)
     if args.output:
@@ -207,40 +208,43 @@ def compare_folders(folders: Sequence[str | Path], metric: str | None = None) ->
     """Compare runs with the first one, question by question or text by text.
 
     Args:
-        folders: Output folders of `tripletune eval run`, or all of `tripletune eval extraction`.
+        folders: Output folders of `tripletune eval run`, or all of `tripletune eval extraction`. `A,B,C` are seeds of
+            one system: each question or text counts with their mean.
         metric: The score to compare, for `extraction` also the beginning of several names, such as "soft"; None takes
             the headline of the task, or all scores of `extraction`.
 
     Returns:
-        `{"what", "unit", "items", "runs": [{"folder", "name", "cost"}], "scores": {name: [{"score", "difference"}]}}`;
-        a difference is "this run minus the first", None for the first; its `p_holm` is corrected over all of them.
+        `{"what", "unit", "items", "runs": [{"folder", "name", "cost"}], "scores": {name: [{"score", "seeds",
+        "difference"}]}}`; `seeds` are the scores of runs that count together; a difference is "this run minus the
+        first", None for the first; its `p_holm` is corrected over all of them.
 
     Raises:
         FileNotFoundError: a folder has no results.
         ValueError: runs are of different kinds or tasks, lack the metric, or have no item in common.
     """
-    heads = [_head(Path(folder)) for folder in folders]
-    kinds = [KIND if head.get("evaluation") == KIND else "run" for head in heads]
-    for folder, head, kind in zip(folders, heads, kinds):
+    groups = [_seeds(one) for one in folders]
+    heads = {one: _head(Path(one)) for seeds in groups for one in seeds}
+    kinds = [KIND if head.get("evaluation") == KIND else "run" for head in heads.values()]
+    for (folder, head), kind in zip(heads.items(), kinds):
         if kind != kinds[0] or (kind == "run" and "system" not in head):
             raise ValueError(
                 f"{folder} is not the output of a finished `tripletune eval {kinds[0]}`: compare one kind of run"
             )
     texts = kinds[0] == KIND
-    what = sorted({KIND if texts else head["task"] for head in heads})
+    what = sorted({KIND if texts else head["task"] for head in heads.values()})
     if len(what) > 1:
         raise ValueError(f"the runs are of different tasks ({', '.join(what)}): compare runs of one task")
     unit, parts_of = ("text", row_parts) if texts else ("question", _score_parts)
     runs = [
         {row["id"]: parts_of(row) for row in (read_results(Path(one) / SCORES) if texts else read_scored(one))}
-        for one in folders
+        for one in heads
     ]
     common = [name for name in runs[0] if all(name in other for other in runs[1:])]
     if not common:
         raise ValueError(f"the runs have no {unit} in common: were they made from different data?")
     if any(len(other) != len(common) for other in runs):
         logger.warning("only the %d %ss that all runs have are compared", len(common), unit)
-    metric = metric if texts else metric or heads[0]["primary"]
+    metric = metric if texts else metric or heads[groups[0][0]]["primary"]
     # The soft level is only there when it was asked for, a score of rankings only where gold passages are known.
     having = {
         name: [item for item in common if all(name in run[item] for run in runs)]
@@ -254,20 +258,28 @@ def compare_folders(folders: Sequence[str | Path], metric: str | None = None) ->
     for name in chosen:
         if len(having[name]) < len(common):
             logger.warning("%s: of %d %ss, the %d that have it", name, len(common), unit, len(having[name]))
-        columns: list[Any] = [tuple(zip(*(run[item][name] for item in having[name]))) for run in runs]
+        columns = {one: np.array([run[item][name] for item in having[name]]).T for one, run in zip(heads, runs)}
+        means = [np.mean([columns[one] for one in seeds], 0) for seeds in groups]
         scores[name] = [
             {
                 "score": bootstrap_ratio(*column),
-                "difference": paired_ratio_difference(columns[0], column) if number else None,
+                "seeds": [bootstrap_ratio(*columns[one])["mean"] for one in seeds],
+                "difference": paired_ratio_difference(means[0], column) if number else None,
             }
-            for number, column in enumerate(columns)
+            for number, (column, seeds) in enumerate(zip(means, groups))
         ]
     correct_table(one["difference"] for found in scores.values() for one in found[1:])
-    about = [
-        {"folder": str(folder), "name": head.get("system") or head["model"], "cost": head[f"cost_per_{unit}"]}
-        for folder, head in zip(folders, heads)
-    ]
+    about = []
+    for spec, seeds in zip(folders, groups):
+        own, costs = heads[seeds[0]], [heads[one][f"cost_per_{unit}"] for one in seeds]
+        cost = {name: sum(one.get(name, 0) for one in costs) / len(costs) for name in costs[0]}
+        about.append({"folder": str(spec), "name": own.get("system") or own["model"], "cost": cost})
     return {"what": what[0], "unit": unit, "items": len(common), "runs": about, "scores": scores}
+
+
+def _seeds(spec: str | Path) -> list[str]:
+    """The folders of `A,B,C`, each once; one folder may have a comma in its name."""
+    return [str(spec)] if Path(spec).exists() else list(dict.fromkeys(filter(None, str(spec).split(","))))
 
 
 def _head(folder: Path) -> dict[str, Any]:
@@ -294,7 +306,11 @@ def _show(comparison: Mapping[str, Any], console: Console) -> None:
     heads = ("score", "run", "mean", "95 % interval", "minus run 1", "95 % interval", "p", "than run 1")
     show_table(console, f"{comparison['what']}, {comparison['items']} {unit}s", heads, rows, f"{unit}s")
     known = find_metrics()
-    for name in comparison["scores"]:
+    for name, found in comparison["scores"].items():
+        for number, one in enumerate(found, 1):
+            if len(one["seeds"]) > 1:
+                told = ", ".join(f"{100 * mean:.1f}" for mean in one["seeds"])
+                console.print(f"run {number}, {name} of each seed: {told}; the table has the mean of these.")
         if name in known:
             console.print(f"{name}: {known[name].explanation}.")
     console.print(f"Differences to run 1 are paired by {unit}; {P_NOTE}.")

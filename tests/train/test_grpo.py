@@ -15,7 +15,9 @@ from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOTrainer
 
 from tripletune.data_builders.world.build import WorldOptions, write_world
+from tripletune.models.data.records import ModelInput, Step
 from tripletune.models.data.triples import Triple
+from tripletune.models.graph_llm import add_adapter, build_graph_llm, load_generator
 from tripletune.models.llm.ledger import LedgerError
 from tripletune.models.local import Request
 from tripletune.models.local.chat import ChatEncoder
@@ -39,14 +41,33 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def planner(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("planner")
+    model, processor = build_graph_llm(
+        str(tiny_llama), use_graph=False, processor_settings={"prompt_order": "interleaved"}
+    )
+    for one in (add_adapter(model, rank=4), model.config, processor):
+        one.save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture
-def make(world: Path, tiny_llama: Path, tmp_path: Path) -> Make:
-    def make(overrides: dict[str, Any] | None = None) -> GrpoTask:
+def make(world: Path, tiny_llama: Path, planner: Path, tmp_path: Path) -> Make:
+    def make(overrides: dict[str, Any] | None = None, system: str = "cirag") -> GrpoTask:
         loop = (
-            f"--system cirag --task hotpotqa --data {world}/test.jsonl --corpus {world}/test.corpus.jsonl --top-k 1 "
-            f"--oracle {world}/test --set extraction=store --triples {world}/test.triples.jsonl --set rerank=no "
-            f"--set candidates=2 --set max_integration_tokens=6 --set repairs=0 --set prompts={world}/prompts"
+            f"--system {system} --task hotpotqa --data {world}/test.jsonl --corpus {world}/test.corpus.jsonl --top-k 1 "
+            f"--triples {world}/test.triples.jsonl "
         )
+        if system == "cirag":
+            loop += (
+                f"--oracle {world}/test --set extraction=store --set rerank=no --set candidates=2 "
+                f"--set max_integration_tokens=6 --set repairs=0 --set prompts={world}/prompts"
+            )
+        else:
+            loop += "--max-plan-tokens 6 --max-answer-tokens 4 --max-rounds 2"
+            own = {"model.adapter": str(planner), "model.lora_alpha": 16, "model.lora_targets": "q_proj,v_proj"}
+            overrides = own | (overrides or {})
         values = {
             "output_dir": str(tmp_path / "run"), "model.base": str(tiny_llama), "model.dtype": "float32",
             "model.lora_rank": 4, "model.lora_dropout": 0.1, "data.loop": loop, "data.max_tokens": 1024,
@@ -110,6 +131,38 @@ def test_a_run_is_one_row_that_learns_what_the_student_wrote(tiny_llama: Path) -
     assert len(one.completion) > sum(one.mask)
 
 
+def test_a_run_of_ras_is_one_row_too(tiny_llama: Path) -> None:
+    _, processor = build_graph_llm(str(tiny_llama), use_graph=False, processor_settings={"prompt_order": "interleaved"})
+    tokenizer, question = processor.tokenizer, "Whom did Bo see?"
+    step = Step("Who saw Bo?", FACTS[:1])
+    inputs = [ModelInput("planning", question), ModelInput("planning", question, (step,))]
+    inputs.append(ModelInput("answering", question, (step,)))
+
+    def asked(*replies: str) -> grpo.Planner:
+        async def reply(request: Request) -> None:
+            request.tokens, request.ended = processor.encode_text(left.pop(0)), True
+            assert request.prompt == processor.encode_input(inputs[-len(left) - 1]).input_ids
+
+        async def run() -> None:
+            for sample in inputs:
+                await one.generate(sample, 20)
+
+        left, one = list(replies), grpo.Planner(reply, processor, [2], 2048, 1.0, 0)
+        asyncio.run(run())
+        one.finish(2, 2048)
+        return one
+
+    one = asked("[SUBQ] Who saw Bo?", "[SUFFICIENT]", "Ada")
+    assert not one.cut
+    assert one.prompt == processor.encode_input(inputs[0]).input_ids
+    assert written(one, tokenizer) == "[SUBQ] Who saw Bo?[SUFFICIENT]Ada<|im_end|>"
+    answer = len(processor.encode_text("Ada")) + 1
+    assert one.prompt + one.completion[:-answer] == processor.encode_input(inputs[-1]).input_ids
+    # The loop asked something else than the planner wrote.
+    one = asked("[SUBQ] Who?", "[SUFFICIENT]", "Ada")
+    assert (one.cut, written(one, tokenizer)) == (True, "[SUBQ] Who?<|im_end|>")
+
+
 def test_a_run_whose_first_call_fails_is_a_row_without_anything_to_learn() -> None:
     one = grpo.Integrator(None, None, [2], 8, 1.0, 0)  # type: ignore[arg-type]
     one.finish(2, 64)
@@ -136,16 +189,19 @@ def rows(task: GrpoTask, name: str) -> list[dict[str, Any]]:
     return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines]
 
 
-@pytest.mark.parametrize(("together", "rolled_out"), [(1, [1, 2, 3, 4]), (2, [1, 3])])
+@pytest.mark.parametrize(
+    ("system", "together", "rolled_out"), [("cirag", 1, [1, 2, 3, 4]), ("cirag", 2, [1, 3]), ("ras", 2, [1, 3])]
+)
 def test_a_resumed_run_is_the_uninterrupted_run(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int, rolled_out: list[int]
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, together: int, rolled_out: list[int]
 ) -> None:
     monkeypatch.setattr(grpo, "reward_parts", by_length)
     same = {"train.kl_on": "failed", "train.rollout_steps": together}
-    whole = make({"output_dir": str(tmp_path / "whole"), **same})
+    whole = make({"output_dir": str(tmp_path / "whole"), **same}, system)
     train(whole)
-    with pytest.raises(LedgerError, match="closed"):
-        whole.suite.clients[0].ledger.get("")
+    if system == "cirag":
+        with pytest.raises(LedgerError, match="closed"):
+            whole.suite.clients[0].ledger.get("")
 
     class Killed(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -156,8 +212,8 @@ def test_a_resumed_run_is_the_uninterrupted_run(
     settings = {"output_dir": str(tmp_path / "parts"), **same}
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(EngineMixin, "begin_run", lambda self, task: (original(self, task), self.add_callback(Killed())))
-        train(make(settings))
-    parts = make(settings)
+        train(make(settings, system))
+    parts = make(settings, system)
     train(parts)
     found = rows(whole, "rewards.jsonl")
     assert [row["step"] for row in found if row["reward"] is not None] == rolled_out
@@ -171,6 +227,11 @@ def test_a_resumed_run_is_the_uninterrupted_run(
     assert any(weight.any() for name, weight in one.items() if "lora_B" in name)
     final = tmp_path / "whole" / "final"
     assert not (final / "ref").exists()
+    if system == "ras":
+        sample = ModelInput("planning", "Who is Bo?")
+        replies = [load_generator(folder).generate_many([sample], 8) for folder in (final, whole.config.model.adapter)]
+        assert replies[0] != replies[1], "it loads, and has learned"
+        return
     assert json.loads((final / "student.json").read_text())["task"] == "cirag.integrate"
     assert (final / "prompt.md").read_text() == "Go.\n"
 
@@ -231,6 +292,23 @@ def test_a_loop_that_no_student_can_be_trained_in(words: tuple[str, str], messag
     task.config.data.loop = task.config.data.loop.replace(*words)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         _ = task.sources
+
+
+@pytest.mark.parametrize(
+    ("settings", "words", "message"),
+    [
+        ({}, ("--system ras", "--oracle x --system ras"), "no teacher"),
+        ({}, ("--system ras", "--system standard"), "one --system, ras"),
+        ({"train.teacher": "x"}, ("", ""), r"leave out train\.teacher"),
+    ],
+)
+def test_a_graph_llm_that_no_row_can_be_made_of(
+    settings: dict[str, Any], words: tuple[str, str], message: str, make: Make
+) -> None:
+    task = make(settings, "ras")
+    task.config.data.loop = task.config.data.loop.replace(*words)
+    with pytest.raises(ValueError, match=message):
+        _ = task.sources, task.load()
 
 
 def test_groups_that_do_not_fill_a_rollout_are_refused_before_anything_is_loaded(make: Make) -> None:

@@ -136,6 +136,12 @@ def test_other_systems_and_compare(files, oracle, capsys, error_of):
     first, _, third = json.loads((files / "compare.json").read_text())["scores"]["exact_match"]
     assert first["difference"] is None
     assert third["difference"]["mean"] == -1.0
+    seeds = [folders[0], ",".join((folders[0], folders[2]))]
+    assert main(["compare", *seeds, "--metric", "exact_match", "--output", str(files / "seeds.json")]) == 0
+    assert "run 2, exact_match of each seed: 100.0, 0.0" in capsys.readouterr().out
+    _, both = json.loads((files / "seeds.json").read_text())["scores"]["exact_match"]
+    assert (both["score"]["mean"], both["difference"]["mean"]) == (0.5, -0.5)
+    assert both["difference"]["test"] == "permutation test"
 
 
 def test_an_extractor_in_the_loop_reads_each_passage_once(files, oracle, monkeypatch, capsys):
