@@ -112,7 +112,10 @@ class TripleStore:
         retry = Retrying(retry=locked, stop=stop_after_delay(_BUSY_SECONDS), wait=wait_random(0.01, 0.1), reraise=True)
         with ExitStack() as opened:
             try:
-                self._database = sqlite3.connect(address, timeout=_BUSY_SECONDS, isolation_level=None, uri=True)
+                # Trainers and servers read from threads of their own.
+                self._database = sqlite3.connect(
+                    address, timeout=_BUSY_SECONDS, isolation_level=None, uri=True, check_same_thread=False
+                )
                 opened.callback(self._database.close)
                 retry(self._prepare, writable)
             except sqlite3.DatabaseError as error:

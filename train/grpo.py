@@ -178,6 +178,8 @@ def reward_parts(row: dict[str, Any]) -> dict[str, float]:
     else:
         recall = row["supporting_recall"] or 0.0
         right = [one["action"] is not None and not one["unexpected"] for one in trace["actions"]]
+        if trace["stop_reason"] == "repeated_subquery":
+            right[-1] = False
     return {
         "answer": row["scores"]["f1"],
         "recall": recall,

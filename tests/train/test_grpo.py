@@ -173,8 +173,12 @@ def test_parts_of_the_reward() -> None:
     notes = {"core_passages": ["a", "x"], "rounds": [{"faults": []}, {"faults": ["loose_marker"]}]}
     row = {"scores": {"f1": 0.5}, "supporting": ["a", "b"], "trace": {"details": notes, "steps": [{}, {}]}}
     assert grpo.reward_parts(row) == {"answer": 0.5, "recall": 0.5, "format": 0.5, "searches": 2.0}
+    actions = [{"action": one, "unexpected": False} for one in ("[SUBQ]", "[SUBQ]", None, "[SUBQ]")]
+    trace = {"details": {}, "steps": [{}, {}], "actions": actions, "stop_reason": "repeated_subquery"}
+    row = {"scores": {"f1": 0.5}, "supporting": ["a", "b"], "supporting_recall": 1.0, "trace": trace}
+    assert grpo.reward_parts(row) == {"answer": 0.5, "recall": 1.0, "format": 0.5, "searches": 2.0}
     failed = {"scores": {"f1": 0.0}, "supporting": [], "supporting_recall": None}
-    failed["trace"] = {"details": {}, "steps": [], "actions": []}
+    failed["trace"] = {"details": {}, "steps": [], "actions": [], "stop_reason": ""}
     assert set(grpo.reward_parts(failed).values()) == {0.0}
 
 
