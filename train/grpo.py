@@ -50,7 +50,7 @@ _LOGGED = {name: f"rewards/{name}/mean" for name in PARTS} | {
 }  # fmt: skip
 
 
-class Run:
+class Episode:
     """What replies in one run of the loop, and the row that the run becomes.
 
     Args:
@@ -114,12 +114,12 @@ class Run:
         self.mask += [int(ended)] * len(told[:1]) + [0] * len(told[1:]) + [1] * len(written)
 
 
-class Integrator(Run):
+class Integrator(Episode):
     """The `LLMClient` of CIRAG's integration phase.
 
     Args:
         chat: Makes tokens of turns.
-        *rest: Those of `Run` after the tokenizer; the reply stands first.
+        *rest: Those of `Episode` after the tokenizer; the reply stands first.
     """
 
     model = "student"
@@ -145,12 +145,12 @@ class Integrator(Run):
         return len(self._chat.encode(messages))
 
 
-class Planner(Run):
+class Planner(Episode):
     """The `Generator` of RAS: it plans and answers.
 
     Args:
         processor: Makes tokens of inputs, each of which goes on from the one before and its reply.
-        *rest: Those of `Run` after the tokenizer; the reply stands first.
+        *rest: Those of `Episode` after the tokenizer; the reply stands first.
     """
 
     def __init__(self, reply: Any, processor: Any, *rest: Any) -> None:
@@ -281,14 +281,14 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         self._replies.load_state_dict(trained, strict=False)
         return self._replies
 
-    async def _run_all(self, model: Any, questions: Sequence[Question]) -> tuple[list[Run], list[Any]]:
+    async def _run_all(self, model: Any, questions: Sequence[Question]) -> tuple[list[Episode], list[Any]]:
         config, tokenizer, here = self.task.config, self.processing_class, self.args
         ends = eos_token_ids(tokenizer, model.generation_config)
         first = ((config.seed * 1_000_003 + self.state.global_step) * here.world_size + here.process_index) * 1_009
         # A new one for each rollout: it keeps what the weights make of a prompt.
         service = DecodingService(lambda: make_decoder(model, ends, tokenizer.pad_token_id), "student")
 
-        async def run(one: Run, question: Question) -> Any:
+        async def run(one: Episode, question: Question) -> Any:
             suite = copy.copy(self.task.suite)
             roles = ("planner", "answerer") if self.task.plans else ("integrator",)
             suite.tools = replace(suite.tools, **dict.fromkeys(roles, one))
@@ -297,7 +297,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             return suite.score(question, reply)
 
         context = model.config.get_text_config().max_position_embeddings
-        make: Callable[..., Run] = partial(Planner, service.reply, self.task.prompts)
+        make: Callable[..., Episode] = partial(Planner, service.reply, self.task.prompts)
         if not self.task.plans:
             make = partial(Integrator, service.reply, ChatEncoder(tokenizer, "student"))
         temperature = config.train.temperature
