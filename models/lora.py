@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tripletune.models.files import read_json
 from tripletune.models.loading import resolve
-from tripletune.models.run_folders import ADAPTER, check_weights
+from tripletune.models.run_folders import ADAPTER, ADAPTER_CONFIG, check_weights
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -87,7 +88,7 @@ def take_over(model: PeftModel, folder: str | Path) -> None:
 
     Raises:
         FileNotFoundError: the folder holds no adapter.
-        ValueError: the adapters have other layers or sizes.
+        ValueError: the adapters have other layers, sizes or factors.
     """
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
     from safetensors.torch import load_file
@@ -103,4 +104,9 @@ def take_over(model: PeftModel, folder: str | Path) -> None:
             f"{name} is {shapes[1].get(name, 'missing')} there, {shapes[0].get(name, 'missing')} here" for name in other
         ]
         raise ValueError(f"model.adapter {folder} has other layers or sizes than the settings ask for: {sides[0]}")
+    factors = [model.peft_config["default"].lora_alpha, read_json(file.with_name(ADAPTER_CONFIG)).get("lora_alpha")]
+    if factors[0] != factors[1]:
+        raise ValueError(
+            f"model.lora_alpha {factors[0]}: model.adapter {folder} was trained with {factors[1]}, so set that"
+        )
     set_peft_model_state_dict(model, found)

@@ -1,7 +1,9 @@
-r"""Reinforcement learning of CIRAG's integrator inside its loop, from a distilled student (an option beyond the paper).
+r"""Reinforcement learning of a trained student inside its loop: CIRAG's integrator, or a Graph-LLM in RAS.
 
     accelerate launch --quiet --config_file recipes/accelerate/cpu.yaml recipes/grpo.py \
         --config recipes/configs/smollm2_135m_grpo_cpu.yaml
+
+An option beyond the papers; `smollm2_135m_ras_grpo_cpu.yaml` is for the Graph-LLM.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """A question and its corpus as an environment: reset, search, answer, reward, for trainers that call tools.
 
 TRL's `GRPOTrainer` takes a factory of it as `environment_factory`, and offers `search` and `answer` to the model as
-tools; docs/training.md serves it with OpenEnv. `recipes/grpo.py` needs neither: there the loops of `rag.systems` are
-the environment.
+tools; docs/reinforcement.md serves it with OpenEnv. `recipes/grpo.py` does not need it: there a loop of `rag.systems`
+is the environment.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class Integrator(Episode):
     model = "student"
 
     def __init__(self, reply: Any, chat: ChatEncoder, *rest: Any) -> None:
-        super().__init__(reply, chat and chat.tokenizer, *rest)
+        super().__init__(reply, chat.tokenizer, *rest)
         self._chat, self._text = chat, ""
 
     async def chat(
@@ -163,6 +163,8 @@ class Planner(Episode):
         ids, before = encoded.input_ids, len(self._read)
         self.cut |= ids[:before] != self._read
         request, found = await self._ask(ids if self.cut else ids[before:], max_new_tokens, sample.task)
+        # What follows a plan in the row is not the token with which it was ended, so only the answer's is learned.
+        self._ended &= sample.task == "answering"
         # The reply as the next input will show it, if the loop takes it as it is.
         self._read = ids + self._processor.encode_text(found.strip())
         return replace(request.completion(found.strip()), truncated_triples=encoded.truncated_triples)
@@ -264,7 +266,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         model = self._replying()
         with evaluating(model):
             runs, rows = self._runner.run(self._run_all(model, [Question(**json.loads(text)) for text in prompts]))
-        self._written = pad_batch([one.mask for one in runs], 0)
+        self._written = pad_batch([one.mask for one in runs], 0).to(self.accelerator.device)
         self._metrics["train"]["cut"].append(sum(one.cut for one in runs) / len(runs))
         return {
             "prompt_ids": [one.prompt for one in runs],

@@ -271,15 +271,18 @@ def compare_folders(folders: Sequence[str | Path], metric: str | None = None) ->
     correct_table(one["difference"] for found in scores.values() for one in found[1:])
     about = []
     for spec, seeds in zip(folders, groups):
-        own, costs = heads[seeds[0]], [heads[one][f"cost_per_{unit}"] for one in seeds]
+        names = {heads[one].get("system") or heads[one]["model"] for one in seeds}
+        if len(names) > 1 and not texts:
+            raise ValueError(f"{spec}: seeds of one system count together, and these are {', '.join(sorted(names))}")
+        costs = [heads[one][f"cost_per_{unit}"] for one in seeds]
         cost = {name: sum(one.get(name, 0) for one in costs) / len(costs) for name in costs[0]}
-        about.append({"folder": str(spec), "name": own.get("system") or own["model"], "cost": cost})
+        about.append({"folder": str(spec), "name": ", ".join(sorted(names)), "cost": cost})
     return {"what": what[0], "unit": unit, "items": len(common), "runs": about, "scores": scores}
 
 
 def _seeds(spec: str | Path) -> list[str]:
     """The folders of `A,B,C`, each once; one folder may have a comma in its name."""
-    return [str(spec)] if Path(spec).exists() else list(dict.fromkeys(filter(None, str(spec).split(","))))
+    return [str(spec)] if Path(spec).exists() else list(dict.fromkeys(str(spec).split(",")))
 
 
 def _head(folder: Path) -> dict[str, Any]:
@@ -310,7 +313,7 @@ def _show(comparison: Mapping[str, Any], console: Console) -> None:
         for number, one in enumerate(found, 1):
             if len(one["seeds"]) > 1:
                 told = ", ".join(f"{100 * mean:.1f}" for mean in one["seeds"])
-                console.print(f"run {number}, {name} of each seed: {told}; the table has the mean of these.")
+                console.print(f"run {number}, {name} of each seed: {told}.")
         if name in known:
             console.print(f"{name}: {known[name].explanation}.")
     console.print(f"Differences to run 1 are paired by {unit}; {P_NOTE}.")

@@ -61,7 +61,9 @@ class GrpoTrainSection(TrainSection):
     )
     temperature: float = setting(1.0, "of the student's replies", above=0)
     answer_reward: float = setting(1.0, "weight of the answer's token F1")
-    recall_reward: float = setting(0.2, "weight of the share of supporting passages that core triples are from")
+    recall_reward: float = setting(
+        0.2, "weight of the share of supporting passages that core triples are from; RAS: found"
+    )
     format_reward: float = setting(0.1, "weight of the share of replies without a fault")
     search_cost: float = setting(0.02, "what a search costs", at_least=0)
     kl: float = setting(0.04, "weight of the KL divergence from the teacher; GRPO's is 0.04", at_least=0)
@@ -132,15 +134,20 @@ class GrpoTask(PromptTask):
         from tripletune.eval.suites.questions import QuestionSuite
 
         words = ["run", *shlex.split(self.config.data.loop), "--output", f"{self.config.output_dir}/loop"]
-        words += ["--model", self._start] if self.plans else []
-        suite, *others = QuestionSuite.all_of(parser(words).parse_args(words))
-        options, teacher, system = suite.options, suite.teacher, "ras" if self.plans else "cirag"
+        args = parser(words).parse_args(words)
+        if args.integrator or args.model or args.planner_model:
+            raise ValueError("data.loop: leave out --integrator, --model and --planner-model: the student is there")
+        if args.system != (system := "ras" if self.plans else "cirag"):
+            what = "a" if self.plans else "no"
+            raise ValueError(
+                f"data.loop: --system {args.system}; {self._start} is {what} Graph-LLM, so take --system {system}"
+            )
+        args.model = self._start if self.plans else None
+        suite, *others = QuestionSuite.all_of(args)
+        options, teacher = suite.options, suite.teacher
         needs = {
-            f"one --system, {system}": not others and suite.system.name == system,
+            "one task": not others,
             "--corpus": options.corpus,
-            "no --integrator or --planner-model, whose place the student takes": (
-                not options.integrator and not options.planner_model
-            ),
             "a task with the score f1": "f1" in suite.metrics,
             "no teacher, for RAS asks the student alone" if self.plans else "a teacher that answers at once": (
                 not teacher if self.plans else teacher and teacher.backend != "batch"
@@ -177,34 +184,22 @@ class GrpoTask(PromptTask):
         """
         from transformers import set_seed
 
-        from tripletune.models.graph_llm import add_adapter, build_graph_llm
         from tripletune.models.graph_llm.processor import GraphLLMProcessor
-        from tripletune.models.loading import parse_dtype
-        from tripletune.models.lora import take_over
+        from tripletune.train.tasks.ras import adapted_graph_llm
 
         set_seed(self.config.seed)
         section, settings = self.config.model, asdict(GraphLLMProcessor.from_pretrained(resolve(self._start)).settings)
         problems = {
-            "model.use_graph false: tokens alone are learned from": settings["use_graph"],
-            "data.prompt_order interleaved: a run is one row, so its prompts must go on from each other": (
+            "name it as model.adapter, not as model.base": section.adapter is None,
+            "train it with model.use_graph false: a row holds tokens alone": settings["use_graph"],
+            "train it with data.prompt_order interleaved, so that its prompts go on from each other": (
                 settings["prompt_order"] != "interleaved"
             ),
-            "the start as its teacher: leave out train.teacher": self.config.train.teacher,
+            "leave out train.teacher: it is held to its own start": self.config.train.teacher,
         }
         if wrong := [problem for problem, is_there in problems.items() if is_there]:
-            raise ValueError(f"model.adapter {section.adapter}: a Graph-LLM must be trained with {'; '.join(wrong)}")
-        base, self.prompts = build_graph_llm(
-            section.base,
-            dtype=parse_dtype(section.dtype),
-            revision=section.revision,
-            attention=None if section.attention == "auto" else section.attention,
-            nf4=section.quantization == "nf4",
-            processor_settings=settings,
-            use_graph=False,
-        )
-        names = ("rank", "alpha", "dropout", "targets")
-        adapted = add_adapter(base, **{name: getattr(section, f"lora_{name}") for name in names})
-        take_over(adapted, section.adapter)
+            raise ValueError(f"reinforcement learning of the Graph-LLM {self._start}: {'; '.join(wrong)}")
+        adapted, self.prompts = adapted_graph_llm(section, settings, use_graph=False)
         return adapted, self.prompts.tokenizer
 
     def rows(self, source: Any, cache: Path) -> Any:
@@ -235,7 +230,11 @@ class GrpoTask(PromptTask):
         """That the loop asks in other words than the student has learned from."""
         from tripletune.eval.systems import other_prompt
 
-        said = None if self.plans else other_prompt(self._start, self.suite.loop.prompts)
+        loop = self.suite.loop
+        if self.plans:
+            told = "the first plan is all that is learned of most runs: take --first-query generated"
+            return [f"--first-query main_question: {told}"] if loop.first_query == "main_question" else []
+        said = other_prompt(self._start, loop.prompts)
         return [said] if said else []
 
     def save(self, folder: Path) -> None:

@@ -204,6 +204,40 @@ class GraphConfig(RunConfig):
         return found
 
 
+def adapted_graph_llm(section: Any, settings: dict[str, Any], **parts: Any) -> tuple[Any, GraphLLMProcessor]:
+    """The base model of a configuration with an adapter, fresh or that of `model.adapter`, and its processor.
+
+    Args:
+        section: The configuration's `model`.
+        settings: Of the processor.
+        **parts: Fields of `GraphLLMConfig`, and others of `build_graph_llm`.
+    """
+    from tripletune.models.graph_llm import add_adapter, build_graph_llm
+    from tripletune.models.loading import parse_dtype
+    from tripletune.models.lora import take_over
+
+    base, processor = build_graph_llm(
+        section.base,
+        dtype=parse_dtype(section.dtype),
+        revision=section.revision,
+        attention=None if section.attention == "auto" else section.attention,
+        nf4=section.quantization == "nf4",
+        processor_settings=settings,
+        **parts,
+    )
+    adapted = add_adapter(
+        base,
+        lora=section.lora,
+        rank=section.lora_rank,
+        alpha=section.lora_alpha,
+        dropout=section.lora_dropout,
+        targets=tuple(section.lora_targets),
+    )
+    if section.adapter is not None:
+        take_over(adapted, section.adapter)
+    return adapted, processor
+
+
 class GraphTask(TrainingTask):
     """Trains a Graph-LLM on records."""
 
@@ -230,10 +264,8 @@ class GraphTask(TrainingTask):
         """
         from transformers import set_seed
 
-        from tripletune.models.graph_llm import add_adapter, build_graph_llm
         from tripletune.models.graph_llm.processor import GraphLLMProcessor
-        from tripletune.models.loading import load_tokenizer, parse_dtype
-        from tripletune.models.lora import take_over
+        from tripletune.models.loading import load_tokenizer
         from tripletune.models.losses import check_shared_prefixes
         from tripletune.models.rendering import load_instructions
 
@@ -253,16 +285,8 @@ class GraphTask(TrainingTask):
             for source in self.sources:
                 for record in source or ():
                     labels.encode_label(record)
-        base, processor = build_graph_llm(
-            model.base,
-            encoder=model.encoder,
-            dtype=parse_dtype(model.dtype),
-            revision=model.revision,
-            attention=None if model.attention == "auto" else model.attention,
-            nf4=model.quantization == "nf4",
-            processor_settings=settings,
-            **{name: getattr(model, name) for name in parts},
-        )
+        adapted, processor = adapted_graph_llm(model, settings, **{name: getattr(model, name) for name in parts})
+        base = adapted.get_base_model()
         longest = data.max_input_tokens + data.max_label_tokens
         if model.attention == "blocks":
             with suppress(ValueError):
@@ -271,16 +295,6 @@ class GraphTask(TrainingTask):
         # One sequence of an interleaved question needs no mask: any causal model reads it.
         if self.config.train.shared_prefixes and data.prompt_order != "interleaved":
             check_shared_prefixes(base.language_model, longest)
-        adapted = add_adapter(
-            base,
-            lora=model.lora,
-            rank=model.lora_rank,
-            alpha=model.lora_alpha,
-            dropout=model.lora_dropout,
-            targets=tuple(model.lora_targets),
-        )
-        if model.adapter is not None:
-            take_over(adapted, model.adapter)
         return adapted, processor
 
     @cached_property

@@ -136,7 +136,10 @@ def test_other_systems_and_compare(files, oracle, capsys, error_of):
     first, _, third = json.loads((files / "compare.json").read_text())["scores"]["exact_match"]
     assert first["difference"] is None
     assert third["difference"]["mean"] == -1.0
-    seeds = [folders[0], ",".join((folders[0], folders[2]))]
+    assert main(["compare", folders[0], f"{folders[0]},{folders[2]}"]) == 2
+    assert "seeds of one system" in error_of(capsys)
+    assert main(command(files, output="blind", control="no_facts")) == 0
+    seeds = [folders[0], f"{folders[0]},{files / 'blind'}"]
     assert main(["compare", *seeds, "--metric", "exact_match", "--output", str(files / "seeds.json")]) == 0
     assert "run 2, exact_match of each seed: 100.0, 0.0" in capsys.readouterr().out
     _, both = json.loads((files / "seeds.json").read_text())["scores"]["exact_match"]
