@@ -137,7 +137,7 @@ def test_other_systems_and_compare(files, oracle, capsys, error_of):
     assert first["difference"] is None
     assert third["difference"]["mean"] == -1.0
     assert main(["compare", folders[0], f"{folders[0]},{folders[2]}"]) == 2
-    assert "seeds of one system" in error_of(capsys)
+    assert "seeds of one system" in error_of()
     assert main(command(files, output="blind", control="no_facts")) == 0
     seeds = [folders[0], f"{folders[0]},{files / 'blind'}"]
     assert main(["compare", *seeds, "--metric", "exact_match", "--output", str(files / "seeds.json")]) == 0
