@@ -28,7 +28,7 @@ import numpy as np
 
 from tripletune.eval.graph_match import edit_distance, same_graph, triple_matches
 from tripletune.eval.statistics import bootstrap_ratio
-from tripletune.eval.webnlg import MEASURES, precision_recall_f1, webnlg_scores
+from tripletune.eval.webnlg import MEASURES, assignment, precision_recall_f1, webnlg_scores
 from tripletune.models.data.pairs import ExtractionPair, predicate_words, read_replies, read_reply
 from tripletune.models.data.triples import Triple
 
@@ -304,8 +304,7 @@ def soft_matches(similarities: np.ndarray) -> int:
         return 0
     least = np.array([THRESHOLDS[kind] for kind in ("entity", "predicate", "entity")])
     fits = np.all(similarities >= least[:, None, None], axis=0)
-    rows, columns = _assignment(fits)
-    return int(fits[rows, columns].sum())
+    return int(fits[assignment(fits)].sum())
 
 
 def aligned_fields(predicted: Sequence[Key], gold: Sequence[Key]) -> tuple[int, int, int]:
@@ -321,8 +320,7 @@ def aligned_fields(predicted: Sequence[Key], gold: Sequence[Key]) -> tuple[int, 
         return 0, 0, 0
     equal = np.array([[[a == b for a, b in zip(one, other)] for other in gold] for one in predicted])
     weight = equal.sum(axis=2) + equal.all(axis=2) * 0.5
-    rows, columns = _assignment(weight)
-    subject, predicate, object_ = equal[rows, columns].sum(axis=0)
+    subject, predicate, object_ = equal[assignment(weight)].sum(axis=0)
     return int(subject), int(predicate), int(object_)
 
 
@@ -341,12 +339,3 @@ def _words(text: str) -> list[str]:
 
 def _numbers(text: str) -> list[str]:
     return sorted(number.lstrip("0") for number in _DIGITS.findall(text))
-
-
-def _assignment(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of the pairing with the largest sum of weights."""
-    # Imported here: it takes longer than all of `tripletune eval --help`.
-    from scipy.optimize import linear_sum_assignment
-
-    rows, columns = linear_sum_assignment(weights, maximize=True)
-    return rows, columns

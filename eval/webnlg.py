@@ -46,12 +46,17 @@ def webnlg_scores(gold: Sequence[Triple], predicted: Sequence[Triple]) -> dict[s
     """Sums over the pairs of a text of precision, recall and F1, by measure; `max(len(gold), len(predicted))` pairs."""
     if not gold or not predicted:
         return {measure: [0.0, 0.0, 0.0] for measure in MEASURES}
-    from scipy.optimize import linear_sum_assignment
-
     references, candidates = [_fields(triple) for triple in gold], [_fields(triple) for triple in predicted]
     scores = np.array([[pair_scores(one, other) for other in candidates] for one in references])
-    rows, columns = linear_sum_assignment(scores[..., 2].mean(axis=2), maximize=True)
-    return dict(zip(MEASURES, scores[rows, columns].sum(axis=0).tolist()))
+    return dict(zip(MEASURES, scores[assignment(scores[..., 2].mean(axis=2))].sum(axis=0).tolist()))
+
+
+def assignment(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the pairing with the largest sum of weights."""
+    # Imported here: it takes longer than all of `tripletune eval --help`.
+    from scipy.optimize import linear_sum_assignment
+
+    return linear_sum_assignment(weights, maximize=True)
 
 
 def pair_scores(reference: Sequence[str], candidate: Sequence[str]) -> list[tuple[float, float, float]]:

@@ -98,8 +98,7 @@ def parse_dtype(name: str) -> torch.dtype:
         return best_dtype()
     if name not in DTYPES:
         raise ValueError(f"dtype {name!r} is not one of {', '.join(DTYPES)}")
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
+    return getattr(torch, name)
 
 
 def usual_dtype(name: str | None = None) -> str:

@@ -32,7 +32,6 @@ class Retriever(Protocol):
 
     async def retrieve(self, query: str, k: int) -> list[Retrieved]:
         """The at most `k` best passages for a query, best first."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

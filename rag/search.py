@@ -75,8 +75,7 @@ class Opened:
         """What was made under that key, now or before."""
         if key not in self.things:
             self.things[key] = make()
-        found: T = self.things[key]
-        return found
+        return self.things[key]
 
 
 def search_problems(options: SearchOptions, system: System, loop: Any) -> list[str]:

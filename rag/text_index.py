@@ -45,7 +45,6 @@ class TextIndex(Protocol):
 
     async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """The at most `k` best rows for each query."""
-        ...
 
 
 def open_text_index(

@@ -57,7 +57,6 @@ class TripleSource(Protocol):
 
     async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
         """The triples of each passage, or None for one that was never read for triples."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

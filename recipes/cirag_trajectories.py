@@ -207,11 +207,9 @@ def main(config: CollectConfig, dry_run: bool = False) -> None:
 
 def run(argv: list[str] | None = None) -> int:
     """The command line. Returns 0; 1 when a server does not answer, 2 for bad input, 3 when calls wait for a batch."""
-
-    def program() -> None:
-        main(*parse_command_line(CollectConfig, __doc__ or "", argv))
-
-    return run_program(program, form="%(asctime)s %(message)s")
+    return run_program(
+        lambda: main(*parse_command_line(CollectConfig, __doc__ or "", argv)), form="%(asctime)s %(message)s"
+    )
 
 
 if __name__ == "__main__":

@@ -154,7 +154,8 @@ class TrajectoryEncoder:
             }
             prompt, left_out = self._shorter(messages[:place])
             turns = [*prompt, messages[place]]
-            if not self._count_round(counts, len(self._tokens(turns)) > self.max_tokens, left_out):
+            ids = self._chat.tokens(self._chat.render(turns, reply=False))
+            if not self._count_round(counts, len(ids) > self.max_tokens, left_out):
                 continue
             goes_on = self.together and current == turns[: len(current)]
             if current and not goes_on:
@@ -177,9 +178,6 @@ class TrajectoryEncoder:
     def _shorter(self, prompt: Sequence[Message]) -> tuple[list[Message], int]:
         """A prompt as the loop would send it, and how many candidates it lost."""
         return shorten(prompt, lambda chat: len(self._chat.encode(chat)), self.max_prompt_tokens)
-
-    def _tokens(self, turns: Sequence[Message]) -> list[int]:
-        return self._chat.tokens(self._chat.render(turns, reply=False))
 
     def _reply(self, turns: Sequence[Message], place: int, text: str, ids: list[int]) -> tuple[int, int]:
         """Start and end (exclusive) of a reply: what the model writes after the prompt that the loop gives it."""

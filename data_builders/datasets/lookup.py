@@ -106,8 +106,7 @@ class JsonlIndex:
 
     def _read(self, number: int) -> dict[str, Any]:
         self._file.seek(self._starts[number - 1])
-        row: dict[str, Any] = json_value(self._file.readline())
-        return row
+        return json_value(self._file.readline())
 
 
 def _digest(kind: str, value: str) -> bytes:

@@ -153,7 +153,6 @@ class Teacher(Protocol):
         Raises:
             UnlabelledQuestion: it cannot say; the question is left out and the reason counted.
         """
-        ...
 
 
 async def label_question(

@@ -19,7 +19,6 @@ question is left out with the reason.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
@@ -75,7 +74,7 @@ def load_subq_prompts(folder: str | Path | None = None) -> PromptSet:
 
 def prompt_digests(prompts: PromptSet) -> dict[str, str]:
     """SHA-256 of each prompt by its file."""
-    return {prompts.files[name]: hashlib.sha256(text.encode()).hexdigest() for name, text in prompts.texts.items()}
+    return {prompts.files[name]: digest for name, digest in prompts.digests().items()}
 
 
 class LLMTeacher:

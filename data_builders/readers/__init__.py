@@ -36,7 +36,6 @@ class Reader(Protocol):
             FileNotFoundError: there is no such file.
             ValueError: a row does not have the benchmark's layout; the message has file and line.
         """
-        ...
 
 
 def names_with(function: str) -> list[str]:
@@ -53,5 +52,4 @@ def get_reader(name: str) -> Reader:
     module = load_from(__name__, name, "reader")
     if not hasattr(module, "read_questions"):
         raise ValueError(not_one_of("question reader", name, names_with("read_questions")))
-    reader: Reader = module.read_questions
-    return reader
+    return module.read_questions

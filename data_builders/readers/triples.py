@@ -214,8 +214,7 @@ def _pair_reader(source: Source) -> PairReader:
             f"{source.reader}:FILE:REPLIES, or take a reader of pairs "
             f"({', '.join(readers.names_with('read_pair_rows'))})"
         )
-    reader: PairReader = module.read_pair_rows
-    return reader
+    return module.read_pair_rows
 
 
 def _recorded_rows(source: Source, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:

@@ -401,11 +401,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--overwrite", action="store_true", help="replace a world in the output folder")
     add_arguments(parser, WorldOptions)
     given = parser.parse_args(arguments)
-
-    def program() -> None:
-        write_world(from_arguments(WorldOptions, given), given.output, given.overwrite)
-
-    return run_program(program, stopped="stopped; the same command makes the same world")
+    return run_program(
+        lambda: write_world(from_arguments(WorldOptions, given), given.output, given.overwrite),
+        stopped="stopped; the same command makes the same world",
+    )
 
 
 if __name__ == "__main__":

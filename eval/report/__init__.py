@@ -234,7 +234,8 @@ def compare_folders(folders: Sequence[str | Path], metric: str | None = None) ->
     what = sorted({KIND if texts else head["task"] for head in heads.values()})
     if len(what) > 1:
         raise ValueError(f"the runs are of different tasks ({', '.join(what)}): compare runs of one task")
-    unit, parts_of = ("text", row_parts) if texts else ("question", _score_parts)
+    unit = "text" if texts else "question"
+    parts_of = row_parts if texts else lambda row: {name: (score, 1.0) for name, score in row["scores"].items()}
     runs = [
         {row["id"]: parts_of(row) for row in (read_results(Path(one) / SCORES) if texts else read_scored(one))}
         for one in heads
@@ -289,10 +290,6 @@ def _head(folder: Path) -> dict[str, Any]:
     if not (folder / METRICS).is_file():
         raise FileNotFoundError(f"{folder} has no {METRICS}: it is not the output of a finished `tripletune eval`")
     return read_json(folder / METRICS)
-
-
-def _score_parts(row: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    return {name: (score, 1.0) for name, score in row["scores"].items()}
 
 
 def _show(comparison: Mapping[str, Any], console: Console) -> None:

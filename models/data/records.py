@@ -162,6 +162,7 @@ class Record:
         """
         needed, optional = ("id", "question_id", "task", "question", "action"), ("subquery", "source")
         texts = text_fields(row, where, "record", needed, optional)
+        task, action = cast(Task, texts.pop("task")), texts.pop("action")
         answers, steps = row.get("answers") or (), row.get("steps") or ()
         if not isinstance(answers, (list, tuple)) or not all(isinstance(answer, str) for answer in answers):
             raise ValueError(f"{where}: answers must be a list of texts, found {shown(answers)}")
@@ -169,19 +170,15 @@ class Record:
             raise ValueError(
                 f"{where}: steps must be a list of objects with query, triples and text, found {shown(steps)}"
             )
-        if texts["action"] not in list(Action):
-            raise ValueError(f"{where}: action {texts['action']!r} is not one of {', '.join(Action)}")
+        if action not in list(Action):
+            raise ValueError(f"{where}: action {action!r} is not one of {', '.join(Action)}")
         try:
             return cls(
-                id=texts["id"],
-                question_id=texts["question_id"],
-                task=cast(Task, texts["task"]),
-                question=texts["question"],
-                action=Action(texts["action"]),
+                task=task,
+                action=Action(action),
                 steps=tuple(Step.from_json(step, f"{where}: step {number}") for number, step in enumerate(steps, 1)),
-                subquery=texts["subquery"],
                 answers=tuple(answers),
-                source=texts["source"],
+                **texts,
             )
         except ValueError as error:
             text = str(error)

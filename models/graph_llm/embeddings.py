@@ -85,16 +85,11 @@ def string_key(text: str) -> int:
 
 
 class EmbeddingTable:
-    """A read-only, memory-mapped table of string embeddings.
-
-    Attributes:
-        dimension: Width D of a vector.
-    """
+    """A read-only, memory-mapped table of string embeddings: vectors of width D."""
 
     def __init__(self, folder: str | Path) -> None:
         self._keys = np.load(Path(folder) / KEYS, mmap_mode="r", allow_pickle=False)
         self._vectors = np.load(Path(folder) / VECTORS, mmap_mode="r", allow_pickle=False)
-        self.dimension = int(self._vectors.shape[1])
 
     def __len__(self) -> int:
         return len(self._keys)

@@ -161,7 +161,6 @@ class GraphEncoder(nn.Module):
         attention_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.hidden_width = hidden_width
         self.convolutions = nn.ModuleList()
         self.norms = nn.ModuleList()
         for layer in range(num_layers):

@@ -291,7 +291,4 @@ class GraphLLMProcessor:
 def pad_batch(rows: Sequence[Sequence[int]], pad: int, multiple_of: int = 1) -> torch.Tensor:
     """Pad token rows on the right to one length, a multiple of `multiple_of`: (B, T) ids."""
     length = -(-max(map(len, rows)) // multiple_of) * multiple_of
-    ids = torch.full((len(rows), length), pad, dtype=torch.long)
-    for number, row in enumerate(rows):
-        ids[number, : len(row)] = torch.tensor(list(row), dtype=torch.long)
-    return ids
+    return torch.tensor([[*row, *[pad] * (length - len(row))] for row in rows], dtype=torch.long)

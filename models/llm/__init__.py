@@ -75,11 +75,9 @@ class Backend(Protocol):
             TransientError: worth another attempt (429, 5xx, time-out, cut-off response).
             CallError: no attempt will do better (refused key, unknown model, prompt too long).
         """
-        ...
 
     async def close(self) -> None:
         """Let go of connections and threads."""
-        ...
 
 
 class LLMClient(Protocol):
@@ -106,11 +104,9 @@ class LLMClient(Protocol):
             CallError: it can't be answered; the message says why and what to do.
             RepliesPending: it waits in a request file of the `batch` backend.
         """
-        ...
 
     async def close(self) -> None:
         """Wait for what is being written, then let go."""
-        ...
 
 
 class CallError(RuntimeError):
@@ -194,4 +190,3 @@ class Generator(Protocol):
             max_new_tokens: Longest reply, in tokens.
             evidence: "triples" or "text"; `None` keeps the model's own setting.
         """
-        ...

@@ -180,10 +180,7 @@ class Ledger(AbstractContextManager["Ledger"]):
         The detail of a failed call is its reason, that of a pending one the request file it waits in.
         """
         with self._connected() as connection:
-            found: tuple[str, str] | None = connection.execute(
-                "SELECT status, detail FROM calls WHERE key = ?", (key,)
-            ).fetchone()
-        return found
+            return connection.execute("SELECT status, detail FROM calls WHERE key = ?", (key,)).fetchone()
 
     async def store(self, call: Call, completion: Completion, role: str, question_id: str = "") -> Completion:
         """Store a reply; it is safe on return. Those that arrive in one turn of the event loop share a commit.

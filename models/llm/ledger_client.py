@@ -39,7 +39,6 @@ from tripletune.models.llm import (
 from tripletune.models.llm.ledger import Call, Ledger, LedgerError, make_call
 
 logger = logging.getLogger(__name__)
-_GREEDY = Sampling()
 _BURST_SECONDS = 5.0
 # Seconds in which a reply that is there when the time is up is read.
 _READING = 0.05
@@ -207,7 +206,7 @@ class LedgerClient(AbstractAsyncContextManager["LedgerClient"]):
             RepliesPending: it waits in a request file.
             OSError: the disk is full: no call goes out any more.
         """
-        sampling = sampling or _GREEDY
+        sampling = sampling or Sampling()
         try:
             call = make_call(self.model, sampling, messages)
         except (ValueError, TypeError) as error:

@@ -211,8 +211,7 @@ class ContinuousBatch(Decoder):
             **{name: value for name, value in usual.items() if name in self._takes},
             **more,
         )
-        logits: torch.Tensor = output.logits[:, -1].float()
-        return logits
+        return output.logits[:, -1].float()
 
     def _take(self, logits: torch.Tensor) -> None:
         """Add the next token to each of the last replies, as many as `logits` (B, V) are for.

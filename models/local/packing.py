@@ -28,8 +28,7 @@ class PackedLinear(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Outputs (..., out) of inputs (..., in)."""
-        outputs: torch.Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self.weight, self.bias, "none", [], "")
-        return outputs
+        return torch.ops.mkldnn._linear_pointwise(inputs, self.weight, self.bias, "none", [], "")
 
 
 def pack(model: Any) -> Any:

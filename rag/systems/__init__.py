@@ -160,8 +160,7 @@ def load_system(name: str) -> System:
     Raises:
         ValueError: there is no such system.
     """
-    system: System = load_from(_PACKAGE, name, "system").SYSTEM
-    return system
+    return load_from(_PACKAGE, name, "system").SYSTEM
 
 
 def make_options(

@@ -146,8 +146,7 @@ def load_backend(name: str) -> BackendKind:
     Raises:
         ValueError: there is none of that name.
     """
-    kind: BackendKind = load_from(_BACKENDS, name, "backend").BACKEND
-    return kind
+    return load_from(_BACKENDS, name, "backend").BACKEND
 
 
 def open_client(options: LLMOptions, environment: Mapping[str, str] = os.environ) -> LedgerClient:

@@ -67,8 +67,7 @@ class AnthropicBackend(HostedBackend):
     def create(self, client: Any, body: dict[str, Any]) -> Awaitable[Any]:
         """`client.messages.create`; fields that its newest version has no names for go with the rest."""
         call = {name: body.pop(name) for name in ("model", "messages", "max_tokens")}
-        created: Awaitable[Any] = client.messages.with_raw_response.create(**call, extra_body=body)
-        return created
+        return client.messages.with_raw_response.create(**call, extra_body=body)
 
 
 def messages_body(options: LLMOptions, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:

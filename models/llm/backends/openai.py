@@ -78,6 +78,8 @@ class HostedBackend:
     headers: Mapping[str, str] = {}
     # The body of a request for messages and sampling.
     body: Callable[[Sequence[Message], Sampling], dict[str, Any]]
+    # The reply in the body of a response; None when there is none.
+    read: Callable[[Mapping[str, Any]], Completion | None]
 
     def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
         try:
@@ -98,11 +100,6 @@ class HostedBackend:
         self._key, self._redact = lambda: api_key or "none", lambda text: redact(text, [api_key or ""])
         self.model = options.ledger_name
         self._client: Any = None
-
-    @staticmethod
-    def read(found: Mapping[str, Any]) -> Completion | None:
-        """The reply in the body of a response; None when there is none."""
-        raise NotImplementedError
 
     def create(self, client: Any, body: dict[str, Any]) -> Awaitable[Any]:
         """The SDK's own call; what it gives has the response as `http_response`."""
@@ -254,8 +251,7 @@ class OpenAIBackend(HostedBackend):
     def create(self, client: Any, body: dict[str, Any]) -> Awaitable[Any]:
         """`client.chat.completions.create`; fields that a server adds to OpenAI's go with the rest."""
         chat = {name: body.pop(name) for name in ("model", "messages")}
-        created: Awaitable[Any] = client.chat.completions.with_raw_response.create(**chat, extra_body=body)
-        return created
+        return client.chat.completions.with_raw_response.create(**chat, extra_body=body)
 
 
 def chat_body(options: LLMOptions, official: bool, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:

@@ -104,13 +104,9 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
     trace = Trace(question)
     teacher, retriever = need(tools, "llm", "cirag"), need(tools, "retriever", "cirag")
     # M_R extracts triples and answers; K_D, the teacher or a distilled student, filters triples and asks on.
-    llm, integrator = (
-        QuestionClient(one, trace, tools.question_id, sampling)
-        for one, sampling in (
-            (teacher, tools.sampling),
-            (tools.integrator or teacher, tools.integrator_sampling or tools.sampling),
-        )
-    )
+    llm = QuestionClient(teacher, trace, tools.question_id, tools.sampling)
+    drawn = tools.integrator_sampling or tools.sampling
+    integrator = QuestionClient(tools.integrator or teacher, trace, tools.question_id, drawn)
     prompts = load_prompts(PROMPT_NAMES, options.prompts)
     query, asked = search, set[str]()
     history: list[Round] = []
