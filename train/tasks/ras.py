@@ -273,7 +273,7 @@ class GraphTask(TrainingTask):
         model, data = self.config.model, self.config.data
         instructions = load_instructions(data.planning_prompt, data.answering_prompt)
         same = ("prompt_format", "prompt_order", "evidence", "max_input_tokens", "max_label_tokens")
-        parts = ("use_graph", "graph_architecture", "graph_hidden_width", "graph_layers", "graph_heads",
+        parts = ("encoder", "use_graph", "graph_architecture", "graph_hidden_width", "graph_layers", "graph_heads",
                  "graph_dropout", "graph_attention_dropout", "graph_pooling", "projector_width",
                  "graph_token")  # fmt: skip
         settings = {
