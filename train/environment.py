@@ -87,6 +87,8 @@ class SearchEnvironment:
         Returns:
             The facts that were found, a passage per line.
         """
+        if self.done:
+            return "The question was answered."
         self.searches += 1
         passages = [hit.passage for hit in await self._retriever.retrieve(query, self._top_k)]
         self._found += [one.id for one in passages]
@@ -101,9 +103,10 @@ class SearchEnvironment:
             text: The answer.
 
         Returns:
-            That it was taken.
+            That there is one; the first one counts.
         """
-        self._answer, self.done = text, True
+        if not self.done:
+            self._answer, self.done = text, True
         return "Done."
 
     def get_reward(self) -> float:

@@ -40,6 +40,9 @@ def test_an_episode(episode: SearchEnvironment) -> None:
     episode.answer(episode.question.answers[0])
     assert episode.get_reward() == pytest.approx(1 + 0.2 * share - 0.02)
     assert episode.done
+    episode.answer("x")
+    assert not asyncio.run(episode.search("who")).startswith("(S>")
+    assert episode.get_reward() == pytest.approx(1 + 0.2 * share - 0.02)
     episode.reset(id=others[0])
     assert (episode.get_reward(), episode.searches, episode.done) == (0.0, 0, False)
     assert episode.reset(seed=1) == episode.reset(seed=1)
