@@ -37,7 +37,7 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
                 module.SUITE.add_arguments(command)
     about = "compare finished runs, question by question, with the first"
     add = commands.add_parser("compare", help=about).add_argument
-    about = "output folders of `run` or `extraction`, or folders of several; A,B,C are seeds of one system: their mean"
+    about = "output folders of `run` or `extraction`, or folders of several; A,B,C: the mean of one system's seeds"
     add("folders", nargs="+", metavar="DIR", help=about)
     add("--metric", help="score to compare (default: the headline of the task)")
     add("--output", metavar="FILE", help="also write the comparison as JSON")
