@@ -1,8 +1,8 @@
 """MAUVE of finished runs (`tripletune eval mauve`): how alike a run's answers and the gold ones are, all together.
 
-Pillutla et al., 2021: texts become hidden states of a language model, these become clusters, and the divergence curve
-of the two histograms encloses the score. Texts are made as for ALCE (Gao et al., 2023): question and answer, the first
-100 words. Scores compare only where the model and the number of texts are the same; the papers take GPT-2 large.
+The score is that of the authors' package `mauve-text` (Pillutla et al., 2021), of the hidden states of a model of your
+choice. Texts are made as for ALCE (Gao et al., 2023): question and answer, the first 100 words. Scores compare only
+where the model and the number of texts are the same; the papers take GPT-2 large.
 """
 
 from __future__ import annotations
@@ -21,22 +21,14 @@ from tripletune.models.files import write_json
 
 FILE = "mauve.json"
 _WORDS = 100
-_VARIANCE = 0.9
-_SCALE = 5
-_POINTS = 25
 
 
 def mauve(args: argparse.Namespace, console: Console) -> None:
-    """`tripletune eval mauve`: score finished runs, print the scores, and write them into the folders.
-
-    Args:
-        args: `folders`, `model` (which gives the hidden states) and `seed` (of the clusters).
-        console: Shows the scores.
-
-    Raises:
-        FileNotFoundError: a folder or the model is not there.
-        ValueError: a run has fewer than two answers.
-    """
+    """`tripletune eval mauve`: score finished runs, print the scores, and write them into the folders."""
+    try:
+        from mauve import compute_mauve
+    except ImportError as error:
+        raise ValueError(f"MAUVE needs {error.name}: pip install 'tripletune[mauve]'") from None
     from tripletune.models.loading import load_causal_lm
 
     model, tokenizer = load_causal_lm(args.model)
@@ -49,49 +41,10 @@ def mauve(args: argparse.Namespace, console: Console) -> None:
             hidden_states([_text(row["question"], answer(row)) for row in found], model, tokenizer)
             for answer in (lambda row: row["answers"][0], lambda row: row["prediction"])
         )
-        score = mauve_score(gold, said, args.seed)
+        score = float(compute_mauve(p_features=gold, q_features=said, seed=args.seed).mauve)
         write_json(folder / FILE, {"mauve": score, "model": args.model, "texts": len(found), "seed": args.seed})
         rows.append((str(folder), f"{100 * score:.1f}", str(len(found))))
     show_table(console, f"MAUVE (times 100), features of {args.model}", ("run", "mauve", "answers"), rows)
-
-
-def mauve_score(first: np.ndarray, second: np.ndarray, seed: int = 25) -> float:
-    """MAUVE of two sets of feature vectors.
-
-    Args:
-        first: Shape (texts, width).
-        second: Shape (other texts, width).
-        seed: Seed of the clusters.
-
-    Returns:
-        0 to 1; 1 for equal histograms.
-    """
-    import faiss
-
-    both = np.vstack([first, second]).astype(np.float64)
-    both /= np.maximum(np.linalg.norm(both, axis=1, keepdims=True), 1e-12)
-    both -= both.mean(axis=0)
-    _, sizes, axes = np.linalg.svd(both, full_matrices=False)
-    shares = np.cumsum(sizes**2) / max(float((sizes**2).sum()), 1e-12)
-    reduced = np.ascontiguousarray(both @ axes[: int(np.argmax(shares >= _VARIANCE)) + 1].T, dtype=np.float32)
-    clusters = max(2, round(min(len(first), len(second)) / 10))
-    means = faiss.Kmeans(
-        reduced.shape[1], clusters, niter=500, nredo=5, update_index=True, seed=seed, min_points_per_centroid=1
-    )
-    means.train(reduced)
-    labels = means.index.search(reduced, 1)[1].ravel()
-    counts = (np.bincount(side, minlength=clusters) for side in (labels[: len(first)], labels[len(first) :]))
-    return curve_area(*(one / one.sum() for one in counts))
-
-
-def curve_area(p: np.ndarray, q: np.ndarray) -> float:
-    """Area under the divergence curve of two histograms, at 25 mixtures of them."""
-    from scipy.stats import entropy
-
-    weights = np.linspace(1e-6, 1 - 1e-6, _POINTS)
-    points = [(entropy(q, w * p + (1 - w) * q), entropy(p, w * p + (1 - w) * q)) for w in weights]
-    across, up = np.exp(-_SCALE * np.array([(0.0, np.inf), *points, (np.inf, 0.0)])).T
-    return float(-np.trapezoid(up, across))
 
 
 def hidden_states(texts: Sequence[str], model: Any, tokenizer: Any) -> np.ndarray:

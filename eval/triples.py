@@ -26,9 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from tripletune.eval.graph_match import edit_distance, same_graph, triple_matches
 from tripletune.eval.statistics import bootstrap_ratio
-from tripletune.eval.webnlg import MEASURES, assignment, precision_recall_f1, webnlg_scores
 from tripletune.models.data.pairs import ExtractionPair, predicate_words, read_replies, read_reply
 from tripletune.models.data.triples import Triple
 
@@ -69,28 +67,22 @@ class Prediction:
     failed: bool = False
 
 
-def score_extractions(
-    predictions: Iterable[Prediction], embed: Embedder | None = None, published: bool = False
-) -> dict[str, Any]:
+def score_extractions(predictions: Iterable[Prediction], embed: Embedder | None = None) -> dict[str, Any]:
     """Score replies; see `score_rows` and `summarise_extractions`."""
-    return summarise_extractions(score_rows(predictions, embed, published))
+    return summarise_extractions(score_rows(predictions, embed))
 
 
-def score_rows(
-    predictions: Iterable[Prediction], embed: Embedder | None = None, published: bool = False
-) -> Iterator[dict[str, Any]]:
+def score_rows(predictions: Iterable[Prediction], embed: Embedder | None = None) -> Iterator[dict[str, Any]]:
     """Score replies one by one, in their order; a row is JSON and is all that `summarise_extractions` needs.
 
     Args:
         predictions: Texts with gold triples and replies, streamed.
         embed: For the soft level; None leaves it out.
-        published: Whether to add the scores of WebNLG's and PiVe's scripts, which take longer.
 
     Yields:
         `id`, `failed`, `gold` and `predicted` (distinct triples), `malformed_triples`, `malformed` (whether the output
         was), `exact`, `normalised`, `soft` (matches, predicted, gold), `subject`, `predicate`, `object` (gold triples
-        that have this field right), `entities` and `grounded`, the ROUGE F-measures, and of published scripts
-        `webnlg` (`pairs`, and by measure sums of precision, recall and F1) and `pive` (T-F1's three counts, G-F1, GED).
+        that have this field right), `entities` and `grounded`, and the ROUGE F-measures.
     """
     stream = iter(predictions)
     while chunk := list(islice(stream, _CHUNK)):
@@ -101,8 +93,7 @@ def score_rows(
             vectors = FieldVectors(triples, embed)
         for prediction, reply in zip(chunk, replies):
             faults = {"malformed_triples": reply.malformed, "malformed": reply.is_malformed}
-            row = _score(prediction, reply.triples, vectors) | faults | _rouge_of(prediction)
-            yield row | (_published(prediction, reply.triples) if published else {})
+            yield _score(prediction, reply.triples, vectors) | faults | _rouge_of(prediction)
 
 
 def row_parts(row: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
@@ -120,13 +111,6 @@ def row_parts(row: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     parts["malformed_triples"] = (row["malformed_triples"], row["malformed_triples"] + row["predicted"])
     parts["groundedness"] = (row["grounded"], row["entities"])
     parts |= {name: (row[name], 1.0) for name in ROUGE}
-    if "webnlg" in row:
-        sums, (matches, predicted, gold) = row["webnlg"], row["pive"]["triples"]
-        for measure in MEASURES:
-            values = zip(("precision", "recall", "f1"), sums[measure])
-            parts |= {f"webnlg/{measure}/{name}": (value, sums["pairs"]) for name, value in values}
-        parts["t_f1"] = (2 * matches, predicted + gold)
-        parts |= {"g_f1": (float(row["pive"]["same"]), 1.0), "ged": (row["pive"]["distance"], 1.0)}
     return parts
 
 
@@ -140,8 +124,7 @@ def summarise_extractions(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         `texts`; by level `{"micro": {"precision", "recall", "f1"}, "macro": {...}}`, under `soft` also `thresholds`;
         `accuracy` by field (of the gold triples); `malformed_output` (share of texts), `malformed_triples` (share of
         the triples written), `groundedness` (share of the predicted subjects and objects that occur in the text) and
-        the ROUGE scores; where the rows have them, `webnlg` by measure, `t_f1`, `g_f1` and `ged`. Scores are
-        `{"mean", "low", "high", "n"}`, with None where there is nothing to score.
+        the ROUGE scores. Scores are `{"mean", "low", "high", "n"}`, with None where there is nothing to score.
     """
     parts = [row_parts(row) for row in rows]
     summary: dict[str, Any] = {"texts": len(parts)}
@@ -186,18 +169,6 @@ def _score(prediction: Prediction, found: Sequence[Triple], vectors: FieldVector
     names = {name for triple in predicted for name in (triple.subject, triple.object)}
     words = f" {' '.join(entity_words(pair.source_text))} "
     return row | {"entities": len(names), "grounded": sum(grounded(name, words) for name in names)}
-
-
-def _published(prediction: Prediction, found: Sequence[Triple]) -> dict[str, Any]:
-    gold, failed = prediction.pair.triples, prediction.failed
-    same = not failed and same_graph(gold, found)
-    # Equal names and edges need no search.
-    matches = triple_matches(gold, found)
-    distance = 1.0 if failed else 0.0 if same and matches[0] == max(matches) else edit_distance(gold, found)
-    return {
-        "webnlg": {"pairs": max(len(gold), len(found)), **webnlg_scores(gold, found)},
-        "pive": {"triples": matches, "same": same, "distance": distance},
-    }
 
 
 def _rouge_of(prediction: Prediction) -> dict[str, float]:
@@ -304,7 +275,7 @@ def soft_matches(similarities: np.ndarray) -> int:
         return 0
     least = np.array([THRESHOLDS[kind] for kind in ("entity", "predicate", "entity")])
     fits = np.all(similarities >= least[:, None, None], axis=0)
-    return int(fits[assignment(fits)].sum())
+    return int(fits[_assignment(fits)].sum())
 
 
 def aligned_fields(predicted: Sequence[Key], gold: Sequence[Key]) -> tuple[int, int, int]:
@@ -320,8 +291,25 @@ def aligned_fields(predicted: Sequence[Key], gold: Sequence[Key]) -> tuple[int, 
         return 0, 0, 0
     equal = np.array([[[a == b for a, b in zip(one, other)] for other in gold] for one in predicted])
     weight = equal.sum(axis=2) + equal.all(axis=2) * 0.5
-    subject, predicate, object_ = equal[assignment(weight)].sum(axis=0)
+    subject, predicate, object_ = equal[_assignment(weight)].sum(axis=0)
     return int(subject), int(predicate), int(object_)
+
+
+def precision_recall_f1(matches: float, predicted: float, gold: float) -> tuple[float, float, float]:
+    """Precision, recall and F1 of one text; all 1 when there is nothing to find and nothing was found."""
+    if not predicted and not gold:
+        return 1.0, 1.0, 1.0
+    precision = matches / predicted if predicted else 0.0
+    recall = matches / gold if gold else 0.0
+    return precision, recall, 2 * precision * recall / (precision + recall) if matches else 0.0
+
+
+def _assignment(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the pairing with the largest sum of weights."""
+    # Imported here: it takes longer than all of `tripletune eval --help`.
+    from scipy.optimize import linear_sum_assignment
+
+    return linear_sum_assignment(weights, maximize=True)
 
 
 def _words(text: str) -> list[str]:

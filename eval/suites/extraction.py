@@ -50,10 +50,6 @@ EXPLANATIONS = {
     "malformed_triples": "triples written that could not be read",
     "groundedness": "names written that occur in the text",
     **dict.fromkeys(ROUGE, "of the reply as it was written"),
-    "webnlg": "fields as spans of words, as WebNLG's scorer counts them",
-    "t_f1": "equal triples, case aside (PiVe, GraphJudge)",
-    "g_f1": "texts whose graph has the shape and the predicates of the gold one (PiVe, GraphJudge)",
-    "ged": "graph edit distance, less is better (PiVe, GraphJudge)",
 }
 
 
@@ -77,7 +73,6 @@ class ExtractionOptions(SuiteOptions):
     embedder: str | None = setting(
         None, "sentence encoder of the soft scores: hub id, folder or pypi:<package> (default: no soft scores)"
     )
-    published: bool = setting(False, "also score as WebNLG's text-to-RDF and PiVe's scripts do, for published figures")
 
     def check(self) -> list[str]:
         """What can't work together, one sentence each."""
@@ -186,7 +181,7 @@ class ExtractionSuite(Suite):
             Prediction(pair, row.get("replies") or [row["reply"]], failed=bool(row["error"]))
             for pair, row in zip(self.items(), log.rows(), strict=True)
         )
-        rows = list(score_rows(replies, embed, options.published))
+        rows = list(score_rows(replies, embed))
         write_text(log.folder / SCORES, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         return {
             "evaluation": KIND,

@@ -1,37 +1,34 @@
 import json
+import sys
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from tripletune.eval.__main__ import main
-from tripletune.eval.mauve import curve_area, mauve_score
 
 
-def test_area_by_hand():
-    even = np.array([0.5, 0.5])
-    assert curve_area(even, even) == pytest.approx(1)
-    # Of disjoint histograms the curve is ((1-w)^5, w^5), and the area under it 5 B(6, 5).
-    assert curve_area(np.array([1.0, 0.0]), np.array([0.0, 1.0])) == pytest.approx(5 * 2880 / 3628800, rel=0.05)
-    middle = curve_area(np.array([0.7, 0.3]), even)
-    assert 0.9 < middle < 1
-    assert middle == pytest.approx(curve_area(even, np.array([0.7, 0.3])))
+@pytest.fixture
+def command(tmp_path, tiny_llama, write):
+    row = {"question": "Q?", "answers": ["gold answer"], "scores": {}}
+    write(tmp_path / "results.jsonl", [{"id": str(n), "prediction": f"answer {n % 3}", **row} for n in range(12)])
+    return ["mauve", str(tmp_path), "--model", str(tiny_llama)]
 
 
-def test_alike_sets_score_high_and_sets_apart_low():
-    chance = np.random.default_rng(0)
-    here, alike, apart = (chance.normal(size=(200, 16)) + shift for shift in (0.0, 0.0, 3.0))
-    assert mauve_score(here, alike) > 0.8
-    assert mauve_score(here, apart) < 0.05
-    assert mauve_score(here, alike) == mauve_score(here, alike)
+def test_the_command_writes_the_packages_score_of_the_models_states(command, tmp_path, monkeypatch):
+    given = {}
+    stub = SimpleNamespace(compute_mauve=lambda **more: given.update(more) or SimpleNamespace(mauve=0.25))
+    monkeypatch.setitem(sys.modules, "mauve", stub)
+    assert main(command) == 0
+    assert json.loads((tmp_path / "mauve.json").read_text())["mauve"] == 0.25
+    gold, said = given["p_features"], given["q_features"]
+    assert gold.shape == said.shape
+    assert len(gold) == 12
+    assert (gold == gold[0]).all()
+    assert (said[0] == said[3]).all()
+    assert (said[0] != said[1]).any()
 
 
-def test_the_command_writes_its_score(tmp_path, tiny_llama, capsys):
-    rows = [
-        {"id": str(n), "question": f"Q{n}?", "answers": ["gold answer"], "prediction": f"answer {n % 3}", "scores": {}}
-        for n in range(12)
-    ]
-    (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["mauve", str(tmp_path), "--model", str(tiny_llama)]) == 0
-    found = json.loads((tmp_path / "mauve.json").read_text())
-    assert 0 <= found["mauve"] <= 1
-    assert found["texts"] == 12
+def test_without_the_package_one_line_says_how_to_get_it(command, error_of, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mauve", None)
+    assert main(command) == 2
+    assert "pip install 'tripletune[mauve]'" in error_of()

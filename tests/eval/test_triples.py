@@ -18,13 +18,13 @@ from tripletune.eval.triples import (
     grounded,
     normalize_entity,
     normalize_predicate,
+    precision_recall_f1,
     rouge_scores,
     score_extractions,
     score_rows,
     soft_matches,
     summarise_extractions,
 )
-from tripletune.eval.webnlg import precision_recall_f1
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.triples import Triple, format_triples
 
