@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tripletune.models.llm import Message
-from tripletune.models.llm.ledger import open_file
+from tripletune.models.llm.ledger import LEDGER
 from tripletune.models.llm.replies import REPAIR_ROLE
+from tripletune.models.sqlite import open_database
 from tripletune.rag.systems import CALL_NAME
 from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, read_decision, shown_candidates, write_decision
 
@@ -53,12 +54,12 @@ class RoleCalls(AbstractContextManager["RoleCalls"]):
 
     Raises:
         FileNotFoundError: there is no such ledger.
-        LedgerError: the file is no ledger.
+        UnusableFile: the file is no ledger.
     """
 
     def __init__(self, path: str | Path, role: str, model: str | None = None) -> None:
         self.role, self._model = role, model
-        self._connection = open_file(Path(path), create=False)
+        self._connection = open_database(Path(path), LEDGER, create=False)
         # The ledger looks calls up by key; by question there is no index, so one is made on disk beside it.
         self._connection.execute("PRAGMA temp_store = FILE")
         self._connection.execute("CREATE TEMP TABLE chosen (question_id TEXT, repair INTEGER, call_id INTEGER)")
@@ -163,7 +164,7 @@ def _repaired(maker: tuple[str, str], messages: Sequence[Message], repairs: Sequ
 
 def roles_of(ledger: Path, system: str) -> list[str]:
     """The roles of a system whose calls a ledger holds, without repairs."""
-    with closing(open_file(ledger, create=False)) as connection:
+    with closing(open_database(ledger, LEDGER, create=False)) as connection:
         found = connection.execute("SELECT DISTINCT role FROM uses WHERE role GLOB ? ORDER BY role", (f"{system}.*",))
         return [role for (role,) in found if not role.endswith(REPAIR_ROLE)]
 

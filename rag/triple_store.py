@@ -10,39 +10,32 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import sqlite3
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from tenacity import Retrying, retry_if_exception_message, stop_after_delay, wait_random
-
 from tripletune.models.data.records import Passage, passage_id, read_jsonl, whole_characters
 from tripletune.models.data.triples import Triple, triples_from_json
 from tripletune.models.files import file_digest, lock_folder
+from tripletune.models.sqlite import Kind, application_of, open_database
 
 logger = logging.getLogger(__name__)
 
-# "TTXT" in ASCII: other SQLite files are not taken for a store.
-APPLICATION_ID = 0x54545854
-SCHEMA_VERSION = 1
 # The model of triples that were read from a file.
 _FILE = "file"
-_BUSY_SECONDS = 60.0
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS extractors (
+_TABLES = """
+CREATE TABLE extractors (
     id INTEGER PRIMARY KEY,
     model TEXT NOT NULL,
     prompt TEXT NOT NULL,
     settings TEXT NOT NULL,
     UNIQUE (model, prompt)
 );
-CREATE TABLE IF NOT EXISTS extractions (
+CREATE TABLE extractions (
     extractor INTEGER NOT NULL REFERENCES extractors (id),
     passage TEXT NOT NULL,
     triples TEXT NOT NULL,
@@ -50,6 +43,8 @@ CREATE TABLE IF NOT EXISTS extractions (
     PRIMARY KEY (extractor, passage)
 ) WITHOUT ROWID;
 """
+# "TTXT" in ASCII.
+_STORE = Kind("triple store", 0x54545854, 1, _TABLES)
 
 
 class TripleSource(Protocol):
@@ -99,27 +94,7 @@ class TripleStore:
 
     def __init__(self, path: str | Path, create: bool = True) -> None:
         self.path = Path(path)
-        if not create and not self.path.is_file():
-            raise FileNotFoundError(f"no such triple store: {self.path}")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        writable = create or (os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK))
-        # SQLite makes files beside a store even to read it, unless told that no one writes.
-        read = "mode=ro" if self.path.with_name(f"{self.path.name}-wal").exists() else "immutable=1"
-        address = f"{self.path.absolute().as_uri()}?{'mode=rwc' if writable else read}"
-        # Of two processes that open a new file together, one is told at once that it is locked.
-        locked = retry_if_exception_message(match="database is locked")
-        retry = Retrying(retry=locked, stop=stop_after_delay(_BUSY_SECONDS), wait=wait_random(0.01, 0.1), reraise=True)
-        with ExitStack() as opened:
-            try:
-                # Trainers and servers read from threads of their own.
-                self._database = sqlite3.connect(
-                    address, timeout=_BUSY_SECONDS, isolation_level=None, uri=True, check_same_thread=False
-                )
-                opened.callback(self._database.close)
-                retry(self._prepare, writable)
-            except sqlite3.DatabaseError as error:
-                raise ValueError(f"{self.path} can't be used as a triple store ({error}): name another file") from None
-            opened.pop_all()
+        self._database = open_database(self.path, _STORE, create)
 
     def extractor(self, model: str, prompt: str, settings: str = "") -> int:
         """The number of a model with a prompt, which is noted when it is new.
@@ -232,35 +207,6 @@ class TripleStore:
         )
         self._database.executemany("INSERT INTO extractions VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING", rows)
 
-    def _prepare(self, writable: bool) -> None:
-        """Refuse what is no store of this version, and make a new file one."""
-        # In one transaction: another process may be about to make the file.
-        with self._database:
-            if writable:
-                self._database.execute("BEGIN IMMEDIATE")
-            application, version, tables = self._database.execute(
-                "SELECT application_id, user_version, (SELECT COUNT(*) FROM sqlite_master) "
-                "FROM pragma_application_id, pragma_user_version"
-            ).fetchone()
-            if application != APPLICATION_ID and (tables or application):
-                raise ValueError(f"{self.path} is an SQLite file, but no triple store: name another file")
-            if application == APPLICATION_ID and version != SCHEMA_VERSION:
-                raise ValueError(
-                    f"{self.path} is a triple store of version {version}, this program writes version "
-                    f"{SCHEMA_VERSION}: name another file"
-                )
-            if not writable:
-                return
-            if not tables:
-                for statement in filter(str.strip, _SCHEMA.split(";")):
-                    self._database.execute(statement)
-                self._database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                self._database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        # Readers don't wait for writers, and a process that is killed leaves whole transactions. Only after the head
-        # of the file is written: in this mode it would stay in the log, where `is_store` does not look.
-        self._database.execute("PRAGMA journal_mode = WAL")
-        self._database.execute("PRAGMA synchronous = NORMAL")
-
 
 @dataclass(frozen=True, slots=True)
 class StoredTriples:
@@ -289,13 +235,8 @@ class StoredTriples:
 
 
 def is_store(path: str | Path) -> bool:
-    """Whether a file is a triple store, by its first hundred bytes."""
-    path = Path(path)
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        head = file.read(72)
-    return head.startswith(b"SQLite format 3\x00") and head[68:72] == APPLICATION_ID.to_bytes(4)
+    """Whether a file is a triple store."""
+    return application_of(path) == _STORE.application
 
 
 def open_triples(source: str | Path, database: str | Path, model: str | None = None) -> StoredTriples:

@@ -4,16 +4,13 @@ A call is known by a hash of model, sampling and messages, so the ledger is the 
 the account of tokens at once. Several processes may use one file: the first reply stored for a call wins, and all of
 them see that one. A call that one process makes is waited for by the others.
 
-`Ledger.store` returns after the commit, so a reply that a caller has seen outlives `kill -9`. (The file
-is in WAL mode with synchronous=NORMAL: a power cut may take the last moments, never the file.) A commit takes 0.2 ms,
-so the event loop does it itself, one for all replies that arrive together. WAL needs a local disk, not a network file
-system.
+`Ledger.store` returns after the commit, so a reply that a caller has seen outlives `kill -9` (`models.sqlite`). A
+commit takes 0.2 ms, so the event loop does it itself, one for all replies that arrive together.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
 import json
 import sqlite3
@@ -28,19 +25,14 @@ try:
 except ImportError:
     fcntl = None  # type: ignore[assignment]
 
-from tenacity import Retrying, retry_if_exception_message, stop_after_delay, wait_random
-
 from tripletune.models.data.records import whole_characters
 from tripletune.models.llm import Completion, Message, Sampling
+from tripletune.models.sqlite import Kind, UnusableFile, open_database, unusable
 
 OK, FAILED, PENDING = "ok", "failed", "pending"
-SCHEMA_VERSION = 1
-# "TTLL" in ASCII; `file` and we tell a ledger from other SQLite files by it.
-APPLICATION_ID = 0x54544C4C
-_BUSY_SECONDS = 60.0
 _CLAIM_SECONDS = 0.05
 _USES_HELD = 256
-_SCHEMA = """
+_TABLES = """
 CREATE TABLE calls (
     id INTEGER PRIMARY KEY,
     key TEXT NOT NULL UNIQUE,
@@ -68,6 +60,8 @@ CREATE TABLE uses (
 CREATE TABLE batches (id INTEGER PRIMARY KEY, file TEXT NOT NULL, requests INTEGER NOT NULL, time TEXT NOT NULL);
 CREATE TABLE imports (digest TEXT PRIMARY KEY, replies INTEGER NOT NULL, time TEXT NOT NULL);
 """
+# "TTLL" in ASCII.
+LEDGER = Kind("ledger", 0x54544C4C, 1, _TABLES)
 NOW = "strftime('%Y-%m-%dT%H:%M:%SZ', 'now')"
 # A reply is never replaced. A failure gives way to anything, a call that waits for a batch only to its reply.
 PUT = f"""
@@ -87,10 +81,6 @@ WHERE key = ? AND status = 'ok'
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 # A run has a handful of samplings, and needs the text of one at every call.
 _sampling_text = lru_cache(maxsize=256)(lambda sampling: canonical(sampling.to_json()))
-
-
-class LedgerError(ValueError):
-    """The ledger file can't be used; the message says why and what to do."""
 
 
 class Call(NamedTuple):
@@ -154,7 +144,7 @@ class Ledger(AbstractContextManager["Ledger"]):
         path: The file. One that is not there is made for the first call, so that a run that can't start leaves none.
 
     Raises:
-        LedgerError: the file is no ledger, is damaged, or was written by a newer version.
+        UnusableFile: the file is no ledger, is damaged, or was written by a newer version.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -163,7 +153,7 @@ class Ledger(AbstractContextManager["Ledger"]):
         self._arrived: list[tuple[asyncio.Future[Completion], tuple[Call, Completion, str, str]]] = []
         self._closed = False
         self._claims: IO[bytes] | None = None
-        self._opened = open_file(self.path) if self.path.exists() else None
+        self._opened = open_database(self.path, LEDGER) if self.path.exists() else None
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -268,7 +258,7 @@ class Ledger(AbstractContextManager["Ledger"]):
         """A write transaction; it is committed when the block ends well. What was used is noted with it.
 
         Raises:
-            LedgerError: the file can't be written.
+            UnusableFile: the file can't be written.
             OSError: the disk is full.
         """
         with self._connected() as connection, connection:
@@ -295,93 +285,13 @@ class Ledger(AbstractContextManager["Ledger"]):
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
         if self._closed:
-            raise LedgerError(f"ledger {self.path} is closed")
+            raise UnusableFile(f"ledger {self.path} is closed")
         if self._opened is None:
-            self._opened = open_file(self.path)
+            self._opened = open_database(self.path, LEDGER)
         try:
             yield self._opened
         except sqlite3.Error as error:
-            raise trouble(self.path, error) from error
-
-
-def trouble(path: Path, error: sqlite3.Error) -> LedgerError | OSError:
-    """What SQLite says about a ledger, with the next step."""
-    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-        return OSError(errno.ENOSPC, "the ledger can't be written", str(path))
-    return LedgerError(f"ledger {path}: {error}; `tripletune ledger verify {path}` looks closer")
-
-
-def open_file(path: Path, create: bool = True) -> sqlite3.Connection:
-    """Open a ledger file and make sure that it is one; no transaction begins by itself.
-
-    Args:
-        path: The file.
-        create: Whether to make it when it is not there; without, it is only read.
-
-    Raises:
-        LedgerError: the file is no ledger, is damaged, or was written by a newer version.
-        FileNotFoundError: it is not there and may not be made.
-        OSError: the disk is full.
-    """
-    if path.is_dir():
-        raise LedgerError(f"{path} is a folder, not a ledger; name a file in it, for example {path / 'ledger.sqlite'}")
-    if not create and not path.is_file():
-        raise FileNotFoundError(f"no such ledger: {path}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    connection = None
-    try:
-        connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-        connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute("PRAGMA cache_size = -16384")
-        _check_or_create(connection, path)
-    except (sqlite3.Error, LedgerError) as error:
-        if connection is not None:
-            connection.close()
-        if isinstance(error, LedgerError):
-            raise
-        if isinstance(full := trouble(path, error), OSError):
-            raise full from error
-        raise LedgerError(f"{path} can't be used as a ledger: {error}. {_advice(path, error)}") from error
-    return connection
-
-
-def _advice(path: Path, error: sqlite3.Error) -> str:
-    if getattr(error, "sqlite_errorname", "").startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
-        return "This user may not write it or its folder: change the rights, or copy it"
-    if getattr(error, "sqlite_errorname", "").startswith("SQLITE_IOERR"):
-        return "The disk may be full or failing: look at it first"
-    return (
-        "If it is damaged, move it away and bring back what can be read with "
-        f"`sqlite3 {path} .recover`; if it is another file, name a new one"
-    )
-
-
-def _check_or_create(connection: sqlite3.Connection, path: Path) -> None:
-    # Going over to WAL ignores the busy timeout, so two processes that make the file at once need another try.
-    locked = retry_if_exception_message(match="database is locked")
-    Retrying(retry=locked, wait=wait_random(0.01, 0.1), stop=stop_after_delay(_BUSY_SECONDS), reraise=True)(
-        connection.execute, "PRAGMA journal_mode = WAL"
-    )
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        application = connection.execute("PRAGMA application_id").fetchone()[0]
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        empty = not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if application != APPLICATION_ID and not (empty and application == version == 0):
-            raise LedgerError(f"{path} is an SQLite file but no ledger; name another file")
-        if version > SCHEMA_VERSION:
-            raise LedgerError(
-                f"ledger {path} has schema {version}, this version of TripleTune knows {SCHEMA_VERSION}: update it"
-            )
-        if empty:
-            for statement in _SCHEMA.split(";"):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
+            raise unusable(self.path, LEDGER, error) from error
 
 
 def _completion(key: str, row: tuple[Any, ...], cached: bool) -> Completion:

@@ -36,7 +36,8 @@ from tripletune.models.llm import (
     TransientError,
     redact,
 )
-from tripletune.models.llm.ledger import Call, Ledger, LedgerError, make_call
+from tripletune.models.llm.ledger import Call, Ledger, make_call
+from tripletune.models.sqlite import UnusableFile
 
 logger = logging.getLogger(__name__)
 _BURST_SECONDS = 5.0
@@ -357,7 +358,7 @@ class LedgerClient(AbstractAsyncContextManager["LedgerClient"]):
     def _storing(self) -> Iterator[None]:
         try:
             yield
-        except (LedgerError, OSError) as error:
+        except (UnusableFile, OSError) as error:
             self.stop(error)
             raise
 

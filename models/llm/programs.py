@@ -18,18 +18,18 @@ from tripletune.models.llm.backends.batch import import_replies, reset, waiting
 from tripletune.models.llm.ledger import (
     ADD_USE,
     FAILED,
+    LEDGER,
     OK,
     PENDING,
     PUT,
     Ledger,
     canonical,
     make_call,
-    open_file,
     row_of,
     sampling_of,
-    trouble,
 )
 from tripletune.models.program import CommandParser, plain_console, run_program
+from tripletune.models.sqlite import application_of, open_database, unusable
 
 _REPLY = ("text", "prompt_tokens", "completion_tokens", "seconds", "retries", "finish_reason")
 _MOST_TROUBLES = 20
@@ -61,7 +61,7 @@ ORDER BY id
 
 def statistics(path: Path) -> list[dict[str, Any]]:
     """Calls, tokens, retries and seconds of a ledger by model and role."""
-    with closing(open_file(path, create=False)) as connection:
+    with closing(open_database(path, LEDGER, create=False)) as connection:
         return [dict(zip(_STAT_NAMES, row, strict=True)) for row in connection.execute(_STATS)]
 
 
@@ -71,7 +71,7 @@ def exported(path: Path, role: str | None = None, model: str | None = None) -> I
     Yields:
         Objects that `import_calls` reads.
     """
-    with closing(open_file(path, create=False)) as connection:
+    with closing(open_database(path, LEDGER, create=False)) as connection:
         connection.row_factory = sqlite3.Row
         for row in connection.execute(_EXPORT, {"role": role, "model": model}):
             parsed = {name: json.loads(row[name]) for name in ("sampling", "messages", "uses")}
@@ -105,16 +105,14 @@ def import_calls(path: Path, source: Path) -> tuple[int, int]:
 
 
 def _calls(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    if source.is_file():
-        with source.open("rb") as file:
-            if file.read(16) == b"SQLite format 3\0":
-                return ((str(source), values) for values in exported(source))
-    return read_jsonl(source)
+    if application_of(source) is None:
+        return read_jsonl(source)
+    return ((str(source), values) for values in exported(source))
 
 
 def ledger_troubles(path: Path) -> Iterator[str]:
     """What is wrong with a ledger: SQLite's own check, and every key computed again."""
-    with closing(open_file(path, create=False)) as connection:
+    with closing(open_database(path, LEDGER, create=False)) as connection:
         for (line,) in connection.execute("PRAGMA integrity_check"):
             if line != "ok":
                 yield f"SQLite: {line}"
@@ -183,7 +181,7 @@ def _verify(arguments: argparse.Namespace) -> int:
             sys.stdout.write(f"{what}\n")
     if found > _MOST_TROUBLES:
         sys.stdout.write(f"... and {found - _MOST_TROUBLES} more\n")
-    with closing(open_file(arguments.ledger, create=False)) as connection:
+    with closing(open_database(arguments.ledger, LEDGER, create=False)) as connection:
         by_status = dict(connection.execute("SELECT status, count(*) FROM calls GROUP BY status").fetchall())
     counts = ", ".join(f"{by_status.get(status, 0):,} {status}" for status in (OK, FAILED, PENDING))
     verdict = f"{found} problems" if found else "in order"
@@ -286,7 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return int(arguments.run(arguments))
         except sqlite3.Error as error:
-            raise trouble(arguments.ledger, error) from None
+            raise unusable(arguments.ledger, LEDGER, error) from None
 
     return run_program(run)
 

@@ -19,11 +19,11 @@ from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.models.data.records import ModelInput, Step
 from tripletune.models.data.triples import Triple
 from tripletune.models.graph_llm import add_adapter, build_graph_llm, load_generator
-from tripletune.models.llm.ledger import LedgerError
 from tripletune.models.local import Request
 from tripletune.models.local.chat import ChatEncoder
 from tripletune.models.options import load_config
 from tripletune.models.run_folders import PROCESSOR
+from tripletune.models.sqlite import UnusableFile
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
 from tripletune.train import grpo, train
 from tripletune.train.engine import EngineMixin
@@ -207,7 +207,7 @@ def test_a_resumed_run_is_the_uninterrupted_run(
     whole = make({"output_dir": str(tmp_path / "whole"), **same}, system)
     train(whole)
     if system == "cirag":
-        with pytest.raises(LedgerError, match="closed"):
+        with pytest.raises(UnusableFile, match="closed"):
             whole.suite.clients[0].ledger.get("")
 
     class Killed(TrainerCallback):

@@ -1,0 +1,124 @@
+"""The one way to open an SQLite file of ours: one of its kind and version, which several processes may use at once.
+
+The file is in WAL mode with synchronous=NORMAL: readers don't wait for writers, a process that is killed leaves whole
+transactions, and a power cut may take the last moments, never the file. WAL needs a local disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+
+from tenacity import Retrying, retry_if_exception_message, stop_after_delay, wait_random
+
+_BUSY_SECONDS = 60.0
+_MAGIC = b"SQLite format 3\x00"
+
+
+class UnusableFile(ValueError):
+    """A file can't be used as a database of that kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What tells files of one kind from others.
+
+    Attributes:
+        name: For messages, for example "ledger".
+        application: Four bytes in the head of the file; the command `file` shows them, too.
+        version: Version of the tables.
+        tables: SQL that makes them, its statements separated by semicolons.
+    """
+
+    name: str
+    application: int
+    version: int
+    tables: str
+
+
+def open_database(path: Path, kind: Kind, create: bool = True) -> sqlite3.Connection:
+    """Open a file, from any thread; no transaction begins by itself.
+
+    Args:
+        create: Whether to make it when it is not there; without, a file or folder without rights to write is only read.
+
+    Raises:
+        UnusableFile: it is no file of that kind and version, or is damaged.
+        FileNotFoundError: it is not there and may not be made.
+        OSError: the disk is full.
+    """
+    if path.is_dir():
+        raise UnusableFile(f"{path} is a folder, not a {kind.name}; name a file in it")
+    if not create and not path.is_file():
+        raise FileNotFoundError(f"no such {kind.name}: {path}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writable = create or (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK))
+    # SQLite makes files beside a database even to read it, unless it is called immutable.
+    read = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
+    address = f"{path.absolute().as_uri()}?{'mode=rwc' if writable else read}"
+    # Where two processes make a file, or change to WAL together, one fails at once instead of waiting.
+    locked = retry_if_exception_message(match="database is locked")
+    retry = Retrying(retry=locked, stop=stop_after_delay(_BUSY_SECONDS), wait=wait_random(0.01, 0.1), reraise=True)
+    database = None
+    try:
+        database = sqlite3.connect(
+            address, timeout=_BUSY_SECONDS, isolation_level=None, uri=True, check_same_thread=False
+        )
+        database.execute("PRAGMA cache_size = -16384")  # 16 MB
+        retry(_prepare, database, path, kind, writable)
+    except Exception as error:
+        if database is not None:
+            database.close()
+        raise (unusable(path, kind, error) if isinstance(error, sqlite3.Error) else error) from None
+    return database
+
+
+def unusable(path: Path, kind: Kind, error: sqlite3.Error) -> UnusableFile | OSError:
+    """What SQLite says about a file, as an error of ours."""
+    # Errors of the module itself, such as a parameter of the wrong type, have no code.
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        return OSError(errno.ENOSPC, f"the {kind.name} can't be written", str(path))
+    return UnusableFile(
+        f"{path} can't be used as a {kind.name}: {error}. If it is damaged, bring back what can be read with "
+        f"`sqlite3 {path} .recover`; if it is another program's file, name a new one"
+    )
+
+
+def application_of(path: str | Path) -> int | None:
+    """The `Kind.application` of an SQLite file, from its first hundred bytes; None for any other file."""
+    if not Path(path).is_file():
+        return None
+    with Path(path).open("rb") as file:
+        head = file.read(100)
+    return int.from_bytes(head[68:72]) if head.startswith(_MAGIC) else None
+
+
+def _prepare(database: sqlite3.Connection, path: Path, kind: Kind, writable: bool) -> None:
+    # In one transaction: another process may be about to make the file.
+    with database:
+        database.execute("BEGIN IMMEDIATE" if writable else "BEGIN")
+        application, version, tables = database.execute(
+            "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master) "
+            "FROM pragma_application_id, pragma_user_version"
+        ).fetchone()
+        new = not (application or version or tables)
+        if application != kind.application and not new:
+            raise UnusableFile(f"{path} is an SQLite file, but no {kind.name}: name another file")
+        if version != kind.version and not new:
+            raise UnusableFile(
+                f"{path} is a {kind.name} of version {version}, and this program knows version {kind.version}: "
+                "update it, or name another file"
+            )
+        if writable and new:
+            for statement in kind.tables.split(";"):
+                database.execute(statement)
+            database.execute(f"PRAGMA application_id = {kind.application}")
+            database.execute(f"PRAGMA user_version = {kind.version}")
+    if writable:
+        # Only after the head of the file is written: in this mode it would stay in the log, where `application_of`
+        # does not look.
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = NORMAL")
