@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ENCODER, Options, Result, quiet
-from tripletune.data_builders.hotpotqa_subq import Question
 from tripletune.eval import load_task, task_questions, write_context_corpus
 from tripletune.eval.metrics.ranking import CUTS, recall
 from tripletune.eval.rescore import final_ranking
 from tripletune.eval.statistics import bootstrap_mean
+from tripletune.models.data.questions import Question
 from tripletune.models.llm import Completion
 from tripletune.models.options import setting
 from tripletune.rag.graph import Scoring

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from tripletune.data_builders.datasets.lookup import SeenTable, progress
-from tripletune.data_builders.hotpotqa_subq import DropReason, Question
 from tripletune.data_builders.readers import get_reader
 from tripletune.data_builders.readers._rows import Row, source_rows
+from tripletune.models.data.questions import DropReason, Question
 from tripletune.models.data.records import Passage
 from tripletune.models.files import file_digest, new_folder, read_json, write_json
 from tripletune.models.options import CheckedOptions, add_arguments, from_arguments, setting

@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from tripletune.data_builders.hotpotqa_subq import Question
 from tripletune.data_builders.readers import get_reader
 from tripletune.eval.metrics.ranking import CUTS
+from tripletune.models.data.questions import Question
 from tripletune.models.data.records import read_corpus
 from tripletune.models.files import new_file
 from tripletune.models.options import load_config, nearest, not_one_of, setting

@@ -22,9 +22,10 @@ import pytest
 import yaml
 
 from tripletune.__main__ import PROGRAMS
-from tripletune.data_builders.hotpotqa_subq import Question, label_question
+from tripletune.data_builders.hotpotqa_subq import label_question
 from tripletune.data_builders.hotpotqa_subq.annotations import RecordedTeacher
 from tripletune.eval import load_task
+from tripletune.models.data.questions import Question
 from tripletune.models.data.records import Passage, Record
 from tripletune.train.tasks.ras import GraphConfig
 

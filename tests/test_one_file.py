@@ -27,7 +27,7 @@ def first_letter(prediction, answers):
 """Rows of `{"id", "q", "a", "title", "text"}`."""
 import json
 
-from tripletune.data_builders.hotpotqa_subq import Question
+from tripletune.models.data.questions import Question
 from tripletune.models.data.records import Passage
 
 def read_questions(location, issues=None, source="mine"):

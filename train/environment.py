@@ -11,9 +11,9 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from tripletune.data_builders.hotpotqa_subq import Question
 from tripletune.eval.metrics import f1
 from tripletune.eval.metrics.ranking import recall
+from tripletune.models.data.questions import Question
 from tripletune.models.data.triples import format_triples
 from tripletune.rag.retrievers import Retriever
 from tripletune.rag.triple_store import TripleSource

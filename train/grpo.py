@@ -25,8 +25,8 @@ import torch
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from tripletune.data_builders.hotpotqa_subq import Question
 from tripletune.eval.suites import ask_items, close_clients
+from tripletune.models.data.questions import Question
 from tripletune.models.data.records import IGNORED, ModelInput
 from tripletune.models.graph_llm.processor import pad_batch
 from tripletune.models.llm import CallError, Completion, Message, Sampling

@@ -1,21 +1,14 @@
-"""HotpotQA-SUBQ: questions and what a teacher says of them become planning and answering records (RAS, Algorithm 1).
-
-RAS, appendix C, starts from triples (Q, {d_0, ..., d_n}, A). A `Question`, which every benchmark reader yields, is that
-triple plus what 2WikiMultiHopQA and MuSiQue give besides: gold evidence triples and gold decompositions. A `Teacher`
-does the two steps before sample labelling (sections C.1 and C.2, figures 7 and 8) and reads triples out of a document
-(f_t2t of Algorithm 1): which documents help, one sub-query for each, its triples. `label_question` makes the records.
-"""
+"""HotpotQA-SUBQ: questions and what a teacher says of them become planning and answering records (RAS, Algorithm 1)."""
 
 from __future__ import annotations
 
 import random
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from enum import StrEnum
 from itertools import chain, cycle, islice
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal
 
+from tripletune.models.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
 from tripletune.models.data.records import YES_NO, Action, Passage, Record, Step, mentions, normalize_answer
 from tripletune.models.data.triples import Triple
 
@@ -28,131 +21,6 @@ AGAIN = "-again"
 _SHORTEST_ALIAS = 3
 # Of a passage's title: "Waterloo (1970 film)".
 BRACKETED = re.compile(r"\s*\([^()]*\)")
-
-
-class DropReason(StrEnum):
-    """Why a question gives no records; the values are the words of the data set card."""
-
-    SUPPORT_NOT_IN_CONTEXT = "a supporting title is not in the context"
-    NO_SUPPORT = "no supporting document"
-    UNANSWERABLE = "marked unanswerable by the benchmark"
-    REPEATED_ID = "question id seen before"
-    NO_ANNOTATION = "no annotation for the question"
-    NO_HELPFUL = "no helpful document"
-    HELPFUL_NOT_IN_CONTEXT = "a helpful title is not in the context"
-    NO_SUBQUERY = "a helpful document has no sub-query"
-    NO_TRIPLES = "a helpful document has no triples"
-    BROKEN_REFERENCE = "a hop refers to a hop that is not before it"
-    UNPLACED_EVIDENCE = "an evidence triple fits no supporting document"
-    ANSWER_IN_SUBQUERY = "a sub-query gives away the gold answer"
-    CALL_REFUSED = "a call to the teacher can't be answered"
-    UNREADABLE_REPLY = "a teacher's reply cannot be read"
-    WRONG_DOCUMENTS = "the teacher kept documents that are not there, or one twice"
-    ANSWER_NOT_KEPT = "the teacher kept no supporting document with the answer"
-    NOT_ANSWERABLE = "the teacher says that the documents don't hold the answer"
-    NOT_ONE_QUESTION = "a sub-query is not exactly one question"
-    COPIED_QUESTION = "a sub-query repeats the main question or an earlier sub-query"
-    ANSWER_NOT_IN_FACTS = "the facts do not hold the answer"
-    NAME_NOT_IN_FACTS = "a sub-query names what neither question nor facts hold"
-
-
-@dataclass(frozen=True, slots=True)
-class Hop:
-    """One step of a gold decomposition (MuSiQue).
-
-    Attributes:
-        question: The single-hop question; `#k` stands for the answer of the k-th hop, counted from 1.
-        answer: Its gold answer.
-        passage_index: Where the answer stands: an index into the question's passages.
-    """
-
-    question: str
-    answer: str
-    passage_index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """One benchmark question.
-
-    Attributes:
-        id: The benchmark's own id.
-        question: The main question Q.
-        answers: Gold answer first, then its aliases.
-        passages: All passages of the row, distractors included.
-        supporting: Indices of the supporting passages, distinct, in order of their first supporting fact or of the
-            gold reasoning. Empty when the row names none.
-        type: The benchmark's question type ("bridge", "comparison", "3hop1", ...).
-        source: The data set's name, as it appears in the records.
-        hops: Gold decomposition, in order.
-        evidences: Gold evidence triples, in reasoning order.
-        search: The question as it is searched, where `question` has choices behind it.
-        short_answers: Of a question with several readings the aliases of each one's short answer (ASQA).
-    """
-
-    id: str
-    question: str
-    answers: tuple[str, ...]
-    passages: tuple[Passage, ...]
-    supporting: tuple[int, ...]
-    type: str
-    source: str
-    hops: tuple[Hop, ...] = ()
-    evidences: tuple[Triple, ...] = ()
-    search: str = ""
-    short_answers: tuple[tuple[str, ...], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """A row that was read and cannot be used."""
-
-    id: str
-    reason: DropReason
-
-
-class UnlabelledQuestion(Exception):
-    """A teacher cannot label a question; the builder leaves the question out and counts the reason.
-
-    Attributes:
-        reason: What the card counts.
-        detail: What exactly is wrong; may be empty.
-        stage: The role of the teacher LLM's call whose reply is at fault; empty when none is.
-        reply: That reply.
-    """
-
-    def __init__(self, reason: DropReason, detail: str = "", stage: str = "", reply: str = "") -> None:
-        super().__init__(": ".join(part for part in (reason.value, stage, detail) if part))
-        self.reason, self.detail, self.stage, self.reply = reason, detail, stage, reply
-
-
-class Annotation(NamedTuple):
-    """What a teacher says of one document.
-
-    Attributes:
-        document: Its index into `question.passages`.
-        subquery: What to ask of it.
-        triples: Its facts f_t2t.
-        reworded: The same in other words, to ask again after a failed search; empty where none are known.
-    """
-
-    document: int
-    subquery: str
-    triples: list[Triple]
-    reworded: str = ""
-
-
-class Teacher(Protocol):
-    """What sample labelling asks of a teacher."""
-
-    name: str
-
-    async def annotate(self, question: Question) -> list[Annotation]:
-        """The documents that help, in reasoning order; empty when none does.
-
-        Raises:
-            UnlabelledQuestion: it cannot say; the question is left out and the reason counted.
-        """
 
 
 async def label_question(

@@ -16,7 +16,6 @@ from functools import partial
 
 from tripletune.data_builders.datasets import token_counter
 from tripletune.data_builders.datasets.lookup import SeenTable
-from tripletune.data_builders.hotpotqa_subq import Question
 from tripletune.data_builders.hotpotqa_subq.build import build
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source, usable_questions
 from tripletune.data_builders.hotpotqa_subq.teacher import (
@@ -29,6 +28,7 @@ from tripletune.data_builders.hotpotqa_subq.teacher import (
     query_text,
     shown_documents,
 )
+from tripletune.models.data.questions import Question
 from tripletune.models.files import check_new
 from tripletune.models.llm import LLMClient
 from tripletune.models.llm.backends import LLMOptions, backend_names, open_client

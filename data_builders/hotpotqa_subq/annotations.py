@@ -13,17 +13,9 @@ from typing import Any
 
 from tripletune.data_builders.datasets.kinds import facts_name
 from tripletune.data_builders.datasets.lookup import JsonlIndex
-from tripletune.data_builders.hotpotqa_subq import (
-    BRACKETED,
-    Annotation,
-    DropReason,
-    Question,
-    Teacher,
-    UnlabelledQuestion,
-    record_of,
-    step_of,
-)
+from tripletune.data_builders.hotpotqa_subq import BRACKETED, record_of, step_of
 from tripletune.data_builders.readers._rows import Row, find_passage, title_key
+from tripletune.models.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
 from tripletune.models.data.records import Action, Passage, Record, read_jsonl, shown, text_fields
 from tripletune.models.data.triples import Triple, triples_from_json
 from tripletune.models.llm.replies import triple_of

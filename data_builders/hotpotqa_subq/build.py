@@ -34,14 +34,7 @@ from tripletune.data_builders.datasets.inspect import why_empty
 from tripletune.data_builders.datasets.kinds import RECORDS
 from tripletune.data_builders.datasets.lookup import SeenTable, in_order
 from tripletune.data_builders.datasets.writer import DROPPED, BuildFacts, DatasetWriter, new_dataset
-from tripletune.data_builders.hotpotqa_subq import (
-    AGAIN,
-    DropReason,
-    Question,
-    Teacher,
-    UnlabelledQuestion,
-    label_question,
-)
+from tripletune.data_builders.hotpotqa_subq import AGAIN, label_question
 from tripletune.data_builders.hotpotqa_subq.annotations import (
     PARTS,
     PartTeacher,
@@ -61,6 +54,7 @@ from tripletune.data_builders.hotpotqa_subq.teacher import (
     prompt_digests,
 )
 from tripletune.data_builders.readers import get_reader
+from tripletune.models.data.questions import DropReason, Question, Teacher, UnlabelledQuestion
 from tripletune.models.data.records import Record, normalize_answer, whole_characters
 from tripletune.models.llm import CallError, LLMClient, RepliesPending, Sampling, SetupError
 from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted

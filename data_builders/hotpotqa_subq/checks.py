@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tripletune.data_builders.datasets.kinds import facts_name
-from tripletune.data_builders.hotpotqa_subq import DropReason, Question, gives_away_answer, names_to_find
+from tripletune.data_builders.hotpotqa_subq import gives_away_answer, names_to_find
 from tripletune.data_builders.hotpotqa_subq.annotations import PREPOSITIONS
+from tripletune.models.data.questions import DropReason, Question
 from tripletune.models.data.records import YES_NO, Action, Record, mentions, normalize_answer
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.replies import UnusableReply, find_json, find_triples, without_thoughts

@@ -13,14 +13,8 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 
 from tripletune.data_builders.datasets.kinds import facts_name
-from tripletune.data_builders.hotpotqa_subq import (
-    Annotation,
-    Found,
-    Question,
-    Teacher,
-    UnlabelledQuestion,
-    names_to_find,
-)
+from tripletune.data_builders.hotpotqa_subq import Found, names_to_find
+from tripletune.models.data.questions import Annotation, Question, Teacher, UnlabelledQuestion
 from tripletune.models.data.records import YES_NO, Passage, mentions, normalize_answer
 from tripletune.models.data.triples import Triple
 

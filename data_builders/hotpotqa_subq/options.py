@@ -11,9 +11,10 @@ from typing import Literal
 
 from tripletune.data_builders.datasets.lookup import SeenTable, progress
 from tripletune.data_builders.datasets.writer import FolderOptions, split_name_problems, split_of
-from tripletune.data_builders.hotpotqa_subq import Dropped, DropReason, FirstSubquery, Question, Shown
+from tripletune.data_builders.hotpotqa_subq import FirstSubquery, Shown
 from tripletune.data_builders.hotpotqa_subq.annotations import PARTS
 from tripletune.data_builders.readers import get_reader
+from tripletune.models.data.questions import Dropped, DropReason, Question
 from tripletune.models.options import require, setting
 
 _SHARD = re.compile(r"(\d+)/(\d+)")

@@ -27,14 +27,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tripletune.data_builders.datasets.lookup import JsonlIndex
-from tripletune.data_builders.hotpotqa_subq import (
-    Annotation,
-    DropReason,
-    FirstSubquery,
-    Question,
-    Shown,
-    UnlabelledQuestion,
-)
+from tripletune.data_builders.hotpotqa_subq import FirstSubquery, Shown
 from tripletune.data_builders.hotpotqa_subq.annotations import PROMPT_FOLDER, TripleFile
 from tripletune.data_builders.hotpotqa_subq.checks import (
     check_answer_kept,
@@ -44,6 +37,7 @@ from tripletune.data_builders.hotpotqa_subq.checks import (
     read_triples,
 )
 from tripletune.data_builders.readers._rows import Row
+from tripletune.models.data.questions import Annotation, DropReason, Question, UnlabelledQuestion
 from tripletune.models.data.records import Passage, text_fields
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import LLMClient, Message, RepliesPending, Sampling

@@ -11,10 +11,11 @@ from dataclasses import asdict
 from pydantic import TypeAdapter
 
 from tripletune.data_builders.datasets.lookup import SeenTable
-from tripletune.data_builders.hotpotqa_subq import Question, UnlabelledQuestion, label_question
+from tripletune.data_builders.hotpotqa_subq import label_question
 from tripletune.data_builders.hotpotqa_subq.annotations import TripleFile
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source, usable_questions
 from tripletune.data_builders.hotpotqa_subq.teacher import LLMTeacher, load_subq_prompts
+from tripletune.models.data.questions import Question, UnlabelledQuestion
 from tripletune.models.llm import CallError, LLMClient, RepliesPending, Sampling, SetupError
 from tripletune.models.llm.backends import LLMOptions, open_client
 from tripletune.models.llm.ledger_client import RetriesExhausted

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Protocol
 
-from tripletune.data_builders.hotpotqa_subq import Dropped, Question
+from tripletune.models.data.questions import Dropped, Question
 from tripletune.models.options import not_one_of
 from tripletune.models.program import load_from, names_in
 

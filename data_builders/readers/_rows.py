@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tripletune.data_builders.hotpotqa_subq import Question
+from tripletune.models.data.questions import Question
 from tripletune.models.data.records import Passage, shown, stored_rows, whole_characters
 
 _CHUNK = 1 << 18

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from tripletune.data_builders.hotpotqa_subq import Dropped, Question
 from tripletune.data_builders.readers._rows import NO_ANSWER, is_self_rag, self_rag_question, source_rows
 from tripletune.data_builders.readers.multiple_choice import choice_question
+from tripletune.models.data.questions import Dropped, Question
 
 NOT_TRAIN = "rows that say of themselves that they are not of the train split"
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from tripletune.data_builders.hotpotqa_subq import Dropped, Question
 from tripletune.data_builders.readers._rows import (
     NO_ANSWER,
     Row,
@@ -21,6 +20,7 @@ from tripletune.data_builders.readers._rows import (
     source_rows,
     whole_object,
 )
+from tripletune.models.data.questions import Dropped, Question
 from tripletune.models.data.records import Passage
 
 _NO_CONTEXT = "No context provided"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from tripletune.data_builders.hotpotqa_subq import Dropped, Question
 from tripletune.data_builders.readers._rows import required_text, source_rows
+from tripletune.models.data.questions import Dropped, Question
 
 NOT_BINARY = "claims labelled neither true nor false, which the task leaves out"
 # The hub stores the labels of health_fact as class numbers in this order; -1 marks rows without a label.

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from tripletune.data_builders.hotpotqa_subq import Dropped, DropReason, Question
 from tripletune.data_builders.readers._rows import (
     Row,
     context_passages,
@@ -18,6 +17,7 @@ from tripletune.data_builders.readers._rows import (
     source_rows,
     supporting_passages,
 )
+from tripletune.models.data.questions import Dropped, DropReason, Question
 from tripletune.models.data.triples import Triple
 
 OUT_OF_RANGE = "supporting facts with a sentence index out of range"

@@ -10,8 +10,8 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator
 
-from tripletune.data_builders.hotpotqa_subq import Dropped, Question
 from tripletune.data_builders.readers._rows import gold_answers, required_text, source_rows
+from tripletune.models.data.questions import Dropped, Question
 from tripletune.models.data.records import Passage, shown
 
 

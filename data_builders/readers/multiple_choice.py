@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from tripletune.data_builders.hotpotqa_subq import Dropped, Question
 from tripletune.data_builders.readers._rows import Row, required_text, source_rows
+from tripletune.models.data.questions import Dropped, Question
 
 _LETTERS = "ABCDEFGHIJ"
 

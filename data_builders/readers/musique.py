@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from tripletune.data_builders.hotpotqa_subq import Dropped, DropReason, Hop, Question
 from tripletune.data_builders.readers._rows import Row, gold_answers, required_text, source_rows
+from tripletune.models.data.questions import Dropped, DropReason, Hop, Question
 from tripletune.models.data.records import Passage
 
 

@@ -14,8 +14,8 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator
 
-from tripletune.data_builders.hotpotqa_subq import Dropped, Question
 from tripletune.data_builders.readers._rows import Row, as_list, own_passages, required_text, source_rows
+from tripletune.models.data.questions import Dropped, Question
 
 _GOLD = ("possible_answers", "golden_answers", "answers", "answer")
 

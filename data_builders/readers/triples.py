@@ -20,9 +20,9 @@ from typing import Any
 
 from tripletune.data_builders import readers
 from tripletune.data_builders.datasets.lookup import JsonlIndex
-from tripletune.data_builders.hotpotqa_subq import Dropped
 from tripletune.data_builders.hotpotqa_subq.options import Source
 from tripletune.data_builders.readers._rows import Row, find_passage, source_rows
+from tripletune.models.data.questions import Dropped
 from tripletune.models.data.triples import Triple, parse_triples, plain_markers
 from tripletune.models.program import load_from
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from tripletune.data_builders.hotpotqa_subq import Dropped, Question
 from tripletune.data_builders.readers._rows import Row, as_list
 from tripletune.data_builders.readers.hotpotqa import read_questions as read_hotpotqa
+from tripletune.models.data.questions import Dropped, Question
 from tripletune.models.data.triples import Triple, triples_from_json
 
 

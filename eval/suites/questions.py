@@ -16,7 +16,6 @@ from typing import Any
 
 from rich.console import Console
 
-from tripletune.data_builders.hotpotqa_subq import Question
 from tripletune.eval import (
     context_links,
     find_metrics,
@@ -43,6 +42,7 @@ from tripletune.eval.systems import (
     run_problems,
     triples_settings,
 )
+from tripletune.models.data.questions import Question
 from tripletune.models.data.records import Passage, read_corpus
 from tripletune.models.files import file_digest
 from tripletune.models.llm import Sampling

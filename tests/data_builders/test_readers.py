@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data_builders.rows import shared, write_lines
-from tripletune.data_builders.hotpotqa_subq import Dropped, DropReason, Question
 from tripletune.data_builders.published import parse_graph, read_explagraphs, split_names
 from tripletune.data_builders.readers import _rows, get_reader, names_with
 from tripletune.data_builders.readers.claims import NOT_BINARY
 from tripletune.data_builders.readers.hotpotqa import OUT_OF_RANGE
+from tripletune.models.data.questions import Dropped, DropReason, Question
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 

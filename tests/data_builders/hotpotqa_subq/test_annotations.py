@@ -4,7 +4,6 @@ from collections import Counter
 import pytest
 
 from tests.data_builders.rows import write_lines
-from tripletune.data_builders.hotpotqa_subq import DropReason, Hop, Question, UnlabelledQuestion
 from tripletune.data_builders.hotpotqa_subq.annotations import (
     MALFORMED_TRIPLES,
     MusiqueTeacher,
@@ -19,6 +18,7 @@ from tripletune.data_builders.hotpotqa_subq.annotations import (
     spoken_name,
     tidy_question,
 )
+from tripletune.models.data.questions import DropReason, Hop, Question, UnlabelledQuestion
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 

@@ -6,10 +6,10 @@ import pytest
 from tests.data_builders.rows import build_facts, hotpot_row, shards, shared, write_lines
 from tests.data_builders.subq_replies import recorded_client
 from tripletune.data_builders.datasets.lookup import in_order
-from tripletune.data_builders.hotpotqa_subq import DropReason
 from tripletune.data_builders.hotpotqa_subq.build import build
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
 from tripletune.data_builders.world.build import WorldOptions, generate_world
+from tripletune.models.data.questions import DropReason
 from tripletune.models.data.records import read_records
 
 

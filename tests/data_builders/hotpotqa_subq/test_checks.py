@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tripletune.data_builders.hotpotqa_subq import DropReason, Question
 from tripletune.data_builders.hotpotqa_subq.checks import (
     BARE_NUMBERS,
     LABEL,
@@ -18,6 +17,7 @@ from tripletune.data_builders.hotpotqa_subq.checks import (
     read_subquery,
     read_triples,
 )
+from tripletune.models.data.questions import DropReason, Question
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm.replies import REPAIRED, UnusableReply

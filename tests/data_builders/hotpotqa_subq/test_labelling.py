@@ -8,15 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.data_builders.rows import write_lines
-from tripletune.data_builders.hotpotqa_subq import (
-    Annotation,
-    DropReason,
-    Hop,
-    Question,
-    UnlabelledQuestion,
-    gives_away_answer,
-    label_question,
-)
+from tripletune.data_builders.hotpotqa_subq import gives_away_answer, label_question
 from tripletune.data_builders.hotpotqa_subq.annotations import PartTeacher, TripleFile, open_teacher
 from tripletune.data_builders.hotpotqa_subq.build import OpenSource, build
 from tripletune.data_builders.hotpotqa_subq.checks import missing_facts
@@ -26,6 +18,7 @@ from tripletune.data_builders.readers import get_reader
 from tripletune.data_builders.readers._rows import NO_ANSWER
 from tripletune.data_builders.readers.arc_easy import NOT_TRAIN
 from tripletune.eval import load_task
+from tripletune.models.data.questions import Annotation, DropReason, Hop, Question, UnlabelledQuestion
 from tripletune.models.data.records import Action, Passage, Step, read_records
 from tripletune.models.data.triples import Triple
 

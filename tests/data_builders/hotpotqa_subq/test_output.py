@@ -8,9 +8,9 @@ from tests.data_builders.rows import Backend, hotpot_row, write_lines
 from tripletune.data_builders.__main__ import main
 from tripletune.data_builders.datasets.inspect import why_empty
 from tripletune.data_builders.datasets.writer import DROPPED
-from tripletune.data_builders.hotpotqa_subq import DropReason
 from tripletune.data_builders.hotpotqa_subq import __main__ as command_line
 from tripletune.data_builders.hotpotqa_subq.build import EXAMPLES, LONGEST_REPLY
+from tripletune.models.data.questions import DropReason
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
 

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from tests.rag.fakes import Client
-from tripletune.data_builders.hotpotqa_subq import DropReason, Question, UnlabelledQuestion, label_question
+from tripletune.data_builders.hotpotqa_subq import label_question
 from tripletune.data_builders.hotpotqa_subq.checks import read_documents, read_subquery, read_triples
 from tripletune.data_builders.hotpotqa_subq.teacher import (
     DIRECT_ROLE,
@@ -18,6 +18,7 @@ from tripletune.data_builders.hotpotqa_subq.teacher import (
     load_subq_prompts,
     prompt_digests,
 )
+from tripletune.models.data.questions import DropReason, Question, UnlabelledQuestion
 from tripletune.models.data.records import Passage
 from tripletune.models.llm import CallError, RepliesPending, Sampling
 

@@ -5,12 +5,13 @@ from collections import Counter
 import pytest
 
 from tests.data_builders.rows import read_lines
-from tripletune.data_builders.hotpotqa_subq import Question, label_question
+from tripletune.data_builders.hotpotqa_subq import label_question
 from tripletune.data_builders.hotpotqa_subq.annotations import RecordedTeacher
 from tripletune.data_builders.readers.hotpotqa import OUT_OF_RANGE, read_questions
 from tripletune.data_builders.world import SPLITS
 from tripletune.data_builders.world.build import WorldOptions, generate_world, main, write_world
 from tripletune.data_builders.world.questions import KINDS
+from tripletune.models.data.questions import Question
 from tripletune.models.data.records import Action, read_corpus
 from tripletune.models.files import file_digest
 

@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from tripletune.data_builders.hotpotqa_subq import Question
 from tripletune.eval import Task, find_metrics
 from tripletune.eval.__main__ import main
 from tripletune.eval.results import ResultLog
 from tripletune.eval.suites import run_suites
 from tripletune.eval.suites.questions import QuestionOptions, QuestionSuite
+from tripletune.models.data.questions import Question
 from tripletune.models.data.records import Action, Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import Completion
