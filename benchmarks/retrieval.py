@@ -19,7 +19,7 @@ from tripletune.models.llm import Completion
 from tripletune.models.options import setting
 from tripletune.rag.graph import Scoring
 from tripletune.rag.search import SearchOptions, open_search
-from tripletune.rag.systems import load_system
+from tripletune.rag.systems import find_system
 from tripletune.rag.systems.gear import GearOptions
 from tripletune.rag.systems.ppr import PprOptions
 
@@ -77,7 +77,7 @@ async def _rankings(
     questions: list[Question], name: str, loop: Any, retriever: Any, options: RetrievalOptions, folder: Path
 ) -> list[Sequence[str]]:
     """Ids of passages for each question, best first."""
-    system = load_system(name)
+    system = find_system(name)
     loop = loop or system.options(top_k=max(CUTS))
     search = SearchOptions(triples=options.triples, retriever=retriever, encoder=options.encoder)
     tools = replace(open_search(search, system, loop, folder / "corpus.jsonl", folder), llm=_NoModel())

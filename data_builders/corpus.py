@@ -33,7 +33,6 @@ from tripletune.models.data.records import Passage
 from tripletune.models.files import file_digest, new_folder, read_json, write_json
 from tripletune.models.options import CheckedOptions, add_arguments, from_arguments, setting
 from tripletune.models.program import run_program
-from tripletune.rag.triple_store import passage_key
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +191,7 @@ def _write_passage(passage: Passage, corpus: IO[str], seen: SeenTable, counts: C
     if not passage.text.strip():
         counts["without_text"] += 1
         return ""
-    first = seen.first("passage", passage_key(passage.title, passage.text), passage.id)
+    first = seen.first("passage", passage.key, passage.id)
     if first is None:
         counts["passages"] += 1
         _line(corpus, {"id": passage.id, "title": passage.title, "text": passage.text})

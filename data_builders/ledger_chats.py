@@ -20,9 +20,9 @@ from pathlib import Path
 
 from tripletune.models.llm import Message
 from tripletune.models.llm.ledger import LEDGER
+from tripletune.models.llm.question_client import CALL_NAME
 from tripletune.models.llm.replies import REPAIR_ROLE
 from tripletune.models.sqlite import open_database
-from tripletune.rag.systems import CALL_NAME
 from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, read_decision, shown_candidates, write_decision
 
 

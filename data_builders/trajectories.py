@@ -42,7 +42,7 @@ from tripletune.models.llm.ledger import canonical
 from tripletune.models.llm.replies import REPAIR_ROLE
 from tripletune.models.options import CheckedOptions, add_arguments, from_arguments, setting
 from tripletune.models.program import run_program
-from tripletune.rag.systems import load_system, system_names
+from tripletune.rag.systems import find_system, system_names
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class TrajectoryOptions(CheckedOptions):
                 _score(text)
             except ValueError:
                 found.append(f"min_score: {text!r}: write it as METRIC=VALUE, for example exact_match=1")
-        if self.records and self.system in known and not load_system(self.system).plans:
+        if self.records and self.system in known and not find_system(self.system).plans:
             found.append(f"records: {self.system} has no plans to learn; name the system of a Graph-LLM: --system ras")
         return found
 

@@ -25,7 +25,6 @@ from tripletune.models.data.records import read_corpus
 from tripletune.models.files import new_file
 from tripletune.models.options import load_config, nearest, not_one_of, setting
 from tripletune.models.program import names_in
-from tripletune.rag.triple_store import passage_key
 
 logger = logging.getLogger(__name__)
 TASKS = Path(__file__).parent / "tasks"
@@ -139,12 +138,11 @@ def context_links(questions: Iterable[Question], corpus: Path) -> dict[str, froz
         corpus: A JSON-lines corpus. White space and the encoding of characters may differ.
     """
     keys = {
-        one.id: {passage_key(p.title, p.text) for p in map(one.passages.__getitem__, one.supporting) if p.text.strip()}
-        for one in questions
+        one.id: {p.key for p in map(one.passages.__getitem__, one.supporting) if p.text.strip()} for one in questions
     }
     wanted, ids = set().union(*keys.values()), dict[str, str]()
     for passage in read_corpus(corpus) if wanted else ():
-        if (key := passage_key(passage.title, passage.text)) in wanted:
+        if (key := passage.key) in wanted:
             ids.setdefault(key, passage.id)
     links = {name: frozenset(ids[key] for key in own) for name, own in keys.items() if own and own <= ids.keys()}
     if missing := sum(map(bool, keys.values())) - len(links):

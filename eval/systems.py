@@ -20,12 +20,13 @@ from tripletune.models.llm import LLMClient, Sampling
 from tripletune.models.llm.backends import LLMOptions, backend_names, open_client
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
+from tripletune.models.llm.prompts import load_prompts
 from tripletune.models.llm.several import RoleClients
 from tripletune.models.loading import resolve, usual_dtype
 from tripletune.models.run_folders import PROMPT_FILE, check_model_folder, read_json, trained_folder
 from tripletune.rag.extractor import TEACHER_PROMPT
 from tripletune.rag.search import TEACHER, SearchOptions, search_problems
-from tripletune.rag.systems import System, load_prompts
+from tripletune.rag.systems import System
 from tripletune.rag.systems.cirag import PROMPT_NAMES
 from tripletune.rag.systems.cirag.integration import INTEGRATION_PROMPT
 from tripletune.rag.triple_store import TripleStore, is_store

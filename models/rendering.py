@@ -21,10 +21,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from tripletune.models.data.records import Action, ModelInput, Task, one_line
 from tripletune.models.data.triples import format_triples
 
+Evidence = Literal["triples", "text"]
 PROMPTS = Path(__file__).parent / "prompts"
 _ACTION = re.compile(r"\s*\[(SUBQ|SUFFICIENT|NO_RETRIEVAL)\]")
 

@@ -41,7 +41,7 @@ from tripletune.rag.search import (
     open_search,
     search_problems,
 )
-from tripletune.rag.systems import LoopFlags, load_system, make_options, system_names
+from tripletune.rag.systems import LoopFlags, find_system, make_options, system_names
 from tripletune.rag.triple_store import TripleStore
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ def _ask(args: argparse.Namespace) -> None:
     reading = from_arguments(_Reading, args)
     if not args.question.strip():
         raise ValueError("the question is empty")
-    system = load_system(reading.system)
+    system = find_system(reading.system)
     options = make_options(system, reading, args.set)
     problems = search_problems(reading, system, options)
     corpus = reading.corpus if system.needs_corpus(options) else None

@@ -28,7 +28,7 @@ from tripletune.models.llm import CallError, RepliesPending, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.llm.replies import all_of, in_workers
 from tripletune.rag.extractor import PIECE_LIMIT, TextExtractor, open_extractor, source_pieces
-from tripletune.rag.triple_store import Extraction, TripleStore, passage_key
+from tripletune.rag.triple_store import Extraction, TripleStore
 
 logger = logging.getLogger(__name__)
 # A block of rows to the rows that it becomes.
@@ -161,7 +161,7 @@ class CorpusExtraction:
             RetriesExhausted: the server stays away.
             CallError: twenty passages in a row failed.
         """
-        keys = [passage_key(passage.title, passage.text) for passage in passages]
+        keys = [passage.key for passage in passages]
         found = {key: self.store.get(self.id, key) for key in keys}
         self.counts.passages += len(keys)
         self.counts.stored += sum(found[key] is not None for key in keys)
@@ -175,7 +175,7 @@ class CorpusExtraction:
         """The passages that the store does not hold, by key; all are counted."""
         while block := list(islice(passages, self.window)):
             self.counts.passages += len(block)
-            keyed = [(passage_key(passage.title, passage.text), passage) for passage in block]
+            keyed = [(passage.key, passage) for passage in block]
             known = self.store.known(self.id, [key for key, _ in keyed])
             self.counts.stored += sum(key in known for key, _ in keyed)
             self._say()
@@ -327,7 +327,7 @@ def export_triples(
     check_new(output, [corpus, *(store.path for store in stores)])
     with new_file(output) as scratch, scratch.open("w", encoding="utf-8", errors="replace", newline="\n") as file:
         for passage in read_passages(corpus, ExtractionCounts()):
-            key = passage_key(passage.title, passage.text)
+            key = passage.key
             found = next((f for store, number in chosen if (f := store.get(number, key)) is not None), None)
             if found is None:
                 missing += 1

@@ -26,12 +26,12 @@ from tripletune.models.llm import CallError, Completion, LLMClient, Message, Sam
 from tripletune.models.llm.backends import LLMOptions, load_backend, open_client
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted, Retry
+from tripletune.models.llm.question_client import QuestionClient
 from tripletune.models.llm.replies import UnusableReply, all_of, ask
 from tripletune.models.loading import ADAPTER_CONFIG, DTYPES, adapter_base, resolve, usual_dtype
 from tripletune.models.options import CheckedOptions, from_arguments, setting, to_arguments
 from tripletune.models.run_folders import CONFIG, PROMPT_FILE
 from tripletune.rag import NOTING
-from tripletune.rag.systems import QuestionClient
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from tripletune.models.data.records import Passage, passage_id, read_jsonl, whole_characters
+from tripletune.models.data.records import Passage, read_jsonl
 from tripletune.models.data.triples import Triple, triples_from_json
 from tripletune.models.files import file_digest, lock_folder
 from tripletune.models.sqlite import Kind, application_of, open_database
@@ -59,7 +58,7 @@ class Extraction:
     """What was read out of one passage.
 
     Attributes:
-        key: The passage's `passage_key`.
+        key: The passage's `Passage.key`.
         triples: Its triples; none when it states no fact.
         malformed: Triples of the replies that could not be read.
     """
@@ -223,11 +222,11 @@ class StoredTriples:
 
     def get(self, passage: Passage) -> tuple[Triple, ...] | None:
         """The triples of a passage; None when it was never read."""
-        return self.store.get(self.extractor, passage_key(passage.title, passage.text))
+        return self.store.get(self.extractor, passage.key)
 
     async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
         """The triples of each passage; None where it was never read."""
-        return [self.store.get(self.extractor, passage_key(one.title, one.text)) for one in passages]
+        return [self.store.get(self.extractor, one.key) for one in passages]
 
     def close(self) -> None:
         """Close the store."""
@@ -264,16 +263,6 @@ def open_triples(source: str | Path, database: str | Path, model: str | None = N
             raise
 
 
-def passage_key(title: str, text: str) -> str:
-    """What names a passage in stores of triples: its content after NFKC without white space.
-
-    A corpus may name its passages itself, so `Passage.id` can't be the key.
-    """
-    # Half characters, which JSON can spell and no encoding can hold, are one unknown character.
-    bare = (part if part.isascii() else whole_characters(unicodedata.normalize("NFKC", part)) for part in (title, text))
-    return passage_id(*("".join(part.split()) for part in bare))
-
-
 def _rows(source: str | Path, counts: Counter[str]) -> Iterator[Extraction]:
     """The passages of a JSON-lines file; rows without text or list of triples are counted and passed over."""
     for where, row in read_jsonl(source):
@@ -291,7 +280,7 @@ def _rows(source: str | Path, counts: Counter[str]) -> Iterator[Extraction]:
         counts["triples"] += len(good)
         malformed = len(listed) - len(good)
         counts["malformed triples"] += malformed
-        yield Extraction(passage_key(str(row.get("title") or ""), text), tuple(good), malformed)
+        yield Extraction(Passage(str(row.get("title") or ""), text).key, tuple(good), malformed)
 
 
 def read_gold(path: str | Path) -> dict[str, frozenset[str]]:

@@ -35,7 +35,7 @@ from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.options import parse_command_line, setting, to_arguments, to_yaml
 from tripletune.models.program import run_program
 from tripletune.rag.search import Opened
-from tripletune.rag.systems import LoopFlags, load_system, make_options
+from tripletune.rag.systems import LoopFlags, find_system, make_options
 from tripletune.rag.text_index import RetrieverKind
 
 TRAJECTORIES = "trajectories"
@@ -127,7 +127,7 @@ class CollectConfig:
 
     def check_options(self) -> None:
         """Raise `ValueError` when the loop does not take its options, or an embedder is missing."""
-        options = make_options(load_system(SYSTEM), LoopFlags(), self.options)
+        options = make_options(find_system(SYSTEM), LoopFlags(), self.options)
         if (options.extraction == "store") != bool(self.triples):
             raise ValueError("extraction=store and a file of triples (--triples) go together: name both or none")
         if self.encoder is None and (options.rerank or self.retriever != "bm25"):

@@ -20,7 +20,6 @@ from tripletune.models.data.records import Action, Passage, Record, read_jsonl, 
 from tripletune.models.data.triples import Triple, triples_from_json
 from tripletune.models.llm.replies import triple_of
 from tripletune.models.options import read_yaml
-from tripletune.rag.triple_store import passage_key
 
 PROMPT_FOLDER = Path(__file__).parents[1] / "prompts"
 # Parts of the mix by reader: questions in the paper, the first ones of Self-RAG's training data.
@@ -189,13 +188,13 @@ class TripleFile:
             if not isinstance(row.get("triples"), list):
                 raise ValueError(f"{where}: triples must be a list, found {shown(row.get('triples'))}")
             self.issues[MALFORMED_TRIPLES] += len(row["triples"]) - len(_good_triples(row["triples"]))
-            return [passage_key(title, text)]
+            return [Passage(title, text).key]
 
         self._index = JsonlIndex(path, keys)
 
     def of(self, passage: Passage) -> list[Triple]:
         """The well-formed triples of a passage; empty when the file does not cover it."""
-        found = self._index.get(passage_key(passage.title, passage.text))
+        found = self._index.get(passage.key)
         return _good_triples(found[1]["triples"]) if found else []
 
 

@@ -41,8 +41,8 @@ from tripletune.models.data.questions import Annotation, DropReason, Question, U
 from tripletune.models.data.records import Passage, text_fields
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import LLMClient, Message, RepliesPending, Sampling
+from tripletune.models.llm.prompts import PromptSet, load_prompts
 from tripletune.models.llm.replies import UnusableReply, ask
-from tripletune.rag.systems import PromptSet, load_prompts
 
 PROMPT_NAMES = ("subq_filter", "subq_query", "subq_triples")
 FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE, DIRECT_ROLE = "subq.filter", "subq.query", "subq.triples", "subq.direct"
@@ -63,7 +63,7 @@ _REASONS = {reason.value: reason for reason in DropReason}
 
 def load_subq_prompts(folder: str | Path | None = None) -> PromptSet:
     """The three system prompts; those that `folder` does not hold are ours. See `load_prompts` for errors."""
-    return load_prompts(PROMPT_NAMES, folder, PROMPT_FOLDER)
+    return load_prompts(PROMPT_NAMES, folder, "data_builders")
 
 
 def prompt_digests(prompts: PromptSet) -> dict[str, str]:

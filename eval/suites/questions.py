@@ -54,7 +54,7 @@ from tripletune.rag import Trace
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import ROLE
 from tripletune.rag.search import Opened, SearchOptions, extracts, open_search
-from tripletune.rag.systems import LoopFlags, LoopOptions, Tools, load_system, make_options, system_names
+from tripletune.rag.systems import LoopFlags, LoopOptions, Tools, find_system, make_options, system_names
 from tripletune.rag.triple_store import read_gold
 
 logger = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class QuestionSuite(Suite):
         opened: Opened | None = None,
         home: Path | None = None,
     ) -> None:
-        self.system, self.task = load_system(options.system), load_task(options.task)
+        self.system, self.task = find_system(options.system), load_task(options.task)
         self.teacher, self.tools = teacher, Tools()
         self.opened, self.home = opened or Opened(), home or Path(options.output)
         self.metrics = {name: metric for name, metric in find_metrics().items() if name in self.task.metrics}
@@ -219,7 +219,7 @@ class QuestionSuite(Suite):
             if system != "cirag":
                 own.integrator = None
             try:
-                if load_system(system).model == "llm":  # a Graph-LLM is for the systems that take one
+                if find_system(system).model == "llm":  # a Graph-LLM is for the systems that take one
                     own.model, own.planner_model, own.untrained = None, None, False
                     if args.model or args.planner_model:
                         own.control, own.control_run = None, None

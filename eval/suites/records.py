@@ -32,9 +32,9 @@ from tripletune.models.files import file_digest, weights_fingerprint
 from tripletune.models.llm import Completion
 from tripletune.models.loading import DTYPE_HELP, usual_dtype
 from tripletune.models.options import other_default, setting
-from tripletune.models.rendering import parse_plan
+from tripletune.models.rendering import Evidence, parse_plan
 from tripletune.rag.search import SearchOptions
-from tripletune.rag.systems import Evidence, LoopOptions
+from tripletune.rag.systems import LoopOptions
 from tripletune.rag.triple_store import StoredTriples, open_triples
 
 MALFORMED = "malformed"

@@ -14,6 +14,7 @@ import hashlib
 import json
 import re
 import string
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -397,6 +398,19 @@ class Passage:
     def content(self) -> str:
         """Title and text as one string, the form that is indexed and shown to readers."""
         return f"{self.title}\n{self.text}" if self.title else self.text
+
+    @property
+    def key(self) -> str:
+        """What names it in stores of triples: its content after NFKC without white space.
+
+        A corpus may name its passages itself, so `id` can't be the key.
+        """
+        # Unpaired surrogates, which JSON can spell and no encoding can hold, are one unknown character.
+        parts = (
+            part if part.isascii() else whole_characters(unicodedata.normalize("NFKC", part))
+            for part in (self.title, self.text)
+        )
+        return passage_id(*("".join(part.split()) for part in parts))
 
 
 def passage_id(title: str, text: str) -> str:

@@ -5,31 +5,23 @@ A new system is one file in this folder that defines `SYSTEM`: it is found by it
 
 from __future__ import annotations
 
-import hashlib
-from bisect import insort
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import lru_cache
-from pathlib import Path
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from tripletune.models.data.records import Passage
-from tripletune.models.files import read_text
-from tripletune.models.llm import Completion, Generator, LLMClient, Message, Sampling
+from tripletune.models.llm import Generator, LLMClient, Sampling
 from tripletune.models.options import CheckedOptions, nearest, set_values, setting
 from tripletune.models.program import load_from, names_in
+from tripletune.models.rendering import Evidence
 from tripletune.rag import Trace
 from tripletune.rag.embedding import Embedder
 from tripletune.rag.retrievers import Retriever
 from tripletune.rag.triple_index import TripleIndex
 from tripletune.rag.triple_store import TripleSource
 
-Evidence = Literal["triples", "text"]
 FirstQuery = Literal["main_question", "generated"]
 Context = Literal["none", "first", "static"]
-# Letters of a call's key that a trace notes.
-CALL_NAME = 16
-PROMPT_FOLDER = Path(__file__).parents[1] / "prompts"
 _PACKAGE = "tripletune.rag.systems"
 
 
@@ -154,7 +146,7 @@ def system_names() -> list[str]:
     return names_in(_PACKAGE)
 
 
-def load_system(name: str) -> System:
+def find_system(name: str) -> System:
     """Import a system by name.
 
     Raises:
@@ -218,127 +210,3 @@ def need(tools: Tools, name: str, system: str) -> Any:
     if tool is None or tool == ():
         raise ValueError(f"system {system!r} {_NEEDS[name]}")
     return tool
-
-
-# Prompts and calls of systems that prompt a language model ----------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class PromptSet:
-    """System prompts by name, and where each comes from.
-
-    Attributes:
-        texts: The prompts.
-        files: Their files; ours are named from the root of the project.
-    """
-
-    texts: Mapping[str, str]
-    files: Mapping[str, str]
-
-    def chat(self, name: str, user: str) -> list[Message]:
-        """A chat of the prompt `name` and one user turn."""
-        return [{"role": "system", "content": self.texts[name]}, {"role": "user", "content": user}]
-
-    def digests(self) -> dict[str, str]:
-        """SHA-256 of each prompt by its name."""
-        return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.texts.items()}
-
-
-@lru_cache(maxsize=16)
-def load_prompts(names: tuple[str, ...], folder: str | Path | None = None, ours: Path = PROMPT_FOLDER) -> PromptSet:
-    """Read prompt files; those that `folder` does not hold are ours.
-
-    Args:
-        names: Names of the prompts, which are the files' names without `.md`.
-        folder: A folder with prompts of one's own.
-        ours: The folder `prompts` of the package that asks.
-
-    Raises:
-        FileNotFoundError: there is no such folder.
-        ValueError: a file in it is none of the prompts or is empty, or it holds none of them.
-    """
-    paths = {name: ours / f"{name}.md" for name in names}
-    files = {name: f"{ours.parent.name}/prompts/{name}.md" for name in names}
-    if folder is not None:
-        folder = Path(folder)
-        if not folder.is_dir():
-            raise FileNotFoundError(f"no such folder of prompts: {folder}")
-        known = ", ".join(f"{name}.md" for name in names)
-        for path in sorted(folder.glob("*.md")):
-            if path.stem not in paths:
-                raise ValueError(f"{path}: there is no prompt of this name; the prompts are {known}")
-            paths[path.stem], files[path.stem] = path, str(path)
-        if folder not in [path.parent for path in paths.values()]:
-            raise ValueError(f"{folder} holds no prompt; the prompts are {known}")
-    texts = {name: read_text(path).strip() for name, path in paths.items()}
-    for name, text in texts.items():
-        if not text:
-            raise ValueError(f"{files[name]}: the prompt is empty")
-    return PromptSet(texts, files)
-
-
-class QuestionClient:
-    """An `LLMClient` for one question.
-
-    Args:
-        client: Answers the calls.
-        trace: Calls and tokens are added to it; to its tallies the calls of each role (`calls.<role>`) and the
-            replies that were cut off at their limit (`cut_off.<role>`); to its details, under "tokens", the tokens
-            that each role read and wrote, and under "calls" how the keys of its calls in the ledger begin; to `cached`
-            what of them was not sent.
-        question_id: The question, for the ledger.
-        sampling: How replies are drawn; their length is each call's own.
-
-    Attributes:
-        model: As in `LLMClient`.
-    """
-
-    def __init__(
-        self, client: LLMClient, trace: Trace, question_id: str = "", sampling: Sampling | None = None
-    ) -> None:
-        self.model = client.model
-        self._client, self._trace, self._question_id = client, trace, question_id
-        self._sampling = sampling or Sampling()
-
-    def up_to(self, max_tokens: int) -> Sampling:
-        """The sampling of a call whose reply has at most `max_tokens` tokens."""
-        return replace(self._sampling, max_tokens=max_tokens)
-
-    async def chat(
-        self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
-    ) -> Completion:
-        """Reply to a chat; see `LLMClient.chat`. The question's own id counts where none is given."""
-        completion = await self._client.chat(
-            messages, role=role, sampling=sampling or self._sampling, question_id=question_id or self._question_id
-        )
-        self._trace.count(completion)
-        self._trace.tally(f"calls.{role}")
-        # Sorted: in which order calls made together are answered is no part of a result.
-        insort(self._trace.details.setdefault("calls", {}).setdefault(role, []), completion.key[:CALL_NAME])
-        tokens = self._trace.details.setdefault("tokens", {}).setdefault(role, [0, 0])
-        tokens[0] += completion.prompt_tokens
-        tokens[1] += completion.completion_tokens
-        if completion.cached:
-            spared = self._trace.cached.setdefault(role, [0, 0, 0])
-            for place, count in enumerate((1, completion.prompt_tokens, completion.completion_tokens)):
-                spared[place] += count
-        if completion.finish_reason == "length":
-            self._trace.tally(f"cut_off.{role}")
-        return completion
-
-    def count_tokens(self, messages: Sequence[Message]) -> int:
-        """Tokens of a chat as the model reads it.
-
-        Raises:
-            ValueError: the model is not on this machine, so its tokens can't be counted.
-        """
-        count: Callable[[Sequence[Message]], int] | None = getattr(self._client, "count_tokens", None)
-        if count is None:
-            raise ValueError(
-                f"max_prompt_tokens is set, and the tokens of {self.model} can't be counted here: leave it out, or "
-                "name a local model with --integrator"
-            )
-        return count(messages)
-
-    async def close(self) -> None:
-        """Nothing: the client belongs to the run, not to the question."""

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 from tripletune.models.data.records import Passage, Step, normalize_answer
 from tripletune.models.llm import Message
+from tripletune.models.llm.prompts import load_prompts
+from tripletune.models.llm.question_client import QuestionClient
 from tripletune.models.llm.replies import UnusableReply, ask, without_thoughts
 from tripletune.models.options import CheckedOptions, setting
 from tripletune.rag import Trace, TraceAction
 from tripletune.rag.chat_generator import READER, answer_from
 from tripletune.rag.retrievers import Retriever
-from tripletune.rag.systems import QuestionClient, Tools, load_prompts, need
+from tripletune.rag.systems import Tools, need
 
 
 @dataclass(frozen=True, slots=True)

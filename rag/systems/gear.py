@@ -16,13 +16,15 @@ from typing import Literal, TypeVar
 
 from tripletune.models.data.records import Passage, Step, normalize_answer, one_line
 from tripletune.models.data.triples import Triple
+from tripletune.models.llm.prompts import load_prompts
+from tripletune.models.llm.question_client import QuestionClient
 from tripletune.models.llm.replies import UnusableReply, ask, find_triples, without_thoughts
 from tripletune.models.options import setting
 from tripletune.rag import Trace, TraceAction
 from tripletune.rag.chat_generator import READER, answer_from, prompt_files, show_passages
 from tripletune.rag.graph import Scoring, breadth_first, diverse_beam_search
 from tripletune.rag.retrievers import Retrieved, verbalise
-from tripletune.rag.systems import QuestionClient, System, Tools, load_prompts, need
+from tripletune.rag.systems import System, Tools, need
 from tripletune.rag.systems._rounds import RoundOptions
 from tripletune.rag.text_index import Ranking, reciprocal_rank_fusion
 

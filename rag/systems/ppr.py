@@ -19,6 +19,8 @@ import numpy as np
 from scipy.sparse import coo_array, csr_array
 
 from tripletune.models.data.records import Step, one_line
+from tripletune.models.llm.prompts import load_prompts
+from tripletune.models.llm.question_client import QuestionClient
 from tripletune.models.llm.replies import UnusableReply, ask, find_json
 from tripletune.models.options import CheckedOptions, setting
 from tripletune.rag import Trace
@@ -26,7 +28,7 @@ from tripletune.rag.chat_generator import READER, answer_from, prompt_files
 from tripletune.rag.embedding import Embedder
 from tripletune.rag.graph import personalised_pagerank
 from tripletune.rag.retrievers import Retrieved, verbalise
-from tripletune.rag.systems import QuestionClient, System, Tools, load_prompts, need
+from tripletune.rag.systems import System, Tools, need
 from tripletune.rag.text_index import Ranking
 from tripletune.rag.triple_index import TripleIndex
 

@@ -17,12 +17,14 @@ from typing import Literal, TypeVar
 
 from tripletune.models.data.records import Step, one_line
 from tripletune.models.data.triples import Triple
+from tripletune.models.llm.prompts import load_prompts
+from tripletune.models.llm.question_client import QuestionClient
 from tripletune.models.llm.replies import UnusableReply, ask, triple_rows
 from tripletune.models.options import CheckedOptions, setting
 from tripletune.rag import Trace, TraceAction
 from tripletune.rag.chat_generator import bare_answer, prompt_files, show_passages
 from tripletune.rag.retrievers import Retrieved
-from tripletune.rag.systems import QuestionClient, System, Tools, load_prompts, need
+from tripletune.rag.systems import System, Tools, need
 from tripletune.rag.triple_index import TripleIndex, entity_key
 
 _PROMPTS = ("t2rag_decompose", "t2rag_resolve", "t2rag_answer")

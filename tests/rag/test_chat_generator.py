@@ -10,7 +10,7 @@ from tripletune.models.data.triples import Triple
 from tripletune.models.llm import Sampling
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import ChatGenerator, bare_answer
-from tripletune.rag.systems import LoopOptions, Tools, load_system
+from tripletune.rag.systems import LoopOptions, Tools, find_system
 
 
 def numbered(query):
@@ -43,7 +43,7 @@ def test_the_answer_alone(reply, answer):
 def test_ras_plans_and_answers_in_few_shot_prompts():
     chat = Client("[SUBQ] Where is T0?", "<think>enough</think>Reply: [SUFFICIENT]", "Reply: Oslo")
     tools = Tools(retriever=Shelf(numbered), store=Facts(), llm=chat, sampling=Sampling(seed=3), question_id="q7")
-    trace = asyncio.run(load_system("ras").run("Where? Choose.", "Where?", tools, LoopOptions(top_k=1)))
+    trace = asyncio.run(find_system("ras").run("Where? Choose.", "Where?", tools, LoopOptions(top_k=1)))
     assert (trace.answer, trace.stop_reason, trace.calls, trace.prompt_tokens) == ("Oslo", "sufficient", 3, 30)
     assert [(role, sampling.max_tokens) for role, _, sampling, _ in chat.asked] == [
         ("ras.plan", 64), ("ras.plan", 64), ("ras.answer", 100),
@@ -62,7 +62,7 @@ def test_a_chat_model_takes_the_place_that_no_graph_llm_has(swapped):
     chat, model = Client("chat" if swapped else "[SUFFICIENT]"), Model("[SUFFICIENT]", answer="graph")
     mine = {"planner": model} if swapped else {"answerer": model}
     tools = Tools(retriever=Shelf(numbered), store=Facts(), llm=chat, **mine)
-    trace = asyncio.run(load_system("ras").run("Q?", "Q?", tools, LoopOptions()))
+    trace = asyncio.run(find_system("ras").run("Q?", "Q?", tools, LoopOptions()))
     assert trace.answer == ("chat" if swapped else "graph")
     assert [role for role, *_ in chat.asked] == ["ras.answer" if swapped else "ras.plan"]
 
@@ -70,10 +70,10 @@ def test_a_chat_model_takes_the_place_that_no_graph_llm_has(swapped):
 def test_passages_and_a_closed_book():
     chat = Client("Oslo", "Answer: Bergen")
     tools = Tools(retriever=Shelf(numbered), llm=chat)
-    trace = asyncio.run(load_system("standard").run("Q?\nA or B", "Q?", tools, LoopOptions(top_k=2)))
+    trace = asyncio.run(find_system("standard").run("Q?\nA or B", "Q?", tools, LoopOptions(top_k=2)))
     assert (trace.answer, trace.stop_reason, trace.tallies) == ("Oslo", "single_pass", {"calls.standard.answer": 1})
     assert chat.asked[0][1][1]["content"] == ("Passages:\nT0\nQ? text 0\n\nT1\nQ? text 1\n\nQuestion: Q? A or B")
-    trace = asyncio.run(load_system("no_retrieval").run("Q?", "Q?", tools, LoopOptions(max_answer_tokens=9)))
+    trace = asyncio.run(find_system("no_retrieval").run("Q?", "Q?", tools, LoopOptions(max_answer_tokens=9)))
     assert (trace.answer, trace.stop_reason) == ("Bergen", "retrieval_off")
     (role, messages, sampling, _) = chat.asked[1]
     assert (role, messages[1]["content"], sampling.max_tokens) == ("no_retrieval.answer", "Question: Q?", 9)
@@ -83,16 +83,16 @@ def test_prompts_of_ones_own(tmp_path):
     (tmp_path / "answer_passages.md").write_text("My words.")
     chat = Client("Oslo")
     options = LoopOptions(prompts=str(tmp_path))
-    asyncio.run(load_system("standard").run("Q?", "Q?", Tools(retriever=Shelf(numbered), llm=chat), options))
+    asyncio.run(find_system("standard").run("Q?", "Q?", Tools(retriever=Shelf(numbered), llm=chat), options))
     assert chat.asked[0][1][0]["content"] == "My words."
-    own, ours = (load_system("standard").files(each) for each in (options, LoopOptions()))
+    own, ours = (find_system("standard").files(each) for each in (options, LoopOptions()))
     assert set(own) == set(ours) == {"answer_passages"}
     assert own != ours
 
 
 def test_bounds_need_what_they_read():
     with pytest.raises(ValueError, match="not known which passages support the question"):
-        asyncio.run(load_system("gold_passages").run("Q?", "Q?", Tools(llm=Client()), LoopOptions()))
+        asyncio.run(find_system("gold_passages").run("Q?", "Q?", Tools(llm=Client()), LoopOptions()))
     with pytest.raises(ValueError, match="needs a language model, and none was given"):
         ChatGenerator(Tools(), None, Trace(""))
 
@@ -100,7 +100,7 @@ def test_bounds_need_what_they_read():
 def test_a_question_that_needs_no_passage_is_answered_with_none():
     context = (Passage("1", "Ann", "Ann is tall."),)
     trace = asyncio.run(
-        load_system("gold_passages").run("Q?", "Q?", Tools(llm=Client("Paris"), context=context), LoopOptions())
+        find_system("gold_passages").run("Q?", "Q?", Tools(llm=Client("Paris"), context=context), LoopOptions())
     )
     assert (trace.answer, trace.steps) == ("Paris", [])
 

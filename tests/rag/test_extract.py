@@ -15,7 +15,7 @@ from tripletune.models.llm import CallError, Completion, RepliesPending, Samplin
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import TextExtractor, source_pieces, split_passage
-from tripletune.rag.triple_store import TripleStore, passage_key
+from tripletune.rag.triple_store import TripleStore
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -67,7 +67,7 @@ def run(extractor, store, given, **options):
 
 
 def found(store, extraction, passage):
-    return store.get(extraction.id, passage_key(passage.title, passage.text))
+    return store.get(extraction.id, passage.key)
 
 
 @pytest.mark.parametrize(

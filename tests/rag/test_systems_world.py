@@ -14,7 +14,7 @@ from tripletune.data_builders.world.oracle import WorldOracle
 from tripletune.models.data.records import Passage, normalize_answer
 from tripletune.models.llm.ledger_client import LedgerClient
 from tripletune.rag.retrievers import open_retriever
-from tripletune.rag.systems import Tools, load_system
+from tripletune.rag.systems import Tools, find_system
 from tripletune.rag.triple_index import TripleIndex
 from tripletune.rag.triple_store import open_triples
 
@@ -60,7 +60,7 @@ def partial(world, removed, tmp_path_factory):
 
 def answer_all(world, name, tools, ledger=None, **settings):
     """Answer every question; the traces in order."""
-    system = load_system(name)
+    system = find_system(name)
     options = system.options(**settings)
 
     async def run():

@@ -7,14 +7,14 @@ import pytest
 
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.rag.triple_store import Extraction, TripleStore, is_store, open_triples, passage_key, read_gold
+from tripletune.rag.triple_store import Extraction, TripleStore, is_store, open_triples, read_gold
 
 OSLO = Passage("Oslo", "Oslo is in Norway.")
 TRIPLES = (Triple("Oslo", "located in", "Norway"), Triple("日本, (x)", "|", '"'))
 
 
 def key(passage):
-    return passage_key(passage.title, passage.text)
+    return passage.key
 
 
 @pytest.fixture

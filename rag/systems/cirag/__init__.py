@@ -21,12 +21,14 @@ from typing import Literal
 
 from tripletune.models.data.records import Step, normalize_answer
 from tripletune.models.data.triples import Triple
+from tripletune.models.llm.prompts import PromptSet, load_prompts
+from tripletune.models.llm.question_client import QuestionClient
 from tripletune.models.llm.replies import UnusableReply, all_of, ask, is_refusal
 from tripletune.models.options import CheckedOptions, setting
 from tripletune.rag import NOTING, Trace, TraceAction
 from tripletune.rag.chat_generator import REFUSAL, prompt_files, read_answer
 from tripletune.rag.retrievers import Fact, Retrieved, provenance, top, verbalise
-from tripletune.rag.systems import PromptSet, QuestionClient, System, Tools, load_prompts, need
+from tripletune.rag.systems import System, Tools, need
 from tripletune.rag.systems._rounds import reason_to_stop
 from tripletune.rag.systems.cirag.extraction import passage_triples
 from tripletune.rag.systems.cirag.integration import (

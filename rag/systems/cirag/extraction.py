@@ -14,9 +14,10 @@ from typing import TypeVar
 
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import FoundTriples, Triple
+from tripletune.models.llm.prompts import PromptSet
+from tripletune.models.llm.question_client import QuestionClient
 from tripletune.models.llm.replies import UnusableReply, find_json, find_triples
 from tripletune.rag.extractor import ask_of_passage
-from tripletune.rag.systems import PromptSet, QuestionClient
 
 _ENTITIES = 'write one JSON object {"entities": ["...", ...]} and nothing else'
 _TRIPLES = 'write one JSON object {"triples": [["subject", "predicate", "object"], ...]} and nothing else'

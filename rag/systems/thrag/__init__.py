@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tripletune.models.data.records import Step, one_line
+from tripletune.models.llm.prompts import load_prompts
+from tripletune.models.llm.question_client import QuestionClient
 from tripletune.models.llm.replies import UnusableReply, all_of, ask, find_json
 from tripletune.models.options import CheckedOptions, setting
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import bare_answer, prompt_files, show_passages
 from tripletune.rag.graph import Compare
 from tripletune.rag.retrievers import Retrieved, top
-from tripletune.rag.systems import QuestionClient, System, Tools, load_prompts, need
+from tripletune.rag.systems import System, Tools, need
 from tripletune.rag.systems.thrag.graph import EXTRACTION, Statement, TopicGraph, graph_of
 from tripletune.rag.triple_index import entity_key
 

@@ -14,7 +14,7 @@ from tripletune.eval.systems import triples_settings
 from tripletune.models.data.records import Action, Passage, Record, Step
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import Completion
-from tripletune.rag.triple_store import Extraction, StoredTriples, TripleStore, passage_key
+from tripletune.rag.triple_store import Extraction, StoredTriples, TripleStore
 
 STEP = Step("Q1?", (Triple("a", "b", "c"),), "text")
 
@@ -97,7 +97,7 @@ FOUND = {
 def store(tmp_path):
     opened = TripleStore(tmp_path / "s.sqlite")
     number = opened.extractor("model", "prompt")
-    opened.put(number, (Extraction(passage_key(*names), triples) for names, triples in FOUND.items()))
+    opened.put(number, (Extraction(Passage(*names).key, triples) for names, triples in FOUND.items()))
     yield opened
     opened.close()
 

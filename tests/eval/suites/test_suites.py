@@ -15,7 +15,7 @@ from tripletune.models.data.records import Action, Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import Completion
 from tripletune.rag.retrievers import Retrieved
-from tripletune.rag.systems import LoopOptions, Tools, load_system
+from tripletune.rag.systems import LoopOptions, Tools, find_system
 
 TASK = Task("toy", "none", ("f1_hotpotqa", "exact_match"), 20)
 GOLD = {number: Passage(f"Page {number}", f"Fact {number}.") for number in range(70)}
@@ -69,7 +69,7 @@ class Toy(QuestionSuite):
         self.options = QuestionOptions(
             data="toy", output=str(folder), system="ras", task="toy", concurrency=concurrency, overwrite=overwrite
         )
-        self.system, self.task, self.loop = load_system("ras"), TASK, LoopOptions()
+        self.system, self.task, self.loop = find_system("ras"), TASK, LoopOptions()
         self.metrics = {name: find_metrics()[name] for name in TASK.metrics}
         self.questions, self.ids = questions, [question.id for question in questions]
         self.tools, self.gold, self.own_contexts = Tools(model, model, Shelf(), Facts()), None, True

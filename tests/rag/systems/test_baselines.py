@@ -6,12 +6,12 @@ import pytest
 
 from tests.rag.fakes import Model, Shelf
 from tripletune.models.data.records import ModelInput, Step
-from tripletune.rag.systems import LoopOptions, Tools, load_system
+from tripletune.rag.systems import LoopOptions, Tools, find_system
 
 
 def run(name, model, shelf=None, **options):
     tools = Tools(model, model, shelf)
-    return asyncio.run(load_system(name).run("Q? Pick one.", "Q?", tools, LoopOptions(**options)))
+    return asyncio.run(find_system(name).run("Q? Pick one.", "Q?", tools, LoopOptions(**options)))
 
 
 def test_no_retrieval_shows_the_question_alone():

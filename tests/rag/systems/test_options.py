@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tripletune.rag.systems import PROMPT_FOLDER, LoopFlags, LoopOptions, load_prompts, make_options
-from tripletune.rag.systems.cirag import PROMPT_NAMES, SYSTEM, CiragOptions
+from tripletune.rag.systems import LoopFlags, LoopOptions, make_options
+from tripletune.rag.systems.cirag import SYSTEM, CiragOptions
 from tripletune.rag.systems.ras import SYSTEM as RAS
 
 
@@ -50,23 +50,3 @@ def test_all_wrong_options_are_named_at_once():
         CiragOptions(granularities=(), extraction="magic")
     with pytest.raises(ValueError, match="history: 'none'"):
         CiragOptions(history="none")
-
-
-def test_every_prompt_file_is_used_and_there():
-    assert {path.stem for path in PROMPT_FOLDER.glob("cirag_*.md")} == set(PROMPT_NAMES)
-    prompts = load_prompts(PROMPT_NAMES)
-    assert prompts.files["cirag_joint"] == "rag/prompts/cirag_joint.md"
-    assert len(set(prompts.digests().values())) == len(PROMPT_NAMES)
-    assert prompts.chat("cirag_joint", "hello")[1] == {"role": "user", "content": "hello"}
-
-
-def test_bad_prompt_folders_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no such folder of prompts"):
-        load_prompts(PROMPT_NAMES, tmp_path / "none")
-    for name, message in (("", "no prompt;"), ("cirag_answer", "no prompt of this name"), ("cirag_joint", "is empty")):
-        for old in tmp_path.iterdir():
-            old.unlink()
-        if name:
-            (tmp_path / f"{name}.md").write_text(" ")
-        with pytest.raises(ValueError, match=message):
-            load_prompts(PROMPT_NAMES, tmp_path)

@@ -9,7 +9,7 @@ import pytest
 from tests.rag.fakes import Model, Shelf
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.rag.systems import LoopOptions, Tools, load_system
+from tripletune.rag.systems import LoopOptions, Tools, find_system
 from tripletune.rag.systems.ras import SYSTEM, ras
 
 QUESTION = "Who directed Alien?"
@@ -184,10 +184,10 @@ def test_trace_is_json():
 
 
 def test_system_says_what_it_needs():
-    assert load_system("ras") is SYSTEM
+    assert find_system("ras") is SYSTEM
     assert SYSTEM.run is ras
     assert SYSTEM.needs_triples(LoopOptions())
     assert not SYSTEM.needs_triples(LoopOptions(evidence="text"))
     assert not SYSTEM.needs_corpus(LoopOptions(max_rounds=0))
     with pytest.raises(ValueError, match=r"is not one of cirag, .*, ras, .*did you mean ras"):
-        load_system("rass")
+        find_system("rass")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.rag.fakes import Client, Shelf
 from tripletune.models.data.records import Passage
-from tripletune.rag.systems import Tools, load_system
+from tripletune.rag.systems import Tools, find_system
 
 
 def own_and_shared(query):
@@ -17,7 +17,7 @@ def own_and_shared(query):
 
 
 def run(name, *replies, **settings):
-    chat, system = Client(*replies), load_system(name)
+    chat, system = Client(*replies), find_system(name)
     tools = Tools(retriever=Shelf(own_and_shared), llm=chat)
     trace = asyncio.run(system.run("Main? A or B.", "Main?", tools, system.options(**settings)))
     assert not chat.replies

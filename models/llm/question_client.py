@@ -1,0 +1,93 @@
+"""The client of one question: an `LLMClient` that adds what its calls cost to the question's trace."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from tripletune.models.llm import Completion, LLMClient, Message, Sampling
+
+# Letters of a call's key that a trace notes.
+CALL_NAME = 16
+
+
+class CallNotes(Protocol):
+    """What a `QuestionClient` writes to: the trace of a question (`tripletune.rag.Trace`)."""
+
+    details: dict[str, Any]
+    cached: dict[str, list[int]]
+
+    def count(self, completion: Completion) -> None:
+        """Add the cost of one model call."""
+
+    def tally(self, name: str, count: int = 1) -> None:
+        """Count something by its name."""
+
+
+class QuestionClient:
+    """An `LLMClient` for one question.
+
+    Args:
+        client: Answers the calls.
+        trace: Calls and tokens are added to it; to its tallies the calls of each role (`calls.<role>`) and the
+            replies that were cut off at their limit (`cut_off.<role>`); to its details, under "tokens", the tokens
+            that each role read and wrote, and under "calls" how the keys of its calls in the ledger begin; to `cached`
+            what of them was not sent.
+        question_id: The question, for the ledger.
+        sampling: How replies are drawn; their length is each call's own.
+
+    Attributes:
+        model: As in `LLMClient`.
+    """
+
+    def __init__(
+        self, client: LLMClient, trace: CallNotes, question_id: str = "", sampling: Sampling | None = None
+    ) -> None:
+        self.model = client.model
+        self._client, self._trace, self._question_id = client, trace, question_id
+        self._sampling = sampling or Sampling()
+
+    def up_to(self, max_tokens: int) -> Sampling:
+        """The sampling of a call whose reply has at most `max_tokens` tokens."""
+        return replace(self._sampling, max_tokens=max_tokens)
+
+    async def chat(
+        self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
+    ) -> Completion:
+        """Reply to a chat; see `LLMClient.chat`. The question's own id counts where none is given."""
+        completion = await self._client.chat(
+            messages, role=role, sampling=sampling or self._sampling, question_id=question_id or self._question_id
+        )
+        self._trace.count(completion)
+        self._trace.tally(f"calls.{role}")
+        # Sorted: in which order calls made together are answered is no part of a result.
+        insort(self._trace.details.setdefault("calls", {}).setdefault(role, []), completion.key[:CALL_NAME])
+        tokens = self._trace.details.setdefault("tokens", {}).setdefault(role, [0, 0])
+        tokens[0] += completion.prompt_tokens
+        tokens[1] += completion.completion_tokens
+        if completion.cached:
+            spared = self._trace.cached.setdefault(role, [0, 0, 0])
+            for place, count in enumerate((1, completion.prompt_tokens, completion.completion_tokens)):
+                spared[place] += count
+        if completion.finish_reason == "length":
+            self._trace.tally(f"cut_off.{role}")
+        return completion
+
+    def count_tokens(self, messages: Sequence[Message]) -> int:
+        """Tokens of a chat as the model reads it.
+
+        Raises:
+            ValueError: the model is not on this machine, so its tokens can't be counted.
+        """
+        count: Callable[[Sequence[Message]], int] | None = getattr(self._client, "count_tokens", None)
+        if count is None:
+            raise ValueError(
+                f"max_prompt_tokens is set, and the tokens of {self.model} can't be counted here: leave it out, or "
+                "name a local model with --integrator"
+            )
+        return count(messages)
+
+    async def close(self) -> None:
+        """Nothing: the client belongs to the run, not to the question."""

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tripletune.models.llm.prompts import load_prompts
+from tripletune.rag.systems.cirag import PROMPT_NAMES
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_every_prompt_file_is_used_and_there():
+    assert {path.stem for path in (ROOT / "rag" / "prompts").glob("cirag_*.md")} == set(PROMPT_NAMES)
+    prompts = load_prompts(PROMPT_NAMES)
+    assert prompts.files["cirag_joint"] == "rag/prompts/cirag_joint.md"
+    assert len(set(prompts.digests().values())) == len(PROMPT_NAMES)
+    assert prompts.chat("cirag_joint", "hello")[1] == {"role": "user", "content": "hello"}
+
+
+def test_bad_prompt_folders_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such folder of prompts"):
+        load_prompts(PROMPT_NAMES, tmp_path / "none")
+    for name, message in (("", "no prompt;"), ("cirag_answer", "no prompt of this name"), ("cirag_joint", "is empty")):
+        for old in tmp_path.iterdir():
+            old.unlink()
+        if name:
+            (tmp_path / f"{name}.md").write_text(" ")
+        with pytest.raises(ValueError, match=message):
+            load_prompts(PROMPT_NAMES, tmp_path)
