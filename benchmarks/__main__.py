@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import inspect
 import sys
@@ -10,7 +9,7 @@ import typing
 from collections.abc import Callable, Sequence
 
 from benchmarks import Options, Result, save, show
-from tripletune.models.options import add_arguments, from_arguments
+from tripletune.models.options import CommandParser, add_arguments, from_arguments
 from tripletune.models.program import names_in, run_program
 
 Case = Callable[[typing.Any], Result]
@@ -28,7 +27,7 @@ def cases() -> dict[str, tuple[Case, type[Options]]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; what `run_program` returns is its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, allow_abbrev=False)
+    parser = CommandParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(dest="case", required=True, metavar="CASE")
     known = cases()
     for name, (function, kind) in known.items():

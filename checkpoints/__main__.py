@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from tripletune.checkpoints import DTYPES, export_adapter, merge_adapter
 from tripletune.checkpoints.verify import TOLERANCE, comparison_table, explain, verify
-from tripletune.models.program import CommandParser, run_program
+from tripletune.models.options import CommandParser
+from tripletune.models.program import run_program
 
 # Options of `export_adapter`.
 _EXPORT = ("base_model", "base_revision", "encoder", "licence", "scores", "overwrite")

@@ -34,8 +34,8 @@ from tripletune.data_builders.datasets.writer import (
 )
 from tripletune.data_builders.published import HUB_ID, read_explagraphs, read_released, split_names
 from tripletune.models.data.records import normalize_answer
-from tripletune.models.options import add_arguments, from_arguments, setting
-from tripletune.models.program import CommandParser, plain_console, printable, run_program
+from tripletune.models.options import CommandParser, add_arguments, from_arguments, setting
+from tripletune.models.program import plain_console, printable, run_program
 
 _MOST_TROUBLES = 20
 

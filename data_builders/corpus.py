@@ -13,7 +13,6 @@ writes `<split>.jsonl` (the drawn questions, as they stand in the benchmark's fi
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import random
@@ -31,7 +30,7 @@ from tripletune.data_builders.readers._rows import Row, source_rows
 from tripletune.models.data.questions import DropReason, Question
 from tripletune.models.data.records import Passage
 from tripletune.models.files import file_digest, new_folder, read_json, write_json
-from tripletune.models.options import CheckedOptions, add_arguments, from_arguments, setting
+from tripletune.models.options import CheckedOptions, CommandParser, add_arguments, from_arguments, setting
 from tripletune.models.program import run_program
 
 logger = logging.getLogger(__name__)
@@ -206,7 +205,7 @@ def _line(file: IO[str], row: Row) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; bad input ends it with one line and exit code 2."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="tripletune build corpus",
         description="Draw questions of a benchmark and build the corpus they are answered from.",
     )

@@ -10,7 +10,6 @@ exclude. Rows that are left out and whatever normalisation changed are counted i
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import heapq
 import logging
@@ -39,7 +38,7 @@ from tripletune.data_builders.readers.triples import (
 from tripletune.models.data.pairs import ExtractionPair, entity_triple, is_only_a_name, predicate_words
 from tripletune.models.data.records import whole_characters
 from tripletune.models.data.triples import Triple
-from tripletune.models.options import CheckedOptions, add_arguments, from_arguments, setting
+from tripletune.models.options import CheckedOptions, CommandParser, add_arguments, from_arguments, setting
 from tripletune.models.program import run_program
 
 logger = logging.getLogger(__name__)
@@ -346,7 +345,7 @@ def _from_border(heap: list[tuple[int, int, ExtractionPair]], border: int) -> It
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; bad input ends it with one line and exit code 2."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="tripletune build pairs",
         description="Build text-to-triples pairs from published data, a teacher's triples or the fictional world.",
     )

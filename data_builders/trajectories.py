@@ -16,7 +16,6 @@ question, such as TH-RAG's extraction, have no score: all of them are kept.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import sqlite3
@@ -40,7 +39,7 @@ from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.files import file_digest, read_json
 from tripletune.models.llm.ledger import canonical
 from tripletune.models.llm.replies import REPAIR_ROLE
-from tripletune.models.options import CheckedOptions, add_arguments, from_arguments, setting
+from tripletune.models.options import CheckedOptions, CommandParser, add_arguments, from_arguments, setting
 from tripletune.models.program import run_program
 from tripletune.rag.systems import find_system, system_names
 
@@ -336,7 +335,7 @@ def _all_rows(results: Path) -> Iterator[dict[str, Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; bad input ends it with one line and exit code 2."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="tripletune build trajectories",
         description="Turn the ledger and the results of a loop into trajectories to distil.",
     )

@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import difflib
 import math
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +47,7 @@ def setting(
     below: float | None = None,
     is_prefix: bool = False,
     also: str = "",
+    flag: bool = True,
 ) -> Any:
     """A dataclass field with a default, its help text, and what its value may be.
 
@@ -59,9 +61,10 @@ def setting(
         below: The value must be less than this.
         is_prefix: With a prefix of flags, such as "teacher", the field's flag is the prefix alone: `--teacher`.
         also: A second flag of the same field.
+        flag: False where few need it: it has no flag of its own, YAML and `--set NAME=VALUE` reach it.
     """
     bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
-    metadata: dict[str, Any] = {"help": help, "choices": choices, "is_prefix": is_prefix, "also": also}
+    metadata: dict[str, Any] = {"help": help, "choices": choices, "is_prefix": is_prefix, "also": also, "flag": flag}
     metadata |= {k: v for k, v in bounds.items() if v is not None}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
@@ -310,18 +313,87 @@ def _text(value: Any) -> str:
 # Command lines ------------------------------------------------------------------------------------------------------
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Settable:
+    """A setting without a flag of its own: where it lands in the namespace, and its help text."""
+
+    dest: str
+    help: str
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A command line whose errors are one line with the nearest name, and whose help lists settings without a flag.
+
+    Args:
+        example: A command that works, shown at the end of the help.
+        how: How settings without a flag are given.
+        others: What else `--set NAME=VALUE` takes; such texts are left in the namespace's `set`.
+    """
+
+    def __init__(self, *, example: str = "", how: str = "--set NAME=VALUE", others: str = "", **options: Any) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        options.setdefault("allow_abbrev", False)
+        super().__init__(epilog=f"example:\n  {example}" if example else None, **options)
+        self.how, self.others = how, others
+        self.settable: dict[str, _Settable] = {}
+        self.set_defaults(settable=self.settable)
+
+    def add_set(self) -> None:
+        """Add `--set`, where something can be set by it."""
+        by_set = self.others or (self.settable and self.how.startswith("--set"))
+        if by_set and self.get_default("set") is None:
+            about = self.others or "a setting without a flag of its own, listed below; repeatable"
+            self.add_argument("--set", action=_Set, default=[], metavar="NAME=VALUE", help=about)
+
+    def format_help(self) -> str:
+        """The help, with the settings that have no flag at its end."""
+        self.add_set()
+        rows = [
+            textwrap.fill(one.help.replace("%%", "%"), 118, initial_indent=f"  {name:28} ", subsequent_indent=" " * 31)
+            for name, one in self.settable.items()
+        ]
+        return super().format_help() + "\n".join(["", f"more settings, by {self.how}:", *rows, ""] if rows else [])
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """See `ArgumentParser`; an unknown word is an error of the command that it was given to."""
+        self.add_set()
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            word = unknown[0].split("=")[0].lstrip("-")
+            hint = nearest(word, [flag.lstrip("-") for flag in self._option_string_actions])
+            for name, one in self.settable.items():
+                if one.dest == word.replace("-", "_"):
+                    hint = f" (it is set by --set {name}=VALUE)"
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return found, unknown
+
+    def error(self, message: str) -> typing.NoReturn:
+        """End the program with one line."""
+        self.exit(2, f"error: {self.prog}: {message}; --help shows the options\n")
+
+
+class _Set(argparse.Action):
+    """`--set NAME=VALUE`: a setting without a flag of its own, or what is left to the program in `set`."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, text: Any, option_string: Any = None) -> None:
+        name, equals, value = text.partition("=")
+        one = parser.settable.get(name.strip().replace("-", "_"))
+        if one is not None and equals:
+            setattr(namespace, one.dest, value.strip())
+        elif parser.others:
+            namespace.set = [*namespace.set, text]
+        else:
+            parser.error(f"--set {text}: write it as NAME=VALUE; " + not_one_of("its name", name, [*parser.settable]))
+
+
 def parse_command_line(kind: type[T], description: str, argv: Sequence[str] | None = None) -> tuple[T, bool]:
     """`--config FILE`, `--dry-run`, and one `--section.field VALUE` per field.
 
     Returns:
         The configuration and whether only a dry run was asked for.
     """
-    parser = argparse.ArgumentParser(
-        description=description,
-        usage="%(prog)s [--config FILE] [--dry-run] [--SECTION.FIELD VALUE ...]",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    usage = "%(prog)s [--config FILE] [--dry-run] [--SECTION.FIELD VALUE ...]"
+    parser = CommandParser(description=description, usage=usage, how="--SECTION.FIELD VALUE, or in the YAML file")
     parser.add_argument("--config", metavar="FILE", help="YAML file with the settings; options below override it")
     parser.add_argument("--dry-run", action="store_true", help="show settings, counts, memory and a sample, then stop")
     groups: dict[str, Any] = {}
@@ -332,13 +404,12 @@ def parse_command_line(kind: type[T], description: str, argv: Sequence[str] | No
         group = groups.setdefault(section, parser.add_argument_group(section) if section else parser)
         shown = f"{{{','.join(_choices(item))}}}" if _choices(item) else "VALUE"
         more: dict[str, Any] = {"action": _Repeatable} if isinstance(value, (list, tuple)) else {}
-        told = _help(item, value)
-        group.add_argument(f"--{name}", dest=name, default=argparse.SUPPRESS, metavar=shown, help=told, **more)
-    arguments, unknown = parser.parse_known_args(argv)
-    if unknown:
-        flags = [f"--{name}" for name in names]
-        lines = [f"unknown argument {flag}{nearest(flag.split('=')[0], flags)}" for flag in unknown if flag[:2] == "--"]
-        raise ConfigError("; ".join(lines) or f"unexpected argument(s): {' '.join(unknown)}")
+        about = _help(item, value)
+        if not item.metadata.get("flag", True):
+            parser.settable[name] = _Settable(name, about)
+            about = argparse.SUPPRESS
+        group.add_argument(f"--{name}", dest=name, default=argparse.SUPPRESS, metavar=shown, help=about, **more)
+    arguments = parser.parse_args(argv)
     # Values are text here: YAML would make a number of the revision 0123456 and a date of 2024-01-01.
     overrides = {name: value for name, value in vars(arguments).items() if name in names}
     return load_config(kind, arguments.config, overrides), arguments.dry_run
@@ -359,6 +430,12 @@ def add_arguments(parser: Any, kind: type, prefix: str = "", only: Sequence[str]
         missing = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
         default = None if missing else item.default_factory() if callable(item.default_factory) else item.default
         hint = hints[item.name]
+        if not item.metadata.get("flag", True):
+            dest = _flag(item, prefix).replace("-", "_")
+            parser.set_defaults(**{dest: default})
+            name = f"{prefix}.{item.name}" if prefix else item.name
+            parser.get_default("settable")[name] = _Settable(dest, _help(item, default))
+            continue
         is_list = typing.get_origin(hint) in (list, tuple)
         more: dict[str, Any] = {}
         if hint is bool:
@@ -422,7 +499,10 @@ def to_arguments(config: Any, prefix: str = "") -> list[str]:
         default = item.default_factory() if callable(item.default_factory) else item.default
         if value == default:
             continue
-        if isinstance(value, bool):
+        if not item.metadata.get("flag", True):
+            text = ",".join(value) if isinstance(value, (list, tuple)) else str(value)
+            words += ["--set", f"{prefix}.{item.name}={text}" if prefix else f"{item.name}={text}"]
+        elif isinstance(value, bool):
             words.append(flag if value else f"--no-{flag[2:]}")
         else:
             words += [w for one in (value if isinstance(value, (list, tuple)) else [value]) for w in (flag, str(one))]

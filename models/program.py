@@ -4,7 +4,6 @@ their place: a module in the folder of backends, readers, systems or tasks is on
 
 from __future__ import annotations
 
-import argparse
 import errno
 import importlib
 import logging
@@ -71,17 +70,6 @@ def plain_console(width: int = 140) -> Console:
             return super().render_str(printable(text), **options)
 
     return Plain(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else width)
-
-
-class CommandParser(argparse.ArgumentParser):
-    """A command line of several commands; a word that a command does not know is told with the command's own usage."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """See `ArgumentParser`."""
-        found, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return found, unknown
 
 
 def run_program(

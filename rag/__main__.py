@@ -29,8 +29,8 @@ from tripletune.models.data.records import one_line
 from tripletune.models.llm import SetupError
 from tripletune.models.llm.backends import LLMOptions, backend_names, open_client
 from tripletune.models.loading import DTYPE_HELP, usual_dtype
-from tripletune.models.options import add_arguments, from_arguments, setting
-from tripletune.models.program import CommandParser, printable, run_program
+from tripletune.models.options import CommandParser, add_arguments, from_arguments, setting
+from tripletune.models.program import printable, run_program
 from tripletune.models.run_folders import check_model_folder, trained_folder
 from tripletune.rag import Trace
 from tripletune.rag.extract import CorpusExtraction, ExtractionCounts, export_triples, read_passages
@@ -177,14 +177,13 @@ def export(args: argparse.Namespace) -> int:
 
 
 def _add_ask(commands: Any) -> None:
-    parser = commands.add_parser("ask", help="answer one question")
+    about = "an option of the system's own, for example max_passages=10; repeatable"
+    parser = commands.add_parser("ask", help="answer one question", others=about)
     parser.add_argument("question")
     parser.add_argument("--model", help="a Graph-LLM: run, checkpoint, export or merged folder")
     parser.add_argument("--teacher", choices=backend_names(), help="a chat model behind this backend in its place, see "
         "--teacher-model; with both, RAS plans with the teacher and answers with --model")  # fmt: skip
     add_arguments(parser, _Reading)
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="an option of the system's "
-        "own, for example max_passages=10; repeatable")  # fmt: skip
     _add_teacher(parser)
     parser.set_defaults(run=_ask, level=logging.WARNING)
 

@@ -39,7 +39,7 @@ from tripletune.models.llm import CallError
 from tripletune.models.llm.backends import load_backend
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.noted_calls import StoredReplies, store_calls
-from tripletune.models.options import add_arguments, from_arguments, setting
+from tripletune.models.options import CommandParser, add_arguments, from_arguments, setting
 from tripletune.models.program import run_program
 from tripletune.rag.__main__ import rag_parser
 from tripletune.rag.extract import CorpusExtraction, Work, extract_work, read_passages
@@ -184,7 +184,7 @@ def share_index(argv: list[str], shared: RayOptions) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line: how to share out, and the options of the one-machine command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0], allow_abbrev=False)
+    parser = CommandParser(description=(__doc__ or "").split("\n")[0])
     commands = {"subq": share_subq, "extract": share_extract, "index": share_index}
     parser.add_argument("command", choices=commands)
     add_arguments(parser, RayOptions)

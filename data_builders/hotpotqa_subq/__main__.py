@@ -32,7 +32,7 @@ from tripletune.models.data.questions import Question
 from tripletune.models.files import check_new
 from tripletune.models.llm import LLMClient
 from tripletune.models.llm.backends import LLMOptions, backend_names, open_client
-from tripletune.models.options import add_arguments, from_arguments
+from tripletune.models.options import CommandParser, add_arguments, from_arguments
 from tripletune.models.program import run_program
 
 _PRICE = re.compile(r"\d+(\.\d+)?,\d+(\.\d+)?")
@@ -144,10 +144,9 @@ def _show(sources: list[Source], options: BuildOptions, price: str | None) -> No
 
 def subq_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="tripletune build subq",
         description="Build HotpotQA-SUBQ records from benchmark files and a teacher.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--source", action="append", required=True, metavar="[NAME=]READER:FILE[:ANNOTATIONS]",

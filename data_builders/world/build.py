@@ -9,7 +9,6 @@ teacher replies, and the articles as a corpus and as pre-extracted triples. The 
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import random
@@ -41,7 +40,7 @@ from tripletune.data_builders.world.questions import (
 )
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import new_folder, write_json
-from tripletune.models.options import CheckedOptions, add_arguments, from_arguments, not_one_of, setting
+from tripletune.models.options import CheckedOptions, CommandParser, add_arguments, from_arguments, not_one_of, setting
 from tripletune.models.program import run_program
 
 logger = logging.getLogger(__name__)
@@ -396,7 +395,7 @@ def _contexts(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; what `run_program` returns is its exit code."""
-    parser = argparse.ArgumentParser(prog="tripletune build world", description=(__doc__ or "").split("\n")[0])
+    parser = CommandParser(prog="tripletune build world", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output", required=True, help="folder for the files")
     parser.add_argument("--overwrite", action="store_true", help="replace a world in the output folder")
     add_arguments(parser, WorldOptions)

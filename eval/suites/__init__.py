@@ -31,7 +31,7 @@ from tripletune.models.files import read_json, write_json
 from tripletune.models.llm import RepliesPending, SetupError, redact
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.llm.replies import in_workers
-from tripletune.models.options import add_arguments, from_arguments, setting
+from tripletune.models.options import CommandParser, add_arguments, from_arguments, setting
 
 logger = logging.getLogger(__name__)
 _SECONDS_BETWEEN_LINES = 30.0
@@ -95,7 +95,7 @@ class Suite(ABC):
             raise ValueError(f"{options.data}: there is no {self.unit}")
 
     @classmethod
-    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+    def add_arguments(cls, parser: CommandParser) -> None:
         """Give a parser the options."""
         add_arguments(parser, cls.options_class)
 

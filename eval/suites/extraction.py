@@ -28,7 +28,7 @@ from tripletune.models.files import file_digest, flatten, write_text
 from tripletune.models.llm import Completion
 from tripletune.models.llm.backends import LLMOptions, backend_names
 from tripletune.models.loading import PYPI
-from tripletune.models.options import add_arguments, from_arguments, setting
+from tripletune.models.options import CommandParser, add_arguments, from_arguments, setting
 from tripletune.rag.extractor import (
     PIECE_LIMIT,
     LocalOptions,
@@ -104,7 +104,7 @@ class ExtractionSuite(Suite):
         super().__init__(options)
 
     @classmethod
-    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+    def add_arguments(cls, parser: CommandParser) -> None:
         """Give a parser the options, those of models among them."""
         add_arguments(parser, ExtractionOptions)
         add_arguments(parser.add_argument_group("models on this machine"), LocalOptions)

@@ -30,7 +30,7 @@ from tripletune.models.files import file_digest, read_text
 from tripletune.models.llm import Message
 from tripletune.models.llm.backends import LLMOptions, open_client
 from tripletune.models.llm.replies import UnusableReply, all_of, ask, find_json
-from tripletune.models.options import add_arguments, from_arguments, setting
+from tripletune.models.options import CommandParser, add_arguments, from_arguments, setting
 
 logger = logging.getLogger(__name__)
 KIND = "judge"
@@ -79,7 +79,7 @@ class JudgeSuite(Suite):
         super().__init__(options)
 
     @classmethod
-    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+    def add_arguments(cls, parser: CommandParser) -> None:
         """Give a parser the options, the judge's among them."""
         add_arguments(parser, JudgeOptions)
         add_arguments(parser.add_argument_group("judge"), LLMOptions, "teacher")

@@ -49,7 +49,7 @@ from tripletune.models.llm import Sampling
 from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.llm.several import in_role
 from tripletune.models.loading import DTYPE_HELP
-from tripletune.models.options import add_arguments, convert, from_arguments, not_one_of, setting
+from tripletune.models.options import CommandParser, add_arguments, convert, from_arguments, not_one_of, setting
 from tripletune.rag import Trace
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import ROLE
@@ -179,12 +179,12 @@ class QuestionSuite(Suite):
         self.concurrency = 1 if waits else options.concurrency
 
     @classmethod
-    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+    def add_arguments(cls, parser: CommandParser) -> None:
         """Give a parser the options, the teacher's among them."""
         add_arguments(parser, QuestionOptions, only=_FIRST)
         for title, names in _GROUPS.items():
             add_arguments(parser.add_argument_group(title), QuestionOptions, only=names)
-        parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=SET_HELP)
+        parser.others = SET_HELP
         group = parser.add_argument_group("chat models")
         group.add_argument("--llm", action="append", default=[], metavar="MODEL", help=LLM_HELP)
         group.add_argument("--price", action="append", default=[], metavar="IN,OUT", help=PRICE_HELP)

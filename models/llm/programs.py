@@ -28,7 +28,8 @@ from tripletune.models.llm.ledger import (
     row_of,
     sampling_of,
 )
-from tripletune.models.program import CommandParser, plain_console, run_program
+from tripletune.models.options import CommandParser
+from tripletune.models.program import plain_console, run_program
 from tripletune.models.sqlite import application_of, open_database, unusable
 
 _REPLY = ("text", "prompt_tokens", "completion_tokens", "seconds", "retries", "finish_reason")

@@ -10,6 +10,7 @@ from typing import Literal
 import pytest
 
 from tripletune.models.options import (
+    CommandParser,
     ConfigError,
     add_arguments,
     from_arguments,
@@ -18,6 +19,7 @@ from tripletune.models.options import (
     problems,
     set_values,
     setting,
+    to_arguments,
     to_yaml,
 )
 
@@ -87,8 +89,62 @@ def test_text_of_the_command_line_stays_text() -> None:
     assert config.inner.revision == "0123456"
     config, _ = parse_command_line(Outer, "", ["--inner.revision", "null", "--quiet", "true", "--steps", "1"])
     assert (config.inner.revision, config.quiet) == (None, True)
-    with pytest.raises(ConfigError, match=r"--inner.rat \(did you mean --inner.rate\?\)"):
+
+
+def test_an_unknown_flag_is_one_line_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
         parse_command_line(Outer, "", ["--inner.rat", "1"])
+    said = capsys.readouterr().err
+    assert "unrecognized arguments: --inner.rat 1 (did you mean inner.rate?)" in said
+    assert said.count("\n") == 1
+
+
+@dataclass
+class Rare(Inner):
+    share: float = setting(1.0, "share of what is kept", above=0, flag=False)
+    words: list[str] = setting([], "some words", flag=False)
+
+
+def test_a_setting_without_a_flag_is_reached_by_set(capsys: pytest.CaptureFixture[str]) -> None:
+    def parse(*words: str) -> Rare:
+        return from_arguments(Rare, parser.parse_args(list(words)), "teacher")
+
+    parser = CommandParser(prog="ask", example="ask Who?")
+    add_arguments(parser.add_argument_group("teacher"), Rare, "teacher")
+    assert parse() == Rare()
+    given = Rare(rate=0.5, share=0.25, words=["a", "b"])
+    assert parse("--teacher-rate", "0.5", "--set", "teacher.share=0.25", "--set", "teacher.words=a,b") == given
+    assert parse(*to_arguments(given, "teacher")) == given
+    with pytest.raises(ConfigError, match=r"share: 0\.0 must be"):
+        parse("--set", "teacher.share=0")
+    help_text = parser.format_help()
+    assert "teacher.share                share of what is kept (default: 1.0)" in help_text
+    assert "example:\n  ask Who?" in help_text
+    assert "--teacher-share" not in help_text
+    for words, said in ((["--set", "teacher.shar=1"], "did you mean teacher.share?"),
+                        (["--teacher-share", "1"], "it is set by --set teacher.share=VALUE")):  # fmt: skip
+        with pytest.raises(SystemExit):
+            parse(*words)
+        assert said in capsys.readouterr().err
+    parser = CommandParser(others="an option of the system")
+    add_arguments(parser, Rare)
+    found = parser.parse_args(["--set", "share=0.5", "--set", "ras.top_k=3"])
+    assert (found.set, from_arguments(Rare, found).share) == (["ras.top_k=3"], 0.5)
+
+
+@dataclass
+class Run(Outer):
+    inner: Rare = field(default_factory=Rare)
+
+
+def test_a_run_takes_any_setting_and_lists_those_that_few_need_last(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse_command_line(Run, "", ["--inner.share", "0.5"])[0].inner.share == 0.5
+    with pytest.raises(SystemExit):
+        parse_command_line(Run, "", ["--help"])
+    said = capsys.readouterr().out
+    assert "--inner.rate" in said
+    assert "--inner.share" not in said
+    assert "more settings, by --SECTION.FIELD VALUE, or in the YAML file:\n  inner.share" in said
 
 
 @pytest.mark.parametrize(
