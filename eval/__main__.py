@@ -93,7 +93,7 @@ def _run(args: argparse.Namespace, words: list[str]) -> int:
         return 0
     from tripletune.eval.suites import run_suites
 
-    suites = load_from(SUITES, _MODULES.get(args.command, args.command), "evaluation").SUITE.all_of(args)
+    suites = load_from(SUITES, _MODULES.get(args.command, args.command), "evaluation").SUITE.suites(args)
     for suite in suites:
         suite.command = ["tripletune", "eval", *words]
     return run_suites(suites, console)

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from tripletune.models.graph_llm import LocalGenerator
 
 
+# The model of `LLMOptions` whose other options alone count.
+UNNAMED = "unnamed"
 _SPEC = re.compile(r"(?:(?P<role>[\w.]+)=)?(?P<backend>\w+):(?P<model>.+?)(?:@(?P<url>https?://.+))?")
 
 

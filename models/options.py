@@ -459,8 +459,8 @@ class _Repeatable(argparse.Action):
         setattr(namespace, self.dest, values if before is self.default else f"{before},{values}")
 
 
-def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "") -> T:
-    """The dataclass of a command line that `add_arguments` gave.
+def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "", **given: Any) -> T:
+    """The dataclass of a command line that `add_arguments` gave; `given` are values to take instead of the flags'.
 
     Raises:
         ConfigError: all problems at once, under the names of the flags.
@@ -470,7 +470,7 @@ def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "
     hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):  # type: ignore[arg-type]
         flag = _flag(item, prefix)
-        value = getattr(arguments, flag.replace("-", "_"))
+        value = given[item.name] if item.name in given else getattr(arguments, flag.replace("-", "_"))
         try:
             values[item.name] = convert(value, hints[item.name]) if isinstance(value, str) else value
         except ValueError as error:

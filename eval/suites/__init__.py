@@ -100,14 +100,9 @@ class Suite(ABC):
         add_arguments(parser, cls.options_class)
 
     @classmethod
-    def from_arguments(cls, args: argparse.Namespace) -> Suite:
-        """The suite of a command line."""
-        return cls(from_arguments(cls.options_class, args))
-
-    @classmethod
-    def all_of(cls, args: argparse.Namespace) -> Sequence[Suite]:
+    def suites(cls, args: argparse.Namespace) -> Sequence[Suite]:
         """The suites of a command line."""
-        return [cls.from_arguments(args)]
+        return [cls(from_arguments(cls.options_class, args))]
 
     @abstractmethod
     def items(self) -> Iterator[Any]:

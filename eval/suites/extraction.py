@@ -11,7 +11,7 @@ import argparse
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -112,7 +112,7 @@ class ExtractionSuite(Suite):
         add_arguments(parser.add_argument_group("teacher model"), LLMOptions, "teacher", only=rest)
 
     @classmethod
-    def from_arguments(cls, args: argparse.Namespace) -> ExtractionSuite:
+    def suites(cls, args: argparse.Namespace) -> Sequence[ExtractionSuite]:
         """The suite of a command line."""
         options = from_arguments(ExtractionOptions, args)
         shots = choose_shots(options.shot_data or "", options.shots)
@@ -122,7 +122,7 @@ class ExtractionSuite(Suite):
                 example = f"the example {pair.source_text[:60]!r}"
                 raise ValueError(f"--shot-data {options.shot_data}: {example} is one of the texts of --data")
         ledger = str(Path(options.output) / "ledger.sqlite")
-        return cls(options, open_extractor(args, ledger, options.untrained, shots))
+        return [cls(options, open_extractor(args, ledger, options.untrained, shots))]
 
     def items(self) -> Iterator[ExtractionPair]:
         """Stream the pairs."""

@@ -85,12 +85,12 @@ class JudgeSuite(Suite):
         add_arguments(parser.add_argument_group("judge"), LLMOptions, "teacher")
 
     @classmethod
-    def from_arguments(cls, args: argparse.Namespace) -> JudgeSuite:
+    def suites(cls, args: argparse.Namespace) -> Sequence[JudgeSuite]:
         """The suite of a command line."""
         if not args.teacher_model:
             raise ValueError("a judge is needed: --teacher and --teacher-model")
-        args.teacher_ledger = args.teacher_ledger or str(Path(args.output) / "ledger.sqlite")
-        return cls(from_arguments(JudgeOptions, args), from_arguments(LLMOptions, args, "teacher"))
+        ledger = args.teacher_ledger or str(Path(args.output) / "ledger.sqlite")
+        return [cls(from_arguments(JudgeOptions, args), from_arguments(LLMOptions, args, "teacher", ledger=ledger))]
 
     def items(self) -> Iterator[Pair]:
         """Stream the questions that both runs answered."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice, product
@@ -28,10 +29,11 @@ from tripletune.eval import (
 from tripletune.eval.controls import Control, LoopControl, OtherFacts, run_histories
 from tripletune.eval.costs import PRICE_HELP, read_prices, unused_roles
 from tripletune.eval.metrics.ranking import recall
-from tripletune.eval.results import RESULTS, ResultLog
-from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
+from tripletune.eval.results import METRICS, RESULTS, ResultLog
+from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, run_suites, show_table
 from tripletune.eval.suites._summary import summarise_questions
 from tripletune.eval.systems import (
+    UNNAMED,
     chat_models,
     extractor_settings,
     model_settings,
@@ -44,12 +46,20 @@ from tripletune.eval.systems import (
 )
 from tripletune.models.data.questions import Question
 from tripletune.models.data.records import Passage, read_corpus
-from tripletune.models.files import file_digest
+from tripletune.models.files import file_digest, read_json
 from tripletune.models.llm import Sampling
 from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.llm.several import in_role
 from tripletune.models.loading import DTYPE_HELP
-from tripletune.models.options import CommandParser, add_arguments, convert, from_arguments, not_one_of, setting
+from tripletune.models.options import (
+    CommandParser,
+    add_arguments,
+    convert,
+    from_arguments,
+    not_one_of,
+    require,
+    setting,
+)
 from tripletune.rag import Trace
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import ROLE
@@ -124,6 +134,8 @@ _GROUPS: dict[str, tuple[str, ...]] = {
         "oracle",
     ),
 }
+# In these, {task} is the name of a task.
+_OF_TASK = ("data", "corpus", "triples", "gold", "index")
 
 
 class QuestionSuite(Suite):
@@ -191,64 +203,9 @@ class QuestionSuite(Suite):
         add_arguments(group, LLMOptions, "teacher")
 
     @classmethod
-    def all_of(cls, args: argparse.Namespace) -> list[QuestionSuite]:
-        """The suites of a command line: every system on every task, in OUTPUT/TASK/SYSTEM where there are several.
-
-        Raises:
-            ValueError: some can't run; what all of them lack is in one message.
-        """
-        systems, tasks = (convert(text, list[str]) for text in (args.system, args.task))
-        if len(systems) * len(tasks) == 1:
-            return [cls.from_arguments(args)]
-        chosen = [f"--systems {one}" for one in systems] + [f"--tasks {Path(one).stem}" for one in tasks]
-        if twice := [one for one, count in Counter(chosen).items() if count > 1]:
-            raise ValueError(f"{', '.join(twice)}: named twice, and each has one folder: name it once")
-        names = system_names()
-        owners = [word.split(".")[0] for word in args.set if "." in word.split("=")[0]]
-        found, problems = [], [not_one_of("--set", name, names) for name in owners if name not in names]
-        opened, home = Opened(), Path(args.output)
-        args.teacher_ledger = args.teacher_ledger or args.ledger or str(home / "ledger.sqlite")
-        for task, system in product(tasks, systems):
-            own = argparse.Namespace(**vars(args))
-            own.system, own.task, folder = system, task, home / Path(task).stem
-            own.output = str(folder / system)
-            for name in ("data", "corpus", "triples", "gold", "index"):
-                setattr(own, name, getattr(args, name) and getattr(args, name).replace("{task}", Path(task).stem))
-            mine = [word.removeprefix(f"{system}.") for word in args.set]
-            own.set = [word for word in mine if "." not in word.split("=")[0]]
-            if system != "cirag":
-                own.integrator = None
-            try:
-                if find_system(system).model == "llm":  # a Graph-LLM is for the systems that take one
-                    own.model, own.planner_model, own.untrained = None, None, False
-                    if args.model or args.planner_model:
-                        own.control, own.control_run = None, None
-                elif args.model:
-                    own.teacher_model, own.oracle, own.llm = "", None, []
-                if (args.integrator or args.model) and not (own.integrator or own.model):
-                    own.student_seed = None
-                found.append(cls.from_arguments(own, opened, folder))
-            except (ValueError, OSError) as error:
-                problems.append(str(error))
-        if problems:
-            raise ValueError("; ".join(dict.fromkeys(problems)))
-        return found
-
-    @classmethod
-    def from_arguments(
-        cls, args: argparse.Namespace, opened: Opened | None = None, home: Path | None = None
-    ) -> QuestionSuite:
-        """The suite of a command line with one system and one task; for the others see the class."""
-        options = from_arguments(QuestionOptions, args)
-        if options.llm and (main := chat_models(options.llm, LLMOptions(model="unnamed")).get("")):
-            args.teacher, args.teacher_model, args.teacher_url = main.backend, main.model, main.url
-        if args.teacher_model and options.oracle:
-            raise ValueError(f"--system {options.system} needs one teacher: --teacher-model or --oracle, not both")
-        if not args.teacher_model and not options.oracle:
-            return cls(options, None, opened, home)
-        args.teacher_model = args.teacher_model or f"oracle {options.oracle}"
-        args.teacher_ledger = args.teacher_ledger or options.ledger or str(Path(options.output) / "ledger.sqlite")
-        return cls(options, from_arguments(LLMOptions, args, "teacher"), opened, home)
+    def suites(cls, args: argparse.Namespace) -> Sequence[QuestionSuite]:
+        """The suites of a command line."""
+        return RunSpec.from_arguments(args).suites()
 
     def items(self) -> Iterator[Question]:
         """Stream the questions."""
@@ -448,6 +405,126 @@ class QuestionSuite(Suite):
 
 
 SUITE = QuestionSuite
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """What `tripletune eval run` runs: one system on one task, or several of each.
+
+    Attributes:
+        options: The options; `system` and `task` may name several, separated by commas.
+        teacher: The chat model of systems that prompt one.
+    """
+
+    options: QuestionOptions
+    teacher: LLMOptions | None = None
+
+    @classmethod
+    def make(cls, options: QuestionOptions, teacher: LLMOptions | None = None) -> RunSpec:
+        """The chat model is the one that `options.llm` names without a role, else `teacher`, else the oracle.
+
+        Args:
+            options: The options.
+            teacher: The chat model, and how all others are called; its model is `UNNAMED` where it is none itself.
+        """
+        teacher = teacher or LLMOptions(model=UNNAMED)
+        chosen = chat_models(options.llm, teacher).get("", teacher)
+        if options.oracle and chosen.model != UNNAMED:
+            raise ValueError(f"--system {options.system} needs one teacher: --teacher-model or --oracle, not both")
+        if options.oracle:
+            chosen = replace(chosen, model=f"oracle {options.oracle}")
+        elif chosen.model == UNNAMED:
+            return cls(options)
+        ledger = chosen.ledger or options.ledger or str(Path(options.output) / "ledger.sqlite")
+        return cls(options, replace(chosen, ledger=ledger))
+
+    @classmethod
+    def from_arguments(cls, args: argparse.Namespace) -> RunSpec:
+        """That of a command line."""
+        model = args.teacher_model or UNNAMED
+        return cls.make(from_arguments(QuestionOptions, args), from_arguments(LLMOptions, args, "teacher", model=model))
+
+    @classmethod
+    def parse(cls, words: Sequence[str]) -> RunSpec:
+        """That of the words behind `tripletune eval run`."""
+        parser = CommandParser(prog="tripletune eval run")
+        QuestionSuite.add_arguments(parser)
+        return cls.from_arguments(parser.parse_args(words))
+
+    def suites(self) -> list[QuestionSuite]:
+        """Every system on every task, in OUTPUT/TASK/SYSTEM where there are several.
+
+        Raises:
+            ValueError: some can't run; what all of them lack is in one message.
+        """
+        options = self.options
+        systems, tasks = (convert(text, list[str]) for text in (options.system, options.task))
+        if len(systems) * len(tasks) == 1:
+            return [QuestionSuite(options, self.teacher)]
+        chosen = [f"--systems {one}" for one in systems] + [f"--tasks {Path(one).stem}" for one in tasks]
+        if twice := [one for one, count in Counter(chosen).items() if count > 1]:
+            raise ValueError(f"{', '.join(twice)}: named twice, and each has one folder: name it once")
+        names = system_names()
+        owners = [word.split(".")[0] for word in options.set if "." in word.split("=")[0]]
+        found, problems = [], [not_one_of("--set", name, names) for name in owners if name not in names]
+        opened = Opened()
+        for task, system in product(tasks, systems):
+            try:
+                one = self._of(task, system)
+                found.append(QuestionSuite(one.options, one.teacher, opened, Path(options.output) / Path(task).stem))
+            except (ValueError, OSError) as error:
+                problems.append(str(error))
+        if problems:
+            raise ValueError("; ".join(dict.fromkeys(problems)))
+        return found
+
+    def _of(self, task: str, system: str) -> RunSpec:
+        """One system on one task, with what of the options is for it."""
+        options, teacher, name = self.options, self.teacher, Path(task).stem
+        mine = [word.removeprefix(f"{system}.") for word in options.set]
+        own = replace(
+            options,
+            system=system,
+            task=task,
+            output=str(Path(options.output) / name / system),
+            set=[word for word in mine if "." not in word.split("=")[0]],
+            **{key: value.replace("{task}", name) for key in _OF_TASK if (value := getattr(options, key))},
+        )
+        if system != "cirag":
+            own.integrator = None
+        if find_system(system).model == "llm":  # a Graph-LLM is for the systems that take one
+            own.model, own.planner_model, own.untrained = None, None, False
+            if options.model or options.planner_model:
+                own.control, own.control_run = None, None
+        elif options.model:
+            teacher, own.oracle, own.llm = None, None, []
+        if (options.integrator or options.model) and not (own.integrator or own.model):
+            own.student_seed = None
+        return RunSpec(own, teacher)
+
+
+def evaluate(
+    system: str, task: str, data: str, *, teacher: LLMOptions | None = None, output: str | None = None, **options: Any
+) -> dict[str, Any]:
+    """Run a system on a task and score it, as `tripletune eval run` does.
+
+    Args:
+        system: Its name.
+        task: Its name, or a YAML file.
+        data: The question file.
+        teacher: The chat model of a system that prompts one; `llm=["openai:NAME"]` names one, too.
+        output: Folder of the results, in which a run that was stopped continues; None keeps no results.
+        **options: Other fields of `QuestionOptions`.
+
+    Returns:
+        What `metrics.json` holds: under "metrics" the scores with their intervals.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        chosen = QuestionOptions(system=system, task=task, data=data, output=output or scratch, **options)
+        require(chosen)
+        (suite,) = RunSpec.make(chosen, teacher).suites()
+        run_suites([suite])
+        return read_json(Path(chosen.output) / METRICS)
 
 
 def _listed(counts: Mapping[str, int]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tripletune.data_builders.trajectories import TrajectoryOptions
-from tripletune.eval.__main__ import parser
+from tripletune.eval.suites.questions import RunSpec
 from tripletune.models.options import load_config, parse_command_line
 from tripletune.recipes import expert_iteration
 from tripletune.recipes.expert_iteration import ExpertConfig, run, steps
@@ -24,8 +24,8 @@ def test_every_step_is_a_command_that_can_be_given_alone(monkeypatch: pytest.Mon
     for _, command, _ in steps(config):
         words = shlex.split(command)
         if words[1:3] == ["eval", "run"]:
-            given = parser(words[2:]).parse_args(words[2:])
-            students.append((given.integrator, given.student_seed and int(given.student_seed), given.data))
+            given = RunSpec.parse(words[3:]).options
+            students.append((given.integrator, given.student_seed, given.data))
         elif words[0] == "accelerate":
             student, _ = parse_command_line(StudentConfig, "", words[words.index("recipes/cirag_distill.py") + 1 :])
             trained.append((student.model.adapter, student.data.train, student.output_dir))

@@ -130,21 +130,19 @@ class GrpoTask(PromptTask):
             FileNotFoundError: a file of it is not there.
             ValueError: its options can't work together, or a student can't be trained in it.
         """
-        from tripletune.eval.__main__ import parser
-        from tripletune.eval.suites.questions import QuestionSuite
+        from tripletune.eval.suites.questions import RunSpec
 
-        words = ["run", *shlex.split(self.config.data.loop), "--output", f"{self.config.output_dir}/loop"]
-        args = parser(words).parse_args(words)
-        if args.integrator or args.model or args.planner_model:
+        spec = RunSpec.parse([*shlex.split(self.config.data.loop), "--output", f"{self.config.output_dir}/loop"])
+        options, teacher = spec.options, spec.teacher
+        if options.integrator or options.model or options.planner_model:
             raise ValueError("data.loop: leave out --integrator, --model and --planner-model: the student is there")
-        if args.system != (system := "ras" if self.plans else "cirag"):
+        if options.system != (system := "ras" if self.plans else "cirag"):
             what = "a" if self.plans else "no"
             raise ValueError(
-                f"data.loop: --system {args.system}; {self._start} is {what} Graph-LLM, so take --system {system}"
+                f"data.loop: --system {options.system}; {self._start} is {what} Graph-LLM, so take --system {system}"
             )
-        args.model = self._start if self.plans else None
-        suite, *others = QuestionSuite.all_of(args)
-        options, teacher = suite.options, suite.teacher
+        options.model = self._start if self.plans else None
+        suite, *others = spec.suites()
         needs = {
             "one task": not others,
             "--corpus": options.corpus,

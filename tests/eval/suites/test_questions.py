@@ -9,6 +9,7 @@ import pytest
 from tests.rag.fakes import Client
 from tripletune.eval import load_task, task_names
 from tripletune.eval.__main__ import main
+from tripletune.eval.suites.questions import evaluate
 from tripletune.models.llm import Completion
 from tripletune.rag.extractor import TextExtractor
 from tripletune.rag.retrievers import open_retriever
@@ -82,6 +83,15 @@ def test_run_builds_the_corpus_of_all_contexts_and_scores(files, oracle, capsys,
     shown = capsys.readouterr().out
     assert "ras on hotpotqa, 3 questions" in shown
     assert "a gold answer, case, articles and punctuation aside" in shown
+
+
+def test_from_python_the_metrics_are_those_of_the_command(files, oracle):
+    assert main(command(files, top_k=2)) == 0
+    given = {name: str(files / file) for name, file in (("model", "model"), ("triples", "triples.jsonl"))}
+    found = evaluate("ras", "hotpotqa", str(files / "hotpot.jsonl"), top_k=2, **given)
+    assert found["metrics"] == metrics(files)["metrics"]
+    with pytest.raises(ValueError, match="limit: 0 must be at least 1"):
+        evaluate("ras", "hotpotqa", str(files / "hotpot.jsonl"), limit=0, **given)
 
 
 def test_the_graph_token_can_be_left_out(files, oracle):
