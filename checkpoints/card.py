@@ -17,8 +17,8 @@ import yaml
 
 from tripletune.models.files import flatten, read_json, read_text, write_json, write_text
 from tripletune.models.options import read_yaml
-from tripletune.models.program import code_span, markdown_table, plain
 from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, is_adapter, is_text_model, seconds_until, task_of
+from tripletune.models.tables import Table, code_span, plain
 
 CARD = "README.md"
 PROVENANCE = "provenance.json"
@@ -184,12 +184,11 @@ def render_card(provenance: Provenance, kind: Kind, name: str, about: dict[str, 
         parts=("LoRA weights, " if lora else "")
         + ("graph encoder and projector" if provenance.use_graph else "no graph"),
         date=DATE,
-        training=list(_training_rows(provenance)),
+        training=Table(["what", "value"], _training_rows(provenance), cell=str),
         config=config,
         # Longer than any fence in the text.
         fence="`" * (max(map(len, re.findall("`{3,}", config)), default=2) + 1),
         scores=list(_score_tables(provenance)),
-        table=markdown_table,
     )
 
 
@@ -212,11 +211,11 @@ def _training_rows(provenance: Provenance) -> Iterator[list[str]]:
         yield ["versions", named]
 
 
-def _score_tables(provenance: Provenance) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """What was measured: title, names of the columns and rows of each table."""
+def _score_tables(provenance: Provenance) -> Iterator[Table]:
+    """What was measured; titles and cells are Markdown."""
     if provenance.evaluation:
         rows = [[code_span(name), _cell(value)] for name, value in provenance.evaluation.items()]
-        yield "Measured by the run on its validation records", ["metric", "value"], rows
+        yield Table(["metric", "value"], rows, "Measured by the run on its validation records", cell=str)
     for name, content in provenance.scores.items():
         about = [
             f"{key} {code_span(content[key])}" for key in ("system", "task", "split", "questions") if content.get(key)
@@ -242,10 +241,11 @@ def _score_tables(provenance: Provenance) -> Iterator[tuple[str, list[str], list
             if isinstance(value, (int, float)) and not isinstance(value, bool)
         ]
         head = ["metric", "mean", "95 % interval", "n"] if intervals else ["metric", "value"]
-        yield title, head, intervals or numbers
+        yield Table(head, intervals or numbers, title, cell=str)
         if table := content.get("control_table"):
             # As `tripletune eval records --controls` printed it.
-            yield f"{title}, times 100, and what the model scores when it reads less", *table
+            head, rows = table
+            yield Table(head, rows, f"{title}, times 100, and what the model scores when it reads less")
 
 
 def _cell(value: Any) -> str:

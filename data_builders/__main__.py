@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from tripletune.data_builders.adapt import AdaptOptions, adapt_rows
-from tripletune.data_builders.datasets import RowKind, Table, listed
+from tripletune.data_builders.datasets import RowKind, listed
 from tripletune.data_builders.datasets.inspect import (
     count_rows,
     find_rows,
@@ -35,7 +35,8 @@ from tripletune.data_builders.datasets.writer import (
 from tripletune.data_builders.published import HUB_ID, read_explagraphs, read_released, split_names
 from tripletune.models.data.records import normalize_answer
 from tripletune.models.options import CommandParser, add_arguments, from_arguments, setting
-from tripletune.models.program import plain_console, printable, run_program
+from tripletune.models.program import run_program
+from tripletune.models.tables import plain_console, printable
 
 _MOST_TROUBLES = 20
 
@@ -75,22 +76,11 @@ def stats(arguments: argparse.Namespace) -> None:
         found, leaks = count_rows(arguments.folder, arguments.tokenizer)
         kind, numbers = found.kind, found.to_json()
     for one in card_tables(kind, facts, numbers):
-        _print_table(one)
+        one.show(plain_console(120))
     _say("splits: " + listed(numbers["splits"]))
     if empty is None:
         _say("leakage: " + (listed(leaks) or f"no {kind.name} stands on two sides of a split"))
     _say("\n".join(facts.notes))
-
-
-def _print_table(table: Table) -> None:
-    from rich.table import Table as RichTable
-
-    shown = RichTable(title=table.title, title_justify="left")
-    for number, heading in enumerate(table.head):
-        shown.add_column(heading, justify="right" if number else "left", no_wrap=not number)
-    for row in table.rows:
-        shown.add_row(*row)
-    plain_console(120).print(shown)
 
 
 def validate(arguments: argparse.Namespace) -> int:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from tripletune.eval.costs import PRICE_HELP
 from tripletune.models.options import CommandParser
-from tripletune.models.program import load_from, names_in, plain_console, run_program
+from tripletune.models.program import load_from, names_in, run_program
+from tripletune.models.tables import plain_console
 
 SUITES = "tripletune.eval.suites"
 # Commands whose name is not that of their suite's module.

@@ -9,67 +9,16 @@ import importlib
 import logging
 import os
 import pkgutil
-import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
 from tripletune.models.options import nearest
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
+from tripletune.models.tables import printable
 
 # Third parties that log each HTTP request and index build.
 NOISY = ("anthropic", "bm25s", "faiss", "httpcore", "httpcore2", "httpx", "httpx2", "openai", "sentence_transformers",
          "urllib3")  # fmt: skip
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-def printable(text: str) -> str:
-    """A text without control characters, so that data can't steer a terminal."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-def on_one_line(text: object) -> str:
-    """Text of data on one line, without control characters."""
-    return " ".join(printable(str(text)).split())
-
-
-def plain(text: object) -> str:
-    """Text of data as one line that Markdown shows as it is: no tag, code, link or picture of it comes to life."""
-    line = on_one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"[\\`]|\](?=[(\[])", r"\\\g<0>", line)
-
-
-def code_span(text: object) -> str:
-    """Text of data as a code span, which no back-tick in it ends."""
-    line = on_one_line(text)
-    ticks = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
-    return f"{ticks} {line} {ticks}" if len(ticks) > 1 else f"`{line}`"
-
-
-def markdown_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table of cells that are Markdown: what comes from data went through `plain` or `code_span`."""
-    lines = [[cell.replace("|", "\\|") for cell in line] for line in (head, *rows)]
-    lines.insert(1, ["---"] * len(lines[0]))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def plain_console(width: int = 140) -> Console:
-    """A console of Rich that shows text of data as it is: no markup, and no control characters.
-
-    Args:
-        width: Columns where there is no terminal: Rich would cut a table in a log file at 80.
-    """
-    from rich.console import Console
-
-    class Plain(Console):
-        def render_str(self, text: str, **options: Any) -> Text:
-            return super().render_str(printable(text), **options)
-
-    return Plain(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else width)
 
 
 def run_program(

@@ -30,8 +30,9 @@ from tripletune.models.llm import SetupError
 from tripletune.models.llm.backends import LLMOptions, backend_names, open_client
 from tripletune.models.loading import DTYPE_HELP, usual_dtype
 from tripletune.models.options import CommandParser, add_arguments, from_arguments, setting
-from tripletune.models.program import printable, run_program
+from tripletune.models.program import run_program
 from tripletune.models.run_folders import check_model_folder, trained_folder
+from tripletune.models.tables import printable
 from tripletune.rag import Trace
 from tripletune.rag.extract import CorpusExtraction, ExtractionCounts, export_triples, read_passages
 from tripletune.rag.extractor import PIECE_LIMIT, LocalOptions, open_extractor

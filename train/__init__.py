@@ -19,8 +19,9 @@ from typing import Any
 from tripletune.models.data.records import IGNORED
 from tripletune.models.files import new_folder, write_json
 from tripletune.models.options import parse_command_line, to_yaml
-from tripletune.models.program import load_from, printable, run_program
+from tripletune.models.program import load_from, run_program
 from tripletune.models.run_folders import FINAL, seconds_until
+from tripletune.models.tables import printable
 from tripletune.train.tasks import TrainingTask
 
 logger = logging.getLogger(__name__)

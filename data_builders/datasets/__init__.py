@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
@@ -20,30 +19,12 @@ from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.records import Record
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
+from tripletune.models.tables import Table
 
 SAMPLES = 5
 
 
 R = TypeVar("R", bound=Record | ExtractionPair | Trajectory)
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of a card, which `tripletune data stats` prints too.
-
-    Attributes:
-        title: Its heading.
-        head: Names of the columns.
-        rows: Cells.
-        note: What a reader must know of it.
-        code: Whether the cells are names and digests to be copied.
-    """
-
-    title: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str = ""
-    code: bool = False
 
 
 class RowKind(ABC, Generic[R]):
@@ -194,7 +175,7 @@ def length_table(numbers: dict[str, Any]) -> Table:
     head = ["min", "mean", "median", "max"]
     named = [(name, one) for group in numbers["lengths"].values() for name, one in group.items()]
     rows = [[name, *(f"{one[key]:,}" for key in head)] for name, one in named]
-    return Table("Lengths", ["", *head], rows, f"In {numbers['unit']}.")
+    return Table(["", *head], rows, "Lengths", f"In {numbers['unit']}.")
 
 
 def listed(counts: Mapping[str, int]) -> str:

@@ -15,7 +15,7 @@ from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import CARD, DROPPED, STATISTICS
 from tripletune.models.data.records import stored_rows
 from tripletune.models.files import read_json
-from tripletune.models.program import printable
+from tripletune.models.tables import printable
 
 _SHARD_NAME = re.compile(r"(?P<split>.+?)-\d{5}\.(jsonl|parquet)")
 _MAIN_REASONS = 3

@@ -8,11 +8,12 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tripletune.data_builders.datasets import RowKind, Statistics, Table, length_table
+from tripletune.data_builders.datasets import RowKind, Statistics, length_table
 from tripletune.models.data.pairs import ExtractionPair, entity_triple
 from tripletune.models.data.records import TASKS, YES_NO, Action, Record, Task, mentions, normalize_answer
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.rendering import load_instructions, render
+from tripletune.models.tables import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -140,8 +141,8 @@ class Records(RowKind[Record]):
             "(normalised, whole words); yes/no answers are left out of it."
         )
         return [
-            Table("Beside table 4 of RAS", head, rows, note),
-            Table("Sources", ["source", "teacher", "questions", *_SOURCE_COLUMNS], sources, explained),
+            Table(head, rows, "Beside table 4 of RAS", note),
+            Table(["source", "teacher", "questions", *_SOURCE_COLUMNS], sources, "Sources", explained),
         ]
 
 
@@ -233,7 +234,7 @@ class Pairs(RowKind[ExtractionPair]):
             f"The paper trains on {PAPER_PAIRS:,} pairs of WikiOFGraph (RAS, section D.1)."
         )
         head = ["source", *_COLUMNS, "entities in the text"]
-        return [Table("Sources", head, sources, note), length_table(numbers)]
+        return [Table(head, sources, "Sources", note), length_table(numbers)]
 
 
 def text_key(text: str) -> str:
@@ -291,7 +292,7 @@ class Trajectories(RowKind[Trajectory]):
         turns = sorted(counts["learned_turns"].items(), key=lambda item: int(item[0]))
         rows = [[f"with {name} learned turns", f"{count:,}"] for name, count in turns]
         rows += [[f"of {model}", f"{count:,}"] for model, count in sorted(counts["models"].items())]
-        return [Table("Turns and teachers", ["", "trajectories"], rows), length_table(numbers)]
+        return [Table(["", "trajectories"], rows, "Turns and teachers"), length_table(numbers)]
 
 
 RECORDS, PAIRS, TRAJECTORIES = Records(), Pairs(), Trajectories()

@@ -18,11 +18,11 @@ from typing import Any, Generic, Literal
 
 import yaml
 
-from tripletune.data_builders.datasets import R, RowKind, Statistics, Table
+from tripletune.data_builders.datasets import R, RowKind, Statistics
 from tripletune.models.data.records import normalize_answer
 from tripletune.models.files import check_folder, file_digest, new_folder, write_json, write_text
 from tripletune.models.options import require, setting
-from tripletune.models.program import code_span, markdown_table, on_one_line, plain, printable
+from tripletune.models.tables import Table, code_span, on_one_line, plain, printable
 
 CARD, STATISTICS = "README.md", "statistics.json"
 # Questions that a teacher LLM could not label (`data_builders.hotpotqa_subq.build`).
@@ -267,7 +267,7 @@ def card_body(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> s
     if not numbers["records"]:
         parts.append("**None: no question could be labelled.** What follows says why.")
     for one in card_tables(kind, facts, numbers):
-        parts += [f"## {one.title}", *filter(None, [one.note]), _table(one)]
+        parts += [f"## {one.title}", *filter(None, [one.note]), one.markdown()]
     if facts.examples:
         parts += _examples(facts.examples)
     if numbers["samples"]:
@@ -275,15 +275,10 @@ def card_body(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> s
     return "\n\n".join(parts) + "\n"
 
 
-def _table(table: Table) -> str:
-    cell = code_span if table.code else plain
-    return markdown_table(map(plain, table.head), (map(cell, row) for row in table.rows))
-
-
 def card_tables(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> list[Table]:
     """All tables of a card: the numbers of its rows, and what the build says."""
     splits = [[name, f"{n:,}"] for name, n in numbers["splits"].items()]
-    tables = [Table(kind.plural.capitalize(), ["split", kind.plural], splits)]
+    tables = [Table(["split", kind.plural], splits, kind.plural.capitalize())]
     if numbers["records"]:
         tables += kind.tables(numbers, facts)
     for title, counts in (
@@ -293,20 +288,20 @@ def card_tables(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) ->
         ("Replies read though they were not in the form asked for", _by_source(facts.recovered)),
         ("Warnings", facts.issues),
     ):
-        tables.append(Table(title, ["what", "count"], [[name, f"{n:,}"] for name, n in counts.items()]))
-    tables.append(Table("Models", ["role", "model"], [[role, name] for role, name in facts.models.items()]))
+        tables.append(Table(["what", "count"], [[name, f"{n:,}"] for name, n in counts.items()], title))
+    tables.append(Table(["role", "model"], facts.models.items(), "Models"))
     columns = list(dict.fromkeys(name for counts in facts.calls.values() for name in counts))
     rows = [
         [stage, *(f"{counts[name]:,}" if name in counts else "-" for name in columns)]
         for stage, counts in facts.calls.items()
     ]
-    tables.append(Table("Calls of the teacher", ["stage", *(name.replace("_", " ") for name in columns)], rows))
+    tables.append(Table(["stage", *(name.replace("_", " ") for name in columns)], rows, "Calls of the teacher"))
     for title, head, values in (
         ("Prompts", ("prompt", "SHA-256"), facts.prompts),
         ("Input files", ("file", "SHA-256"), facts.files),
         ("Options", ("option", "value"), facts.options),
     ):
-        tables.append(Table(title, head, [[name, str(value)] for name, value in values.items()], code=True))
+        tables.append(Table(head, values.items(), title, cell=code_span))
     return [one for one in tables if one.rows or one is tables[0]]
 
 

@@ -15,7 +15,7 @@ from tripletune.eval import find_metrics
 from tripletune.eval.report.runs import COSTS
 from tripletune.eval.statistics import NO_DIFFERENCE, P_NOTE, SIGNIFICANT, correct_table, p_cell
 from tripletune.models.files import flatten
-from tripletune.models.program import markdown_table, on_one_line, plain
+from tripletune.models.tables import Table, on_one_line, plain
 
 Runs = Sequence[Mapping[str, Any]]
 SOURCES = "Where the figures come from"
@@ -83,7 +83,7 @@ def markdown_of(report: Mapping[str, Any], sections: Sequence[Section]) -> str:
         parts += [f"### {plain(section.heading)}"] if section.heading else []
         for block in section.blocks:
             if isinstance(block, Grid):
-                parts.append(markdown_table(map(plain, block.head), (map(plain, row) for row in block.rows)))
+                parts.append(Table(block.head, block.rows).markdown())
             else:
                 parts.append(plain(block))
     return "\n\n".join(parts) + "\n"

@@ -29,8 +29,9 @@ from tripletune.models.llm.ledger import (
     sampling_of,
 )
 from tripletune.models.options import CommandParser
-from tripletune.models.program import plain_console, run_program
+from tripletune.models.program import run_program
 from tripletune.models.sqlite import application_of, open_database, unusable
+from tripletune.models.tables import plain_console
 
 _REPLY = ("text", "prompt_tokens", "completion_tokens", "seconds", "retries", "finish_reason")
 _MOST_TROUBLES = 20

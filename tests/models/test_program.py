@@ -6,9 +6,8 @@ import errno
 import logging
 
 import pytest
-from rich.table import Table
 
-from tripletune.models.program import code_span, markdown_table, plain, plain_console, run_program
+from tripletune.models.program import run_program
 
 
 class Pending(RuntimeError):
@@ -45,17 +44,3 @@ def test_what_nobody_foresaw_keeps_its_traceback() -> None:
 def test_log_lines_of_data_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_program(lambda: logging.getLogger("x").info("a\x1b[2Jb")) == 0
     assert capsys.readouterr().err == "a\ufffd[2Jb\n"
-
-
-def test_text_of_data_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    table = Table("[bold]run[/x]", title="\x1b[31mtitle")
-    table.add_row(":smile: \x1b[31mname")
-    plain_console().print(table)
-    shown = capsys.readouterr().out
-    assert all(text in shown for text in ("[bold]run[/x]", "\ufffd[31mtitle", ":smile: \ufffd[31mname"))
-
-
-def test_text_of_data_becomes_no_markup() -> None:
-    assert plain("[x](http://y)\n# H \\<b> \x1b`") == "[x\\](http://y) # H \\\\&lt;b&gt; \ufffd\\`"
-    assert code_span("a`` <b>\n") == "``` a`` <b> ```"
-    assert markdown_table(["a|b"], [["[x]"], [code_span("|")]]) == "| a\\|b |\n| --- |\n| [x] |\n| `\\|` |"

@@ -1,0 +1,118 @@
+"""Text of data as people see it, and tables of it: on a terminal, in Markdown and in LaTeX.
+
+Names, replies and counts come from data and other people's files, so whatever writes them escapes them.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_TEX = str.maketrans(
+    {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}"}
+    | {sign: f"\\{sign}" for sign in "&%$#_{}"}
+)
+_NUMBER = re.compile(r"[-+]?\d.*|-?")
+
+
+def printable(text: str) -> str:
+    """A text without control characters, so that data can't steer a terminal."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def on_one_line(text: object) -> str:
+    """Text of data on one line, without control characters."""
+    return " ".join(printable(str(text)).split())
+
+
+def plain(text: object) -> str:
+    """Text of data as one line that Markdown shows as it is: no tag, code, link or picture of it comes to life."""
+    line = on_one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"[\\`]|\](?=[(\[])", r"\\\g<0>", line)
+
+
+def code_span(text: object) -> str:
+    """Text of data as a code span, which no back-tick in it ends."""
+    line = on_one_line(text)
+    ticks = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
+    return f"{ticks} {line} {ticks}" if len(ticks) > 1 else f"`{line}`"
+
+
+def tex(text: object) -> str:
+    """Text of data as one line that LaTeX sets as it is."""
+    return on_one_line(text).translate(_TEX)
+
+
+class Table:
+    """A table of data.
+
+    Attributes:
+        head: Names of the columns.
+        rows: As many cells in each.
+        title: Its heading.
+        note: What a reader must know of it.
+        cell: How Markdown writes a cell of a row: `plain`, `code_span`, or `str` for cells that are Markdown.
+    """
+
+    def __init__(
+        self,
+        head: Iterable[object],
+        rows: Iterable[Iterable[object]],
+        title: str = "",
+        note: str = "",
+        cell: Callable[[object], str] = plain,
+    ) -> None:
+        self.head = [str(name) for name in head]
+        self.rows = [[str(value) for value in row] for row in rows]
+        self.title, self.note, self.cell = title, note, cell
+
+    def markdown(self) -> str:
+        """Head and rows in Markdown."""
+        lines = [list(map(plain, self.head)), *(list(map(self.cell, row)) for row in self.rows)]
+        lines = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+        lines.insert(1, ["---"] * len(self.head))
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    def latex(self, caption: str) -> str:
+        """A `table` with the rules of `booktabs`."""
+        head, *body = (" & ".join(map(tex, line)) + r" \\" for line in (self.head, *self.rows))
+        columns = "l" * len(self.head)
+        return "\n".join([
+            r"\begin{table}", r"\centering", rf"\caption{{{tex(caption)}}}", rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", r"\end{table}",
+        ])  # fmt: skip
+
+    def show(self, console: Console) -> None:
+        """Print title, head and rows on a `plain_console`; columns of numbers are flush right."""
+        from rich.table import Table as RichTable
+
+        shown = RichTable(title=self.title or None, title_justify="left")
+        for place, name in enumerate(self.head):
+            numbers = all(_NUMBER.fullmatch(row[place]) for row in self.rows)
+            shown.add_column(name, justify="right" if numbers else "left", no_wrap=not place)
+        for row in self.rows:
+            shown.add_row(*row)
+        console.print(shown)
+
+
+def plain_console(width: int = 140) -> Console:
+    """A console of Rich that shows text of data as it is: no markup, and no control characters.
+
+    Args:
+        width: Columns where there is no terminal: Rich would cut a table in a log file at 80.
+    """
+    from rich.console import Console
+
+    class Plain(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(printable(text), **options)
+
+    return Plain(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else width)
