@@ -35,9 +35,9 @@ from pathlib import Path
 
 from tripletune.data_builders.readers._rows import Row, source_rows
 from tripletune.models.data.records import Action, Record, Step, normalize_answer
+from tripletune.models.data.rendering import parse_plan
 from tripletune.models.data.triples import Triple, parse_triples
 from tripletune.models.files import read_text
-from tripletune.models.rendering import parse_plan
 
 HUB_ID = "pat-jj/ras_train_data"
 REPEATED_TRIPLES = "triples that repeat another of their step, kept once"

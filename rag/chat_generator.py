@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from tripletune.models.data.records import ModelInput, Passage, Step, one_line
+from tripletune.models.data.rendering import render
 from tripletune.models.llm import Completion
 from tripletune.models.llm.prompts import PromptSet, load_prompts
 from tripletune.models.llm.question_client import QuestionClient
 from tripletune.models.llm.replies import without_thoughts
-from tripletune.models.rendering import render
 from tripletune.rag import Trace
 from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import LoopOptions, Tools, need

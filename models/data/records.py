@@ -5,7 +5,7 @@ One JSON object a line, the same keys in every row so that Arrow reads any shard
     {"id", "question_id", "task", "question", "steps": [{"query", "triples": [[s, p, o]], "text"}],
      "action", "subquery", "answers", "source"}
 
-`models.rendering` turns it into text, for training and for inference alike.
+`models.data.rendering` turns it into text, for training and for inference alike.
 """
 
 from __future__ import annotations

@@ -29,10 +29,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from tripletune.models.data.records import ModelInput, Record, Step
+from tripletune.models.data.rendering import load_instructions, render, render_growing, render_parts
 from tripletune.models.files import read_json, write_json
 from tripletune.models.graph_llm.graphs import SampleGraph, build_graph
 from tripletune.models.local.chat import DATE
-from tripletune.models.rendering import load_instructions, render, render_growing, render_parts
 from tripletune.models.run_folders import PROCESSOR
 
 GRAPH_TOKEN = "<|graph|>"

@@ -186,7 +186,7 @@ class Generator(Protocol):
         """Reply to one input.
 
         Args:
-            sample: Task, question and history; rendered by the implementation with `models.rendering.render`.
+            sample: Task, question and history; rendered by the implementation with `models.data.rendering.render`.
             max_new_tokens: Longest reply, in tokens.
             evidence: "triples" or "text"; `None` keeps the model's own setting.
         """

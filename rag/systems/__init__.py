@@ -10,10 +10,10 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from tripletune.models.data.records import Passage
+from tripletune.models.data.rendering import Evidence
 from tripletune.models.llm import Generator, LLMClient, Sampling
 from tripletune.models.options import CheckedOptions, nearest, set_values, setting
 from tripletune.models.program import load_from, names_in
-from tripletune.models.rendering import Evidence
 from tripletune.rag import Trace
 from tripletune.rag.embedding import Embedder
 from tripletune.rag.retrievers import Retriever

@@ -15,8 +15,8 @@ import time
 from collections.abc import Sequence
 
 from tripletune.models.data.records import Action, ModelInput, Passage, Step, normalize_answer
+from tripletune.models.data.rendering import Plan, parse_plan
 from tripletune.models.llm import Generator
-from tripletune.models.rendering import Plan, parse_plan
 from tripletune.rag import NOTING, Trace, TraceAction
 from tripletune.rag.chat_generator import ANSWER, PLAN, ChatGenerator, prompt_files
 from tripletune.rag.retrievers import Retrieved

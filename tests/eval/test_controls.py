@@ -11,9 +11,9 @@ import pytest
 from tripletune.eval.__main__ import main
 from tripletune.eval.controls import Controls, OtherFacts, Rule, compare_controls, control_table
 from tripletune.models.data.records import Action, Record, Step
+from tripletune.models.data.rendering import render
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import Completion
-from tripletune.models.rendering import render
 
 
 def of(number: int, steps: int = 2) -> list[Record]:

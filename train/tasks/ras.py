@@ -264,10 +264,10 @@ class GraphTask(TrainingTask):
         """
         from transformers import set_seed
 
+        from tripletune.models.data.rendering import load_instructions
         from tripletune.models.graph_llm.processor import GraphLLMProcessor
         from tripletune.models.loading import load_tokenizer
         from tripletune.models.losses import check_shared_prefixes
-        from tripletune.models.rendering import load_instructions
 
         set_seed(self.config.seed)
         model, data = self.config.model, self.config.data

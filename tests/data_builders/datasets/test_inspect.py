@@ -13,8 +13,8 @@ from tripletune.data_builders.datasets.inspect import dataset_files, find_rows, 
 from tripletune.data_builders.datasets.kinds import KINDS
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.records import Action, Record, Step
+from tripletune.models.data.rendering import load_instructions, render
 from tripletune.models.data.triples import Triple
-from tripletune.models.rendering import load_instructions, render
 
 
 def record(identity: str, question_id: str, question: str) -> Record:

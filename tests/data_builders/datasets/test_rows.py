@@ -12,8 +12,8 @@ from tripletune.data_builders.datasets.kinds import KINDS
 from tripletune.data_builders.datasets.writer import BuildFacts
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.records import Action, Record, Step
+from tripletune.models.data.rendering import load_instructions, render
 from tripletune.models.data.triples import Triple
-from tripletune.models.rendering import load_instructions, render
 
 FACTS = BuildFacts("T", "S.", teachers={"x": "me"}, questions={"x": 2})
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tripletune.models.data.records import Action, ModelInput, Record, Step
+from tripletune.models.data.rendering import render
 from tripletune.models.data.triples import Triple
 from tripletune.models.graph_llm.graphs import build_graph
 from tripletune.models.graph_llm.processor import GRAPH_TOKEN, GraphLLMProcessor, pad_batch
-from tripletune.models.rendering import render
 
 CHATML = "<|im_start|>system\n<|graph|>{plan}<|im_end|>\n<|im_start|>user\n{body}<|im_end|>\n<|im_start|>assistant\n"
 OLD = tuple(Triple(f"old {n}", "is", f"thing {n}") for n in range(6))

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from tripletune.models.data.records import Action, ModelInput, Record, Step
+from tripletune.models.data.rendering import Plan, load_instructions, parse_plan, render
 from tripletune.models.data.triples import Triple
 from tripletune.models.graph_llm import processor as graph_processor
-from tripletune.models.rendering import Plan, load_instructions, parse_plan, render
 
 STEPS = (
     Step("Who wrote it?", (Triple("a", "b", "c"), Triple("d", "e", "f")), "raw  text\nhere"),

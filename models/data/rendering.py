@@ -27,7 +27,7 @@ from tripletune.models.data.records import Action, ModelInput, Task, one_line
 from tripletune.models.data.triples import format_triples
 
 Evidence = Literal["triples", "text"]
-PROMPTS = Path(__file__).parent / "prompts"
+PROMPTS = Path(__file__).parents[1] / "prompts"
 _ACTION = re.compile(r"\s*\[(SUBQ|SUFFICIENT|NO_RETRIEVAL)\]")
 
 
