@@ -243,4 +243,4 @@ async def _answers(suite: QuestionSuite, count: int, concurrency: int) -> tuple[
         traces = await asyncio.gather(*(answer(question) for question in questions[:count]))
         return traces, time.perf_counter() - start
     finally:
-        await asyncio.gather(*(one.close() for one in suite.clients if hasattr(one, "close")))
+        await asyncio.gather(*(one.close() for one in suite.clients))

@@ -15,7 +15,7 @@ from tripletune.eval.metrics.ranking import CUTS, recall
 from tripletune.eval.rescore import final_ranking
 from tripletune.eval.statistics import bootstrap_mean
 from tripletune.models.data.questions import Question
-from tripletune.models.llm import Completion
+from tripletune.models.llm import Completion, LLMClient
 from tripletune.models.options import setting
 from tripletune.rag.graph import Scoring
 from tripletune.rag.search import SearchOptions, open_search
@@ -35,16 +35,13 @@ class RetrievalOptions(Options):
     scoring: Scoring = setting("concat", "what NaiveGE compares with the query")
 
 
-class _NoModel:
+class _NoModel(LLMClient):
     """Replies nothing: the answer is not looked at."""
 
     model = "none"
 
     async def chat(self, messages: Any, **options: Any) -> Completion:
         return Completion("")
-
-    async def close(self) -> None:
-        pass
 
 
 def retrieval(options: RetrievalOptions) -> Result:

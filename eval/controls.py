@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from tripletune.eval.results import RESULTS, read_results
 from tripletune.eval.statistics import bootstrap_pairs, correct_table, paired_ratio_difference, verdict
 from tripletune.models.data.records import Action, ModelInput, Record, Step
-from tripletune.models.llm import Completion
+from tripletune.models.llm import Completion, Generator
 
 if TYPE_CHECKING:
     from tripletune.models.graph_llm import LocalGenerator
@@ -115,7 +115,7 @@ def controlled(control: str, given: ModelInput, others: tuple[Step, ...]) -> Mod
     return replace(given, steps=others if control == "other_facts" else tuple(Step(one.query) for one in given.steps))
 
 
-class LoopControl:
+class LoopControl(Generator):
     """A Graph-LLM that reads less, or something else, than its loop found; the loop itself is as always.
 
     Args:

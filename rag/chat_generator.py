@@ -9,7 +9,7 @@ from typing import Any
 
 from tripletune.models.data.records import ModelInput, Passage, Step, one_line
 from tripletune.models.data.rendering import render
-from tripletune.models.llm import Completion
+from tripletune.models.llm import Completion, Generator
 from tripletune.models.llm.prompts import PromptSet, load_prompts
 from tripletune.models.llm.question_client import QuestionClient
 from tripletune.models.llm.replies import without_thoughts
@@ -28,7 +28,7 @@ _THOUGHT = re.compile(r"^[\s*_]*thought[ \t*_]*:[ \t*_]*", re.IGNORECASE)
 _REFUSED = re.compile(rf"\W*{REFUSAL}\b(?=.*\w)", re.IGNORECASE)
 
 
-class ChatGenerator:
+class ChatGenerator(Generator):
     """A `Generator` on the chat model of `tools`: RAS with few-shot prompts (appendix F.1), no graph token.
 
     `notes` takes its calls; `folder` may hold prompts of one's own.

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from tripletune.models.data.pairs import NO_FACTS, extraction_chat, load_instruction, read_pairs, render_source
 from tripletune.models.data.records import whole_characters
 from tripletune.models.files import weights_fingerprint
-from tripletune.models.llm import CallError, Completion, LLMClient, Message, Sampling, SetupError
+from tripletune.models.llm import CallError, Completion, Endpoint, LLMClient, Message, Sampling, SetupError
 from tripletune.models.llm.backends import LLMOptions, load_backend, open_client
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, RetriesExhausted, Retry
@@ -70,7 +70,7 @@ class LocalOptions(CheckedOptions):
         return ["grammar and beams: the grammar follows one reply at a time; use one beam"] if both else []
 
 
-class TextExtractor:
+class TextExtractor(Endpoint):
     """A text-to-triples model behind an `LLMClient`; one call per text.
 
     Args:
@@ -121,9 +121,8 @@ class TextExtractor:
         )
 
     def pending_message(self) -> str | None:
-        """What to do about calls that wait for a batch's replies; None for other backends."""
-        message = getattr(self._client, "pending_message", None)
-        return message() if message is not None else None
+        """See `Endpoint.pending_message`."""
+        return self._client.pending_message()
 
     async def close(self) -> None:
         """Close the client."""

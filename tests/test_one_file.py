@@ -38,19 +38,16 @@ def read_questions(location, issues=None, source="mine"):
 ''',
     "models/llm/backends/mine.py": '''
 """A teacher that knows where Ada was born."""
-from tripletune.models.llm import Completion
+from tripletune.models.llm import Backend, Completion
 from tripletune.models.llm.backends import BackendKind
 
 LABELS = '{"documents": [1], "answerable": true, "triples": [["Ada", "born in", "London"]]}'
 
-class Mine:
+class Mine(Backend):
     model = "mine:m"
 
     async def complete(self, messages, sampling):
         return Completion("Londinium" if len(messages) == 1 else LABELS)
-
-    async def close(self):
-        pass
 
 BACKEND = BackendKind(lambda options, key, ledger: Mine())
 ''',

@@ -255,7 +255,7 @@ class _Build:
                                     self.dataset.write(record, self._options.split_of(question.question))
         if pending:
             # A client over the `batch` backend knows how many calls wait, and where.
-            told = self._client.pending_message() if isinstance(self._client, LedgerClient) else None
+            told = self._client.pending_message() if self._client is not None else None
             raise RepliesPending(told or str(pending))
 
     async def _label(self, one: OpenSource, question: Question) -> list[Record] | UnlabelledQuestion | RepliesPending:
@@ -371,7 +371,7 @@ async def _is_filtered(question: Question, teacher: Teacher) -> bool:
 
 
 def _drawn(client: LLMClient, sampling: Sampling) -> str:
-    if not getattr(getattr(client, "backend", None), "send_temperature", True):
+    if not client.send_temperature:
         return " (temperature and top_p are the provider's own: none was sent)"
     return f" (temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, seed {sampling.seed})"
 

@@ -29,7 +29,7 @@ from tripletune.data_builders.world.questions import WorldQuestion
 from tripletune.models.data.records import normalize_answer
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import read_json
-from tripletune.models.llm import CALL_ROLE, CallError, Completion, Message, Sampling
+from tripletune.models.llm import CALL_ROLE, Backend, CallError, Completion, Message, Sampling
 from tripletune.models.llm.replies import REPAIR_ROLE
 from tripletune.models.program import load_from, names_in
 from tripletune.rag.chat_generator import REFUSAL
@@ -60,7 +60,7 @@ class GoldHop:
         return any(title in block and self.sentence in block.partition(title)[2] for block in blocks)
 
 
-class WorldOracle:
+class WorldOracle(Backend):
     """A `Backend` that answers from the facts of a world.
 
     Args:
@@ -120,9 +120,6 @@ class WorldOracle:
         else:
             raise CallError(f"{self.model}: this is no prompt of a system that it knows")
         return Completion(text, sum(len(message["content"].split()) for message in messages), len(text.split()))
-
-    async def close(self) -> None:
-        """Nothing is held open."""
 
     def _extract(self, turn: str) -> str:
         title = turn.removeprefix("Title: ").split("\n", 1)[0]

@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from tripletune.eval.results import METRICS, ResultLog
 from tripletune.models.files import read_json, write_json
-from tripletune.models.llm import RepliesPending, SetupError, redact
+from tripletune.models.llm import Endpoint, RepliesPending, SetupError, redact
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.models.llm.replies import in_workers
 from tripletune.models.options import CommandParser, add_arguments, from_arguments, setting
@@ -72,7 +72,7 @@ class Suite(ABC):
         command: The words of the command line, for reports.
         concurrency: Batches under way at once.
         retry_errors: Whether items that failed in an earlier call are run again.
-        clients: What `open` opened, or None: asked what to do about calls that wait for a batch, closed at the end.
+        clients: What `open` opened: asked what to do about calls that wait for a batch, closed at the end.
     """
 
     unit: ClassVar[str] = "item"
@@ -82,7 +82,7 @@ class Suite(ABC):
     command: Sequence[str] = ()
     concurrency: int = 1
     retry_errors: bool = False
-    clients: Sequence[Any] = ()
+    clients: Sequence[Endpoint] = ()
 
     def __init__(self, options: Any) -> None:
         self.options = options
@@ -250,8 +250,7 @@ async def _run_all(
                     suite.open()
                     # Now, so that the questions per second of the first suite are not those of loading.
                     for one in suite.clients:
-                        if hasattr(one, "load"):
-                            one.load()
+                        one.load()
                     started = time.perf_counter()
                     waits = await _answer(suite, log, frozenset(mine))
                 if launched.process:
@@ -269,7 +268,7 @@ async def _run_all(
                 logger.debug("traceback of %s", log.folder, exc_info=True)
                 failed.append(f"{log.folder}: {error}")
             waiting += waits
-        clients = [one for suite in suites for one in suite.clients if hasattr(one, "pending_message")]
+        clients = [one for suite in suites for one in suite.clients]
         # At the end, so that suites that share a client share its request file.
         told = [one.pending_message() for one in clients if waiting]
     finally:
@@ -282,7 +281,7 @@ async def _run_all(
 
 async def close_clients(*suites: Suite) -> None:
     """Close what suites have opened, each once."""
-    for one in {id(one): one for suite in suites for one in suite.clients if hasattr(one, "close")}.values():
+    for one in {id(one): one for suite in suites for one in suite.clients}.values():
         await one.close()
 
 

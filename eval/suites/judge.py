@@ -117,7 +117,8 @@ class JudgeSuite(Suite):
 
     def open(self) -> None:
         """Open the judge."""
-        self.clients = (open_client(self.teacher),)
+        self.client = open_client(self.teacher)
+        self.clients = [self.client]
 
     async def ask(self, batch: list[Pair]) -> list[list[dict[str, int] | None]]:
         """The judge's verdicts in both orders; None for a reply that can't be read. Equal answers need no judge."""
@@ -138,7 +139,7 @@ class JudgeSuite(Suite):
         sampling = self.teacher.sampling(self.options.max_reply_tokens)
         try:
             verdict = await ask(
-                self.clients[0], messages, read, role="judge.pair", sampling=sampling, question_id=pair.id,
+                self.client, messages, read, role="judge.pair", sampling=sampling, question_id=pair.id,
                 repairs=self.options.repairs,
             )  # fmt: skip
         except UnusableReply as error:

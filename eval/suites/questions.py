@@ -289,9 +289,9 @@ class QuestionSuite(Suite):
         )
         if self.teacher is None:
             planner = planner or answerer
-        self.clients = (llm, tools.integrator, planner, answerer)
+        self.clients = [one for one in (llm, tools.integrator, planner, answerer) if one is not None]
         if isinstance(tools.store, CorpusExtraction):
-            self.clients += (tools.store.extractor,)
+            self.clients.append(tools.store.extractor)
         self.tools = replace(tools, planner=planner, answerer=answerer)
         if options.control:
             facts = OtherFacts(run_histories(options.control_run)) if options.control_run else None

@@ -25,7 +25,7 @@ from tripletune.models.graph_llm.embeddings import EmbeddingTable, LiveEmbedding
 from tripletune.models.graph_llm.graphs import SampleGraph, batch_graphs
 from tripletune.models.graph_llm.model import GraphLLM, GraphLLMConfig
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
-from tripletune.models.llm import Completion, Message, Sampling
+from tripletune.models.llm import Backend, Completion, Generator, Message, Sampling
 from tripletune.models.llm.backends.hf import DecodingService
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
@@ -199,7 +199,7 @@ def load_graph_llm(
     return model.eval(), processor
 
 
-class LocalGenerator:
+class LocalGenerator(Generator):
     """Generation with a `GraphLLM`, greedy unless its `sampling` says otherwise.
 
     Args:
@@ -300,7 +300,7 @@ class LocalGenerator:
         return replace(request.completion(text), truncated_triples=triples, truncated_words=words)
 
 
-class _GraphBackend:
+class _GraphBackend(Backend):
     """The `models.llm.Backend` of a generator: a call's message is the input as JSON."""
 
     def __init__(self, generator: LocalGenerator, model: str) -> None:

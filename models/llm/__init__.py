@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, TypedDict
 
 from tripletune.models.data.records import ModelInput
 
@@ -59,14 +59,41 @@ class Sampling:
         return {**found, "stop": [], "seed": self.seed, **later}
 
 
-class Backend(Protocol):
-    """One model, one attempt: no cache, no retry, no limit.
+class Endpoint:
+    """What a model is reached through, with what can be asked of any.
 
     Attributes:
         model: What the ledger's key calls it, for example "openai:gpt-4o-mini". Never holds a key or a password.
+        send_temperature: Whether replies are drawn as `Sampling` says, and not with a provider's own settings.
     """
 
     model: str
+    send_temperature: bool = True
+
+    def load(self) -> None:
+        """Load a model on this machine now; otherwise the first call does."""
+
+    def count_tokens(self, messages: Sequence[Message]) -> int:
+        """Tokens of a chat as the model reads it.
+
+        Raises:
+            ValueError: the model is not on this machine.
+        """
+        raise ValueError(
+            f"max_prompt_tokens is set, and the tokens of {self.model} can't be counted here: leave it out, or name a "
+            "local model with --integrator"
+        )
+
+    def pending_message(self) -> str | None:
+        """What to do about the calls that wait for a batch, for the end of a run; None when none waits."""
+        return None
+
+    async def close(self) -> None:
+        """Wait for what is being written, then release connections and threads."""
+
+
+class Backend(Endpoint):
+    """One model, one attempt: no cache, no retry, no limit."""
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Reply to a chat.
@@ -75,19 +102,11 @@ class Backend(Protocol):
             TransientError: worth another attempt (429, 5xx, time-out, cut-off response).
             CallError: no attempt will do better (refused key, unknown model, prompt too long).
         """
-
-    async def close(self) -> None:
-        """Let go of connections and threads."""
+        raise NotImplementedError
 
 
-class LLMClient(Protocol):
-    """What loops and builders call.
-
-    Attributes:
-        model: As in `Backend`.
-    """
-
-    model: str
+class LLMClient(Endpoint):
+    """What loops and builders call."""
 
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
@@ -104,9 +123,7 @@ class LLMClient(Protocol):
             CallError: it can't be answered; the message says why and what to do.
             RepliesPending: it waits in a request file of the `batch` backend.
         """
-
-    async def close(self) -> None:
-        """Wait for what is being written, then let go."""
+        raise NotImplementedError
 
 
 class CallError(RuntimeError):
@@ -179,8 +196,8 @@ class Completion:
     key: str = ""
 
 
-class Generator(Protocol):
-    """Anything that plans and answers: the Graph-LLM here, an API later, a script in tests."""
+class Generator(Endpoint):
+    """Anything that plans and answers: a Graph-LLM, a chat model with prompts, a script in tests."""
 
     async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
         """Reply to one input.
@@ -190,3 +207,4 @@ class Generator(Protocol):
             max_new_tokens: Longest reply, in tokens.
             evidence: "triples" or "text"; `None` keeps the model's own setting.
         """
+        raise NotImplementedError

@@ -15,7 +15,13 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -137,6 +143,32 @@ def row_of(
     return (*call, reply.text, *numbers, reply.finish_reason, status, detail, time)
 
 
+class NoLedger:
+    """A ledger that keeps nothing; see `Ledger`."""
+
+    to_continue = "Run it again"
+
+    def get(self, key: str) -> None:
+        """No reply is stored."""
+
+    async def store(self, call: Call, completion: Completion, role: str, question_id: str = "") -> Completion:
+        """Give the reply back."""
+        return completion
+
+    def fail(self, call: Call, reason: str, retries: int, role: str, question_id: str = "") -> None:
+        """Store nothing."""
+
+    def use(self, key: str, role: str, question_id: str) -> None:
+        """Note nothing."""
+
+    def claim(self, key: str) -> AbstractAsyncContextManager[None]:
+        """Wait for nobody."""
+        return nullcontext()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 class Ledger(AbstractContextManager["Ledger"]):
     """The calls of one SQLite file; a context manager. Use it from one thread.
 
@@ -149,6 +181,7 @@ class Ledger(AbstractContextManager["Ledger"]):
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.to_continue = f"What was answered is kept in {path}: run the same command again to continue"
         self._uses: list[tuple[str, str, str]] = []
         self._arrived: list[tuple[asyncio.Future[Completion], tuple[Call, Completion, str, str]]] = []
         self._closed = False

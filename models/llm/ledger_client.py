@@ -29,6 +29,7 @@ from tripletune.models.llm import (
     Backend,
     CallError,
     Completion,
+    LLMClient,
     Message,
     RepliesPending,
     Sampling,
@@ -36,7 +37,7 @@ from tripletune.models.llm import (
     TransientError,
     redact,
 )
-from tripletune.models.llm.ledger import Call, Ledger, make_call
+from tripletune.models.llm.ledger import Call, Ledger, NoLedger, make_call
 from tripletune.models.sqlite import UnusableFile
 
 logger = logging.getLogger(__name__)
@@ -150,31 +151,30 @@ class _Flight:
     sent = 0.0
 
 
-class LedgerClient(AbstractAsyncContextManager["LedgerClient"]):
+class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
     """An `LLMClient` over one backend. Use it in one event loop.
 
     Args:
         backend: The model.
-        ledger: Where calls are stored; `None` stores nothing. It is closed with the client.
+        ledger: Where calls are stored. It is closed with the client.
         limits: What may be sent; `None` means no limits.
         retry: How often a call is tried.
         secrets: Keys and passwords; they are struck out of every error text, whatever a server writes into it.
 
     Attributes:
-        model: As in `Backend`; it may be made longer by what tells apart two models of one name.
-        backend: The backend.
-        ledger: The ledger, or `None`.
+        model: The backend's; it may be made longer by what tells apart two models of one name.
     """
 
     def __init__(
         self,
         backend: Backend,
-        ledger: Ledger | None = None,
+        ledger: Ledger | NoLedger | None = None,
         limits: Limits | None = None,
         retry: Retry | None = None,
         secrets: Sequence[str] = (),
     ) -> None:
-        self.backend, self.ledger, self.model = backend, ledger, backend.model
+        self.backend, self.ledger, self.model = backend, ledger or NoLedger(), backend.model
+        self.send_temperature = backend.send_temperature
         self._limits, self._retry = limits or Limits(), retry or Retry()
         self._secrets = tuple(filter(None, secrets))
         self._flights: dict[str, _Flight] = {}
@@ -184,15 +184,17 @@ class LedgerClient(AbstractAsyncContextManager["LedgerClient"]):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    @property
-    def count_tokens(self) -> Callable[[Sequence[Message]], int] | None:
-        """What counts the tokens of a chat; None where the backend's model is not on this machine."""
-        return getattr(self.backend, "count_tokens", None)
-
     def load(self) -> None:
-        """Load the model now, where it is on this machine; otherwise the first call does."""
-        if hasattr(self.backend, "load"):
-            self.backend.load()
+        """See `Endpoint.load`."""
+        self.backend.load()
+
+    def count_tokens(self, messages: Sequence[Message]) -> int:
+        """See `Endpoint.count_tokens`."""
+        return self.backend.count_tokens(messages)
+
+    def pending_message(self) -> str | None:
+        """See `Endpoint.pending_message`."""
+        return self.backend.pending_message()
 
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
@@ -212,8 +214,7 @@ class LedgerClient(AbstractAsyncContextManager["LedgerClient"]):
             call = make_call(self.model, sampling, messages)
         except (ValueError, TypeError) as error:
             raise CallError(f"{role}: this call can't be sent: {error}") from None
-        stored = self.ledger.get(call.key) if self.ledger is not None else None
-        if self.ledger is not None and stored is not None:
+        if (stored := self.ledger.get(call.key)) is not None:
             self.ledger.use(call.key, role, question_id)
             return stored
         flight = self._flights.get(call.key)
@@ -233,14 +234,8 @@ class LedgerClient(AbstractAsyncContextManager["LedgerClient"]):
                 del self._flights[call.key]
         if first:
             return completion
-        if self.ledger is not None:
-            self.ledger.use(call.key, role, question_id)
+        self.ledger.use(call.key, role, question_id)
         return replace(completion, cached=True)
-
-    def pending_message(self) -> str | None:
-        """What to do about the calls that wait for a batch, for the end of a run; `None` when none waits."""
-        message: Callable[[], str | None] | None = getattr(self.backend, "pending_message", None)
-        return message() if message is not None else None
 
     def stop(self, error: Exception) -> None:
         """Send nothing more: the run ends by an error.
@@ -265,8 +260,7 @@ class LedgerClient(AbstractAsyncContextManager["LedgerClient"]):
         try:
             await self.backend.close()
         finally:
-            if self.ledger is not None:
-                self.ledger.close()
+            self.ledger.close()
 
     def _abandon(self, flight: _Flight) -> bool:
         """End a call that nobody waits for; its reply is waited for when the run ends by a failure."""
@@ -276,8 +270,8 @@ class LedgerClient(AbstractAsyncContextManager["LedgerClient"]):
         self, flight: _Flight, call: Call, messages: Sequence[Message], sampling: Sampling, role: str, question_id: str
     ) -> Completion:
         """One call to the model, stored before it is given back."""
-        async with self.ledger.claim(call.key) if self.ledger is not None else nullcontext():
-            if self.ledger is not None and (stored := self.ledger.get(call.key)) is not None:
+        async with self.ledger.claim(call.key):
+            if (stored := self.ledger.get(call.key)) is not None:
                 # Another process has made the call meanwhile.
                 self.ledger.use(call.key, role, question_id)
                 return stored
@@ -296,16 +290,14 @@ class LedgerClient(AbstractAsyncContextManager["LedgerClient"]):
                     except TransientError as error:
                         await self._wait_after(error, attempts)
             except RepliesPending:
-                if self.ledger is not None:
-                    self.ledger.use(call.key, role, question_id)
+                self.ledger.use(call.key, role, question_id)
                 raise
             except (CallError, TransientError) as error:
                 failure = self._failure(error, attempts, role)
                 if isinstance(failure, (SetupError, RetriesExhausted)):
                     self.stop(failure)
                 with self._storing():
-                    if self.ledger is not None:
-                        self.ledger.fail(call, str(failure), attempts - 1, role, question_id)
+                    self.ledger.fail(call, str(failure), attempts - 1, role, question_id)
                 # Without its cause, whose text may hold a key.
                 raise failure from None
             if completion is None:
@@ -318,8 +310,6 @@ class LedgerClient(AbstractAsyncContextManager["LedgerClient"]):
                 retries=attempts - 1,
                 key=call.key,
             )
-            if self.ledger is None:
-                return completion
             with self._storing():
                 return await self.ledger.store(call, completion, role, question_id)
 
@@ -384,7 +374,4 @@ class LedgerClient(AbstractAsyncContextManager["LedgerClient"]):
         tried = f"{attempts} attempt{'s' if attempts > 1 else ''}"
         if error.retry_after is not None and error.retry_after > self._retry.patience:
             reason += f"; the server asks to wait {error.retry_after:.0f} seconds"
-        again = "Run it again"
-        if self.ledger is not None:
-            again = f"What was answered is kept in {self.ledger.path}: run the same command again to continue"
-        return RetriesExhausted(f"{self.model}, {role}: no reply after {tried}: {reason}. {again}")
+        return RetriesExhausted(f"{self.model}, {role}: no reply after {tried}: {reason}. {self.ledger.to_continue}")

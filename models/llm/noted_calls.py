@@ -10,7 +10,7 @@ from tripletune.models.llm import Completion, LLMClient, Message, RepliesPending
 from tripletune.models.llm.ledger import PUT, Call, Ledger, make_call, row_of
 
 
-class NotedCalls:
+class NotedCalls(LLMClient):
     """An `LLMClient` that notes the calls of another one.
 
     Attributes:
@@ -36,7 +36,7 @@ class NotedCalls:
         await self._client.close()
 
 
-class StoredReplies:
+class StoredReplies(LLMClient):
     """An `LLMClient` without a model: it has the replies of a ledger, and every other call raises `RepliesPending`."""
 
     def __init__(self, model: str, ledger: Ledger) -> None:
@@ -50,9 +50,6 @@ class StoredReplies:
         if stored is None:
             raise RepliesPending(f"{role}: the ledger has no reply")
         return stored
-
-    async def close(self) -> None:
-        """See `LLMClient.close`; the ledger stays open."""
 
 
 def store_calls(ledger: Ledger, notes: Iterable[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -26,8 +26,8 @@ class CallNotes(Protocol):
         """Count something by its name."""
 
 
-class QuestionClient:
-    """An `LLMClient` for one question.
+class QuestionClient(LLMClient):
+    """An `LLMClient` for one question; closing it does nothing, for the client belongs to the run.
 
     Args:
         client: Answers the calls.
@@ -37,9 +37,6 @@ class QuestionClient:
             what of them was not sent.
         question_id: The question, for the ledger.
         sampling: How replies are drawn; their length is each call's own.
-
-    Attributes:
-        model: As in `LLMClient`.
     """
 
     def __init__(
@@ -76,18 +73,5 @@ class QuestionClient:
         return completion
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
-        """Tokens of a chat as the model reads it.
-
-        Raises:
-            ValueError: the model is not on this machine, so its tokens can't be counted.
-        """
-        count: Callable[[Sequence[Message]], int] | None = getattr(self._client, "count_tokens", None)
-        if count is None:
-            raise ValueError(
-                f"max_prompt_tokens is set, and the tokens of {self.model} can't be counted here: leave it out, or "
-                "name a local model with --integrator"
-            )
-        return count(messages)
-
-    async def close(self) -> None:
-        """Nothing: the client belongs to the run, not to the question."""
+        """See `Endpoint.count_tokens`."""
+        return self._client.count_tokens(messages)

@@ -19,7 +19,7 @@ def in_role(values: Mapping[str, Any], role: str, default: Any = None) -> Any:
     return values[max(names, key=len)] if names else default
 
 
-class RoleClients:
+class RoleClients(LLMClient):
     """An `LLMClient` that gives the calls of some roles to clients of their own.
 
     Args:
@@ -32,16 +32,21 @@ class RoleClients:
 
     def __init__(self, default: LLMClient, roles: Mapping[str, LLMClient]) -> None:
         self.model, self.default, self.roles = default.model, default, dict(roles)
-
-    def __getattr__(self, name: str) -> Any:
-        # What the default client has besides, such as `count_tokens`.
-        return getattr(self.default, name)
+        self.send_temperature = default.send_temperature
 
     def load(self) -> None:
         """Load all models that are on this machine."""
         for client in (self.default, *self.roles.values()):
-            if hasattr(client, "load"):
-                client.load()
+            client.load()
+
+    def count_tokens(self, messages: Sequence[Message]) -> int:
+        """Tokens of a chat as the default model reads it."""
+        return self.default.count_tokens(messages)
+
+    def pending_message(self) -> str | None:
+        """See `Endpoint.pending_message`; of all models."""
+        told = [client.pending_message() for client in (self.default, *self.roles.values())]
+        return " ".join(text for text in told if text) or None
 
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
@@ -55,7 +60,7 @@ class RoleClients:
         await asyncio.gather(*(client.close() for client in (self.default, *self.roles.values())))
 
 
-class Servers:
+class Servers(Backend):
     """A `Backend` over several servers of one model: a call goes to the least busy one, and to the next if it fails.
 
     Args:
@@ -67,6 +72,7 @@ class Servers:
 
     def __init__(self, backends: Sequence[Backend]) -> None:
         self.model, self._backends = backends[0].model, backends
+        self.send_temperature = backends[0].send_temperature
         self._busy, self._rests = [0] * len(backends), [0.0] * len(backends)
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:

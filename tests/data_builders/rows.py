@@ -10,6 +10,7 @@ import pytest
 from tripletune.data_builders.datasets import Statistics
 from tripletune.data_builders.datasets.kinds import KINDS
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset
+from tripletune.models import llm
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.records import Action, Record, Step
 from tripletune.models.data.trajectories import Trajectory
@@ -56,7 +57,7 @@ def read_lines(path: str | Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
 
 
-class Backend:
+class Backend(llm.Backend):
     """A model whose reply is what a function says to the messages."""
 
     def __init__(self, model: str, reply: Callable[[Any], str]) -> None:
@@ -64,9 +65,6 @@ class Backend:
 
     async def complete(self, messages: Any, sampling: Any) -> Completion:
         return Completion(self.reply(messages), 10, 5)
-
-    async def close(self) -> None:
-        pass
 
 
 def shards(folder: Path) -> dict[str, bytes]:

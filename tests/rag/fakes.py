@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tripletune.models.data.records import ModelInput, Passage
-from tripletune.models.llm import Completion, Message, Sampling
+from tripletune.models.llm import Completion, Generator, LLMClient, Message, Sampling
 from tripletune.rag.retrievers import Retrieved
 
 
@@ -22,7 +22,7 @@ class Asked(NamedTuple):
         return self.messages[-1]["content"]
 
 
-class Client:
+class Client(LLMClient):
     """An LLM client; its replies come in order, or from a function of the call, and an exception is raised."""
 
     model = "script"
@@ -48,7 +48,7 @@ class Client:
         self.closed = True
 
 
-class Model:
+class Model(Generator):
     """A Graph-LLM: planning replies in order, and one answer."""
 
     def __init__(self, *plans: str, answer: str = " Ridley Scott\n") -> None:

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 from tripletune.models.data.records import read_jsonl, whole_characters
 from tripletune.models.files import new_file
-from tripletune.models.llm import CallError, Completion, Message, RepliesPending, Sampling, redact
+from tripletune.models.llm import Backend, CallError, Completion, Message, RepliesPending, Sampling, redact
 from tripletune.models.llm.backends import BackendKind, LLMOptions
 from tripletune.models.llm.backends.anthropic import messages_body, read_message
 from tripletune.models.llm.backends.openai import ACCESS, TRANSIENT, chat_body, read_chat
@@ -44,8 +44,8 @@ ROOMS: Mapping[str, tuple[int, int]] = {"openai": (50_000, 200_000_000), "anthro
 _PERMANENT = frozenset({"invalid_request_error", "not_found_error", "request_too_large"})
 
 
-class BatchBackend:
-    """A `Backend` that answers nothing itself: it collects calls and writes them to request files.
+class BatchBackend(Backend):
+    """It answers nothing itself: it collects calls and writes them to request files.
 
     Args:
         options: What it is opened with; "auto" means what `OpenAIBackend` and `AnthropicBackend` do for the provider.

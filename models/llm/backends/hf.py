@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from tripletune.models.files import weights_fingerprint
-from tripletune.models.llm import CallError, Completion, Message, Sampling, SetupError, ledger_name
+from tripletune.models.llm import Backend, CallError, Completion, Message, Sampling, SetupError, ledger_name
 from tripletune.models.llm.backends import BackendKind
 from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights, parse_dtype, resolve
 from tripletune.models.local import CELLS, Decoder, Draw, Request
@@ -167,7 +167,7 @@ class DecodingService:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
 
-class HFBackend:
+class HFBackend(Backend):
     """A language model of transformers: a decoder with its chat template, or an encoder-decoder.
 
     An encoder-decoder reads the last turn's text alone. The weights are loaded by `load`, or when the first call comes.
@@ -253,7 +253,7 @@ class HFBackend:
         self._service.load()
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
-        """Tokens of a chat as the model reads it, up to where its reply begins."""
+        """See `Endpoint.count_tokens`."""
         return len(self._encode(messages))
 
     async def close(self) -> None:

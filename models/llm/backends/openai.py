@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
-from tripletune.models.llm import CallError, Completion, Message, Sampling, SetupError, TransientError, redact
+from tripletune.models.llm import Backend, CallError, Completion, Message, Sampling, SetupError, TransientError, redact
 from tripletune.models.llm.backends import URL_FORM, BackendKind, LLMOptions, is_plain_url
 
 # 425: the server asks for the same request later. 5xx (Anthropic's 529 too) are always worth another attempt.
@@ -54,7 +54,7 @@ _LONGEST_QUOTE = 500
 logger = logging.getLogger(__name__)
 
 
-class HostedBackend:
+class HostedBackend(Backend):
     """A model behind a provider's SDK; one attempt a call.
 
     Args:

@@ -11,7 +11,7 @@ from tripletune.eval.__main__ import main
 from tripletune.eval.suites.decisions import DecisionSuite, decision_cases, score_reply, summarise_decisions
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm import CallError, Completion, Message, Sampling
+from tripletune.models.llm import Backend, CallError, Completion, Message, Sampling
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
 
 
@@ -105,7 +105,7 @@ def test_summary_counts_and_draws_questions() -> None:
     assert summary["faults"]["missing_question"] == 1
 
 
-class Student:
+class Student(Backend):
     """Keeps the first candidate and stops in every round; fails where the prompt holds the word it fears."""
 
     def __init__(self, fears: str = "never") -> None:

@@ -13,10 +13,10 @@ from tripletune.eval.suites.extraction import ExtractionOptions, ExtractionSuite
 from tripletune.eval.triples import Prediction, score_rows, summarise_extractions
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm import CallError, Completion, RepliesPending, SetupError
+from tripletune.models.llm import CallError, Completion, Endpoint, LLMClient, RepliesPending, SetupError
 
 
-class Rule:
+class Rule(Endpoint):
     """Replies "(S> <text>| P> says| O> it)", or what is set for a text."""
 
     model, settings = "rule", "{}"
@@ -126,7 +126,7 @@ PAIRS = [ExtractionPair(f"p{n}", f"Town{n} lies on the River{n}.", "",
                         (Triple(f"Town{n}", "lies on", f"River{n}"),)).to_json() for n in range(8)]  # fmt: skip
 
 
-class Client:
+class Client(LLMClient):
     """Reads the fact of a text, in a wording of its own from the fifth on; p7's it can't write down."""
 
     model = "scripted"

@@ -10,7 +10,7 @@ from tests.rag.fakes import Client
 from tripletune.eval import load_task, task_names
 from tripletune.eval.__main__ import main
 from tripletune.eval.suites.questions import evaluate
-from tripletune.models.llm import Completion
+from tripletune.models.llm import Completion, Generator
 from tripletune.rag.extractor import TextExtractor
 from tripletune.rag.retrievers import open_retriever
 
@@ -22,7 +22,7 @@ HOTPOT = [
 ]  # fmt: skip
 
 
-class Oracle:
+class Oracle(Generator):
     """A planner that searches once, and an answerer that reads the object of the first triple or a word of the text."""
 
     def __init__(self) -> None:

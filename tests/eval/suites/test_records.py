@@ -13,7 +13,7 @@ from tripletune.eval.suites.records import RecordOptions, RecordSuite, score_pre
 from tripletune.eval.systems import triples_settings
 from tripletune.models.data.records import Action, Passage, Record, Step
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm import Completion
+from tripletune.models.llm import Completion, Generator
 from tripletune.rag.triple_store import Extraction, StoredTriples, TripleStore
 
 STEP = Step("Q1?", (Triple("a", "b", "c"),), "text")
@@ -154,7 +154,7 @@ def test_what_results_depend_on(store, tmp_path):
         triples_settings(str(file), "model")
 
 
-class Reader:
+class Reader(Generator):
     """Answers with the object of the last triple."""
 
     def generate_many(self, samples, max_new_tokens, evidence=None):

@@ -13,7 +13,7 @@ from tripletune.eval.suites.questions import QuestionOptions, QuestionSuite
 from tripletune.models.data.questions import Question
 from tripletune.models.data.records import Action, Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm import Completion
+from tripletune.models.llm import Completion, Generator
 from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import LoopOptions, Tools, find_system
 
@@ -26,7 +26,7 @@ QUESTIONS = [
 IDS = [question.id for question in QUESTIONS]
 
 
-class Model:
+class Model(Generator):
     """Asks twice, then answers; odd questions are answered wrong, and chosen ones fail. Replies at uneven times."""
 
     def __init__(self, failing: tuple[str, ...] = ()) -> None:

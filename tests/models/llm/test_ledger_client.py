@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import pytest
 
 from tripletune.models.llm import (
+    Backend,
     CallError,
     Completion,
     Message,
@@ -63,7 +64,7 @@ def chat(text: str = "hi") -> list[Message]:
     return [{"role": "user", "content": text}]
 
 
-class Fake:
+class Fake(Backend):
     """A backend that follows a script, then echoes; it counts what it was asked."""
 
     model = "fake:echo"

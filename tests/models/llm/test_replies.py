@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tripletune.models.llm import Completion, Message
+from tripletune.models.llm import Completion, LLMClient, Message
 from tripletune.models.llm.replies import (
     REPAIRED,
     UnusableReply,
@@ -23,7 +23,7 @@ from tripletune.models.llm.replies import (
 QUESTION: list[Message] = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "A number?"}]
 
 
-class Script:
+class Script(LLMClient):
     """A client that gives scripted replies and keeps what it was asked."""
 
     model = "script"

@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from tests.models.llm.server import MockServer, Reply
-from tripletune.models.llm import Completion, TransientError
+from tripletune.models.llm import Backend, Completion, LLMClient, TransientError
 from tripletune.models.llm.backends import LLMOptions, open_client
 from tripletune.models.llm.ledger_client import LedgerClient, Limits, RetriesExhausted, Retry
 from tripletune.models.llm.several import RoleClients, Servers, in_role
 
 
-class Server:
+class Server(Backend, LLMClient):
     """Counts its calls; one that is down refuses them."""
 
     def __init__(self, model="m", seconds=0.0, down=False):
