@@ -1,0 +1,40 @@
+"""The `tripletune` command in this process: `run("build world", "--output", folder)`."""
+
+from __future__ import annotations
+
+import importlib
+import io
+from contextlib import redirect_stderr, redirect_stdout
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+from tripletune.__main__ import PROGRAMS
+
+
+class Ran(NamedTuple):
+    """How a program ended, and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line of an error."""
+        (line,) = [line for line in self.err.splitlines() if line.startswith("error: ")]
+        return line
+
+
+def run(program: str, *words: Any) -> Ran:
+    """Run a program with these words; an argument that argparse refuses ends it with code 2, as for a user."""
+    place, *first = PROGRAMS[program][0].split()
+    spec = find_spec(f"tripletune.{place}")
+    package = spec is not None and spec.submodule_search_locations is not None
+    module = importlib.import_module(f"tripletune.{place}.__main__" if package else f"tripletune.{place}")
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            code = module.main([*first, *map(str, words)])
+        except SystemExit as stop:
+            code = stop.code
+    return Ran(int(code or 0), out.getvalue(), err.getvalue())
