@@ -148,10 +148,6 @@ def nearest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Names and values of a YAML file; what its `base:` file says is under what it says itself.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ConfigError: it is not YAML, says something twice, or is no mapping.
     """
     path, seen = Path(path), []
     tree: dict[str, Any] = {}
@@ -211,10 +207,6 @@ def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, 
         kind: The configuration dataclass.
         path: YAML file; None for defaults alone.
         overrides: Dotted names and values, such as {"train.learning_rate": "3e-4"}.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ConfigError: with every problem found.
     """
     tree = read_yaml(path) if path is not None else {}
     for name, value in (overrides or {}).items():
@@ -263,9 +255,6 @@ def _build(kind: type[T], tree: Any, prefix: str, found: list[str]) -> T:
 
 def convert(value: Any, hint: Any) -> Any:
     """A value of YAML or of a command line as the type of its field.
-
-    Raises:
-        ValueError: it can't be one; the message lacks the field's name.
     """
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         if value is None or (isinstance(value, str) and value.lower() in ("none", "null", "~", "")):
@@ -460,11 +449,7 @@ class _Repeatable(argparse.Action):
 
 
 def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "", **given: Any) -> T:
-    """The dataclass of a command line that `add_arguments` gave; `given` are values to take instead of the flags'.
-
-    Raises:
-        ConfigError: all problems at once, under the names of the flags.
-    """
+    """The dataclass of a command line that `add_arguments` gave; values in `given` replace those of flags."""
     found: list[str] = []
     values = {}
     hints = typing.get_type_hints(kind)
