@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from tripletune.models.llm import Completion, LLMClient, Message, Sampling
+from tripletune.models.llm.prompts import PromptSet
+from tripletune.models.llm.replies import ask
 
+T = TypeVar("T")
+
+NO_PROMPTS = PromptSet({}, {})
 # Letters of a call's key that a trace notes.
 CALL_NAME = 16
 
@@ -37,18 +42,47 @@ class QuestionClient(LLMClient):
             what of them was not sent.
         question_id: The question, for the ledger.
         sampling: How replies are drawn; their length is each call's own.
+        system: The system that asks, for the roles of `ask`.
+        prompts: Its prompts, `<system>_<call>` each.
+        repairs: Most repair turns of `ask`.
     """
 
     def __init__(
-        self, client: LLMClient, trace: CallNotes, question_id: str = "", sampling: Sampling | None = None
+        self,
+        client: LLMClient,
+        trace: CallNotes,
+        question_id: str = "",
+        sampling: Sampling | None = None,
+        *,
+        system: str = "",
+        prompts: PromptSet = NO_PROMPTS,
+        repairs: int = 1,
     ) -> None:
         self.model = client.model
         self._client, self._trace, self._question_id = client, trace, question_id
+        self._system, self._prompts, self._repairs = system, prompts, repairs
         self._sampling = sampling or Sampling()
 
     def up_to(self, max_tokens: int) -> Sampling:
         """The sampling of a call whose reply has at most `max_tokens` tokens."""
         return replace(self._sampling, max_tokens=max_tokens)
+
+    async def ask(self, call: str, asked: str | Sequence[Message], parse: Callable[[str], T], max_tokens: int) -> T:
+        """Ask and parse the reply, with repair turns; see `models.llm.replies.ask`.
+
+        Args:
+            call: What the call is for: its role is `<system>.<call>`.
+            asked: The chat, or the user turn that follows the prompt `<system>_<call>`.
+            parse: Turns the reply's text into a value, or raises `UnusableReply`.
+            max_tokens: Longest reply.
+
+        Raises:
+            UnusableReply: no reply could be used.
+        """
+        if isinstance(asked, str):
+            asked = self._prompts.chat(f"{self._system}_{call}", asked)
+        role = f"{self._system}.{call}"
+        return await ask(self, asked, parse, role=role, sampling=self.up_to(max_tokens), repairs=self._repairs)
 
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
