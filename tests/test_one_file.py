@@ -8,8 +8,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tripletune.models.data.records import Record
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.slow
@@ -96,6 +99,15 @@ class Mine(TextTask):
 TASK = Mine
 ''',
 }
+LOADED = """
+from pathlib import Path
+from tripletune.checkpoints.card import collect_provenance, render_card
+from tripletune.models.graph_llm import load_graph_llm
+
+folder = Path("graph/final")
+print(load_graph_llm(folder)[0].get_base_model().graph_encoder.settings.graph_new)
+print(render_card(collect_provenance(folder), "adapter", "graph"))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -115,8 +127,12 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(house: Path, *words: object) -> str:
+    return python(house, "-m", "tripletune", *words)
+
+
+def python(house: Path, *words: object) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "tripletune", *map(str, words)], cwd=house, env={**os.environ, "PYTHONPATH": str(house)},
+        [sys.executable, *map(str, words)], cwd=house, env={**os.environ, "PYTHONPATH": str(house)},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
@@ -151,3 +167,22 @@ def test_a_thing_to_train_is_a_file(house: Path, tiny_llama: Path) -> None:
     assert (result["rows"], result["steps"]) == (8, 2)
     assert result["evaluation"]["eval_loss"] > 0
     assert len((house / "run" / "evaluations.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_graph_setting_is_declared_in_one_place(
+    house: Path, tiny_llama: Path, tiny_encoder: Path, write_records: Any, records: list[Record]
+) -> None:
+    file, place = house / "models" / "data" / "graph_settings.py", "    projector_width: int = "
+    text = file.read_text()
+    assert text.count(place) == 1
+    file.write_text(text.replace(place, f'    graph_new: int = setting(7, "a new one", above=0)\n{place}'))
+    # YAML and flag.
+    (house / "graph.yaml").write_text("model:\n  graph_new: 8\n  graph_hidden_width: 16\n  projector_width: 16\n")
+    words = ["--config", "graph.yaml", "--model.base", tiny_llama, "--model.encoder", tiny_encoder]
+    words += ["--data.train", write_records(records), "--output_dir", "graph", "--train.max_steps", 1]
+    assert "graph_new: 8" in run(house, "train", "ras", *words, "--dry-run")
+    run(house, "train", "ras", *words, "--model.graph_new", 9)
+    # Layer and card of what was saved.
+    shown = python(house, "-c", LOADED)
+    assert shown.startswith("9\n")
+    assert "graph_new: 9" in shown

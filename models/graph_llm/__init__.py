@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import PreTrainedModel
 
 from tripletune.models.attention import set_attention
+from tripletune.models.data.graph_settings import GraphSettings
 from tripletune.models.data.records import ModelInput, Step
 from tripletune.models.files import read_json, weights_fingerprint
 from tripletune.models.graph_llm.embeddings import EmbeddingTable, LiveEmbeddings, encoder_dimension
@@ -53,27 +54,23 @@ _NO_ADAPTER_LAYERS = "dummy-target-modules"
 def build_graph_llm(
     base_model: str,
     *,
-    encoder: str = "sentence-transformers/all-roberta-large-v1",
     dtype: torch.dtype | None = None,
     revision: str | None = None,
     attention: str | None = None,
     nf4: bool = False,
-    graph_token: str = "paper",
     processor_settings: dict[str, Any] | None = None,
-    **config: Any,
+    **settings: Any,
 ) -> tuple[GraphLLM, GraphLLMProcessor]:
     """Put fresh graph modules in front of a pretrained language model.
 
     Args:
         base_model: Hub id, folder or `pypi:package`.
-        encoder: Sentence encoder for node and edge texts.
         dtype: Weight type of the language model; graph modules stay float32.
         revision: Hub revision of the base model.
         attention: See `models.attention.set_attention`; None takes the choice of transformers.
         nf4: Keep the language model's linear layers in 4 bits; see `models.loading.load_weights`.
-        graph_token: "paper", or "normalised": see `GraphLLMConfig`, its norm is that of the mean token embedding.
         processor_settings: Fields of `ProcessorSettings`.
-        **config: Fields of `GraphLLMConfig`.
+        **settings: Fields of `GraphSettings`.
 
     Returns:
         The model in eval mode, and its processor.
@@ -87,22 +84,18 @@ def build_graph_llm(
             f"model {base_model}: {type(language_model).__name__} has no layer with attention, without which a "
             "Graph-LLM can't write replies; take another base model (some layers with attention are enough)"
         )
-    use_graph = config.setdefault("use_graph", True)
-    settings = dict(processor_settings or {})
-    settings["use_graph"] = use_graph
-    settings["graph_pooling"] = config.get("graph_pooling", "subgraphs")
-    processor = GraphLLMProcessor.create(tokenizer, **settings)
-    model_config = GraphLLMConfig(
-        text_config=language_model.config,
-        base_model=str(base_model),
-        base_revision=getattr(language_model.config, "_commit_hash", None) or revision,
-        encoder=encoder,
-        text_embedding_width=encoder_dimension(encoder) if use_graph else 0,
-        graph_token_id=processor.graph_token_id,
-        graph_token_norm=_embedding_norm(language_model) if graph_token == "normalised" else None,
-        **config,
-    )
-    model = GraphLLM(model_config, language_model)
+    graph = GraphSettings(**settings)
+    own = {"use_graph": graph.use_graph, "graph_pooling": graph.graph_pooling}
+    processor = GraphLLMProcessor.create(tokenizer, **(processor_settings or {}) | own)
+    about: dict[str, Any] = {
+        "text_config": language_model.config,
+        "base_model": str(base_model),
+        "base_revision": getattr(language_model.config, "_commit_hash", None) or revision,
+        "text_embedding_width": encoder_dimension(graph.encoder) if graph.use_graph else 0,
+        "graph_token_id": processor.graph_token_id,
+        "graph_token_norm": _embedding_norm(language_model) if graph.graph_token == "normalised" else None,
+    }
+    model = GraphLLM(GraphLLMConfig(**asdict(graph) | about), language_model)
     model.is_loaded_in_4bit = nf4  # PEFT asks for it
     if attention is not None:
         set_attention(model.language_model, attention)

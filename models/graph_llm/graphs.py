@@ -19,6 +19,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, TransformerConv
 from torch_geometric.utils import scatter
 
+from tripletune.models.data.graph_settings import GraphSettings
 from tripletune.models.data.records import Step
 
 INVERSE = "inverse_"
@@ -27,12 +28,7 @@ INVERSE = "inverse_"
 class SampleGraph(NamedTuple):
     """Sub-graphs of a sample side by side; empty ones leave no trace.
 
-    Attributes:
-        nodes: N names, or the keys of their embeddings.
-        edges: E texts, or their keys.
-        sources: E node numbers.
-        targets: E node numbers.
-        subgraph: N sub-graph numbers.
+    N names and E texts, or the keys of their embeddings; E numbers of nodes at each end; N sub-graph numbers.
     """
 
     nodes: list[Any]
@@ -47,9 +43,7 @@ def build_graph(steps: Sequence[Step], pooling: str = "subgraphs") -> SampleGrap
 
     In a sub-graph equal names are one node, and a repeated triple counts once.
 
-    Args:
-        steps: The history.
-        pooling: "subgraphs", one a step (paper, section D.2), or "union", G_Q alone (eq. 6).
+    With pooling "subgraphs" there is one a step (paper, section D.2), with "union" G_Q alone (eq. 6).
     """
     graph, groups = SampleGraph([], [], [], [], []), [step.triples for step in steps]
     if pooling == "union":
@@ -139,45 +133,29 @@ class GraphEncoder(nn.Module):
     the nodes of a sub-graph, then the mean over the sub-graphs of a sample; a sample without nodes gives the zero
     vector (section D.2 and the authors' code for the empty case).
 
+    GAT (GATv2) and GCN are with edge features; `gat_authors` and `gcn_authors` as in the authors' code: without them,
+    with batch normalisation, and of GAT's heads the mean. Elsewhere heads are concatenated.
+
     Args:
-        architecture: "graph_transformer"; "gat" (GATv2) and "gcn" with edge features; "gat_authors" and "gcn_authors"
-            as in the authors' code: no edge features, batch normalisation, and of GAT's heads the mean.
+        settings: Those of the graph modules.
         in_width: D.
-        hidden_width: H; heads are concatenated, so it must be divisible by them.
-        num_layers: Convolutions.
-        num_heads: Attention heads (not used by GCN).
-        dropout: Dropout between layers.
-        attention_dropout: Dropout of attention weights (not used by GCN).
     """
 
-    def __init__(
-        self,
-        architecture: str,
-        in_width: int,
-        hidden_width: int = 1024,
-        num_layers: int = 3,
-        num_heads: int = 8,
-        dropout: float = 0.1,
-        attention_dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, settings: GraphSettings, in_width: int) -> None:
         super().__init__()
+        self.settings = settings
         self.convolutions = nn.ModuleList()
         self.norms = nn.ModuleList()
-        for layer in range(num_layers):
-            width = in_width if layer == 0 else hidden_width
-            options = {"heads": num_heads, "dropout": attention_dropout, "edge_dim": in_width}
-            self.convolutions.append(_convolution(architecture, width, hidden_width, options))
-            if layer < num_layers - 1:
-                authors = architecture.endswith("_authors")
-                self.norms.append(_NodeNorm(hidden_width) if authors else nn.LayerNorm(hidden_width))
-        self.dropout = nn.Dropout(dropout)
+        hidden = settings.graph_hidden_width
+        for layer in range(settings.graph_layers):
+            self.convolutions.append(_convolution(settings, hidden if layer else in_width, in_width))
+            if layer < settings.graph_layers - 1:
+                authors = settings.graph_architecture.endswith("_authors")
+                self.norms.append(_NodeNorm(hidden) if authors else nn.LayerNorm(hidden))
+        self.dropout = nn.Dropout(settings.graph_dropout)
 
     def forward(self, graphs: Batch) -> torch.Tensor:
-        """Encode the graphs of a batch, from `batch_graphs`.
-
-        Returns:
-            (B, H) one vector a sample.
-        """
+        """Encode the graphs of a batch, from `batch_graphs`: (B, H), one vector a sample."""
         num_samples = graphs.num_graphs
         weight = next(self.parameters())
         graphs = graphs.to(weight.device)
@@ -203,15 +181,18 @@ class GraphEncoder(nn.Module):
         return scatter(pooled, sample_of, dim=0, dim_size=num_samples, reduce="mean")
 
 
-def _convolution(architecture: str, in_width: int, hidden_width: int, options: dict[str, Any]) -> nn.Module:
-    per_head = hidden_width // options["heads"]
+def _convolution(settings: GraphSettings, in_width: int, edge_width: int) -> nn.Module:
+    architecture, hidden_width = settings.graph_architecture, settings.graph_hidden_width
+    per_head = hidden_width // settings.graph_heads
+    dropout = settings.graph_attention_dropout
+    options: dict[str, Any] = {"heads": settings.graph_heads, "dropout": dropout, "edge_dim": edge_width}
     if architecture == "graph_transformer":
         return TransformerConv(in_width, per_head, **options)
     if architecture == "gat":
         # Self-loops take the mean of a node's edge features (PyG's default fill).
         return GATv2Conv(in_width, per_head, **options)
     if architecture == "gcn":
-        return _EdgeAwareGCN(in_width, hidden_width, options["edge_dim"])
+        return _EdgeAwareGCN(in_width, hidden_width, edge_width)
     if architecture == "gcn_authors":
         return _WithoutEdges(GCNConv(in_width, hidden_width))
     return _WithoutEdges(GATConv(in_width, hidden_width, **options | {"edge_dim": None, "concat": False}))

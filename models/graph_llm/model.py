@@ -18,30 +18,18 @@ from torch_geometric.data import Batch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from tripletune.models.data.graph_settings import GraphSettings
 from tripletune.models.data.records import IGNORED
 from tripletune.models.graph_llm.graphs import GraphEncoder
 from tripletune.models.losses import label_logits, label_loss, prefix_mask
 
 
-class GraphLLMConfig(PretrainedConfig):
-    """Configuration of a `GraphLLM`; the graph defaults are those of the paper's table 8.
+class GraphLLMConfig(GraphSettings, PretrainedConfig):
+    """Configuration of a `GraphLLM`.
 
     Attributes:
-        text_config: Configuration of the language model.
         base_model: Spec the language model comes from (hub id, folder or `pypi:package`).
-        base_revision: Hub revision of the base model, if known.
-        encoder: Spec of the sentence encoder for node and edge texts (all-roberta-large-v1 in the authors' code).
-        text_embedding_width: Width D of that encoder.
-        use_graph: False leaves out encoder, projector and placeholder (ablation "No GraphEncode").
-        graph_architecture: See `models.graph_llm.graphs.GraphEncoder`.
-        graph_hidden_width: H.
-        graph_layers: Number of convolutions.
-        graph_heads: Attention heads.
-        graph_dropout: Dropout between convolutions.
-        graph_attention_dropout: Dropout of the convolutions' attention weights.
-        projector_width: Intermediate width of the projector.
-        graph_pooling: "subgraphs" (paper: mean per sub-graph, then across) or "union" (mean over G_Q's nodes).
-        graph_token_id: Token id of the placeholder.
+        text_embedding_width: Width D of the sentence encoder.
         graph_token_norm: Norm of the graph token, then without the projector's offset, which else drowns what differs
             between graphs; None leaves it as it is (paper).
     """
@@ -52,17 +40,7 @@ class GraphLLMConfig(PretrainedConfig):
     text_config: Any = None
     base_model: str = ""
     base_revision: str | None = None
-    encoder: str = "sentence-transformers/all-roberta-large-v1"
     text_embedding_width: int = 1024
-    use_graph: bool = True
-    graph_architecture: str = "graph_transformer"
-    graph_hidden_width: int = 1024
-    graph_layers: int = 3
-    graph_heads: int = 8
-    graph_dropout: float = 0.1
-    graph_attention_dropout: float = 0.0
-    projector_width: int = 2048
-    graph_pooling: str = "subgraphs"
     graph_token_id: int | None = None
     graph_token_norm: float | None = None
 
@@ -77,14 +55,7 @@ class GraphLLMConfig(PretrainedConfig):
 
 
 class Projector(nn.Sequential):
-    """Two linear layers with a sigmoid between them, (B, H) -> (B, W) (authors' code; table 8).
-
-    Args:
-        in_width: H.
-        width: Width between the layers.
-        out_width: W.
-        bias: Whether the second layer has a bias.
-    """
+    """Two linear layers with a sigmoid between them, (B, H) -> (B, W) (authors' code; table 8)."""
 
     def __init__(self, in_width: int, width: int, out_width: int, bias: bool = True) -> None:
         up, out = nn.Linear(in_width, width), nn.Linear(width, out_width, bias=bias)
@@ -92,14 +63,7 @@ class Projector(nn.Sequential):
 
 
 class NormalisedProjector(Projector):
-    """A projector without the offset that any two graphs share: the empty graph's token is zero.
-
-    Args:
-        in_width: H.
-        width: Width between the layers.
-        out_width: W.
-        norm: Length of every other token; see `GraphLLMConfig.graph_token_norm`.
-    """
+    """A projector without the offset that any two graphs share: every token has length `norm`, the empty graph's 0."""
 
     def __init__(self, in_width: int, width: int, out_width: int, norm: float) -> None:
         super().__init__(in_width, width, out_width, bias=False)
@@ -151,15 +115,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         self.language_model = language_model
         self._no_split_modules = list(getattr(language_model, "_no_split_modules", None) or [])
         if config.use_graph:
-            self.graph_encoder = GraphEncoder(
-                config.graph_architecture,
-                config.text_embedding_width,
-                config.graph_hidden_width,
-                config.graph_layers,
-                config.graph_heads,
-                config.graph_dropout,
-                config.graph_attention_dropout,
-            )
+            self.graph_encoder = GraphEncoder(config, config.text_embedding_width)
             widths = config.graph_hidden_width, config.projector_width, config.text_config.hidden_size
             norm = config.graph_token_norm
             self.projector = Projector(*widths) if norm is None else NormalisedProjector(*widths, norm)
@@ -189,14 +145,11 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
 
         Args:
             input_ids: (B, T).
-            graph_embeds: (placeholders, W) graph tokens, row after row in the order of their placeholders; None where
-                there is none. Where there is none one may be given, so that its parameters get a gradient (zero).
+            graph_embeds: (placeholders, W) graph tokens, row after row in the order of their placeholders. Where there
+                is no placeholder one may be given, so that its parameters get a gradient (zero).
 
         Returns:
             (B, T, W).
-
-        Raises:
-            ValueError: there are not as many placeholders as graphs.
         """
         token_id = self.config.graph_token_id
         embed = self.language_model.get_input_embeddings()
@@ -239,7 +192,6 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             input_ids: (B, T) tokens, with placeholders where the model uses graphs.
             attention_mask: (B, T).
             position_ids: (B, T); counted from the attention mask when left out.
-            past_key_values: Key-value cache.
             inputs_embeds: (B, T, W) instead of `input_ids`.
             graphs: PyG batch of the graphs, row after row in the order of their placeholders.
             graph_embeds: (placeholders, W) graph tokens, when they were computed before.
@@ -247,18 +199,13 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             label_weights: (B, T), factors of the label tokens' losses; all 1 when left out.
             record_of: (B, T), for rows of several samples, with `position_ids`; see `prefix_mask`.
             shared: (B, T), with `record_of`.
-            use_cache: Return a cache.
             logits_to_keep: As in transformers, for generation.
             full_logits: With labels: also compute logits where nothing is learned (for tests and analysis).
             num_items_in_batch: Label tokens of the whole optimiser step; the loss is divided by it.
-            **kwargs: Passed to the language model.
 
         Returns:
             Loss, cross-entropy summed over label tokens and divided by their number or by `num_items_in_batch`; logits
             (B, T, V), or (label tokens, V) when labels were given and `full_logits` was not; cache.
-
-        Raises:
-            ValueError: graphs and placeholders do not match.
         """
         if inputs_embeds is None:
             if graphs is not None and self.config.use_graph:

@@ -12,7 +12,7 @@ With `prompt_order: interleaved` (ours) a question is one growing sequence: both
 each step the planner's reply, its triples and one graph token of these triples. A prompt is the one before, its reply
 and what was found. The token is of the step's own graph: that of all steps so far would hold the earlier ones again,
 which the model has read. A prompt that is too long loses its oldest triples here, too; from that place on it no longer
-begins as the one before, and is computed anew.
+begins as the one before, and is computed again.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import jinja2
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from tripletune.models.data.graph_settings import PromptSettings
 from tripletune.models.data.records import ModelInput, Record, Step
 from tripletune.models.data.rendering import load_instructions, render, render_growing, render_parts
 from tripletune.models.files import read_json, write_json
@@ -40,46 +41,22 @@ GRAPH_TOKEN = "<|graph|>"
 _INSTRUCTION, _BODY = "\ue000instruction\ue001", "\ue000body\ue001"
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessorSettings:
-    """What a processor needs besides its tokenizer; saved beside the weights.
+@dataclass(kw_only=True)
+class ProcessorSettings(PromptSettings):
+    """What a processor needs besides its tokenizer, saved beside the weights; the instructions are INST_Plan, INST_Ans.
 
-    Attributes:
-        planning_instruction: INST_Plan.
-        answering_instruction: INST_Ans.
-        prompt_format: "chat" uses the tokenizer's chat template, "plain" writes instruction, blank line, body, line
-            break; "llama2" is plain within [INST] … [/INST]; "auto" is chat where there is a template, else plain.
-        prompt_order: "instruction_first" (paper), or "history_first": the graph placeholder and the instruction stand
-            between history and question, all in the user turn; or "interleaved": steps with a graph placeholder each
-            behind the question, where the model replies.
-        evidence: "triples", "text" (ablation "No Text-to-Triple") or "graph" (nothing but the graph token).
-        use_graph: Whether prompts hold a graph placeholder.
-        graph_pooling: "subgraphs" (one graph a step) or "union" (the question graph).
-        max_input_tokens: Longest prompt (2,500 in table 8).
-        max_label_tokens: Longest label (300 in the authors' code).
+    `prompt_format` "plain" writes instruction, blank line, body, line break; "llama2" the same within [INST] … [/INST].
     """
 
     planning_instruction: str
     answering_instruction: str
-    prompt_format: str = "auto"
-    prompt_order: str = "instruction_first"
-    evidence: str = "triples"
     use_graph: bool = True
     graph_pooling: str = "subgraphs"
-    max_input_tokens: int = 2500
-    max_label_tokens: int = 300
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedInput:
-    """A prompt as tokens.
-
-    Attributes:
-        input_ids: The prompt.
-        graphs: What stands behind each placeholder.
-        truncated_triples: Triples left out of the text so that it fits.
-        truncated_words: Words left out of raw-text evidence so that it fits.
-    """
+    """A prompt as tokens, the graph behind each placeholder, and what was left out of its text so that it fits."""
 
     input_ids: list[int]
     graphs: list[SampleGraph]
@@ -88,12 +65,7 @@ class EncodedInput:
 
 
 class GraphLLMProcessor:
-    """Renders, tokenises and truncates inputs for a `GraphLLM`.
-
-    Args:
-        tokenizer: The language model's tokenizer; a placeholder token is added if `use_graph`.
-        settings: Everything else.
-    """
+    """Renders, tokenises and truncates inputs for a `GraphLLM`; with `use_graph` its tokenizer gets a placeholder."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, settings: ProcessorSettings) -> None:
         self.tokenizer = tokenizer
@@ -117,15 +89,7 @@ class GraphLLMProcessor:
     # Encoding
 
     def encode_input(self, sample: ModelInput, evidence: str | None = None) -> EncodedInput:
-        """Turn an input into prompt tokens and sub-graphs.
-
-        Args:
-            sample: Task, question and history.
-            evidence: Overrides the setting of that name.
-
-        Raises:
-            ValueError: instruction and question alone are longer than `max_input_tokens`.
-        """
+        """Prompt and sub-graphs of an input; `evidence` overrides the setting of that name."""
         evidence = evidence or self.settings.evidence
         prompt = self._prompt(sample, evidence)
         triples = words = 0
@@ -146,12 +110,8 @@ class GraphLLMProcessor:
         Args:
             record: The record.
             long_labels: What to do with a label of more than `max_label_tokens`, the end-of-sequence token included:
-                "error", or "truncate", which keeps as many tokens as are allowed. The end-of-sequence token goes with
-                the rest: after a beginning it would teach to stop in the middle of a sentence. The authors' code puts
-                it there (framework/models/graphllm.py).
-
-        Raises:
-            ValueError: the label is too long, and that is an error.
+                "error", or "truncate", which drops that token with the rest: after a beginning it would teach to stop
+                in the middle of a sentence. The authors' code puts it there (framework/models/graphllm.py).
         """
         ids, limit = [*self.encode_text(record.label), int(self.tokenizer.eos_token_id)], self.settings.max_label_tokens
         if len(ids) > limit and long_labels == "error":
@@ -173,11 +133,7 @@ class GraphLLMProcessor:
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> GraphLLMProcessor:
-        """Read what `save_pretrained` wrote.
-
-        Raises:
-            FileNotFoundError: the settings or the tokenizer are missing.
-        """
+        """Read what `save_pretrained` wrote."""
         from tripletune.models.loading import load_tokenizer
 
         return cls(load_tokenizer(folder), ProcessorSettings(**read_json(Path(folder) / PROCESSOR)))

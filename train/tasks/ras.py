@@ -18,6 +18,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from tripletune.models.data.graph_settings import GraphSettings, PromptSettings, values_of
 from tripletune.models.data.records import TASKS, ModelInput, Record
 from tripletune.models.files import weights_fingerprint
 from tripletune.models.loading import resolve
@@ -41,33 +42,10 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class GraphModelSection(ModelSection):
+class GraphModelSection(GraphSettings, ModelSection):
     """The Graph-LLM."""
 
     base: str = other_default(ModelSection, "base", "meta-llama/Llama-2-7b-hf")
-    encoder: str = setting("sentence-transformers/all-roberta-large-v1", "sentence encoder for node and edge texts")
-    use_graph: bool = setting(True, "false: no graph encoder and no graph token (ablation No GraphEncode)")
-    graph_architecture: str = setting(
-        "graph_transformer",
-        "graph convolution; …_authors: as in their code, without edge features",
-        choices=("graph_transformer", "gat", "gcn", "gat_authors", "gcn_authors"),
-    )
-    graph_hidden_width: int = setting(1024, "hidden width of the graph encoder", above=0)
-    graph_layers: int = setting(3, "graph convolutions", above=0)
-    graph_heads: int = setting(8, "attention heads of the graph encoder", above=0)
-    graph_dropout: float = setting(0.1, "dropout of the graph encoder", at_least=0, at_most=1)
-    graph_attention_dropout: float = setting(
-        0.0, "dropout of its attention weights; 0.1 in the authors' code", at_least=0, at_most=1
-    )
-    graph_pooling: str = setting(
-        "subgraphs", "subgraphs: mean per sub-graph, then across; union: mean over G_Q", choices=("subgraphs", "union")
-    )
-    projector_width: int = setting(2048, "intermediate width of the projector", above=0)
-    graph_token: str = setting(
-        "paper",
-        "normalised: without the projector's offset, and as long as the mean token embedding",
-        choices=("paper", "normalised"),
-    )
     lora: bool = setting(True, "false: tune the graph token alone (ablation No LoRA)")
     lora_rank: int = other_default(ModelSection, "lora_rank", 8)
     lora_alpha: int = other_default(ModelSection, "lora_alpha", 16)
@@ -87,7 +65,7 @@ class GraphModelSection(ModelSection):
 
 
 @dataclass
-class RecordSection(DataSection):
+class RecordSection(PromptSettings, DataSection):
     """Records and how they become prompts."""
 
     train: str = other_default(DataSection, "train", "data/hotpotqa_subq")
@@ -96,26 +74,8 @@ class RecordSection(DataSection):
         "one task alone for the ablation No Multi-Task",
         choices=("planning", "answering"),
     )
-    evidence: str = setting(
-        "triples",
-        "triples; text: passages instead of triples (ablation No Text-to-Triple); graph: facts in the graph alone",
-        choices=("triples", "text", "graph"),
-    )
-    prompt_format: str = setting(
-        "auto",
-        "chat is the tokenizer's template; auto: chat where there is one",
-        choices=("auto", "chat", "plain", "llama2"),
-    )
-    prompt_order: str = setting(
-        "instruction_first",
-        "instruction_first (paper); history_first: graph token and instruction after the history; interleaved: a "
-        "question is one growing sequence with a graph token for each step",
-        choices=("instruction_first", "history_first", "interleaved"),
-    )
     planning_prompt: str | None = setting(None, "file that replaces the planning instruction")
     answering_prompt: str | None = setting(None, "file that replaces the answering instruction")
-    max_input_tokens: int = setting(2500, "longest prompt; triples of the oldest step are left out first", at_least=16)
-    max_label_tokens: int = setting(300, "longest label, with its end-of-sequence token", at_least=2)
     # The authors' code cuts them.
     long_labels: str = setting(
         "truncate", "longer labels: cut, leave the record out, or stop", choices=("truncate", "skip", "error")
@@ -204,13 +164,13 @@ class GraphConfig(RunConfig):
         return found
 
 
-def adapted_graph_llm(section: Any, settings: dict[str, Any], **parts: Any) -> tuple[Any, GraphLLMProcessor]:
+def adapted_graph_llm(section: Any, settings: dict[str, Any], **graph: Any) -> tuple[Any, GraphLLMProcessor]:
     """The base model of a configuration with an adapter, fresh or that of `model.adapter`, and its processor.
 
     Args:
         section: The configuration's `model`.
         settings: Of the processor.
-        **parts: Fields of `GraphLLMConfig`, and others of `build_graph_llm`.
+        **graph: Fields of `GraphSettings`.
     """
     from tripletune.models.graph_llm import add_adapter, build_graph_llm
     from tripletune.models.loading import parse_dtype
@@ -223,7 +183,7 @@ def adapted_graph_llm(section: Any, settings: dict[str, Any], **parts: Any) -> t
         attention=None if section.attention == "auto" else section.attention,
         nf4=section.quantization == "nf4",
         processor_settings=settings,
-        **parts,
+        **graph,
     )
     adapted = add_adapter(
         base,
@@ -272,20 +232,14 @@ class GraphTask(TrainingTask):
         set_seed(self.config.seed)
         model, data = self.config.model, self.config.data
         instructions = load_instructions(data.planning_prompt, data.answering_prompt)
-        same = ("prompt_format", "prompt_order", "evidence", "max_input_tokens", "max_label_tokens")
-        parts = ("encoder", "use_graph", "graph_architecture", "graph_hidden_width", "graph_layers", "graph_heads",
-                 "graph_dropout", "graph_attention_dropout", "graph_pooling", "projector_width",
-                 "graph_token")  # fmt: skip
-        settings = {
-            **{f"{task}_instruction": text for task, text in instructions.items()},
-            **{name: getattr(data, name) for name in same},
-        }
+        settings: dict[str, Any] = {f"{task}_instruction": text for task, text in instructions.items()}
+        settings |= values_of(PromptSettings, data)
         if data.long_labels == "error":
             labels = GraphLLMProcessor.create(load_tokenizer(model.base, model.revision), **settings)
             for source in self.sources:
                 for record in source or ():
                     labels.encode_label(record)
-        adapted, processor = adapted_graph_llm(model, settings, **{name: getattr(model, name) for name in parts})
+        adapted, processor = adapted_graph_llm(model, settings, **values_of(GraphSettings, model))
         base = adapted.get_base_model()
         longest = data.max_input_tokens + data.max_label_tokens
         if model.attention == "blocks":

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from tripletune.models.data.graph_settings import GraphSettings
 from tripletune.models.data.records import Step
 from tripletune.models.data.triples import Triple
 from tripletune.models.graph_llm import graphs as graphs_module
@@ -88,7 +89,8 @@ def batch(*samples: SampleGraph) -> Any:
 
 def encoder(architecture: str = "graph_transformer", **options: Any) -> GraphEncoder:
     torch.manual_seed(1)
-    return GraphEncoder(architecture, 6, **{"hidden_width": 8, "num_layers": 3, "num_heads": 2, **options}).eval()
+    settings = {"graph_hidden_width": 8, "graph_heads": 2, **options}
+    return GraphEncoder(GraphSettings(graph_architecture=architecture, **settings), 6).eval()
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -138,7 +140,7 @@ def test_pooling_is_the_mean_of_sub_graphs_not_of_nodes(monkeypatch: pytest.Monk
             return x
 
     monkeypatch.setattr(graphs_module, "_convolution", lambda *args: Untouched())
-    model = GraphEncoder("gcn", 6, hidden_width=6, num_layers=1, num_heads=1).eval()
+    model = encoder("gcn", graph_hidden_width=6, graph_layers=1)
     one, two = sample(7, (1, 3)), sample(8, (2,))
     x = TABLE[one.nodes]
     by_hand = (x[0] + x[1:].mean(0)) / 2
@@ -171,7 +173,7 @@ def test_every_parameter_gets_a_finite_gradient(architecture: str, sizes: tuple[
 
 
 def test_norm_relu_and_dropout_follow_all_layers_but_the_last() -> None:
-    model = encoder(dropout=0.5)
+    model = encoder(graph_dropout=0.5)
     assert (len(model.convolutions), len(model.norms)) == (3, 2)
     one = batch(sample(9, (6,)))
     assert torch.equal(model(one), model(one))
@@ -183,7 +185,7 @@ def test_norm_relu_and_dropout_follow_all_layers_but_the_last() -> None:
 
 @pytest.mark.parametrize("architecture", ["graph_transformer", "gat", "gat_authors"])
 def test_attention_weights_are_dropped_in_training_alone(architecture: str) -> None:
-    model, one = encoder(architecture, dropout=0.0, attention_dropout=0.5), batch(sample(9, (6,)))
-    assert torch.equal(model(one), encoder(architecture, dropout=0.0)(one))
+    model, one = encoder(architecture, graph_dropout=0.0, graph_attention_dropout=0.5), batch(sample(9, (6,)))
+    assert torch.equal(model(one), encoder(architecture, graph_dropout=0.0)(one))
     model.train()
     assert not torch.equal(model(one), model(one))
