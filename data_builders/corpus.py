@@ -29,7 +29,7 @@ from tripletune.data_builders.readers import get_reader
 from tripletune.data_builders.readers._rows import Row, source_rows
 from tripletune.models.data.questions import DropReason, Question
 from tripletune.models.data.records import Passage
-from tripletune.models.files import file_digest, new_folder, read_json, write_json
+from tripletune.models.files import file_digest, new_folder, write_json
 from tripletune.models.options import CheckedOptions, CommandParser, add_arguments, from_arguments, setting
 from tripletune.models.program import run_program
 
@@ -90,33 +90,6 @@ def build_corpus(options: CorpusOptions, output: str | Path, overwrite: bool = F
     if shared := manifest["splits"].get("evaluation", {}).get("also_in_train"):
         logger.warning("%d evaluation questions are training questions too: draw them from another file", shared)
     return manifest
-
-
-def ensure_corpus(options: CorpusOptions, output: str | Path) -> dict[str, Any]:
-    """`build_corpus`, unless the folder holds what these options and files give.
-
-    Raises:
-        ValueError: the folder holds a corpus of other options or files, which results may depend on, or no corpus of
-            ours.
-    """
-    path = Path(output) / MANIFEST
-    if not path.is_file():
-        return build_corpus(options, output)
-    found = read_json(path)
-    if not {"options", "splits"} <= found.keys():
-        raise ValueError(f"{path} was not written by `tripletune build corpus`: name another folder")
-    before = found["options"]
-    changed = [
-        f"{name} was {before.get(name)!r} and is {value!r}"
-        for name, value in asdict(options).items()
-        if before.get(name) != value
-    ]
-    for split in found["splits"].values():
-        if split["sha256"] and file_digest(split["file"]) != split["sha256"]:
-            changed.append(f"{split['file']} has changed")
-    if changed:
-        raise ValueError(f"{output} holds a corpus that was drawn otherwise: {'; '.join(changed)}. Name another folder")
-    return found
 
 
 def _draw(options: CorpusOptions, split: str, location: str) -> tuple[set[int] | None, dict[str, Any]]:

@@ -11,7 +11,6 @@ PROGRAMS = {
     "build world": ("data_builders.world.build", "questions about a fictional world"),
     "data": ("data_builders", "look at a data set: stats, validate, peek; read released records"),
     "train": ("train", "train a task: ras, text-to-triples, cirag-distill, … (`tripletune train` lists them)"),
-    "collect": ("recipes.cirag_trajectories", "run a teacher in CIRAG's loop over training questions"),
     "iterate": ("recipes.expert_iteration", "train a student on its own best runs, round after round"),
     "ray": ("recipes.ray_corpus", "label questions, extract triples and embed a corpus on a Ray cluster"),
     "ask": ("rag ask", "answer one question with a system, and show every step"),

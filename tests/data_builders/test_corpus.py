@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.data_builders.rows import hotpot_row, read_lines, shards, shared, write_lines
-from tripletune.data_builders.corpus import CorpusOptions, build_corpus, ensure_corpus, main
+from tripletune.data_builders.corpus import CorpusOptions, build_corpus, main
 from tripletune.data_builders.readers import get_reader
 from tripletune.models.data.records import passage_id, read_corpus
 from tripletune.rag.triple_store import read_gold
@@ -114,32 +114,6 @@ def test_only_a_corpus_is_replaced_and_only_when_asked(file, tmp_path):
         build(file, tmp_path / "other")
     build(file, tmp_path / "other", overwrite=True, train_count=6)
     assert len(read_lines(tmp_path / "other" / "train.jsonl")) == 6
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"a": 1}', r"corpus\.json was not written by `tripletune build corpus`"),
-        ('{"options": ', r"corpus\.json:1: not valid JSON"),
-    ],
-)
-def test_a_manifest_of_somebody_else_is_one_clear_message(file, tmp_path, content, message):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "corpus.json").write_text(content)
-    with pytest.raises(ValueError, match=message):
-        ensure_corpus(options(file), tmp_path / "out")
-
-
-def test_a_corpus_that_is_there_is_kept_and_another_one_is_refused(file, tmp_path):
-    manifest = ensure_corpus(options(file), tmp_path / "out")
-    stamp = (tmp_path / "out" / "train.corpus.jsonl").stat().st_mtime_ns
-    assert ensure_corpus(options(file), tmp_path / "out") == manifest
-    assert (tmp_path / "out" / "train.corpus.jsonl").stat().st_mtime_ns == stamp
-    with pytest.raises(ValueError, match=r"seed was 0 and is 1\. Name another folder"):
-        ensure_corpus(options(file, seed=1), tmp_path / "out")
-    write_lines(Path(file), [row(n) for n in range(30)])
-    with pytest.raises(ValueError, match=r"train\.jsonl has changed"):
-        ensure_corpus(options(file), tmp_path / "out")
 
 
 @pytest.mark.parametrize(

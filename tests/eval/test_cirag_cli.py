@@ -127,6 +127,33 @@ def test_a_batch_teacher_writes_the_same_files_and_goes_on_with_the_replies(worl
     assert [row["prediction"] for row in rows(first)] == [row["prediction"] for row in rows(run)]
 
 
+def test_three_training_sets_are_one_run_with_a_request_file_a_round(world, tmp_path):
+    """docs/cirag.md, "From three training sets at once", with two sets."""
+    home, oracle = tmp_path / "runs", WorldOracle.open(world, "train")
+    other = tmp_path / "other.yaml"
+    other.write_text((ROOT / "eval" / "tasks" / "hotpotqa.yaml").read_text())
+    for name, seed in (("hotpotqa", 0), ("other", 1)):
+        build_corpus(CorpusOptions("hotpotqa", f"{world}/train.jsonl", train_count=4, seed=seed), home / name)
+    folder = str(home / "{task}")
+    words = [
+        "run", "--system", "cirag", "--tasks", f"hotpotqa,{other}", "--data", f"{folder}/train.jsonl", "--corpus",
+        f"{folder}/train.corpus.jsonl", "--gold", f"{folder}/train.gold.jsonl", "--index", f"{folder}/index", "--set",
+        "rerank=no", "--teacher", "batch", "--teacher-model", "some-model", "--output", str(home),
+    ]  # fmt: skip
+    rounds, ledger, replies = 0, str(home / "ledger.sqlite"), tmp_path / "replies.jsonl"
+    while (code := main(words)) == 3:
+        rounds += 1
+        requests = sorted((home / "ledger.sqlite.batch").glob("*.jsonl"))
+        assert len(requests) == rounds
+        answer(requests[-1], replies, oracle)
+        assert calls(["batch", "import", "--ledger", ledger, "--replies", str(replies)]) == 0
+    assert code == 0
+    results = [word for name in ("hotpotqa", "other") for word in ("--results", str(home / name / "cirag"))]
+    assert build_trajectories([*results, "--output", str(home / "trajectories")]) == 0
+    found = [one.question_id for one in read_trajectories(home / "trajectories")]
+    assert found == [row["id"] for name in ("hotpotqa", "other") for row in rows(home / name / "cirag")]
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
