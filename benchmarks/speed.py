@@ -1,24 +1,28 @@
-"""A training step of the Graph-LLM beside TRL's and PyG's, on the same records with the same model, LoRA and optimiser.
+"""A training step of the Graph-LLM beside TRL's, on the same records with the same model, LoRA and optimiser.
 
-Runs on the CPU. The other sides are their own code: `SFTTrainer` without the graph, which it does not know, and
-`GRetriever` with the loop of its example.
+Runs on the CPU. TRL's side is its `SFTTrainer` without the graph, which it does not know.
 """
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from benchmarks import ENCODER, Result, Way, batches, quiet, take_turns
-from benchmarks.training import RAS, TrainingOptions, native_bf16, one_pass, open_task, records, trainer_way
-from tripletune.models.loading import load_causal_lm, resolve
+from benchmarks import ENCODER, Result, Way, quiet, take_turns
+from benchmarks.training import (
+    INTERLEAVED,
+    TrainingOptions,
+    native_bf16,
+    one_pass,
+    open_task,
+    records,
+    trainer_way,
+)
+from tripletune.models.loading import load_causal_lm
 from tripletune.models.lora import add_lora
 from tripletune.models.options import setting
 
@@ -30,17 +34,14 @@ _PAPER = {
     "data.prompt_order": "instruction_first", "train.shared_prefixes": False, "train.torch_compile": False,
     "model.attention": "blocks",
 }  # fmt: skip
-_SHARED = {"data.prompt_order": "history_first", "train.shared_prefixes": True}
 _OURS: dict[str, dict[str, Any]] = {
     "ours": {},
     "ours-text-alone": {"model.use_graph": False},
-    "ours-shared": _SHARED,
-    "ours-interleaved": {**_SHARED, "data.prompt_order": "interleaved"},
+    "ours-interleaved": INTERLEAVED,
     "ours-compiled": {"train.torch_compile": True},
-    "ours-shared-compiled": {**_SHARED, "train.torch_compile": True},
-    "ours-interleaved-compiled": {**_SHARED, "data.prompt_order": "interleaved", "train.torch_compile": True},
+    "ours-interleaved-compiled": {**INTERLEAVED, "train.torch_compile": True},
 }
-_WAYS = ("trl-defaults", _BEST, f"{_BEST}{_COMPILED}", "pyg-float32", "pyg-bfloat16", *_OURS)
+_WAYS = ("trl-defaults", _BEST, f"{_BEST}{_COMPILED}", *_OURS)
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class SpeedOptions(TrainingOptions):
 
 
 def speed(options: SpeedOptions) -> Result:
-    """A training step of ours beside TRL's `SFTTrainer` and PyG's `GRetriever`.
+    """A training step of ours beside TRL's `SFTTrainer`.
 
     Tokens are those of prompts and labels in the paper's order, for all rows alike. FLOPs are those of the matrix
     products that a pass makes, against what this machine makes of one large product.
@@ -64,7 +65,7 @@ def speed(options: SpeedOptions) -> Result:
             "model.base": options.model, "model.encoder": ENCODER, "data.max_train_records": count,
             "data.train": options.data or records(options.seed, max(8, count // 3), scratch),
         }  # fmt: skip
-        text = open_task("ras", RAS, {**same, "model.use_graph": False})
+        text = open_task({**same, "model.use_graph": False})
         tokens, ways = sum(text.train["length"]), []
         counted: dict[str, int] = {}
         for name in options.ways:
@@ -88,17 +89,14 @@ def speed(options: SpeedOptions) -> Result:
         "name records_per_second tokens_per_second times_trl_best of_peak_share peak_above_rest_bytes",
         rows,
         [f"a large matrix product makes {peak / 1e9:.0f} GFLOP/s here"],
-        {"peak_flops_per_second": peak},
     )
 
 
 def _way(name: str, same: Mapping[str, Any], text: Any) -> Way:
     """One row: a pass of it and the way to it."""
     if name in _OURS:
-        task = open_task("ras", RAS, {**same, **_OURS[name]})
+        task = open_task({**same, **_OURS[name]})
         return trainer_way(name, task.trainer())
-    if name.startswith("pyg"):
-        return Way(name, _pyg_pass(open_task("ras", RAS, same), name.removeprefix("pyg-")))
     rows = [
         {"input_ids": row["input_ids"] + row["label_ids"], "labels": [-100] * len(row["input_ids"]) + row["label_ids"]}
         for row in text.train
@@ -133,47 +131,6 @@ def _trl_trainer(rows: list[dict[str, Any]], config: Any, dtype: str, **settings
     trainer = Quiet(adapted, arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
     trainer.remove_callback(PrinterCallback)
     return trainer
-
-
-def _pyg_pass(task: Any, dtype: str) -> Callable[[], float]:
-    """A pass of `GRetriever` over our batches, texts and graphs; its LoRA has our rank and layers, not its own."""
-    import torch
-    from torch_geometric.llm.models import LLM, GRetriever
-    from torch_geometric.nn import GAT
-
-    warnings.filterwarnings("ignore", module="torch_geometric")
-    chosen, train = task.config.model, task.config.train
-    with redirect_stdout(sys.stderr):
-        language_model = LLM(resolve(chosen.base), num_params=0.1, dtype=getattr(torch, dtype))
-    width, vectors = chosen.graph_hidden_width, task.model.config.text_embedding_width
-    graphs = GAT(vectors, width, chosen.graph_layers, heads=chosen.graph_heads, edge_dim=vectors)
-    model = GRetriever(language_model, graphs)
-    model.llm_generator = add_lora(
-        language_model.llm, rank=chosen.lora_rank, alpha=chosen.lora_alpha, dropout=0.0, targets=chosen.lora_targets,
-        base=chosen.base,
-    )  # fmt: skip
-    tokenizer, placeholder = task.processor.tokenizer, task.processor.graph_token_id
-    collate, size = task.collator(), train.batch_size
-    prepared = []
-    for numbers in batches(task.sampler(task.train, size, size), size):
-        rows = [task.train[number] for number in numbers]
-        prompts = [tokenizer.decode([one for one in row["input_ids"] if one != placeholder]) for row in rows]
-        labels = [tokenizer.decode(row["label_ids"], skip_special_tokens=True) for row in rows]
-        prepared.append((prompts, labels, collate(rows)["graphs"]))
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    optimiser = torch.optim.AdamW(trained, lr=train.learning_rate)
-    model.train()
-
-    def work() -> float:
-        start = time.perf_counter()
-        for prompts, labels, graph in prepared:
-            optimiser.zero_grad()
-            model(prompts, graph.x.float(), graph.edge_index, graph.batch, labels, graph.edge_attr.float()).backward()
-            torch.nn.utils.clip_grad_norm_(trained, train.max_grad_norm)
-            optimiser.step()
-        return time.perf_counter() - start
-
-    return work
 
 
 def _counting(work: Callable[[], object], name: str, counted: dict[str, int]) -> Callable[[], None]:
