@@ -24,10 +24,11 @@ from tripletune.checkpoints.verify import (
     REFERENCE,
     Comparison,
     Loaded,
+    cases_of,
     compare_observations,
     load,
-    load_plain,
     observe,
+    prompt_of,
     weight_digests,
 )
 from tripletune.models.files import check_folder, new_folder, read_json, write_json
@@ -75,14 +76,6 @@ def export_adapter(
         licence: Licence identifier for the card.
         scores: Files of metrics for the card.
         overwrite: Replace a model folder in the output.
-
-    Returns:
-        The folder written.
-
-    Raises:
-        FileExistsError: the output is there already.
-        FileNotFoundError: the run or something in it is missing.
-        ValueError: the run is damaged, or holds no adapter.
     """
     source, output = _checked_source(run, output, overwrite), Path(output)
     provenance = collect_provenance(source, scores, licence)
@@ -98,7 +91,8 @@ def export_adapter(
         if Path(name).is_dir() and (what == "base_model" or provenance.use_graph):
             logger.warning("%s is the local folder %s, which others do not have: name it with %s", what, name, option)
     logger.info("computing reference outputs of %s in float32", source)
-    reference = observe(load(source))
+    loaded = load(source)
+    reference = observe(loaded, cases_of(loaded))
     with new_folder(output, MADE, overwrite, (run, source)) as folder:
         _copy_files(source, folder, provenance, (ADAPTER, ADAPTER_CONFIG))
         write_model_card(folder, provenance, "adapter", output.name)
@@ -127,11 +121,6 @@ def merge_adapter(
 
     Returns:
         How the merged folder compares with the adapter.
-
-    Raises:
-        FileExistsError: the output is there already.
-        FileNotFoundError: the folder or something in it is missing.
-        ValueError: the folder is damaged or holds no adapter, or the merged model does not say the same.
     """
     source, output = _checked_source(folder, output, overwrite), Path(output)
     provenance = collect_provenance(source)
@@ -148,14 +137,10 @@ def merge_adapter(
             if (scratch / name).is_file():
                 keep = (provenance.base_model, provenance.encoder) if provenance.use_graph and not alone else ()
                 write_json(scratch / name, public(read_json(scratch / name), keep))
-        observed = observe(load_plain(scratch) if alone else load(scratch), reference["cases"])
+        observed = observe(load(scratch, alone), reference["cases"])
         comparison = compare_observations(reference, observed, against="the adapter")
-        failed = [case.name for case in comparison.cases if not case.passed]
-        if dtype == "float32" and failed:
-            raise ValueError(
-                f"the merged model does not say what the adapter says ({len(failed)} of {len(comparison.cases)} cases, "
-                f"first {failed[0]!r}; logits differ by up to {comparison.logit_difference:.1e}); nothing was written"
-            )
+        if dtype == "float32" and not comparison.passed:
+            raise ValueError(f"the merged model does not say what the adapter says; nothing was written ({comparison})")
         if not alone:
             write_json(scratch / REFERENCE, {**observed, "weights": weight_digests(scratch)})
         write_model_card(scratch, provenance, "language_model" if alone else "merged", output.name)
@@ -187,11 +172,13 @@ def _write_merged(loaded: Loaded, dtype: str, alone: bool, scratch: Path) -> dic
     if alone:
         # Without placeholder, no graph takes part.
         plain = Loaded(loaded.model.get_base_model().language_model, loaded.tokenizer, None, loaded.folder)
-        prompts = {case["name"]: loaded.prompt(case)[0] for case in loaded.cases()}
-        kept = {name: [one for one in ids if one != processor.graph_token_id] for name, ids in prompts.items()}
-        reference = observe(plain, [{"name": name, "prompt_ids": ids} for name, ids in kept.items()])
+        cases = []
+        for case in cases_of(loaded):
+            kept = [one for one in prompt_of(loaded, case)[0] if one != processor.graph_token_id]
+            cases.append({"name": case["name"], "prompt_ids": kept})
+        reference = observe(plain, cases)
     else:
-        reference = observe(loaded)
+        reference = observe(loaded, cases_of(loaded))
     if dtype != "float32" and (lost := _rounded_away(loaded.model, getattr(torch, dtype))):
         logger.warning(
             "weights in %s round away %.0f %% of what the adapter adds to them; merged in float32, or left beside the "

@@ -39,12 +39,8 @@ class Provenance:
     """Where a trained model comes from.
 
     Attributes:
-        base_model: Spec of the base model.
-        base_revision: Its hub revision, if known.
-        encoder: Spec of the text encoder.
         use_graph: Whether the model reads a graph token.
         licence: Licence identifier of this folder, if its owner named one.
-        config: The resolved configuration of the run.
         environment: Git revision, Python and package versions.
         training: Records, optimiser steps, seconds, data digests.
         evaluation: What the run measured at its end.
@@ -70,16 +66,9 @@ def collect_provenance(source: Path, scores: Sequence[str | Path] = (), licence:
         source: `final/` or a checkpoint of a run (the run's own files are looked for one folder up), or an export.
         scores: Files of metrics (`metrics.json` of `tripletune eval`).
         licence: Licence identifier.
-
-    Raises:
-        FileNotFoundError: a scores file is missing.
-        ValueError: a file is malformed.
     """
     kept = source / PROVENANCE
-    if kept.is_file():
-        provenance = Provenance(**read_json(kept))
-    else:
-        provenance = _collect_from_run(source)
+    provenance = Provenance(**read_json(kept)) if kept.is_file() else _collect_from_run(source)
     provenance = replace(provenance, **_names(source), licence=licence or provenance.licence)
     for file in map(Path, scores):
         # Files of several tasks all have the name metrics.json; their folder tells them apart.
@@ -121,12 +110,7 @@ def _collect_from_run(source: Path) -> Provenance:
 
 
 def public(value: Any, keep: tuple[str, ...] = ()) -> Any:
-    """A copy of JSON data that can be shown to others: absolute paths shrink to their last name, secrets to "***".
-
-    Args:
-        value: JSON data.
-        keep: Strings that stay as they are.
-    """
+    """A copy of JSON data that can be shown to others: absolute paths shrink to their last name, secrets to "***"."""
     if isinstance(value, dict):
         return {
             key: "***" if isinstance(item, str) and item and _SECRET_KEY.search(str(key)) else public(item, keep)
@@ -142,30 +126,20 @@ def public(value: Any, keep: tuple[str, ...] = ()) -> Any:
 
 
 def write_model_card(folder: Path, provenance: Provenance, kind: Kind, name: str) -> None:
-    """Write `README.md` and `provenance.json` of a model folder.
-
-    Args:
-        folder: Where they go; a model on plain text has its task file there.
-        provenance: The facts.
-        kind: What the folder holds.
-        name: The folder's name, for title and example.
-    """
+    """Write `README.md` and `provenance.json` of a model folder; a model on plain text has its task file there."""
     about = task_of(folder) if is_text_model(folder) else None
     write_text(folder / CARD, render_card(provenance, kind, name, about))
     write_json(folder / PROVENANCE, public(asdict(provenance), (provenance.base_model, provenance.encoder)))
 
 
 def render_card(provenance: Provenance, kind: Kind, name: str, about: dict[str, Any] | None = None) -> str:
-    """Write a model card from the template `card.md`.
+    """A model card from the template `card.md`: Markdown with a YAML head as on the Hugging Face hub.
 
     Args:
         provenance: The facts.
         kind: What the folder holds.
         name: Name of the folder, for title and example.
         about: Content of the task file of a model on plain text.
-
-    Returns:
-        Markdown with a YAML head as on the Hugging Face hub.
     """
     from tripletune.models.local.chat import DATE
 
@@ -225,21 +199,13 @@ def _score_tables(provenance: Provenance) -> Iterator[Table]:
             about.insert(0, f"data {code_span(PurePath(content['data']).name)}")
         title = code_span(name) + (f" ({', '.join(about)})" if about else "")
         leaves = flatten({key: value for key, value in content.items() if key != "controls"}, ".")
-        intervals = [
-            [
-                code_span(metric),
-                f"{value['mean']:.4g}",
-                f"{value['low']:.4g} to {value['high']:.4g}",
-                _cell(value.get("n")),
-            ]
-            for metric, value in leaves.items()
-            if isinstance(value, dict) and isinstance(value.get("low"), (int, float)) and value.get("n", 1)
-        ]
-        numbers = [
-            [code_span(metric), _cell(value)]
-            for metric, value in leaves.items()
-            if isinstance(value, (int, float)) and not isinstance(value, bool)
-        ]
+        intervals, numbers = [], []
+        for metric, value in leaves.items():
+            if isinstance(value, dict) and isinstance(value.get("low"), (int, float)) and value.get("n", 1):
+                between = f"{value['low']:.4g} to {value['high']:.4g}"
+                intervals.append([code_span(metric), f"{value['mean']:.4g}", between, _cell(value.get("n"))])
+            elif isinstance(value, (int, float)) and not isinstance(value, bool):
+                numbers.append([code_span(metric), _cell(value)])
         head = ["metric", "mean", "95 % interval", "n"] if intervals else ["metric", "value"]
         yield Table(head, intervals or numbers, title, cell=str)
         if table := content.get("control_table"):

@@ -32,7 +32,7 @@ def test_reference_outputs_are_those_of_the_run(tiny_run: Path, tiny_export: Pat
 
     reference = json.loads((tiny_export / "verify.json").read_text())
     tasks = [(case["task"], len(case["steps"])) for case in reference["cases"]]
-    assert {("planning", 0), ("planning", 1), ("planning", 2), ("answering", 0), ("answering", 2)} == set(tasks)
+    assert {("planning", 0), ("planning", 2), ("answering", 2)} == set(tasks)
     case = reference["cases"][0]
     model, processor = load_graph_llm(tiny_run / "final", torch.float32)
     from tripletune.models.graph_llm.graphs import batch_graphs, build_graph
@@ -42,7 +42,6 @@ def test_reference_outputs_are_those_of_the_run(tiny_run: Path, tiny_export: Pat
         logits = model(input_ids=torch.tensor([case["prompt_ids"]]), graphs=graphs).logits[0, -1]
     assert processor.graph_token_id in case["prompt_ids"]
     assert int(logits.argmax()) == case["reply_ids"][0]
-    assert case["logits"] == pytest.approx(logits[case["logit_ids"]].tolist(), abs=1e-4)
     assert case["log_normaliser"] == pytest.approx(float(logits.logsumexp(0)), abs=1e-4)
     assert reference["weights"] == {
         "adapter_model.safetensors": file_digest(tiny_run / "final" / "adapter_model.safetensors")
