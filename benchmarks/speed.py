@@ -25,6 +25,7 @@ from benchmarks.training import (
 from tripletune.models.loading import load_causal_lm
 from tripletune.models.lora import add_lora
 from tripletune.models.options import setting
+from tripletune.train import engine_of
 
 _COMPILED = "-compiled"
 _BEST = "trl-best"
@@ -96,7 +97,7 @@ def _way(name: str, same: Mapping[str, Any], text: Any) -> Way:
     """One row: a pass of it and the way to it."""
     if name in _OURS:
         task = open_task({**same, **_OURS[name]})
-        return trainer_way(name, task.trainer())
+        return trainer_way(name, engine_of(task))
     rows = [
         {"input_ids": row["input_ids"] + row["label_ids"], "labels": [-100] * len(row["input_ids"]) + row["label_ids"]}
         for row in text.train

@@ -20,6 +20,7 @@ from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.models.loading import best_dtype
 from tripletune.models.options import load_config, setting
 from tripletune.models.program import load_from
+from tripletune.train import engine_of
 
 _RECIPE = Path(__file__).resolve().parents[1] / "recipes/configs/smollm2_135m_ras_cpu.yaml"
 INTERLEAVED = {"data.prompt_order": "interleaved", "train.shared_prefixes": True}
@@ -70,7 +71,7 @@ def training_step(options: StepOptions) -> Result:
             "data.prompt_order": "instruction_first", "train.shared_prefixes": False, "train.torch_compile": False,
         }  # fmt: skip
         tasks = {name: open_task({**same, **changed}) for name, changed in variants.items()}
-        trainers = {name: task.trainer() for name, task in tasks.items()}
+        trainers = {name: engine_of(task) for name, task in tasks.items()}
         collate = tasks["logits everywhere"].collator()
         trainers["logits everywhere"].data_collator = lambda rows: {**collate(rows), "full_logits": True}
         ways = [trainer_way(name, trainer) for name, trainer in trainers.items()]

@@ -7,8 +7,21 @@ An option beyond the papers; `smollm2_135m_ras_grpo_cpu.yaml` is for the Graph-L
 """
 
 import sys
+from pathlib import Path
 
 from tripletune.train import main
+from tripletune.train.tasks.grpo import GrpoTask
+
+
+def run(task: GrpoTask, checkpoint: Path | None) -> None:
+    """Questions -> student -> TRL's trainer with the engine's order, logs and resume -> save."""
+    from tripletune.train.grpo import GrpoTrainer
+
+    task.begin()
+    engine = GrpoTrainer(task)
+    engine.run(checkpoint)
+    engine.save_result()
+
 
 if __name__ == "__main__":
-    sys.exit(main("grpo", __doc__ or ""))
+    sys.exit(main("grpo", __doc__ or "", run=run))

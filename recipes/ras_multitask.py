@@ -12,8 +12,25 @@ that was stopped continues when the same command is given again.
 """
 
 import sys
+from pathlib import Path
 
 from tripletune.train import main
+from tripletune.train.tasks.ras import GraphTask
+
+
+def run(task: GraphTask, checkpoint: Path | None) -> None:
+    """Rows -> model -> engine -> save."""
+    from tripletune.train.engine import Engine
+
+    # A language model with LoRA; graph encoder and projector are trained in full.
+    model = task.open_model()
+    # Of each record the prompt, the label and the graph, as integers, tokenised once into the cache.
+    rows, validation = task.open_rows()
+    # The collator pads records, and batches their graphs with the vectors of node and edge texts.
+    engine = Engine(model, rows, task.collator(), task.config, validation=validation, task=task)
+    engine.run(checkpoint)
+    engine.save_result()
+
 
 if __name__ == "__main__":
-    sys.exit(main("ras", __doc__ or ""))
+    sys.exit(main("ras", __doc__ or "", run=run))

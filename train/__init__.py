@@ -10,31 +10,37 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from tripletune.models.data.records import IGNORED
-from tripletune.models.files import new_folder, write_json
 from tripletune.models.options import parse_command_line, to_yaml
 from tripletune.models.program import load_from, run_program
-from tripletune.models.run_folders import FINAL, seconds_until
 from tripletune.models.tables import printable
 from tripletune.train.tasks import TrainingTask
 
 logger = logging.getLogger(__name__)
 TASKS = "tripletune.train.tasks"
+# Trains a task, from a checkpoint or from the beginning.
+Steps = Callable[[Any, Path | None], None]
 
 
-def main(name: str, description: str = "", argv: Sequence[str] | None = None) -> int:
+def main(
+    name: str,
+    description: str = "",
+    argv: Sequence[str] | None = None,
+    run: Steps | None = None,
+) -> int:
     """Train what a task's name says, as a command line says.
 
     Args:
         name: A module of `train/tasks/`.
         description: Help text; the module's own unless given.
         argv: The words of the command line; those of this process unless given.
+        run: The recipe's steps; `fit` unless given.
 
     Returns:
         The exit code.
@@ -43,7 +49,7 @@ def main(name: str, description: str = "", argv: Sequence[str] | None = None) ->
     def program() -> None:
         module = load_from(TASKS, name.replace("-", "_"), "training task")
         config, dry_run = parse_command_line(module.TASK.Config, description or module.__doc__ or "", argv)
-        train(module.TASK(config), dry_run)
+        train(module.TASK(config), dry_run, run)
 
     return run_program(
         program,
@@ -52,107 +58,68 @@ def main(name: str, description: str = "", argv: Sequence[str] | None = None) ->
     )
 
 
-def train(task: TrainingTask, dry_run: bool = False) -> None:
-    """Do a whole run, or say what it would do.
+def train(task: TrainingTask, dry_run: bool = False, run: Steps | None = None) -> None:
+    """Do a whole run, or say what it would do; nothing is loaded before what can't work is found."""
+    from accelerate import PartialState
 
-    Args:
-        task: The task, with its configuration.
-        dry_run: Print the report instead of training.
+    checkpoint = check(task, dry_run)
+    if not dry_run:
+        (run or fit)(task, checkpoint)
+        return
+    task.begin()
+    if PartialState().is_main_process:
+        sys.stdout.write(printable(dry_run_report(task)) + "\n")
 
-    Raises:
-        OSError: data or model are not there, or the run folder can't be written.
-        ValueError: data are not well formed, or the folder holds another run.
-    """
-    from tripletune.train.resume import check_same_run, check_writable, newest_checkpoint, sharding
+
+def fit(task: TrainingTask, checkpoint: Path | None) -> None:
+    """Rows -> model -> engine -> save, of any task; the recipes show it of their own."""
+    task.begin()
+    engine = engine_of(task)
+    engine.run(checkpoint)
+    engine.save_result()
+
+
+def engine_of(task: TrainingTask) -> Any:
+    """The engine, or the task's own trainer, once the model is loaded and the rows are made."""
+    from tripletune.train.engine import Engine
+
+    return task.trainer() or Engine(
+        task.model, task.train, task.collator(), task.config, validation=task.validation, task=task
+    )
+
+
+def check(task: TrainingTask, dry_run: bool) -> Path | None:
+    """Find what can't work before anything is loaded, and the checkpoint to continue from."""
+    from tripletune.train.resume import check_writable, checkpoint_to_continue, process_count, sharding
 
     config = task.config
     if sharding() in ("ZeRO-3", "FSDP2") and config.model.quantization != "none":
         raise ValueError(
             "model.quantization: weights of 4 bits can't be divided; take recipes/accelerate/ddp.yaml or zero2.yaml"
         )
-    state = _start_process(config.train.ddp_timeout)
-    config.train.micro_batches(state.num_processes)
+    first = _start_process(config.train.ddp_timeout)
+    config.train.micro_batches(process_count())
     check_writable(config.output_dir)
     for source in task.sources:
         if source is not None:
             source.check()
-    if state.is_main_process and not dry_run:
+    if dry_run:
+        return None
+    if first:
         check_tracking(config.report_to)
-    checkpoint = newest_checkpoint(config.output_dir) if config.resume and not dry_run else None
-    if checkpoint is not None:
-        # Before the model is loaded, and before anything of the earlier start is written over.
-        check_same_run(config, task.sources[0].digest)
-    task.begin()
-    for warning in task.warnings():
-        logger.warning("%s", warning)
-    if not dry_run:
-        _train_and_save(task, checkpoint)
-    elif state.is_main_process:
-        sys.stdout.write(printable(dry_run_report(task)) + "\n")
+    return checkpoint_to_continue(config, task.digest)
 
 
-def _train_and_save(task: TrainingTask, checkpoint: Path | None) -> None:
-    from tripletune.train.batches import rows_meta
-    from tripletune.train.engine import LOSS_FILE
+def _start_process(timeout: int) -> bool:
+    """Join the group of processes, and say whether this is the first; the others log warnings alone.
 
-    trainer = task.trainer()
-    if checkpoint is None:
-        task.prepare()
-    else:
-        logger.info("continuing from %s", checkpoint)
-    trained = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
-    logger.info("training %s parameters on %d %s", f"{trained:,}", rows_meta(task.train)["rows"], task.unit)
-    for note in (_counts("train", task.train), _counts("validation", task.validation), *task.notes()):
-        logger.info("%s", note)
-    if task.validation is None:
-        logger.info("there are no validation data: nothing is evaluated")
-    seconds = trainer.train_as_run(checkpoint, task.sources[0].digest)
-    metrics = trainer.evaluate_at_the_end()
-    folder, steps = Path(task.config.output_dir) / FINAL, trainer.state.global_step
-    parts = {"train": (task.sources[0], task.train), "validation": (task.sources[1], task.validation)}
-    result = {
-        task.unit: rows_meta(task.train)["rows"],
-        "steps": steps,
-        # What it took before a kill counts too.
-        "seconds": round(max(seconds, seconds_until(folder.parent / LOSS_FILE, steps)), 1),
-        "data": {
-            name: source and {"path": ", ".join(source.paths), "sha256": source.digest}
-            for name, (source, _) in parts.items()
-        },
-        "tokenised": {name: rows_meta(rows) for name, (_, rows) in parts.items() if rows is not None},
-        **task.facts(),
-        "evaluation": metrics,
-    }
-    if trainer.is_world_process_zero():
-        with new_folder(folder, ["*"], overwrite=True) as scratch:
-            trainer.save_model(str(scratch))
-            write_json(scratch / "training.json", result)
-    else:
-        trainer.save_model(str(folder))  # where weights are divided among the processes, all take part
-    logger.info("trained for %d s; the result is in %s", seconds, folder)
-    for name in sorted(metrics):
-        logger.info("%s = %.4g", name, metrics[name])
-
-
-def _start_process(timeout: int) -> Any:
-    """accelerate's `PartialState`; processes but the first log warnings alone.
-
-    The group of processes begins here, so the time that they wait for each other is set here and nowhere later.
-
-    Raises:
-        ValueError: one process would train on several GPUs.
+    The time that they wait for each other is set here, where the group begins, and nowhere later.
     """
     import torch
     from accelerate import DistributedType, PartialState
     from transformers.utils import logging as transformers_logging
 
     state = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(seconds=timeout))
-    if state.distributed_type is DistributedType.NO and (devices := torch.cuda.device_count()) > 1:
-        # transformers would wrap the model in `nn.DataParallel`, which hands all graphs to every copy.
-        raise ValueError(
-            f"one process sees {devices} GPUs: start one per GPU with accelerate launch --num_processes {devices}, or "
-            "show it one with CUDA_VISIBLE_DEVICES=0"
-        )
     if not state.is_main_process:
         logging.getLogger().setLevel(logging.WARNING)
     for name in ("datasets", "accelerate", "absl"):
@@ -160,18 +127,14 @@ def _start_process(timeout: int) -> Any:
     transformers_logging.disable_progress_bar()
     how = "" if state.distributed_type is DistributedType.NO else f", {state.distributed_type.value}"
     logger.info("%d process(es) on %s%s", state.num_processes, state.device, how)
-    return state
+    return bool(state.is_main_process)
 
 
 def dry_run_report(task: TrainingTask) -> str:
-    """The dry run's text.
-
-    Args:
-        task: The task, its model loaded and its rows made.
-    """
+    """The dry run's text, once the model is loaded and the rows are made."""
     parts = {
         "resolved configuration": to_yaml(task.config),
-        task.unit: "\n".join([_counts("train", task.train), _counts("validation", task.validation)]),
+        task.unit: "\n".join(task.counts()),
         "steps": "\n".join([_steps(task), *task.notes()]),
         "memory (estimate)": memory_estimate(task),
         "first row, learned tokens between ⟦ and ⟧": _masked_text(*task.example(), task.processor),
@@ -221,17 +184,6 @@ def _masked_text(ids: Sequence[int], labels: Sequence[int], processor: Any) -> s
     return "".join(pieces)
 
 
-def _counts(name: str, rows: Any) -> str:
-    from tripletune.train.batches import rows_meta
-
-    if rows is None:
-        return f"{name}: none"
-    counts = rows_meta(rows).items()
-    listed = ", ".join(f"{what.replace('_', ' ') if what.islower() else what} {count:,}" for what, count in counts)
-    packs = f", in {len(rows):,} packs" if "seq_lengths" in rows.column_names else ""
-    return f"{name}: {listed}{packs}"
-
-
 def _steps(task: TrainingTask) -> str:
     from tripletune.train.resume import process_count
 
@@ -247,14 +199,7 @@ def _gb(count: float) -> str:
 
 
 def check_tracking(report_to: Sequence[str]) -> None:
-    """Make sure that a run can report to its trackers, before a model is loaded.
-
-    Args:
-        report_to: Trackers by name: "wandb", "tensorboard", "none".
-
-    Raises:
-        ValueError: a package is missing, or W&B has no login.
-    """
+    """Make sure that a run can report to its trackers: "wandb", "tensorboard" or "none"."""
     if "tensorboard" in report_to and not any(map(importlib.util.find_spec, ("tensorboard", "tensorboardX"))):
         raise ValueError(
             "report_to tensorboard: the package is not installed; pip install tensorboard, or leave it out"

@@ -117,7 +117,17 @@ def _merge_rows(folder: Path, schema: Any, parts: Sequence[Path]) -> None:
 
 def rows_meta(dataset: Any) -> dict[str, int]:
     """What `cached_rows` counted: `rows`, `tokens`, `label_tokens`, and what was cut or left out."""
-    return read_json(_folder(dataset) / META)
+    about = _folder(dataset) / META if dataset.cache_files else None
+    return read_json(about) if about and about.exists() else {"rows": len(dataset)}
+
+
+def rows_digest(dataset: Any) -> str:
+    """Fingerprint of the content of any `datasets.Dataset`."""
+    found = hashlib.sha256(str(dataset.features).encode())
+    for table in dataset.with_format("arrow").iter(batch_size=1000):
+        for batch in table.combine_chunks().to_batches():
+            found.update(batch.serialize())
+    return found.hexdigest()
 
 
 def pack_rows(dataset: Any, tokens: int) -> Any:

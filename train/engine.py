@@ -2,7 +2,7 @@
 
 The loss of a batch is `models.losses.label_loss`; here it is divided by the label tokens of the whole optimiser step,
 across devices and micro-batches. `eval_loss` is the same mean over a whole evaluation. Data order depends on seed and
-epoch alone. A task says the rest (`train.tasks.TrainingTask`).
+epoch alone. It trains any model on any rows; scores and more come from a task (`train.tasks.TrainingTask`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from accelerate.utils.other import is_repeated_blocks
@@ -29,15 +29,24 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_callback import PrinterCallback
 
 from tripletune.models.data.records import IGNORED
-from tripletune.models.files import lock_folder, new_file
+from tripletune.models.files import lock_folder, new_file, new_folder, write_json
 from tripletune.models.loading import best_dtype
 from tripletune.models.losses import target_loss
-from tripletune.train.resume import forget_checkpoints, process_count, save_run_settings, set_result_aside, sharding
+from tripletune.models.options import require
+from tripletune.models.run_folders import FINAL, seconds_until
+from tripletune.train.batches import rows_meta
+from tripletune.train.resume import (
+    checkpoint_to_continue,
+    forget_checkpoints,
+    process_count,
+    save_run_settings,
+    set_result_aside,
+    sharding,
+)
+from tripletune.train.tasks import EngineConfig, TrainingTask
 
 if TYPE_CHECKING:
     from transformers import Trainer as Mixed
-
-    from tripletune.train.tasks import TrainingTask
 else:
     Mixed = object
 
@@ -51,7 +60,7 @@ def shared_arguments(config: Any, evaluates: bool = True) -> dict[str, Any]:
     """Keyword arguments of `TrainingArguments` and its kin that every run sets.
 
     Args:
-        config: A `train.tasks.RunConfig`.
+        config: A `train.tasks.EngineConfig`.
         evaluates: Whether there is anything to evaluate on; transformers refuses evaluations without.
     """
     train = config.train
@@ -109,6 +118,7 @@ class EngineMixin(Mixed):
     # Optimiser steps done, and the metrics.
     last_evaluation: tuple[int, dict[str, float]] | None = None
     _sampler: Any
+    _seconds: float
     # Of the evaluation under way: sums of losses and of label tokens, and batches of this process still to count.
     _sums: torch.Tensor
     _to_count: int
@@ -157,19 +167,28 @@ class EngineMixin(Mixed):
         self._sampler.set_epoch(kwargs["epoch"])
         super()._run_epoch(*args, **kwargs)
 
-    def train_as_run(self, checkpoint: Path | None, train_digest: str) -> float:
-        """Train, alone in the run folder, which then says what is trained in it.
+    def run(self, checkpoint: Path | Literal["newest"] | None = "newest") -> dict[str, float]:
+        """Train, alone in the run folder, which then says what is trained in it, and evaluate.
 
         Args:
-            checkpoint: Where to go on; None begins, and sets the result of an earlier run aside.
-            train_digest: Fingerprint of the training data.
+            checkpoint: Where to continue; None begins, and sets the result of an earlier run aside.
 
         Returns:
-            The seconds of training in this process.
-
-        Raises:
-            ValueError: another process trains in the folder; nothing in it has been touched.
+            Metrics of the trained model.
         """
+        task, digest = self.task, self.task.digest
+        if checkpoint == "newest":
+            checkpoint = checkpoint_to_continue(self.config, digest)
+        if checkpoint is None:
+            task.prepare()
+        else:
+            logger.info("continuing from %s", checkpoint)
+        trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        logger.info("training %s parameters on %d %s", f"{trained:,}", rows_meta(task.train)["rows"], task.unit)
+        for note in (*task.counts(), *task.notes()):
+            logger.info("%s", note)
+        if self.eval_dataset is None:
+            logger.info("there are no validation data: nothing is evaluated")
         refusal = (
             f"another process trains in {self.config.output_dir}: wait for it or stop it, or give another --output_dir"
         )
@@ -179,10 +198,43 @@ class EngineMixin(Mixed):
                     forget_checkpoints(self.config.output_dir)
                 if checkpoint is None:
                     set_result_aside(self.config.output_dir)
-                save_run_settings(self.config, train_digest)
+                save_run_settings(self.config, digest)
             start = time.perf_counter()
             self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-            return time.perf_counter() - start
+            self._seconds = time.perf_counter() - start
+        if self.eval_dataset is None:
+            return {}
+        # Those of the last step's evaluation where there was one.
+        step, metrics = self.last_evaluation or (None, {})
+        return metrics if step == self.state.global_step else self.evaluate()
+
+    def save_result(self) -> None:
+        """Write the trained model to `final/`, and `training.json` with what it was trained on."""
+        task, folder, steps = self.task, Path(self.config.output_dir) / FINAL, self.state.global_step
+        parts = {"train": (task.sources[0], task.train), "validation": (task.sources[1], task.validation)}
+        metrics = (self.last_evaluation or (0, {}))[1]
+        result = {
+            task.unit: rows_meta(task.train)["rows"],
+            "steps": steps,
+            # What it took before a kill counts too.
+            "seconds": round(max(self._seconds, seconds_until(folder.parent / LOSS_FILE, steps)), 1),
+            "data": {
+                name: source and {"path": ", ".join(source.paths), "sha256": source.digest}
+                for name, (source, _) in parts.items()
+            },
+            "tokenised": {name: rows_meta(rows) for name, (_, rows) in parts.items() if rows is not None},
+            **task.facts(),
+            "evaluation": metrics,
+        }
+        if self.is_world_process_zero():
+            with new_folder(folder, ["*"], overwrite=True) as scratch:
+                self.save_model(str(scratch))
+                write_json(scratch / "training.json", result)
+        else:
+            self.save_model(str(folder))  # where weights are divided among the processes, all take part
+        logger.info("trained for %d s; the result is in %s", self._seconds, folder)
+        for name in sorted(metrics):
+            logger.info("%s = %.4g", name, metrics[name])
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """One micro-batch; its share of the step's loss goes to the loss log."""
@@ -193,7 +245,7 @@ class EngineMixin(Mixed):
 
     def tokens_of(self, inputs: Any) -> int:
         """Tokens of a training batch, padding included."""
-        return int(inputs["input_ids"].numel())
+        return int(inputs.get("input_ids", inputs["labels"]).numel())
 
     def _as_cast(self, model: Any) -> AbstractContextManager[None]:
         # Adapter layers would copy their input to float32 and autocast would copy it back.
@@ -264,13 +316,6 @@ class EngineMixin(Mixed):
         self.last_evaluation = self.state.global_step, metrics
         return metrics
 
-    def evaluate_at_the_end(self) -> dict[str, float]:
-        """Metrics of the trained model; those of the last step's evaluation where there was one."""
-        if self.eval_dataset is None:
-            return {}
-        step, metrics = self.last_evaluation or (None, {})
-        return metrics if step == self.state.global_step else self.evaluate()
-
     # Saving
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
@@ -288,28 +333,48 @@ class EngineMixin(Mixed):
 
 
 class Engine(EngineMixin, Trainer):
-    """Trains the model of a task on its rows.
+    """Trains a model on rows.
 
     Args:
-        task: The task, its model loaded and its rows made.
+        model: Any module whose forward takes a batch and gives a `loss`.
+        rows: A `datasets.Dataset`; with a column `length`, rows of similar length come into a batch.
+        collator: Makes a batch of rows, `labels` (-100 where nothing is learned) in it.
+        config: Run folder, seed and optimisation.
+        validation: Rows to evaluate on.
+        task: Says more: scores, order of the rows, further files of a checkpoint.
     """
 
-    def __init__(self, task: TrainingTask) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        rows: Any,
+        collator: Callable[[list[dict[str, Any]]], dict[str, Any]],
+        config: EngineConfig,
+        *,
+        validation: Any = None,
+        task: TrainingTask | None = None,
+    ) -> None:
+        require(config)
+        task = task or TrainingTask(config)
+        task.model, task.train, task.validation = model, rows, validation
+        settings = getattr(model, "config", None)
+        # For which a packed row would be one sequence; modules that are not of transformers have none.
+        self._no_cache = {} if settings is None else {"use_cache": False}
         super().__init__(
-            model=task.model,
-            args=TrainingArguments(**shared_arguments(task.config, task.validation is not None)),
-            data_collator=task.collator(),
-            train_dataset=task.train,
-            eval_dataset=task.validation,
+            model=model,
+            args=TrainingArguments(**shared_arguments(config, validation is not None)),
+            data_collator=collator,
+            train_dataset=rows,
+            eval_dataset=validation,
             processing_class=task.processor if isinstance(task.processor, PreTrainedTokenizerBase) else None,
             # Encoder-decoders take the mean over a micro-batch by themselves, which weighs short ones too much.
-            compute_loss_func=target_loss if task.model.config.is_encoder_decoder else None,
+            compute_loss_func=target_loss if getattr(settings, "is_encoder_decoder", False) else None,
         )
         self.begin_run(task)
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, without a cache, for which a packed row would be one sequence."""
-        return super().compute_loss(model, {**inputs, "use_cache": False}, *args, **kwargs)
+        """As in transformers, without a cache."""
+        return super().compute_loss(model, {**inputs, **self._no_cache}, *args, **kwargs)
 
 
 class StepLog(TrainerCallback):
@@ -410,20 +475,10 @@ class LossLog(StepLog):
 
 
 def compile_layers(model: nn.Module, backend: str = "inductor") -> int:
-    """Compile the layers of a language model in place, one by one; names and saved weights do not change.
+    """Compile the layers of a language model in place, one by one, and count them; names and weights do not change.
 
     All layers of a stack have the same code, so one is compiled and the others use it: seconds instead of minutes.
     accelerate's `compile_regions` compiles embeddings and the output layer too, whose shapes change with every batch.
-
-    Args:
-        model: Any model of transformers, with or without PEFT adapter; of a Graph-LLM its language model.
-        backend: As in `torch.compile`.
-
-    Returns:
-        How many layers were found.
-
-    Raises:
-        ValueError: the model has no stack of equal layers, or kernels for a CPU can't be compiled here.
     """
     compilers = os.environ.get("CXX", "g++"), "clang++"
     if backend == "inductor" and not torch.cuda.is_available() and not any(map(shutil.which, compilers)):

@@ -44,12 +44,7 @@ _FREE_BEGINNINGS = ("train.eval_", "train.save_")
 
 
 def save_run_settings(config: Any, train_digest: str) -> None:
-    """Write the resolved configuration, git revision and versions into the run folder.
-
-    Args:
-        config: The run, a `train.tasks.RunConfig`.
-        train_digest: Fingerprint of the training data; `check_same_run` compares it.
-    """
+    """Write the resolved configuration, git revision, versions and the data's fingerprint into the run folder."""
     folder = Path(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / SETTINGS, to_yaml(config))
@@ -71,11 +66,8 @@ def check_same_run(config: Any, train_digest: str) -> None:
     """Make sure that the checkpoints in the run folder are of the run that is to continue.
 
     Args:
-        config: The run, a `train.tasks.RunConfig`.
+        config: The run.
         train_digest: Fingerprint of the training data; its path may change, its content may not.
-
-    Raises:
-        ValueError: the folder was begun with other settings or other data.
     """
     folder = Path(config.output_dir)
     if not (folder / SETTINGS).is_file() or not (folder / ENVIRONMENT).is_file():
@@ -116,6 +108,15 @@ def check_same_run(config: Any, train_digest: str) -> None:
         )
 
 
+def checkpoint_to_continue(config: Any, train_digest: str) -> Path | None:
+    """The newest checkpoint in the run folder, after making sure that it is of this run; None where a run begins."""
+    check_writable(config.output_dir)
+    checkpoint = newest_checkpoint(config.output_dir) if config.resume else None
+    if checkpoint is not None:
+        check_same_run(config, train_digest)
+    return checkpoint
+
+
 def newest_checkpoint(output_dir: str | Path) -> Path | None:
     """The newest checkpoint that was written to its end (its trainer state is written last) and is still whole."""
     found = []
@@ -135,11 +136,7 @@ def newest_checkpoint(output_dir: str | Path) -> Path | None:
 
 
 def _check_files(folder: Path) -> None:
-    """Look for files that a full disk or a broken copy has cut off; headers alone are read.
-
-    Raises:
-        ValueError: a file is cut off.
-    """
+    """Look for files that a full disk or a broken copy has cut off; headers alone are read."""
     for file in folder.glob("*.safetensors"):
         check_weights(file)
     for file in [*folder.glob("*.pt"), *folder.glob("*.pth")]:
@@ -172,12 +169,7 @@ def set_result_aside(output_dir: str | Path) -> None:
 
 
 def check_writable(output_dir: str | Path) -> None:
-    """Make the run folder, before anything is loaded.
-
-    Raises:
-        OSError: it can't be made or written.
-        ValueError: it is empty, such as a variable that is not set.
-    """
+    """Make the run folder, before anything is loaded."""
     if not str(output_dir):
         raise ValueError("output_dir: name a folder")
     folder = Path(output_dir)
@@ -189,18 +181,22 @@ def check_writable(output_dir: str | Path) -> None:
 
 
 def process_count() -> int:
-    """How many processes train together."""
-    from accelerate import PartialState
+    """How many processes train together; one that would train on several GPUs is refused."""
+    import torch
+    from accelerate import DistributedType, PartialState
 
-    return int(PartialState().num_processes)
+    state = PartialState()
+    if state.distributed_type is DistributedType.NO and (devices := torch.cuda.device_count()) > 1:
+        # transformers would wrap the model in `nn.DataParallel`, which hands all graphs to every copy.
+        raise ValueError(
+            f"one process sees {devices} GPUs: start one per GPU with accelerate launch --num_processes {devices}, or "
+            "show it one with CUDA_VISIBLE_DEVICES=0"
+        )
+    return int(state.num_processes)
 
 
 def sharding() -> str:
-    """What accelerate's launcher asks to divide a model's states: "ZeRO-2", "ZeRO-3", "FSDP2", or "" for nothing.
-
-    Raises:
-        ValueError: it asks for what would train without it, or end without a result.
-    """
+    """What accelerate's launcher asks to divide a model's states: "ZeRO-2", "ZeRO-3", "FSDP2", or "" for nothing."""
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
         return f"ZeRO-{os.environ.get('ACCELERATE_DEEPSPEED_ZERO_STAGE', '2')}"
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() != "true":

@@ -105,14 +105,6 @@ class TextTask(TrainingTask):
         pad = DataCollatorForSeq2Seq(self.processor, self.model, pad_to_multiple_of=8)
         return lambda rows: dict(pad([{name: row[name] for name in ("input_ids", "labels")} for row in rows]))
 
-    def sampler(self, rows: Any, micro_batch: int, per_step: int) -> Any:
-        """The order of the rows; packs are all of a length and come shuffled."""
-        from tripletune.train.sampling import EpochSampler
-
-        if "seq_lengths" in rows.column_names:
-            return EpochSampler([1] * len(rows), per_step, self.config.seed, group_by_length=False)
-        return super().sampler(rows, micro_batch, per_step)
-
     def files(self) -> dict[str, str]:
         """Small files beside the weights, text by name, such as the prompt."""
         return {}

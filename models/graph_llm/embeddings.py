@@ -31,9 +31,7 @@ _STRINGS_AT_ONCE = 256
 class TextEncoder:
     """A sentence-transformers model that embeds short strings.
 
-    Args:
-        spec: Hub id, folder or `pypi:package`.
-        dtype: Weight type; float32 by default, so that a vector does not depend on its neighbours in a batch.
+    In float32 a vector does not depend on its neighbours in a batch.
     """
 
     def __init__(self, spec: str, dtype: torch.dtype = torch.float32) -> None:
@@ -41,11 +39,7 @@ class TextEncoder:
         self.dimension = int(self._model.get_embedding_dimension())
 
     def encode(self, strings: Sequence[str]) -> np.ndarray:
-        """Embed strings.
-
-        Returns:
-            (n, D) float16 array; not normalised beyond what the model itself does.
-        """
+        """(n, D) float16 array, not normalised beyond what the model itself does."""
         vectors = self._model.encode(
             list(strings), batch_size=_STRINGS_AT_ONCE, convert_to_tensor=True, show_progress_bar=False
         )
@@ -53,7 +47,7 @@ class TextEncoder:
 
 
 def encoder_dimension(spec: str) -> int:
-    """Embedding width of an encoder, read from its configuration where that is sure, else from the loaded encoder."""
+    """Embedding width D, read from an encoder's configuration where that is sure, else from the loaded encoder."""
     place = resolve(spec)
     modules = _small_file(place, "modules.json")
     paths = {one["type"].rpartition(".")[2]: one["path"] for one in json.loads(modules)} if modules else {}
@@ -95,11 +89,7 @@ class EmbeddingTable:
         return len(self._keys)
 
     def __getitem__(self, keys: Sequence[int]) -> torch.Tensor:
-        """(n, D) float32 tensor, one row per key (`string_key`) in the given order.
-
-        Raises:
-            KeyError: a string is not in the table.
-        """
+        """(n, D) float32 tensor, one row per key (`string_key`) in the given order."""
         wanted = np.asarray(keys, np.int64)
         found = np.searchsorted(self._keys, wanted)
         known = found < len(self._keys)
@@ -109,7 +99,7 @@ class EmbeddingTable:
         return torch.from_numpy(self._vectors[found].astype(np.float32))
 
     def vectors(self, strings: Sequence[str]) -> torch.Tensor:
-        """(n, D) float32 tensor, one row per string in the given order, as `LiveEmbeddings` gives it."""
+        """(n, D) float32 tensor, one row per string in the given order."""
         return self[[string_key(text) for text in strings]]
 
     @classmethod
@@ -125,7 +115,7 @@ class EmbeddingTable:
             strings: May repeat; a column of a memory-mapped `datasets.Dataset` stays on disk.
             encoder_spec: The encoder, loaded by processes that embed something.
             folder: Where the table goes; its name says what the strings and the encoder are.
-            keys: The `string_key` of each, if they are known.
+            keys: The `string_key` of each string.
         """
         folder = Path(folder)
         if keys is None:
@@ -170,19 +160,13 @@ def _sort_vectors(path: Path, parts: Sequence[Path], order: np.ndarray, dimensio
             block = np.empty((len(row), dimension), np.float16)
             for number in np.unique(part):
                 mine = part == number
-                # Opened anew, so that no more than a part is mapped.
+                # Opened again, so that no more than a part is mapped.
                 block[mine] = np.load(parts[number] / VECTORS, mmap_mode="r")[row[mine]]
             block.tofile(out)
 
 
 class LiveEmbeddings:
-    """Embeds strings as they come, each once, for inference; keeps the newest `capacity` of them.
-
-    Args:
-        encoder_spec: The encoder the model was trained with; loaded at the first string.
-        dimension: Its width D.
-        capacity: Vectors kept (1.5 KB each at D = 768).
-    """
+    """Embeds strings as they come, each once, for inference; keeps `capacity` of them (1.5 KB each at D = 768)."""
 
     def __init__(self, encoder_spec: str, dimension: int, capacity: int = 200_000) -> None:
         self.encoder_spec = encoder_spec

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from tripletune.models.program import names_in
-from tripletune.train import TASKS, train
+from tripletune.train import TASKS, engine_of, train
 from tripletune.train.engine import EngineMixin
 from tripletune.train.resume import newest_checkpoint
 
@@ -136,7 +136,7 @@ def test_weights_and_autocast_of_bfloat16_train(case: str, make_task: Make) -> N
 def test_the_evaluation_loss_is_a_mean_over_label_tokens(case: str, begin_task: Make) -> None:
     found = []
     for size in (1, 2, 5):
-        trainer = made(begin_task, case, {"train.eval_batch_size": size}).trainer()
+        trainer = engine_of(made(begin_task, case, {"train.eval_batch_size": size}))
         trainer.task.score = lambda model: {}
         found.append(trainer.evaluate()["eval_loss"])
     assert found == pytest.approx([found[0]] * 3, rel=1e-5)

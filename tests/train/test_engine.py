@@ -15,10 +15,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers import TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 
 from tripletune.models.files import lock_folder
 from tripletune.models.graph_llm import add_adapter
+from tripletune.train import engine_of
 from tripletune.train.engine import (
     Engine,
     LossLog,
@@ -31,12 +32,13 @@ from tripletune.train.tasks import RunConfig
 from tripletune.train.tasks.ras import GraphTask
 
 Config = Callable[..., Any]
+begin_run = Engine.begin_run
 
 
 def trainer_of(config: Any) -> Engine:
     task = GraphTask(config)
     task.begin()
-    return task.trainer()
+    return engine_of(task)
 
 
 def train(config: Any) -> Engine:
@@ -52,6 +54,41 @@ def losses(config: Any) -> list[tuple[int, float, int]]:
 
 def weights(trainer: Engine) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
+
+
+def test_any_model_and_any_rows_are_trained_and_resumed_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    example = page.split("## A model and rows of your own")[1].split("```python\n")[1].split("```")[0]
+    assert len(example.splitlines()) <= 20
+
+    def run_in(folder: str) -> dict[str, Any]:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / folder)
+        exec(example, names := {"__name__": folder})
+        logs = (Path("runs/sides") / name for name in ("losses.jsonl", "evaluations.jsonl"))
+        found = [[json.loads(line) | {"seconds": 0} for line in log.read_text().splitlines()] for log in logs]
+        return {"logs": found, "weights": load_file("runs/sides/final/model.safetensors"), "engine": names["engine"]}
+
+    class Killed(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 2:
+                raise KeyboardInterrupt
+
+    whole = run_in("whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "begin_run", lambda self, task: (begin_run(self, task), self.add_callback(Killed())))
+        with pytest.raises(KeyboardInterrupt):
+            run_in("parts")
+    parts = run_in("parts")
+    assert [line["step"] for line in whole["logs"][0]] == [1, 2, 3]
+    assert parts["logs"] == whole["logs"]
+    assert all(torch.equal(parts["weights"][name], value) for name, value in whole["weights"].items())
+    # Other rows are another run.
+    other = Engine(torch.nn.Linear(2, 2), parts["engine"].train_dataset.select([0]), list, parts["engine"].config)
+    with pytest.raises(ValueError, match="the training data have another content"):
+        other.run()
 
 
 SHARED = {"data.prompt_order": "history_first", "train.shared_prefixes": True, "train.batch_size": 3}
@@ -102,19 +139,18 @@ def test_compiled_layers_learn_the_same(make_config: Config, tmp_path: Path, mon
 
 def test_a_second_start_leaves_a_running_run_alone(make_config: Config, tmp_path: Path) -> None:
     first = trainer_of(make_config())
-    first.train_as_run(None, "aa")
+    first.run(None)
     folder = tmp_path / "run"
     (folder / "final").mkdir(exist_ok=True)
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    assert json.loads(before["environment.json"])["train_sha256"] == "aa"
     second = trainer_of(make_config({"train.learning_rate": 0.5, "resume": False}))
     with lock_folder(folder, ""), pytest.raises(ValueError, match=r"another process trains in .*run: wait"):
-        second.train_as_run(None, "bb")
+        second.run(None)
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
     assert list(folder.glob("checkpoint-*"))
     assert (folder / "final").is_dir()
-    second.train_as_run(None, "bb")
-    assert json.loads((folder / "environment.json").read_text())["train_sha256"] == "bb"
+    second.run(None)
+    assert "learning_rate: 0.5" in (folder / "config.yaml").read_text()
     assert (folder / "final.previous").is_dir()
 
 

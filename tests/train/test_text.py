@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tripletune.models.losses import learn_labels_only
+from tripletune.train import engine_of
 from tripletune.train.batches import TextCollator
 from tripletune.train.tasks.text_to_triples import PairEncoder
 from tripletune.train.text import TextTrainSection, choose_examples, generate_replies
@@ -29,7 +30,7 @@ def log(trainer: Any) -> list[float]:
 @pytest.fixture
 def trainer_of(begin_task: Callable[..., Any], kind: str) -> Callable[..., Any]:
     """A trainer of the kind: `trainer_of({"train.epochs": 2})`."""
-    return lambda overrides: begin_task("text_to_triples", overrides, seq2seq=kind == "seq2seq").trainer()
+    return lambda overrides: engine_of(begin_task("text_to_triples", overrides, seq2seq=kind == "seq2seq"))
 
 
 Make = Callable[..., Any]

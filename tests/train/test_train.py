@@ -126,7 +126,7 @@ def test_a_result_that_was_cut_off_is_not_there(make_task: Any, tmp_path: Any, m
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("tripletune.train.write_json", killed)
+        patch.setattr("tripletune.train.engine.write_json", killed)
         with pytest.raises(KeyboardInterrupt):
             train(make_task("text_to_triples", {"train.max_steps": 1}))
     assert not (tmp_path / "run" / "final").exists()

@@ -1,4 +1,4 @@
-"""What a thing to train has to say, and the settings of every run; `train` and `train.engine` do the rest.
+"""What a thing to train has to say, and the settings of every run; `train.engine` does the rest.
 
 A file in `train/tasks/` is found by its place: it makes a subclass of `TrainingTask`, names it `TASK`, and adds its own
 settings to those of `RunConfig`. Nothing heavy is imported here, so that `--help` and errors come at once.
@@ -7,6 +7,7 @@ settings to those of `RunConfig`. Nothing heavy is imported here, so that `--hel
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -19,6 +20,7 @@ from tripletune.models.files import file_digest
 from tripletune.models.loading import DTYPES
 from tripletune.models.options import setting
 
+logger = logging.getLogger(__name__)
 # Ours, and those of transformers that need no arguments of their own.
 ATTENTION = ("auto", "sdpa", "eager", "blocks", "flash_attention_2", "flash_attention_3", "flex_attention")
 SCHEDULERS = ("cosine", "linear", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial")
@@ -118,11 +120,7 @@ class TrainSection:
         return found
 
     def micro_batches(self, processes: int) -> int:
-        """Micro-batches of an optimiser step.
-
-        Raises:
-            ValueError: `records_per_step` can't be divided into micro-batches of all processes.
-        """
+        """Micro-batches of an optimiser step."""
         if self.records_per_step is None:
             return self.gradient_accumulation or self.default_accumulation
         count, left = divmod(self.records_per_step, self.batch_size * processes)
@@ -135,17 +133,23 @@ class TrainSection:
 
 
 @dataclass
-class RunConfig:
-    """A whole run; a task puts sections of its own in place of these."""
+class EngineConfig:
+    """What the engine needs to know of a run."""
 
     output_dir: str = setting("runs/run", "folder of checkpoints, logs and the result")
     run_name: str | None = setting(None, "name in W&B; the output folder's name unless set")
     seed: int = setting(42, "seed of weights, data order and dropout", at_least=0)
     report_to: list[str] = setting(["none"], "trackers: wandb, tensorboard, or none", choices=TRACKERS)
     resume: bool = setting(True, "continue from the newest complete checkpoint of output_dir, if there is one")
+    train: TrainSection = field(default_factory=TrainSection)
+
+
+@dataclass
+class RunConfig(EngineConfig):
+    """A whole run; a task puts sections of its own in place of these."""
+
     model: ModelSection = field(default_factory=ModelSection)
     data: DataSection = field(default_factory=DataSection)
-    train: TrainSection = field(default_factory=TrainSection)
 
 
 def missing_files(files: Mapping[str, str | None]) -> list[str]:
@@ -164,11 +168,9 @@ class Examples:
     Attributes:
         read: Makes an example of a stored row and its place (file and line), such as `Record.from_json`.
         places: Files or folders, each with the share of it that is taken.
-        split: Shards of folders.
-        limit: Most examples of a place; None takes all.
+        limit: Most examples of a place.
         keep: Whether an example is taken, given the `share` of its place.
         selection: What `keep` depends on, for the digest.
-        what: What the examples are called.
     """
 
     read: Callable[[dict[str, Any], str], Any]
@@ -199,75 +201,84 @@ class Examples:
 
     @property
     def paths(self) -> list[str]:
-        """The places."""
+        """The places without their shares."""
         return [path for path, _ in self.places]
 
     def check(self) -> None:
-        """Make sure that there is a first example and that it can be read.
-
-        Raises:
-            FileNotFoundError: a file or folder is not there.
-            ValueError: there is none, or the first one is not well formed.
-        """
+        """Make sure that there is a first example and that it can be read."""
         if next(iter(self), None) is None:
             raise ValueError(f"{', '.join(self.paths)} (split {self.split!r}) holds no {self.what}")
 
 
 class TrainingTask:
-    """A thing to train.
+    """Makes model, rows and collator of a run, and says what the engine does besides.
 
-    A subclass sets `Config` and gives `sources`, `load`, `rows` and `collator`; the other methods have a default.
+    A subclass sets `Config` and gives `sources`, `load`, `rows` and `collator`; the other methods have a default. As it
+    is, it goes with a model and rows from elsewhere; see `train.engine.Engine`.
 
     Attributes:
         Config: Settings of a run.
         unit: What a row is called in logs and results.
         published: Rows of an optimiser step in the paper, shown beside the run's own.
-        config: The run.
-        cache: Folder of what is made of the data once, under names made of all that it depends on.
-        model: From `load`, once the run has begun.
-        processor: Likewise.
         train: Training rows, a `datasets.Dataset` with a column `length` in tokens, once they are made.
-        validation: Likewise, or None.
     """
 
     Config: ClassVar[type[RunConfig]] = RunConfig
     unit: ClassVar[str] = "rows"
     published: ClassVar[str] = ""
     model: Any
-    processor: Any
+    processor: Any = None
     train: Any
     validation: Any = None
 
     def __init__(self, config: Any) -> None:
         self.config = config
-        self.cache = Path(config.data.cache or Path(config.output_dir) / "cache")
 
     def begin(self) -> None:
-        """Load the model and tokenise the data, or open what an earlier run left in the cache.
+        """Load the model and tokenise the data, or open what an earlier run left in the cache."""
+        self.open_model()
+        self.open_rows()
+
+    def open_model(self) -> Any:
+        """Load the model as it is trained, and its processor."""
+        self.model, self.processor = self.load()
+        return self.model
+
+    def open_rows(self) -> tuple[Any, Any]:
+        """Make the rows for training and validation, or open what an earlier run left in the cache.
 
         All processes of a run call it and share the work; see `models.files.build_together`.
         """
-        self.model, self.processor = self.load()
         training, validation = self.sources
         self.train = self.rows(training, self.cache)
         self.validation = self.rows(validation, self.cache) if validation is not None else None
+        for warning in self.warnings():
+            logger.warning("%s", warning)
+        return self.train, self.validation
 
     @cached_property
-    def sources(self) -> tuple[Examples, Examples | None]:
-        """Training and validation data."""
-        raise NotImplementedError
+    def cache(self) -> Path:
+        """Folder of what is made of the data once, under names made of all that it depends on."""
+        return Path(self.config.data.cache or Path(self.config.output_dir) / "cache")
+
+    @cached_property
+    def sources(self) -> tuple[Any, Any]:
+        """Training and validation data: `Examples`, or None."""
+        return None, None
+
+    @property
+    def digest(self) -> str:
+        """Fingerprint of the training data."""
+        from tripletune.train.batches import rows_digest
+
+        return str(self.sources[0].digest) if self.sources[0] else rows_digest(self.train)
 
     def load(self) -> tuple[Any, Any]:
         """The model as it is trained, and its tokenizer or processor."""
         raise NotImplementedError
 
     def rows(self, source: Examples, cache: Path) -> Any:
-        """The rows of a source, tokenised once; see `train.batches.cached_rows`.
-
-        Args:
-            source: One of `sources`.
-            cache: Folder of such rows.
-        """
+        """The rows of a source, tokenised once into a folder; see `train.batches.cached_rows`."""
         raise NotImplementedError
 
     def collator(self) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
@@ -275,38 +286,26 @@ class TrainingTask:
         raise NotImplementedError
 
     def score(self, model: Any) -> dict[str, float]:
-        """Scores at an evaluation, besides the loss; all processes call it and share the work.
-
-        Args:
-            model: The model without what is put around it to train on several devices.
-        """
+        """Scores at an evaluation, besides the loss; all processes call it and share the work."""
         return {}
 
     def save(self, folder: Path) -> None:
         """Write what a checkpoint needs beside the weights to load by itself; called on the first process alone."""
-        self.processor.save_pretrained(folder)
+        if self.processor is not None:
+            self.processor.save_pretrained(folder)
 
     def sampler(self, rows: Any, micro_batch: int, per_step: int) -> Any:
-        """The order of the rows.
-
-        Args:
-            rows: Training rows.
-            micro_batch: Rows of a device and micro-batch.
-            per_step: Rows of an optimiser step.
-
-        Returns:
-            A sampler with `set_epoch`.
-        """
+        """The order of the rows, a sampler with `set_epoch`, given the rows of a micro-batch and of a whole step."""
         from tripletune.train.sampling import EpochSampler
 
+        if "length" not in rows.column_names:  # packs, which are all of a length, for one
+            return EpochSampler([1] * len(rows), per_step, self.config.seed, group_by_length=False)
         lengths = rows.with_format("numpy")["length"][:]
         return EpochSampler(lengths, per_step, self.config.seed, self.config.train.group_by_length)
 
     def trainer(self) -> Any:
-        """The engine of the run: `train.engine.Engine`, or a trainer with its mixin."""
-        from tripletune.train.engine import Engine
-
-        return Engine(self)
+        """A trainer of its own, with `train.engine.EngineMixin`; None takes `train.engine.Engine`."""
+        return None
 
     def prepare(self) -> None:
         """What is learned before the first step, with the model on its device; not called when a run continues."""
@@ -319,7 +318,22 @@ class TrainingTask:
         """What is odd about the rows, said before training."""
         return []
 
-    # What a dry run shows
+    # What logs and a dry run show
+
+    def counts(self) -> list[str]:
+        """How many rows there are, and what happened to them."""
+        from tripletune.train.batches import rows_meta
+
+        found = []
+        for name, rows in (("train", self.train), ("validation", self.validation)):
+            if rows is None:
+                found.append(f"{name}: none")
+                continue
+            counts = rows_meta(rows).items()
+            listed = ", ".join(f"{what.replace('_', ' ') if what.islower() else what} {n:,}" for what, n in counts)
+            packs = f", in {len(rows):,} packs" if "seq_lengths" in rows.column_names else ""
+            found.append(f"{name}: {listed}{packs}")
+        return found
 
     def step_size(self, processes: int) -> str:
         """How many rows an optimiser step takes, what makes the number, and the paper's."""
@@ -344,12 +358,7 @@ class TrainingTask:
     # What several tasks need
 
     def source_pair(self, read: Callable[..., Any], **options: Any) -> tuple[Examples, Examples | None]:
-        """Training and validation data of one place each; validation is optional where no such shards exist.
-
-        Args:
-            read: Makes an example of a stored row.
-            **options: More of `Examples`.
-        """
+        """Training and validation data of one place each; validation is optional where no such shards exist."""
         data = self.config.data
         train = Examples(read, ((data.train, 1.0),), data.train_split, data.max_train_records, **options)
         place = data.validation or (data.train if Path(data.train).is_dir() else None)
@@ -365,15 +374,9 @@ class TrainingTask:
 
 
 def spread(model: Any, items: Sequence[Any], work: Callable[[Sequence[Any]], list[str]]) -> list[str]:
-    """Do work for items, each process a part of it.
+    """Results of work for items, in their order, on every process; each does a part of it.
 
-    Args:
-        model: The model that works. Where processes share its weights, they must call it together: all do all of it.
-        items: What to work on, the same on every process.
-        work: Gives a result for each item.
-
-    Returns:
-        The results in the order of the items, on every process.
+    Where processes share the model's weights, they must call it together: all do all of it.
     """
     from accelerate import PartialState
     from accelerate.utils import gather_object

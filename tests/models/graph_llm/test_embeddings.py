@@ -54,13 +54,6 @@ def test_a_table_gives_what_the_encoder_gives(tmp_path: Path, tiny_encoder: Path
     assert direct.dtype is torch.float32
 
 
-def test_a_table_is_memory_mapped(tmp_path: Path, tiny_encoder: Path) -> None:
-    table = EmbeddingTable.build(STRINGS, str(tiny_encoder), tmp_path / "t")
-    assert isinstance(table._keys, np.memmap)
-    assert isinstance(table._vectors, np.memmap)
-    assert table._vectors.dtype == np.float16
-
-
 def test_strings_that_are_not_there_are_told(tmp_path: Path, tiny_encoder: Path) -> None:
     table = EmbeddingTable.build(STRINGS, str(tiny_encoder), tmp_path / "t")
     with pytest.raises(KeyError, match="1 strings are not in"):

@@ -12,7 +12,6 @@ import torch
 from tripletune.models.data.records import ModelInput, Record
 from tripletune.models.graph_llm import GraphLLM, LocalGenerator, add_adapter, load_generator
 from tripletune.models.llm import Completion, Sampling
-from tripletune.models.local import Request
 
 Make = Callable[..., Any]
 
@@ -160,15 +159,6 @@ def test_dropout_is_off_and_the_mode_is_restored(
     assert [essence(reply) for reply in replies] == expected
     assert model.training is training
     assert base.graph_encoder.training is training
-
-
-def test_how_a_reply_ended(generator: LocalGenerator, records: list[Record]) -> None:
-    item = generator.processor.encode_input(records[0].input)
-    word = generator.processor.tokenizer("Yes", add_special_tokens=False)["input_ids"]
-    for ended, expected in ((True, ("Yes", "stop", len(word) + 1)), (False, ("Yes", "length", len(word)))):
-        request = Request(list(item.input_ids), 9, data=item, tokens=list(word), ended=ended)
-        found = generator._completion(request)
-        assert (found.text, found.finish_reason, found.completion_tokens) == expected
 
 
 def test_the_event_loop_goes_on_while_the_model_decodes(generator: LocalGenerator, records: list[Record]) -> None:

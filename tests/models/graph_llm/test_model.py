@@ -115,7 +115,7 @@ def test_a_family_with_a_scale_of_its_own_is_learned_from_its_own_logits(
     assert add_adapter(make_graph_llm()[0]).get_base_model().labels_only
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "gpt2", "gptj"])
+@pytest.mark.parametrize("family", ["qwen2", "gemma2", "gpt2", "gptj"])
 def test_padding_on_the_right_needs_no_mask(
     family: str, make_graph_llm: Make, make_batch: Make, records: list[Record]
 ) -> None:
@@ -126,18 +126,7 @@ def test_padding_on_the_right_needs_no_mask(
     assert torch.allclose(model(**batch).logits, with_mask.logits, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_padding_on_the_left_moves_no_position(
-    family: str, make_graph_llm: Make, make_batch: Make, records: list[Record]
-) -> None:
-    model, processor = make_graph_llm(family)
-    last = model(**make_batch(processor, records[2:6], labels=False, side="left")).logits[:, -1]
-    for row, record in enumerate(records[2:6]):
-        alone = make_batch(processor, [record], labels=False)
-        assert torch.allclose(model(**alone).logits[0, -1], last[row], atol=1e-3)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["gemma3", "gptj"])
 def test_the_future_is_not_seen(family: str, make_graph_llm: Make, make_batch: Make, records: list[Record]) -> None:
     model, processor = make_graph_llm(family)
     batch = make_batch(processor, records[:1])
@@ -149,7 +138,7 @@ def test_the_future_is_not_seen(family: str, make_graph_llm: Make, make_batch: M
     assert not torch.allclose(before[:, -1], after[:, -1], atol=1e-3)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "gpt2"])
 def test_generation_with_and_without_cache_and_by_hand(
     family: str, make_graph_llm: Make, make_batch: Make, records: list[Record]
 ) -> None:
@@ -273,7 +262,7 @@ def test_micro_batches_of_unequal_labels_add_up_to_the_big_batch(
         assert torch.allclose(gradient, expected[name], atol=1e-5), name
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", "smollm2", "gemma3"])
 def test_saving_and_loading_the_whole_model(
     family: str, make_graph_llm: Make, make_batch: Make, records: list[Record], tmp_path: Path
 ) -> None:
