@@ -13,7 +13,7 @@ import math
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -147,8 +147,7 @@ def nearest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Names and values of a YAML file; what its `base:` file says is under what it says itself.
-    """
+    """Names and values of a YAML file; what its `base:` file says is under what it says itself."""
     path, seen = Path(path), []
     tree: dict[str, Any] = {}
     while True:
@@ -254,8 +253,7 @@ def _build(kind: type[T], tree: Any, prefix: str, found: list[str]) -> T:
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """A value of YAML or of a command line as the type of its field.
-    """
+    """A value of YAML or of a command line as the type of its field."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         if value is None or (isinstance(value, str) and value.lower() in ("none", "null", "~", "")):
             return None
@@ -440,6 +438,35 @@ def add_arguments(parser: Any, kind: type, prefix: str = "", only: Sequence[str]
         parser.add_argument(*flags, default=default, help=_help(item, default), required=missing, **more)
 
 
+def add_short_flags(parser: Any, kind: type) -> None:
+    """Give a parser (or a group of it) a flag for each field of options that the program takes by `--set`.
+
+    `--top-k 5` is short for `--set top_k=5`, and `--no-planning`, of a field that is true by default, for
+    `--set planning=no`. What is given of both stands in the namespace's `set`; the later one counts.
+    """
+    hints = typing.get_type_hints(kind)
+    for item in dataclasses.fields(kind):
+        if not item.metadata.get("flag", True):
+            continue
+        flag, more = _flag(item, ""), dict[str, Any]()
+        if hints[item.name] is bool:
+            flag = f"no-{flag}" if item.default else flag
+            more = {"nargs": 0, "const": "no" if item.default else "yes"}
+        elif choices := _choices(item, hints[item.name]):
+            more["choices"] = choices
+        else:
+            more["metavar"] = item.name.rpartition("_")[2].upper()
+        parser.add_argument(f"--{flag}", action=_Short, default=argparse.SUPPRESS, help=_help(item, None), **more)
+
+
+class _Short(argparse.Action):
+    """A flag that is short for `--set NAME=VALUE`; `const` is the value of one without."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        name = self.dest.removeprefix("no_") if self.const == "no" else self.dest
+        namespace.set = [*namespace.set, f"{name}={self.const or values}"]
+
+
 class _Repeatable(argparse.Action):
     """`--x a,b` and `--x a --x b` are the same."""
 
@@ -514,14 +541,19 @@ def set_values(kind: type, settings: Sequence[str], owner: str) -> tuple[dict[st
         if not equals:
             found.append(f"--set {given}: write it as NAME=VALUE")
         elif name not in hints:
-            hint = nearest(name, hints) or f"; its options are {', '.join(hints)}"
-            found.append(f"--set {given}: {owner} has no option {name!r}{hint}")
+            found.append(f"--set {given}: {no_option(owner, name, hints)}")
         else:
             try:
                 values[name] = convert(text.strip(), hints[name])
             except ValueError as error:
                 found.append(f"--set {given}: {error}")
     return values, found
+
+
+def no_option(owner: str, name: str, known: Collection[str]) -> str:
+    """The sentence that refuses an option that its owner does not have."""
+    hint = nearest(name, [*known]) or f"; its options are {', '.join(known)}"
+    return f"{owner} has no option {name!r}{hint}"
 
 
 def _flag(item: dataclasses.Field[Any], prefix: str) -> str:

@@ -29,7 +29,7 @@ from tripletune.models.data.records import one_line
 from tripletune.models.llm import SetupError
 from tripletune.models.llm.backends import LLMOptions, backend_names, open_client
 from tripletune.models.loading import DTYPE_HELP, usual_dtype
-from tripletune.models.options import CommandParser, add_arguments, from_arguments, setting
+from tripletune.models.options import CommandParser, add_arguments, add_short_flags, from_arguments, setting
 from tripletune.models.program import run_program
 from tripletune.models.run_folders import check_model_folder, trained_folder
 from tripletune.models.tables import printable
@@ -42,7 +42,7 @@ from tripletune.rag.search import (
     open_search,
     search_problems,
 )
-from tripletune.rag.systems import LoopFlags, find_system, make_options, system_names
+from tripletune.rag.systems import SHORT, LoopOptions, find_system, make_options, system_names
 from tripletune.rag.triple_store import TripleStore
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ _SHARD = re.compile(r"(\d+)/(\d+)")
 
 
 @dataclass(kw_only=True)
-class _Reading(SearchOptions, LoopFlags):
+class _Reading(SearchOptions):
     """What `ask` reads, and how it searches."""
 
     system: str = setting("ras", "the system", choices=system_names())
@@ -73,7 +73,7 @@ def _ask(args: argparse.Namespace) -> None:
     if not args.question.strip():
         raise ValueError("the question is empty")
     system = find_system(reading.system)
-    options = make_options(system, reading, args.set)
+    options = make_options(system, args.set)
     problems = search_problems(reading, system, options)
     corpus = reading.corpus if system.needs_corpus(options) else None
     if system.needs_corpus(options) and not corpus:
@@ -185,6 +185,7 @@ def _add_ask(commands: Any) -> None:
     parser.add_argument("--teacher", choices=backend_names(), help="a chat model behind this backend in its place, see "
         "--teacher-model; with both, RAS plans with the teacher and answers with --model")  # fmt: skip
     add_arguments(parser, _Reading)
+    add_short_flags(parser.add_argument_group("the loop", SHORT), LoopOptions)
     _add_teacher(parser)
     parser.set_defaults(run=_ask, level=logging.WARNING)
 

@@ -54,6 +54,7 @@ from tripletune.models.loading import DTYPE_HELP
 from tripletune.models.options import (
     CommandParser,
     add_arguments,
+    add_short_flags,
     convert,
     from_arguments,
     not_one_of,
@@ -64,7 +65,7 @@ from tripletune.rag import Trace
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import ROLE
 from tripletune.rag.search import Opened, SearchOptions, extracts, open_search
-from tripletune.rag.systems import LoopFlags, LoopOptions, Tools, find_system, make_options, system_names
+from tripletune.rag.systems import SHORT, LoopOptions, Tools, find_system, make_options, system_names
 from tripletune.rag.triple_store import read_gold
 
 logger = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ LLM_HELP = (
 
 
 @dataclass(kw_only=True)
-class QuestionOptions(SearchOptions, LoopFlags, SuiteOptions):
+class QuestionOptions(SearchOptions, SuiteOptions):
     """Options of `tripletune eval run`."""
 
     system: str = setting(dataclasses.MISSING, f"what answers: {', '.join(system_names())}; or several", also="systems")
@@ -122,7 +123,7 @@ _FIRST = ("system", "task", "data", "model", "output")
 _GROUPS: dict[str, tuple[str, ...]] = {
     "the run": ("limit", "concurrency", "overwrite", "retry_errors"),
     "retrieval": (*(item.name for item in dataclasses.fields(SearchOptions)), "gold"),
-    "the loop": (*(item.name for item in dataclasses.fields(LoopFlags)), "control", "control_run"),
+    "the loop": ("control", "control_run"),
     "models": (
         "untrained",
         "planner_model",
@@ -173,7 +174,7 @@ class QuestionSuite(Suite):
             protocol["max_answer_tokens"] = self.task.max_answer_tokens
         if self.task.top_k is not None:
             protocol["top_k"] = self.task.top_k
-        self.loop = make_options(self.system, options, options.set, protocol)
+        self.loop = make_options(self.system, options.set, **protocol)
         if problems := run_problems(options, self.system, self.loop, teacher):
             raise ValueError("; ".join(problems))
         self._notes: Counter[str] = Counter()
@@ -196,6 +197,7 @@ class QuestionSuite(Suite):
         add_arguments(parser, QuestionOptions, only=_FIRST)
         for title, names in _GROUPS.items():
             add_arguments(parser.add_argument_group(title), QuestionOptions, only=names)
+        add_short_flags(parser.add_argument_group("options of the system", SHORT), LoopOptions)
         parser.others = SET_HELP
         group = parser.add_argument_group("chat models")
         group.add_argument("--llm", action="append", default=[], metavar="MODEL", help=LLM_HELP)
@@ -514,11 +516,16 @@ def evaluate(
         data: The question file.
         teacher: The chat model of a system that prompts one; `llm=["openai:NAME"]` names one, too.
         output: Folder of the results, in which a run that was stopped continues; None keeps no results.
-        **options: Other fields of `QuestionOptions`.
+        **options: Other fields of `QuestionOptions`, and options of the system, such as `top_k=2`.
 
     Returns:
         What `metrics.json` holds: under "metrics" the scores with their intervals.
     """
+    known = {item.name for item in dataclasses.fields(QuestionOptions)}
+    for name in [name for name in options if name not in known]:
+        value = options.pop(name)
+        text = ",".join(value) if isinstance(value, (list, tuple)) else value
+        options["set"] = [*options.get("set", ()), f"{name}={text}"]
     with tempfile.TemporaryDirectory() as scratch:
         chosen = QuestionOptions(system=system, task=task, data=data, output=output or scratch, **options)
         require(chosen)

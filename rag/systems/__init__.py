@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tripletune.models.data.records import Passage
 from tripletune.models.data.rendering import Evidence
 from tripletune.models.llm import Generator, LLMClient, Sampling
-from tripletune.models.options import CheckedOptions, nearest, set_values, setting
+from tripletune.models.options import CheckedOptions, no_option, set_values, setting
 from tripletune.models.program import load_from, names_in
 from tripletune.rag import Trace
 from tripletune.rag.embedding import Embedder
@@ -22,6 +22,8 @@ from tripletune.rag.triple_store import TripleSource
 
 FirstQuery = Literal["main_question", "generated"]
 Context = Literal["none", "first", "static"]
+# About the flags of `LoopOptions`, for --help.
+SHORT = "--top-k 5 is short for --set top_k=5; without it, the system's paper decides"
 _PACKAGE = "tripletune.rag.systems"
 
 
@@ -63,13 +65,17 @@ class Tools:
 
 @dataclass(frozen=True, slots=True)
 class LoopOptions(CheckedOptions):
-    """Settings of a run; the defaults are the RAS paper's (sections 4.1, F.2)."""
+    """Options of a loop; the defaults are the RAS paper's (sections 4.1, F.2).
+
+    Each can be given by `--set NAME=VALUE`; those that several systems have also by a flag of their own
+    (`models.options.add_short_flags`).
+    """
 
     max_rounds: int = setting(5, "most rounds of retrieval; with 0 the question is answered directly", at_least=0)
     top_k: int = setting(5, "passages per round", at_least=1)
-    planning: bool = setting(True, 'no retrieves once with the question and answers (ablation "without planning")')
-    retrieval: bool = setting(True, 'no answers directly (ablation "without retrieval")')
-    evidence: Evidence = setting("triples", "what the model reads of a step: its triples, or the text of its passages")
+    planning: bool = setting(True, 'with no, one retrieval, then the answer (ablation "without planning")')
+    retrieval: bool = setting(True, 'with no, a direct answer (ablation "without retrieval")')
+    evidence: Evidence = setting("triples", "what the model reads of a step: its triples (the default), or its text")
     first_query: FirstQuery = setting(
         "main_question", "q_0: the main question (paper), or the first sub-query that the planner generated"
     )
@@ -77,34 +83,24 @@ class LoopOptions(CheckedOptions):
         "none",
         "the passages that come with a question: none; first, as t_0 instead of the first search (PopQA, TriviaQA); "
         "static, one a round without plans and searches (ASQA, ELI5)",
+        flag=False,
     )
     triples_per_step: int | None = setting(
         None, "most triples per step, in the order of the passages; none keeps all", at_least=1
     )
     triples_share: float = setting(
-        1.0, "share of a step's triples that is kept, drawn at random (figure 4)", above=0, at_most=1
+        1.0, "share of a step's triples that is kept, drawn at random (figure 4)", above=0, at_most=1, flag=False
     )
-    triples_shuffled: bool = setting(False, "show them in the order in which they are drawn, as figure 4 does")
-    share_seed: int = setting(0, "seed of that draw; the paper averages over five")
-    graph: bool = setting(True, 'no leaves the graph token out of the prompts (ablation "No GraphEncode" at inference)')
+    triples_shuffled: bool = setting(
+        False, "show them in the order in which they are drawn, as figure 4 does", flag=False
+    )
+    share_seed: int = setting(0, "seed of that draw; the paper averages over five", flag=False)
+    graph: bool = setting(
+        True, 'with no, prompts without the graph token (ablation "No GraphEncode" at inference)', flag=False
+    )
     max_plan_tokens: int = setting(64, "longest planning reply; table 4 has labels of up to 62 tokens", at_least=1)
     max_answer_tokens: int = setting(100, "longest answer", at_least=1)
-    prompts: str | None = setting(None, "folder with prompts of one's own for a chat model: ras_*.md, answer_*.md")
-
-
-@dataclass(kw_only=True)
-class LoopFlags:
-    """Options that many systems have, as flags of a program; None: as in the system's paper."""
-
-    max_rounds: int | None = setting(None, "most rounds of retrieval (default: the system's paper's)")
-    top_k: int | None = setting(None, "passages per round (default: the system's paper's)")
-    evidence: Evidence | None = setting(None, "what models read (default: triples)")
-    first_query: FirstQuery | None = setting(None, "q_0 (default: main_question)")
-    triples_per_step: int | None = setting(None, "most triples per step (default: all)")
-    max_plan_tokens: int | None = setting(None, "longest plan (default: 64)")
-    max_answer_tokens: int | None = setting(None, "longest answer (default: the task's)")
-    no_planning: bool = setting(False, "retrieve once with the question, then answer")
-    no_retrieval: bool = setting(False, "answer without retrieval")
+    prompts: str | None = setting(None, "folder of custom prompts for a chat model: ras_*.md, answer_*.md", flag=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,39 +151,24 @@ def find_system(name: str) -> System:
     return load_from(_PACKAGE, name, "system").SYSTEM
 
 
-def make_options(
-    system: System, flags: LoopFlags, settings: Sequence[str] = (), protocol: Mapping[str, Any] | None = None
-) -> Any:
-    """The options of a system: flags that many systems have, and `--set NAME=VALUE` for every field.
+def make_options(system: System, settings: Sequence[str] = (), **values: Any) -> Any:
+    """An instance of `system.options`; what is not given has its default, which is the paper's.
 
     Args:
         system: The system.
-        flags: The flags.
-        settings: `NAME=VALUE` texts; they go before the flags.
-        protocol: What a task asks for, by field; the flags go before it.
-
-    Returns:
-        An instance of `system.options`; what is not given has its default, which is the paper's.
+        settings: `NAME=VALUE` texts; they go before `values`.
+        **values: Values by field.
 
     Raises:
         ValueError: a name or a value makes no sense for the system; all problems are named at once.
     """
-    owner, given = f"system {system.name!r}", dict(protocol or {})
-    for name in (item.name for item in fields(LoopFlags)):
-        value = getattr(flags, name)
-        if value is not None and value is not False:
-            given[name.removeprefix("no_")] = False if value is True else value
-    values, problems = set_values(system.options, settings, owner)
+    owner = f"system {system.name!r}"
+    given, problems = set_values(system.options, settings, owner)
     known = [item.name for item in fields(system.options)]
-    problems += [
-        f"--{name.replace('_', '-')}: {owner} has no option {name!r}"
-        f"{nearest(name, known) or '; its options are ' + ', '.join(known)}"
-        for name in given
-        if name not in known
-    ]
+    problems += [no_option(owner, name, known) for name in values if name not in known]
     if problems:
         raise ValueError("; ".join(problems))
-    return system.options(**{**given, **values})
+    return system.options(**{**values, **given})
 
 
 _NEEDS = {
