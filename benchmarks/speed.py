@@ -32,7 +32,7 @@ _BEST = "trl-best"
 # Beside TRL's defaults: no activation checkpointing, and records of similar length in a batch.
 _TRL_BEST = {"activation_checkpointing": False, "train_sampling_strategy": "group_by_length"}
 _PAPER = {
-    "data.prompt_order": "instruction_first", "train.shared_prefixes": False, "train.torch_compile": False,
+    "data.prompt_order": "instruction_first", "train.torch_compile": False,
     "model.attention": "blocks",
 }  # fmt: skip
 _OURS: dict[str, dict[str, Any]] = {
@@ -98,10 +98,7 @@ def _way(name: str, same: Mapping[str, Any], text: Any) -> Way:
     if name in _OURS:
         task = open_task({**same, **_OURS[name]})
         return trainer_way(name, engine_of(task))
-    rows = [
-        {"input_ids": row["input_ids"] + row["label_ids"], "labels": [-100] * len(row["input_ids"]) + row["label_ids"]}
-        for row in text.train
-    ]
+    rows = [{name: row[name] for name in ("input_ids", "labels")} for row in text.train]
     if not name.startswith(_BEST):
         return trainer_way(name, _trl_trainer(rows, text.config, "float32"))
     dtype, compiled = "bfloat16" if native_bf16() else "float32", name.endswith(_COMPILED)

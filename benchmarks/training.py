@@ -23,7 +23,7 @@ from tripletune.models.program import load_from
 from tripletune.train import engine_of
 
 _RECIPE = Path(__file__).resolve().parents[1] / "recipes/configs/smollm2_135m_ras_cpu.yaml"
-INTERLEAVED = {"data.prompt_order": "interleaved", "train.shared_prefixes": True}
+INTERLEAVED = {"data.prompt_order": "interleaved", "train.batch_size": 1}
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def training_step(options: StepOptions) -> Result:
         same = one_pass(scratch, options.seed, options.batch_size) | {
             "model.base": options.model, "model.encoder": ENCODER, "model.attention": "eager",
             "data.train": records(options.seed, max(8, count // 3), scratch), "data.max_train_records": count,
-            "data.prompt_order": "instruction_first", "train.shared_prefixes": False, "train.torch_compile": False,
+            "data.prompt_order": "instruction_first", "train.torch_compile": False,
         }  # fmt: skip
         tasks = {name: open_task({**same, **changed}) for name, changed in variants.items()}
         trainers = {name: engine_of(task) for name, task in tasks.items()}

@@ -20,6 +20,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+from tripletune.models.losses import evaluating
+
 BLOCKS = "blocks"
 # Queries of a block.
 _SIZE = 96
@@ -40,6 +42,36 @@ def set_attention(model: Any, name: str) -> None:
     if name == BLOCKS and getattr(model.config.get_text_config(), "attention_dropout", None):
         raise ValueError(f"model.attention blocks: {type(model).__name__} has attention_dropout; set eager or auto")
     model.set_attn_implementation(name)
+
+
+@torch.no_grad()
+def lies_end_to_end(model: Any, longest: int) -> bool:
+    """Whether a causal language model with the kernel "blocks" keeps rows apart that lie end to end.
+
+    Not with attention windows shorter than the longest row, which the kernel does not know, nor where layers mix tokens
+    in another way than by attention (convolutions, states), which a tiny input shows.
+
+    Args:
+        model: The language model.
+        longest: Tokens of the longest row.
+    """
+    text = model.config.get_text_config()
+    sizes = (getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size"))
+    windows = any(isinstance(size, int) and size < longest for size in sizes)
+    if windows and set(getattr(text, "layer_types", None) or ()) != {"full_attention"}:
+        return False
+    ids = (torch.arange(13, device=model.device)[None] + 1) % text.vocab_size
+    positions = torch.tensor([[*range(8), *range(5)]], device=model.device)
+    mask = torch.arange(8, device=model.device) < torch.tensor([[[[8], [5]]]], device=model.device)
+    decoder = model.get_decoder()
+    try:
+        with evaluating(model):
+            found = decoder(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
+            expected = decoder(input_ids=ids[:, 8:], use_cache=False)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    one, other = found.last_hidden_state[:, 8:].float(), expected.last_hidden_state.float()
+    return bool((one - other).norm() < (1e-3 if model.dtype is torch.float32 else 5e-2) * other.norm())
 
 
 def block_attention(

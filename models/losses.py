@@ -1,10 +1,7 @@
-"""The loss of a batch, at label positions alone, and masks for several prompts in one sequence.
+"""The loss of a batch, at label positions alone.
 
 Prompts have hundreds of tokens and labels some tens, so the output layer, the widest of a small model, is run at label
 positions alone. The loss is the cross-entropy summed over label tokens and divided by their number.
-
-Records of one question share a prefix. In one sequence, the first record and what the others have of their own,
-the prefix is computed once, and a mask lets every token see exactly what it would see in a separate sequence.
 
 Shapes: B rows, T tokens, N label tokens, V vocabulary.
 """
@@ -25,8 +22,6 @@ from tripletune.models.data.records import IGNORED
 
 logger = logging.getLogger(__name__)
 _NOT_FOR_THE_DECODER = ("logits_to_keep", "return_dict", "use_cache")
-PADDING = -1
-_FULL = "full_attention"
 
 
 @contextmanager
@@ -147,71 +142,3 @@ def scales_alike(model: Any) -> bool:
     if not alike:
         logger.warning("%s scales its logits in a way of its own: they are computed everywhere", type(model).__name__)
     return alike
-
-
-def prefix_mask(record_of: torch.Tensor, shared: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Who sees whom: a token sees the earlier ones of its own record and the prefix that it shares with the first one.
-
-    Args:
-        record_of: (B, T) number of the record in its row that each token belongs to, from 0; `PADDING` for none.
-        shared: (B, T) how many tokens of the first record are the beginning of a token's own; 0 for the first itself.
-        dtype: Of the result.
-
-    Returns:
-        (B, 1, T, T), to be added to attention scores: 0 where a query (third axis) sees a key (fourth axis), else the
-        smallest number.
-    """
-    places = torch.arange(record_of.shape[1], device=record_of.device)
-    own = (record_of.unsqueeze(2) == record_of.unsqueeze(1)) & (places.unsqueeze(1) >= places)
-    prefix = (record_of.unsqueeze(1) == 0) & (places < shared.unsqueeze(2))
-    mask = torch.zeros(own.shape, dtype=dtype, device=record_of.device)
-    return mask.masked_fill(~(own | prefix), torch.finfo(dtype).min).unsqueeze(1)
-
-
-def check_shared_prefixes(model: Any, longest: int, end_to_end: bool = False) -> None:
-    """Make sure that in a language model the mask alone decides what a token sees.
-
-    Args:
-        model: A causal language model.
-        longest: Tokens of the longest sample.
-        end_to_end: Try rows that lie end to end (`models.attention`) instead of a shared prefix.
-
-    Raises:
-        ValueError: it has attention windows that a sample does not fit into, or layers that mix tokens in another way
-            than by attention (convolutions, states), or it takes no mask or positions of our own.
-    """
-    name, text = type(model).__name__, model.config.get_text_config()
-    for window in ("sliding_window", "attention_chunk_size", "window_size"):
-        size = getattr(text, window, None)
-        if isinstance(size, int) and size < longest and set(getattr(text, "layer_types", None) or ()) != {_FULL}:
-            raise ValueError(
-                f"train.shared_prefixes: {name} has layers that see {size} tokens ({window}), samples have up to "
-                f"{longest}, and the mask of shared prefixes knows no window; set it to false"
-            )
-    if not _sees_alike(model, text.vocab_size, end_to_end):
-        raise ValueError(
-            f"train.shared_prefixes: {name} does not compute the same for a sample that shares its beginning with "
-            "another; set it to false"
-        )
-
-
-@torch.no_grad()
-def _sees_alike(model: Any, vocabulary: int, end_to_end: bool) -> bool:
-    """Whether the last of several samples in one row gives what it gives by itself."""
-    more = [(1, 5, range(5, 8)), (2, 3, range(3, 8))]
-    places = [(0, 0, range(8)), *([(1, 0, range(5))] if end_to_end else more)]
-    entries = [(record, prefix, place) for record, prefix, span in places for place in span]
-    record_of, shared, positions = torch.tensor(entries, device=model.device).T[:, None]
-    ids = (torch.arange(record_of.shape[1], device=model.device)[None] + 1) % vocabulary
-    alone = torch.cat([ids[:, : 0 if end_to_end else 3], ids[:, -5:]], -1)
-    decoder, mask = model.get_decoder(), prefix_mask(record_of, shared, model.dtype)
-    if end_to_end:
-        mask = torch.arange(8, device=model.device) < torch.tensor([[[[8], [5]]]], device=model.device)
-    try:
-        with evaluating(model):
-            found = decoder(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
-            expected = decoder(input_ids=alone, use_cache=False)
-    except (TypeError, ValueError, RuntimeError):
-        return False
-    one, other = found.last_hidden_state[:, -5:].float(), expected.last_hidden_state[:, -5:].float()
-    return bool((one - other).norm() < (1e-3 if model.dtype is torch.float32 else 5e-2) * other.norm())

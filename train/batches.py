@@ -3,7 +3,7 @@
 A file's name is made of everything it depends on, so a second run or a resumed one opens it at once. All processes of a
 run make a part of the rows each. Rows are streamed to disk, and memory does not grow with their number.
 
-Shapes: B rows of a batch, which are records, packs, or questions where prefixes are shared; T tokens of the longest.
+Shapes: B rows of a batch, which are samples, packs, or interleaved questions; T tokens of the longest.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, product, takewhile
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tripletune.models.data.records import IGNORED
+from tripletune.models.data.records import IGNORED, Record
 from tripletune.models.files import build_together, new_file, read_json, write_json
-from tripletune.models.graph_llm.embeddings import EmbeddingTable
-from tripletune.models.graph_llm.graphs import SampleGraph, batch_graphs
-from tripletune.models.graph_llm.processor import pad_batch
-from tripletune.models.losses import PADDING
+from tripletune.models.graph_llm.embeddings import EmbeddingTable, string_key
+from tripletune.models.graph_llm.graphs import SampleGraph, batch_graphs, build_graph
+from tripletune.models.graph_llm.processor import GraphLLMProcessor, pad_batch
 
 logger = logging.getLogger(__name__)
 ROWS, META = "rows.arrow", "meta.json"
@@ -49,8 +48,7 @@ def cached_rows(
         cache: Folder of such files.
         parts: Make the rows of one part of the data after the other, such as of `train.tasks.Examples.parts`: mappings
             with the columns. Each counts what it leaves out or cuts in the counter it is given, which `rows_meta`
-            shows. Rows of tokens have `length` (source and target together where they are apart) and `labels` or
-            `label_ids`.
+            shows. Rows of tokens have `length` (source and target together where they are apart) and `labels`.
         columns: Their columns.
         name: What the rows are, for the name of their folder.
 
@@ -87,8 +85,8 @@ def _write_rows(part: Part, schema: Any, folder: Path) -> None:
     import pyarrow as pa
 
     folder.mkdir(parents=True, exist_ok=True)
-    labels = [name for name in ("labels", "label_ids") if name in schema.names]
-    counts = Counter({"rows": 0} | dict.fromkeys(("tokens", "label_tokens") if labels else (), 0))
+    learned = "labels" in schema.names
+    counts = Counter({"rows": 0} | dict.fromkeys(("tokens", "label_tokens") if learned else (), 0))
     rows = iter(part(counts))
     # The counts appear behind the rows: where they are, the rows are whole.
     with new_file(folder / META) as about, new_file(folder / ROWS) as scratch:
@@ -96,9 +94,9 @@ def _write_rows(part: Part, schema: Any, folder: Path) -> None:
             while batch := list(islice(rows, 512)):
                 writer.write_batch(pa.RecordBatch.from_pylist(batch, schema))
                 counts["rows"] += len(batch)
-                for row, name in product(batch, labels):
+                for row in batch if learned else ():
                     counts["tokens"] += row["length"]
-                    counts["label_tokens"] += len(row[name]) - row[name].count(IGNORED)
+                    counts["label_tokens"] += len(row["labels"]) - row["labels"].count(IGNORED)
         about.write_text(json.dumps(counts), encoding="utf-8")
 
 
@@ -192,10 +190,7 @@ class TextCollator:
         packs = "seq_lengths" in rows[0]
         if packs and self.flatten:
             rows = [{name: [value for row in rows for value in row[name]] for name in rows[0]}]
-        batch = {
-            name: pad_batch([row[name] for row in rows], value, _MULTIPLE)
-            for name, value in (("input_ids", self.pad_token_id), ("labels", IGNORED))
-        }
+        batch = _padded(rows, self.pad_token_id)
         if not packs:
             return batch
         width = batch["input_ids"].shape[1]
@@ -207,97 +202,92 @@ class TextCollator:
         return batch
 
 
-@dataclass
-class SharedSequence:
-    """Records side by side.
-
-    Attributes:
-        tokens: The longest record as a whole, then what the others have of their own.
-        positions: Position of each token within its record.
-        record_of: As in `models.losses.prefix_mask`.
-        shared: As in `models.losses.prefix_mask`.
-        records: Numbers of the records, in their order in `tokens`.
-        labels: Where each of them has its first label token.
-    """
-
-    tokens: list[int]
-    positions: list[int]
-    record_of: list[int]
-    shared: list[int]
-    records: list[int]
-    labels: list[int]
+def graph_strings(records: Iterable[Record], pooling: str, counts: Counter[str]) -> Iterator[dict[str, Any]]:
+    """The distinct node and edge strings of records, in their order, each with its key."""
+    seen: set[str] = set()
+    for record in records:
+        for text in chain(*build_graph(record.steps, pooling)[:2]):
+            if text not in seen:
+                seen.add(text)
+                yield {"key": string_key(text), "text": text}
 
 
-def share_prefixes(
-    rows: Sequence[dict[str, Any]], own: int | None, share: bool = True, interleaved: bool = False
-) -> list[SharedSequence]:
-    """Put the records of each question into one sequence.
+def encode_rows(
+    records: Iterable[Record],
+    counts: Counter[str],
+    processor: GraphLLMProcessor,
+    learn_copies: bool = True,
+    long_labels: str = "error",
+) -> Iterator[dict[str, Any]]:
+    """Records as integers, one row each; with `prompt_order: interleaved` the records of a question are one row.
 
     Args:
-        rows: Rows of `train.record_rows.encode_rows`; those with an equal `question` are put together.
-        own: Token that is never shared: the placeholder, behind which each record has a graph of its own.
-        share: False gives each record a sequence of its own.
-        interleaved: Whether prompts go on from each other; see `chain_records`.
+        records: The records.
+        counts: Counts records of each kind, and truncated records, triples, words and labels.
+        processor: Makes prompt and label.
+        learn_copies: Whether a first sub-query that repeats the main question is part of its label. A loop whose q_0 is
+            the main question (RAS, section 3.1) fills it in itself and reads the action alone.
+        long_labels: "truncate", "skip" or "error"; see `GraphLLMProcessor.encode_label`.
+
+    Yields:
+        `input_ids` and `labels`, (T,) each; `length` T; `spans`, for each record (first label token, token behind the
+        last, label tokens of the action marker, 0 for an answer); and the fields of a `SampleGraph` of keys, an entry
+        for each placeholder.
     """
-    if share and interleaved:
-        return chain_records(rows)
-    groups: dict[int, list[int]] = {}
-    for number, row in enumerate(rows):
-        groups.setdefault(row["question"] if share else number, []).append(number)
-    sequences = []
-    for numbers in groups.values():
-        numbers.sort(key=lambda number: -rows[number]["length"])
-        longest = rows[numbers[0]]["input_ids"]
-        sequence = SharedSequence([], [], [], [], [], [])
-        for place, number in enumerate(numbers):
-            prompt = rows[number]["input_ids"]
-            begin = _common(longest, prompt, own) if place else 0
-            tokens = [*prompt, *rows[number]["label_ids"]][begin:]
-            sequence.records.append(number)
-            sequence.labels.append(len(sequence.tokens) + len(prompt) - begin)
-            sequence.record_of += [place] * len(tokens)
-            sequence.shared += [begin] * len(tokens)
-            sequence.positions += range(begin, begin + len(tokens))
-            sequence.tokens += tokens
-        sequences.append(sequence)
-    return sequences
+    grows = processor.settings.prompt_order == "interleaved"
+    for _, group in groupby(records, key=lambda record: record.question_id):
+        rows = []
+        for record in group:
+            label, marker = processor.encode_label(record, "error" if long_labels == "error" else "truncate")
+            too_long = label[-1] != processor.tokenizer.eos_token_id
+            if long_labels != "error":
+                counts["skipped_labels" if long_labels == "skip" else "truncated_labels"] += too_long
+            if too_long and long_labels == "skip":
+                continue
+            if not learn_copies and not record.steps and record.subquery == record.question:
+                label = label[:marker]
+            encoded = processor.encode_input(record.input)
+            start, end = len(encoded.input_ids), len(encoded.input_ids) + len(label)
+            row: dict[str, Any] = {"input_ids": [*encoded.input_ids, *label], "labels": [IGNORED] * start + label}
+            row |= {"spans": [[start, end, marker]], "length": end}
+            if processor.settings.use_graph:
+                for name in SampleGraph._fields:
+                    row[name] = [getattr(graph, name) for graph in encoded.graphs]
+                for name in ("nodes", "edges"):
+                    row[name] = [[string_key(text) for text in texts] for texts in row[name]]
+            rows.append(row)
+            triples, words = encoded.truncated_triples, encoded.truncated_words
+            counts[f"{record.task} {record.action.value}"] += 1
+            counts.update(truncated_records=triples + words > 0, truncated_triples=triples, truncated_words=words)
+            if grows:
+                counts["tokens_as_separate_records"] += end
+        yield from chain_records(rows) if grows else rows
 
 
-def chain_records(rows: Sequence[dict[str, Any]]) -> list[SharedSequence]:
-    """Put each record that is the beginning of another one into its sequence, without a token of its own.
+def chain_records(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of one question; each that is the beginning of another becomes a part of it.
 
-    For `prompt_order: interleaved`: there a prompt goes on from the one before and its reply, so that a question is one
-    sequence. Where a reply ends, its end-of-sequence token is learned, and what was found stands there. Records that
-    are no beginnings, as where triples were left out of a later prompt, have a sequence of their own.
+    In the order `interleaved` a prompt begins with the one before and its reply. Where a reply ends, its
+    end-of-sequence token is learned, and what was found stands there. Records that are no beginnings, as where triples
+    were left out of a later prompt, stay rows of their own.
 
     Args:
-        rows: Rows of `train.record_rows.encode_rows`.
+        rows: Rows of one record each.
     """
-    sequences: list[SharedSequence] = []
-    for number in sorted(range(len(rows)), key=lambda number: -rows[number]["length"]):
-        tokens, start = [*rows[number]["input_ids"], *rows[number]["label_ids"]], len(rows[number]["input_ids"])
-        for sequence in sequences:
-            # Its last token is learned, not read.
-            alike = sequence.tokens[: len(tokens) - 1] == tokens[:-1] and len(tokens) <= sequence.labels[-1]
-            if alike and _begins(rows[number], rows[sequence.records[0]]):
-                sequence.records.append(number)
-                sequence.labels.append(start)
+    chains: list[dict[str, Any]] = []
+    for row in sorted(rows, key=lambda row: -row["length"]):
+        ((start, end, _),) = row["spans"]
+        for longer in chains:
+            graphs = all(longer[name][: len(row[name])] == row[name] for name in SampleGraph._fields if name in row)
+            # The last token is learned, not read.
+            tokens = longer["input_ids"][: end - 1] == row["input_ids"][:-1]
+            if graphs and tokens and end <= longer["spans"][-1][0]:
+                longer["labels"][start:end] = row["labels"][start:end]
+                longer["spans"] += row["spans"]
                 break
         else:
-            blank = [0] * len(tokens)
-            sequences.append(SharedSequence(tokens, [*range(len(tokens))], blank, blank, [number], [start]))
-    return sequences
-
-
-def _begins(row: dict[str, Any], longer: dict[str, Any]) -> bool:
-    """Whether the graphs of a row are the first ones of another."""
-    return all(longer[name][: len(row[name])] == row[name] for name in SampleGraph._fields if name in row)
-
-
-def _common(one: Sequence[int], other: Sequence[int], own: int | None) -> int:
-    """How many tokens two prompts begin with alike; the last of a prompt, which its label follows, stays its own."""
-    pairs = zip(one[:-1], other[:-1])
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1] != own, pairs))
+            chains.append(row)
+    return chains
 
 
 @dataclass(frozen=True)
@@ -314,9 +304,6 @@ class RecordCollator:
         answer_weight: Weight of the label tokens of answering records in the loss.
         tokens_per_record: Label tokens of a record on average: each record then has that weight, divided among its
             label tokens; None gives each token the weight 1.
-        shared_prefixes: Put records of one question into one row, their common prefix once.
-        interleaved: With shared prefixes: prompts go on from each other; see `chain_records`.
-        graph_token_id: Placeholder, which ends what is shared.
     """
 
     pad_token_id: int
@@ -324,53 +311,35 @@ class RecordCollator:
     action_weight: float = 1.0
     answer_weight: float = 1.0
     tokens_per_record: float | None = None
-    shared_prefixes: bool = False
-    interleaved: bool = False
-    graph_token_id: int | None = None
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Make a batch.
-
-        Args:
-            rows: Records, as `train.record_rows.encode_rows` makes them.
+        """Make a batch of rows of `encode_rows`.
 
         Returns:
-            `input_ids` (B, T), `labels` (B, T) with -100 where nothing is learned, `graphs`, a PyG batch, and
-            `label_weights` (B, T) where markers or answers weigh more or less than other tokens. With shared prefixes
-            that need a mask also `position_ids`, `record_of` and `shared`, (B, T) each. The graphs are in the order of
-            their placeholders.
+            `input_ids` (B, T), `labels` (B, T) with -100 where nothing is learned, `graphs`, a PyG batch in the order
+            of the placeholders, and `label_weights` (B, T) where markers, answers or records weigh differently.
         """
-        sequences = share_prefixes(rows, self.graph_token_id, self.shared_prefixes, self.interleaved)
-        input_ids = pad_batch([sequence.tokens for sequence in sequences], self.pad_token_id, _MULTIPLE)
-        labels = torch.full_like(input_ids, IGNORED)
-        weights = torch.ones(input_ids.shape)
-        for place, sequence in enumerate(sequences):
-            for number, start in zip(sequence.records, sequence.labels):
-                row = rows[number]
-                end = start + len(row["label_ids"])
-                labels[place, start:end] = torch.tensor(row["label_ids"])
-                if row["marker"]:
-                    weights[place, start : start + row["marker"]] = self.action_weight
-                else:
-                    weights[place, start:end] = self.answer_weight
-                if self.tokens_per_record is not None:
-                    weights[place, start:end] *= self.tokens_per_record / (end - start)
-        batch: dict[str, Any] = {"input_ids": input_ids, "labels": labels}
+        batch: dict[str, Any] = _padded(rows, self.pad_token_id)
         if (self.action_weight, self.answer_weight, self.tokens_per_record) != (1.0, 1.0, None):
-            batch["label_weights"] = weights
-        if self.shared_prefixes and not self.interleaved:
-            for name, values, padding in (
-                ("position_ids", [sequence.positions for sequence in sequences], 0),
-                ("record_of", [sequence.record_of for sequence in sequences], PADDING),
-                ("shared", [sequence.shared for sequence in sequences], 0),
-            ):
-                batch[name] = pad_batch(values, padding, _MULTIPLE)
+            batch["label_weights"] = weights = torch.ones(batch["input_ids"].shape)
+            for place, row in enumerate(rows):
+                for start, end, marker in row["spans"]:
+                    if marker:
+                        weights[place, start : start + marker] = self.action_weight
+                    else:
+                        weights[place, start:end] = self.answer_weight
+                    if self.tokens_per_record is not None:
+                        weights[place, start:end] *= self.tokens_per_record / (end - start)
         if self.table is not None:
-            # In a chain the first record has the graphs of all.
-            own = 1 if self.interleaved else None
-            ordered = [rows[number] for sequence in sequences for number in sequence.records[:own]]
-            parts = [part for row in ordered for part in zip(*(row[name] for name in SampleGraph._fields))]
+            parts = [part for row in rows for part in zip(*(row[name] for name in SampleGraph._fields))]
             # Without any, an empty graph gives the encoder its gradient, which distributed training waits for.
             graphs = [SampleGraph(*part) for part in parts] or [SampleGraph([], [], [], [], [])]
             batch["graphs"] = batch_graphs(graphs, self.table.__getitem__)
         return batch
+
+
+def _padded(rows: Sequence[dict[str, Any]], pad_token_id: int) -> dict[str, torch.Tensor]:
+    return {
+        name: pad_batch([row[name] for row in rows], value, _MULTIPLE)
+        for name, value in (("input_ids", pad_token_id), ("labels", IGNORED))
+    }

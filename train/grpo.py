@@ -15,7 +15,6 @@ import copy
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,14 +34,12 @@ from tripletune.models.local import Draw, Request
 from tripletune.models.local.chat import ChatEncoder, eos_token_ids
 from tripletune.models.local.continuous_batch import fits, make_decoder
 from tripletune.models.local.packing import pack
-from tripletune.models.losses import check_shared_prefixes, evaluating, prefix_mask
+from tripletune.models.losses import evaluating
 from tripletune.train.engine import StepLog, shared_arguments
 from tripletune.train.on_policy import TrlMixin
 
 REWARDS = "rewards.jsonl"
 PARTS = ("answer", "recall", "format", "searches")
-# Most tokens of runs that are computed in one row.
-_ROW = 4096
 # TRL's names of what goes there, by ours.
 _LOGGED = {name: f"rewards/{name}/mean" for name in PARTS} | {
     "reward": "reward", "reward_std": "reward_std", "tokens": "completions/mean_length", "kl": "kl",
@@ -233,21 +230,16 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             # Otherwise TRL takes the adapter as it is now.
             add_fused_lm_head(task.teacher, temperature=train.temperature)
             self.ref_model = self.accelerator.prepare_model(task.teacher, evaluation_mode=True)
-        self._replies, self._packs = None, False
-        if self.args.device.type == "cpu":
-            with suppress(ValueError):
-                for one in filter(None, (task.model, task.teacher)):
-                    check_shared_prefixes(one, task.config.data.max_tokens)
-                self._packs = True
-            if task.config.model.lora and fits(self.model):
-                # A second model replies: its frozen layers are packed, and can't be trained, and it has a copy of the
-                # adapter in the model's type, in which training multiplies too. (`to` would also round RoPE's buffers.)
-                frozen = (one for one in self.model.parameters() if not one.requires_grad)
-                self._replies = copy.deepcopy(self.model, {id(one): one for one in frozen})
-                for one in filter(lambda one: one.requires_grad, self._replies.parameters()):
-                    one.data = one.data.to(self.model.dtype)
-                vars(self._replies.get_base_model()).pop("forward", None)
-                pack(self._replies)
+        self._replies = None
+        if self.args.device.type == "cpu" and task.config.model.lora and fits(self.model):
+            # A second model replies: its frozen layers are packed, and can't be trained, and it has a copy of the
+            # adapter in the model's type, in which training multiplies too. (`to` would also round RoPE's buffers.)
+            frozen = (one for one in self.model.parameters() if not one.requires_grad)
+            self._replies = copy.deepcopy(self.model, {id(one): one for one in frozen})
+            for one in filter(lambda one: one.requires_grad, self._replies.parameters()):
+                one.data = one.data.to(self.model.dtype)
+            vars(self._replies.get_base_model()).pop("forward", None)
+            pack(self._replies)
         task.suite.open()
         # Clients belong to one event loop.
         self._runner = asyncio.Runner()
@@ -335,12 +327,9 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             )
         else:
             written = self._batch["tool_mask"] * self._batch["completion_mask"] if compute_entropy else self._written
-            fitting = max(1, _ROW // int(attention_mask.sum(1).max())) if self._packs else 1
-            size = min(options.get("batch_size") or len(input_ids), fitting)
-            parts = (tensor.split(size) for tensor in (input_ids, attention_mask, written))
-            rows = [self._of_written(model, *part) for part in zip(*parts)]
-            logps, entropies = (torch.cat(each) for each in zip(*rows))
-            found = logps, entropies, None
+            runs = zip(input_ids, attention_mask.bool(), written, strict=True)
+            logps, entropies = zip(*(self._of_written(model, *run) for run in runs), strict=True)
+            found = torch.stack(logps), torch.stack(entropies), None
         name = "ref_per_token_logps"
         if compute_entropy and name in self._batch:
             # Where the divergence counts in failed runs alone, the others are their own reference.
@@ -348,26 +337,14 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         return found
 
     def _of_written(
-        self, model: Any, ids: torch.Tensor, attention: torch.Tensor, written: torch.Tensor
+        self, model: Any, ids: torch.Tensor, inside: torch.Tensor, written: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of B runs, which lie in one row where the model allows it, their common beginning once."""
-        lengths = attention.sum(1)
-        inside, prompts = attention.bool(), lengths - attention[:, -written.shape[1] :].sum(1)
-        # Each run keeps the last token of its prompt, which predicts the first of its own.
-        heads = torch.stack([one[own][: prompts.min() - 1] for one, own in zip(ids, inside)])
-        common = (heads == heads[0]).all(0).cumprod(0).sum() if len(ids) > 1 else 0
-        flags = torch.cat([torch.zeros_like(ids[:, : -written.shape[1]]), written], 1)
-        each = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
-        places = attention.cumsum(1) - 1
-        stays = inside & ((each == 0) | (places >= common))
-        row, record_of, positions, kept = (one[stays][None] for one in (ids, each, places, flags))
-        seen: dict[str, torch.Tensor] = {}
-        if len(ids) > 1:
-            mask = prefix_mask(record_of, (record_of > 0) * common, self.accelerator.unwrap_model(model).dtype)
-            seen = {"attention_mask": mask, "position_ids": positions}
+        """Of one run, (P + C,) tokens without their padding: log-probabilities and entropies, (C,) each."""
+        flags = torch.cat([torch.zeros_like(ids[: -len(written)]), written])
+        row, kept = ids[inside][None], flags[inside][None]
         labels = row.masked_fill(kept == 0, IGNORED)
         with self.accelerator.autocast():
-            logits = model(input_ids=row, labels=labels, **seen).logits
+            logits = model(input_ids=row, labels=labels).logits
         # With labels, the model computes them at labels alone (`models.losses.learn_labels_only`).
         keep = labels[:, 1:] != IGNORED
         logits = logits if logits.dim() == 2 else logits[:, :-1][keep]

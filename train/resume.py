@@ -38,7 +38,7 @@ _FREE = {
     "train.gradient_checkpointing", "train.torch_compile", "train.logging_steps", "train.workers", "train.ddp_timeout",
     "model.attention",
     # Of these only the records of a step count, which are compared for themselves.
-    "train.gradient_accumulation", "train.records_per_step",
+    "train.batch_size", "train.gradient_accumulation", "train.records_per_step",
 }  # fmt: skip
 _FREE_BEGINNINGS = ("train.eval_", "train.save_")
 
@@ -74,13 +74,11 @@ def check_same_run(config: Any, train_digest: str) -> None:
         return
     before, now = flatten(read_yaml(folder / SETTINGS), "."), flatten(dataclasses.asdict(config), ".")
     about = read_json(folder / ENVIRONMENT)
-    # Records that share a prefix are in one micro-batch, whose size then makes their order.
-    free = _FREE if now.get("train.shared_prefixes") else _FREE | {"train.batch_size"}
     changed = [
         f"{name} was {before[name]!r} and is {now[name]!r}"
         for name in now
         # A setting that the run's version did not have is at its default.
-        if before.get(name, now[name]) != now[name] and name not in free and not name.startswith(_FREE_BEGINNINGS)
+        if before.get(name, now[name]) != now[name] and name not in _FREE and not name.startswith(_FREE_BEGINNINGS)
     ]
     counts = about[PROCESSES], process_count()
     per_step = [

@@ -33,14 +33,11 @@ class EpochSampler(Sampler[int]):
         """Choose the epoch whose order comes next."""
         self.epoch = int(epoch)
 
-    def _generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __iter__(self) -> Iterator[int]:
-        generator = self._generator()
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         order = torch.randperm(len(self.lengths), generator=generator)
         if not self.group_by_length:
             return iter(order.tolist())
@@ -50,55 +47,10 @@ class EpochSampler(Sampler[int]):
             part = order[start : start + block]
             part = part[torch.argsort(self.lengths[part], descending=True, stable=True)]
             batches += [part[at : at + self.batch_size].tolist() for at in range(0, len(part), self.batch_size)]
-        return self._shuffled(batches, generator)
-
-    def _shuffled(self, batches: list[list[int]], generator: torch.Generator) -> Iterator[int]:
         # The incomplete batch stays last: elsewhere it would shift the borders of all that follow.
         tail = [batches.pop()] if batches and len(batches[-1]) < self.batch_size else []
         shuffled = [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()] + tail
         return iter([index for batch in shuffled for index in batch])
-
-
-class QuestionSampler(EpochSampler):
-    """Shuffles questions every epoch; the records of one stay together.
-
-    A batch takes the question with the most records that still fits, until it is full. Where none fits, as after three
-    records in a batch of four, a question is divided between two batches.
-
-    Args:
-        questions: Number of each record's question.
-        batch_size: Records of a micro-batch.
-        seed: Seed.
-    """
-
-    def __init__(self, questions: Sequence[int], batch_size: int, seed: int) -> None:
-        super().__init__([1] * len(questions), batch_size, seed, group_by_length=False)
-        self.questions: dict[int, list[int]] = {}
-        for record, question in enumerate(questions):
-            self.questions.setdefault(int(question), []).append(record)
-
-    def __iter__(self) -> Iterator[int]:
-        generator = self._generator()
-        groups = list(self.questions.values())
-        chosen = [groups[number] for number in torch.randperm(len(groups), generator=generator).tolist()]
-        waiting: dict[int, list[list[int]]] = {}
-        for group in chosen:
-            if len(group) > self.batch_size:
-                # Its records do not all meet: let others meet in every epoch.
-                group = [group[place] for place in torch.randperm(len(group), generator=generator).tolist()]
-            waiting.setdefault(len(group), []).append(group)
-        order: list[int] = []
-        while waiting:
-            room = self.batch_size - len(order) % self.batch_size
-            size = max([size for size in waiting if size <= room] or waiting)
-            group = waiting[size].pop()
-            if not waiting[size]:
-                del waiting[size]
-            order += group[:room]
-            if size > room:
-                waiting.setdefault(size - room, []).append(group[room:])
-        batches = [order[at : at + self.batch_size] for at in range(0, len(order), self.batch_size)]
-        return self._shuffled(batches, generator)
 
 
 class RepeatedSteps(Sampler[int]):

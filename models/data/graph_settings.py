@@ -59,7 +59,7 @@ class PromptSettings:
     prompt_order: str = setting(
         "instruction_first",
         "instruction_first (paper); history_first: graph token and instruction after the history; interleaved: a "
-        "question is one growing sequence with a graph token for each step",
+        "question is one growing sequence with a graph token for each step, and one row in training",
         choices=("instruction_first", "history_first", "interleaved"),
     )
     max_input_tokens: int = setting(2500, "longest prompt; triples of the oldest step are left out first", at_least=16)

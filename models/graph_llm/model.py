@@ -21,7 +21,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from tripletune.models.data.graph_settings import GraphSettings
 from tripletune.models.data.records import IGNORED
 from tripletune.models.graph_llm.graphs import GraphEncoder
-from tripletune.models.losses import label_logits, label_loss, prefix_mask
+from tripletune.models.losses import label_logits, label_loss
 
 
 class GraphLLMConfig(GraphSettings, PretrainedConfig):
@@ -178,8 +178,6 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         graph_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         label_weights: torch.Tensor | None = None,
-        record_of: torch.Tensor | None = None,
-        shared: torch.Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         full_logits: bool = False,
@@ -197,8 +195,6 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             graph_embeds: (placeholders, W) graph tokens, when they were computed before.
             labels: (B, T), -100 where nothing is learned; they are shifted here.
             label_weights: (B, T), factors of the label tokens' losses; all 1 when left out.
-            record_of: (B, T), for rows of several samples, with `position_ids`; see `prefix_mask`.
-            shared: (B, T), with `record_of`.
             logits_to_keep: As in transformers, for generation.
             full_logits: With labels: also compute logits where nothing is learned (for tests and analysis).
             num_items_in_batch: Label tokens of the whole optimiser step; the loss is divided by it.
@@ -211,9 +207,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             if graphs is not None and self.config.use_graph:
                 graph_embeds = self.projector(self.graph_encoder(graphs))
             inputs_embeds = self.embed_inputs(input_ids, graph_embeds)
-        if record_of is not None and shared is not None:
-            attention_mask = prefix_mask(record_of, shared, inputs_embeds.dtype)
-        elif position_ids is None and attention_mask is not None:
+        if position_ids is None and attention_mask is not None:
             position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -inputs_embeds.shape[1] :]
         inputs = {
             "inputs_embeds": inputs_embeds,

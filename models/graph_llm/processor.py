@@ -6,13 +6,13 @@ loses triples of its oldest step first, never the instruction or the question; t
 step the last go first: those of the passage that was ranked lowest.
 
 With `prompt_order: history_first` (ours) the history comes before placeholder, instruction and question, so that all
-prompts of a question begin alike; `train.shared_prefixes` computes that beginning once.
+prompts of a question begin alike.
 
 With `prompt_order: interleaved` (ours) a question is one growing sequence: both instructions, the question, and for
 each step the planner's reply, its triples and one graph token of these triples. A prompt is the one before, its reply
 and what was found. The token is of the step's own graph: that of all steps so far would hold the earlier ones again,
 which the model has read. A prompt that is too long loses its oldest triples here, too; from that place on it no longer
-begins as the one before, and is computed again.
+begins as the one before.
 """
 
 from __future__ import annotations

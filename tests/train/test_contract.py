@@ -16,12 +16,12 @@ from tripletune.train.engine import EngineMixin
 from tripletune.train.resume import newest_checkpoint
 
 Make = Callable[..., Any]
-SHARED = {"data.prompt_order": "history_first", "train.shared_prefixes": True, "train.batch_size": 3}
+INTERLEAVED = {"data.prompt_order": "interleaved", "train.batch_size": 1}
 PACKED = {"train.packing": True, "train.pack_tokens": 512, "train.batch_size": 1}
 # Each way in which a task can train; a new task gets a line, and tiny data in `conftest.py:make_task`.
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "ras": ("ras", {}, {}),
-    "ras, shared prefixes": ("ras", SHARED, {}),
+    "ras, interleaved": ("ras", INTERLEAVED, {}),
     "text_to_triples": ("text_to_triples", {}, {}),
     "text_to_triples, encoder-decoder": ("text_to_triples", {}, {"seq2seq": True}),
     "text_to_triples, packed": ("text_to_triples", PACKED, {}),

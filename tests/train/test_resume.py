@@ -90,16 +90,6 @@ def test_other_data_under_the_same_name_are_noticed(tmp_path: Path) -> None:
         check_same_run(begun(tmp_path), "bb")
 
 
-def test_with_shared_prefixes_the_micro_batch_makes_the_order(tmp_path: Path) -> None:
-    shared = {"data.prompt_order": "history_first", "train.shared_prefixes": True}
-    save_run_settings(begun(tmp_path, **shared), "aa")
-    assert goes_on(begun(tmp_path, **shared))
-    assert goes_on(begun(tmp_path, **shared, **{"train.records_per_step": 4}))
-    change = {**shared, "train.batch_size": 4, "train.gradient_accumulation": 1}
-    with pytest.raises(ValueError, match=r"train\.batch_size was 2 and is 4"):
-        check_same_run(begun(tmp_path, **change), "aa")
-
-
 def test_the_folder_of_a_killed_process_is_free(tmp_path: Path) -> None:
     hold = (
         "import sys\nfrom tripletune.models.files import lock_folder\n"

@@ -2,10 +2,10 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tripletune.train.sampling import EpochSampler, QuestionSampler
+from tripletune.train.sampling import EpochSampler
 
 
 def order(lengths: list[int], batch: int = 4, seed: int = 1, epoch: int = 0, group: bool = True) -> list[int]:
@@ -72,46 +72,3 @@ def test_the_incomplete_batch_stands_last() -> None:
 
 def test_epochs_share_no_seed_with_neighbouring_runs() -> None:
     assert order(LENGTHS, seed=1, epoch=1) != order(LENGTHS, seed=2, epoch=0)
-
-
-def batches_of(questions: list[int], batch: int, seed: int = 1, epoch: int = 0) -> list[list[int]]:
-    sampler = QuestionSampler(questions, batch, seed)
-    sampler.set_epoch(epoch)
-    found = list(sampler)
-    assert len(sampler) == len(questions)
-    return [found[at : at + batch] for at in range(0, len(found), batch)]
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 12), max_size=60), st.integers(1, 7), st.integers(0, 5))
-def test_every_record_of_every_question_comes_exactly_once(questions: list[int], batch: int, epoch: int) -> None:
-    found = [record for row in batches_of(questions, batch, epoch=epoch) for record in row]
-    assert sorted(found) == list(range(len(questions)))
-
-
-def test_records_of_a_question_share_a_batch() -> None:
-    # As in HotpotQA-SUBQ: most questions have four records, some three.
-    questions = [number for number in range(200) for _ in range(3 if number % 7 == 0 else 4)]
-    rows = batches_of(questions, 4)
-    divided = sum(len({questions[record] for record in row}) > 1 for row in rows)
-    assert len(rows) == -(-len(questions) // 4)
-    # Four questions of three fill three batches, two of them with the third of another.
-    assert divided == -(-29 * 3 // 4)
-    # Two and three fill five: none is divided.
-    mixed = [number for number in range(40) for _ in range(2 + number % 2)]
-    assert all(len({mixed[record] for record in row}) == 2 for row in batches_of(mixed, 5))
-    assert rows != batches_of(questions, 4, epoch=1)
-    assert rows != batches_of(questions, 4, seed=2)
-    assert rows == batches_of(questions, 4)
-    firsts = [row[0] for row in rows]
-    assert firsts not in (sorted(firsts), sorted(firsts, reverse=True))
-    # Also within a question larger than a batch.
-    assert sorted(sorted(row) for row in batches_of([0] * 12, 4)) != [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-
-
-def test_the_incomplete_batch_of_questions_stands_last() -> None:
-    questions = [number // 4 for number in range(42)]
-    for epoch in range(5):
-        rows = batches_of(questions, 4, epoch=epoch)
-        assert [len({questions[record] for record in row}) for row in rows] == [1] * 11
-        assert len(rows[-1]) == 2

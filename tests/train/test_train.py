@@ -1,6 +1,5 @@
 import importlib.util
 import json
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +32,6 @@ def test_the_report(begin_task: Begin) -> None:
     assert "4 records per optimiser step (batch_size 2 x 2 micro-batch(es) x 1 process(es)); the paper: 16 (2 x" in text
     trained = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
     assert f"({trained:,} parameters)" in text
-    assert "shared prefixes:" not in text
     assert f"for 2 x {max(task.train['length'])} tokens" in text
 
 
@@ -104,19 +102,17 @@ def test_the_mask_is_shown_in_any_script(begin_task: Begin, write_records: Any, 
     assert "�" not in text
 
 
-def test_with_shared_prefixes_the_first_question_is_shown_as_one_row(begin_task: Begin) -> None:
-    shared = {"data.prompt_order": "history_first", "train.shared_prefixes": True}
-    task = begin_task("ras", {**shared, "train.batch_size": 3})
+def test_an_interleaved_question_is_shown_as_one_row(begin_task: Begin) -> None:
+    task = begin_task("ras", {"data.prompt_order": "interleaved"})
     text = dry_run_report(task)
-    apart = sum(task.train["length"])
-    found = re.search(r"shared prefixes: ([\d,]+) tokens instead of ([\d,]+) \((\d+)%\)", text)
-    assert found is not None
-    assert found[2] == f"{apart:,}"
-    assert int(found[3]) == round(100 * int(found[1].replace(",", "")) / apart) < 80
+    # Of four questions, one has records of two.
+    assert "train: rows 5, " in text
+    assert "tokens as separate records " in text
+    assert "4 questions per optimiser step" in text
     shown = text.rsplit("first row", 1)[1]
-    # Its three records, each with a graph of its own, and the facts of the first step once.
+    # Its three records, a graph for each of the two steps, and its facts once.
     assert shown.count("⟦") == 1 + 3
-    assert shown.count("<|graph|>") == 3
+    assert shown.count("<|graph|>") == 2
     assert shown.count("(S> Ada Lovelace| P> born in| O> London)") == 1
     assert "⟦England<|im_end|>⟧" in shown
 

@@ -224,7 +224,7 @@ class TrainingTask:
     """
 
     Config: ClassVar[type[RunConfig]] = RunConfig
-    unit: ClassVar[str] = "rows"
+    unit: str = "rows"
     published: ClassVar[str] = ""
     model: Any
     processor: Any = None

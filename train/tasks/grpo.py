@@ -107,7 +107,7 @@ class GrpoTask(PromptTask):
     """Trains a student on its own runs of the loop."""
 
     Config: ClassVar[type[RunConfig]] = GrpoConfig
-    unit: ClassVar[str] = "questions"
+    unit: str = "questions"
     teacher: Any = None
     prompts: Any = None
 

@@ -12,7 +12,6 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,7 +22,6 @@ from tripletune.models.data.records import TASKS, ModelInput, Record
 from tripletune.models.files import weights_fingerprint
 from tripletune.models.loading import resolve
 from tripletune.models.options import other_default, setting
-from tripletune.train.record_rows import encode_rows, graph_strings
 from tripletune.train.tasks import (
     DataSection,
     Examples,
@@ -118,10 +116,6 @@ class GraphTrainSection(TrainSection):
         "label's tokens, from its graph (the paper: none); the language model is not run",
         at_least=0,
     )
-    shared_prefixes: bool = setting(
-        False,
-        "put records of one question into a batch, their common prefix once; group_by_length then has no effect",
-    )
 
 
 @dataclass
@@ -138,28 +132,11 @@ class GraphConfig(RunConfig):
         found = []
         if self.data.evidence == "graph" and not self.model.use_graph:
             found.append("data.evidence graph and model.use_graph false: the prompts would hold no facts")
-        alone = self.data.prompt_order != "interleaved" and not self.train.shared_prefixes and self.model.use_graph
+        alone = self.data.prompt_order != "interleaved" and self.model.use_graph
         if self.train.graph_warmup_steps and not alone:
             found.append(
-                "train.graph_warmup_steps needs one graph a record: model.use_graph true, train.shared_prefixes false, "
-                "and another data.prompt_order than interleaved"
-            )
-        if not self.train.shared_prefixes:
-            return found
-        if self.model.use_graph and self.data.prompt_order == "instruction_first":
-            found.append(
-                "train.shared_prefixes: with data.prompt_order instruction_first each record's graph token is among "
-                "its first tokens, so that nothing is shared; set data.prompt_order history_first or interleaved"
-            )
-        if self.train.batch_size == 1:
-            found.append(
-                "train.shared_prefixes: with train.batch_size 1 nothing is shared; a question has about 4 records"
-            )
-        masked = self.data.prompt_order != "interleaved"
-        if masked and self.model.attention not in ("auto", "sdpa", "eager", "blocks"):
-            found.append(
-                f"train.shared_prefixes: model.attention {self.model.attention} does not support custom attention "
-                "masks; set sdpa, eager or blocks"
+                "train.graph_warmup_steps needs one graph a row: model.use_graph true, and another data.prompt_order "
+                "than interleaved"
             )
         return found
 
@@ -202,8 +179,13 @@ class GraphTask(TrainingTask):
     """Trains a Graph-LLM on records."""
 
     Config: ClassVar[type[RunConfig]] = GraphConfig
-    unit: ClassVar[str] = "records"
+    unit: str = "records"
     published: ClassVar[str] = "the paper: 16 (2 x 2 on 4 GPUs); the authors' code: 4"
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        if config.data.prompt_order == "interleaved":
+            self.unit = "questions"
 
     @cached_property
     def sources(self) -> tuple[Examples, Examples | None]:
@@ -224,10 +206,10 @@ class GraphTask(TrainingTask):
         """
         from transformers import set_seed
 
+        from tripletune.models.attention import lies_end_to_end
         from tripletune.models.data.rendering import load_instructions
         from tripletune.models.graph_llm.processor import GraphLLMProcessor
         from tripletune.models.loading import load_tokenizer
-        from tripletune.models.losses import check_shared_prefixes
 
         set_seed(self.config.seed)
         model, data = self.config.model, self.config.data
@@ -242,13 +224,7 @@ class GraphTask(TrainingTask):
         adapted, processor = adapted_graph_llm(model, settings, **values_of(GraphSettings, model))
         base = adapted.get_base_model()
         longest = data.max_input_tokens + data.max_label_tokens
-        if model.attention == "blocks":
-            with suppress(ValueError):
-                check_shared_prefixes(base.language_model, longest, end_to_end=True)
-                base.end_to_end = True
-        # One sequence of an interleaved question needs no mask: any causal model reads it.
-        if self.config.train.shared_prefixes and data.prompt_order != "interleaved":
-            check_shared_prefixes(base.language_model, longest)
+        base.end_to_end = model.attention == "blocks" and lies_end_to_end(base.language_model, longest)
         return adapted, processor
 
     @cached_property
@@ -261,7 +237,7 @@ class GraphTask(TrainingTask):
             return None
         from tripletune.models.graph_llm.embeddings import TABLE, EmbeddingTable
         from tripletune.models.loading import best_dtype
-        from tripletune.train.batches import cached_rows
+        from tripletune.train.batches import cached_rows, graph_strings
 
         sources, encoder = [source for source in self.sources if source is not None], self.config.model.encoder
         data = [[source.digest for source in sources], self.processor.settings.graph_pooling]
@@ -274,21 +250,16 @@ class GraphTask(TrainingTask):
         return EmbeddingTable.build(strings["text"], encoder, folder, strings.data.column("key").to_numpy())
 
     def rows(self, source: Examples, cache: Path) -> Any:
-        """The tokenised records of a source.
-
-        Columns: `input_ids`, `label_ids`, `marker` (label tokens of the action marker), `length`, `question` (a number
-        that records of one question have in common) and, with graphs, those of a `models.graph_llm.graphs.SampleGraph`
-        of keys, an entry for each placeholder.
+        """The tokenised records of a source; see `train.batches.encode_rows`.
 
         Raises:
             ValueError: there is no record, or a label is too long where that is an error.
         """
-        from tripletune.train.batches import cached_rows
+        from tripletune.train.batches import cached_rows, encode_rows
 
         processor = self.processor
         learn_copies, long_labels = self.config.data.learn_copies, self.config.data.long_labels
-        columns = {"input_ids": "[int32]", "label_ids": "[int32]", "marker": "int32", "length": "int32"}
-        columns["question"] = "int64"
+        columns = {"input_ids": "[int32]", "labels": "[int32]", "length": "int32", "spans": "[[int32]]"}
         if self.table is not None:
             columns |= dict.fromkeys(("nodes", "edges"), "[[int64]]")
             columns |= dict.fromkeys(("sources", "targets", "subgraph"), "[[int32]]")
@@ -323,44 +294,33 @@ class GraphTask(TrainingTask):
 
     def collator(self) -> RecordCollator:
         """Pads records and batches their graphs."""
-        from tripletune.train.batches import RecordCollator, rows_meta
+        from tripletune.train.batches import RecordCollator
 
-        train, per_record = self.config.train, None
-        if train.loss_per != "token":
-            meta = rows_meta(self.train)
-            per_record = meta["label_tokens"] / meta["rows"]
+        train, spans = self.config.train, self.spans
+        per_record = float((spans[:, 1] - spans[:, 0]).mean()) if train.loss_per == "record" else None
         return RecordCollator(
             self.processor.tokenizer.pad_token_id,
             self.table,
             action_weight=train.action_weight,
             answer_weight=train.answer_weight,
             tokens_per_record=per_record,
-            shared_prefixes=train.shared_prefixes,
-            interleaved=self.config.data.prompt_order == "interleaved",
-            graph_token_id=self.processor.graph_token_id,
         )
+
+    @cached_property
+    def spans(self) -> Any:
+        """Spans of the training records, (records, 3); see `train.batches.encode_rows`."""
+        import pyarrow.compute as pc
+
+        return pc.list_flatten(pc.list_flatten(self.train.data.column("spans"))).to_numpy().reshape(-1, 3)
 
     def answer_shares(self) -> tuple[float, float]:
         """Share of answering records in the training records, and in the weights of their loss."""
-        import pyarrow.compute as pc
-
-        train = self.config.train
-        tokens = pc.list_value_length(self.train.data.column("label_ids")).to_numpy()
-        marker = self.train.with_format("numpy")["marker"][:]
-        answers = marker == 0
+        train, (starts, ends, marker) = self.config.train, self.spans.T
+        tokens, answers = ends - starts, marker == 0
         weights = tokens * train.answer_weight * answers + (tokens - marker + marker * train.action_weight) * ~answers
         if train.loss_per == "record":
             weights = weights / tokens
         return float(answers.mean()), float(weights[answers].sum() / weights.sum())
-
-    def sampler(self, rows: Any, micro_batch: int, per_step: int) -> Any:
-        """As for every run, or with the records of a question together where their prefixes are shared."""
-        from tripletune.train.sampling import QuestionSampler
-
-        if not self.config.train.shared_prefixes:
-            return super().sampler(rows, micro_batch, per_step)
-        # Together in a micro-batch: what is in another one can't be shared.
-        return QuestionSampler(rows.with_format("numpy")["question"][:], micro_batch, self.config.seed)
 
     @cached_property
     def scored(self) -> list[Record]:
@@ -393,48 +353,20 @@ class GraphTask(TrainingTask):
         self.processor.save_pretrained(folder)
 
     def notes(self) -> list[str]:
-        """Weight of answers in the loss, layout of a batch, tokens that shared prefixes save in a thousand batches."""
+        """Weight of answers in the loss, and layout of a batch."""
         share, weight = self.answer_shares()
-        found = [
-            f"loss per {self.config.train.loss_per}: answering records are {share:.0%} of the records and have "
-            f"{weight:.0%} of the weight",
-            self._layout(),
-        ]
-        if not self.config.train.shared_prefixes:
-            return found
-        from tripletune.train.batches import share_prefixes
-
-        size = self.config.train.batch_size
-        own, interleaved = self.processor.graph_token_id, self.config.data.prompt_order == "interleaved"
-        order = list(self.sampler(self.train, size, size))[: 1000 * size]
-        shared = apart = 0
-        for at in range(0, len(order), size):
-            batch = [self.train[number] for number in order[at : at + size]]
-            apart += sum(row["length"] for row in batch)
-            shared += sum(len(one.tokens) for one in share_prefixes(batch, own, True, interleaved))
-        saved = f"{shared:,} tokens instead of {apart:,} ({shared / apart:.0%})"
-        return [*found, f"shared prefixes: {saved} in the first {len(order)} records"]
-
-    def _layout(self) -> str:
         base, attention = self.model.get_base_model(), self.config.model.attention
-        masked = self.config.train.shared_prefixes and self.config.data.prompt_order != "interleaved"
         reasons = {
             f"model.attention is {attention}, not blocks": attention != "blocks",
             f"{type(base.language_model).__name__} computes something else for them end to end": not base.end_to_end,
             "its logits are computed everywhere": not base.labels_only,
-            "shared prefixes need a mask": masked,
         }
         padded = (f"are padded: {reason}" for reason, holds in reasons.items() if holds)
-        return f"the rows of a batch {next(padded, 'lie end to end, without padding')}"
-
-    def example(self) -> tuple[list[int], list[int]]:
-        """Tokens and labels of the first record; with shared prefixes of its question's first records."""
-        rows = [self.train[0]]
-        if self.config.train.shared_prefixes:
-            others = (self.train[index] for index in range(1, min(len(self.train), self.config.train.batch_size)))
-            rows += [row for row in others if row["question"] == rows[0]["question"]]
-        batch = self.collator()(rows)
-        return batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
+        return [
+            f"loss per {self.config.train.loss_per}: answering records are {share:.0%} of the records and have "
+            f"{weight:.0%} of the weight",
+            f"the rows of a batch {next(padded, 'lie end to end, without padding')}",
+        ]
 
 
 TASK = GraphTask

@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from tripletune.models.attention import set_attention
+from tripletune.models.attention import lies_end_to_end, set_attention
 from tripletune.models.data.records import Record
 from tripletune.models.graph_llm import add_adapter
 from tripletune.models.graph_llm.model import GraphLLM, GraphLLMConfig
-from tripletune.models.losses import check_shared_prefixes
 
 FAMILIES = ("llama", "smollm2", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "granite", "cohere")
 GREEDY: dict[str, Any] = {"do_sample": False, "eos_token_id": 2, "pad_token_id": 3}
@@ -56,7 +55,7 @@ def test_rows_end_to_end_give_the_loss_and_gradients_of_padded_rows(
 ) -> None:
     base, processor = make_graph_llm(family)
     set_attention(base.language_model, "blocks")
-    check_shared_prefixes(base.language_model, 64, end_to_end=True)
+    assert lies_end_to_end(base.language_model, 64)
     model = add_adapter(base, targets=("q_proj", "v_proj"), dropout=0.0)
     batch = make_batch(processor, records[:5])
     del batch["attention_mask"]
@@ -79,11 +78,23 @@ def test_rows_end_to_end_give_the_loss_and_gradients_of_padded_rows(
         torch.testing.assert_close(found[1][name], value, atol=1e-5, rtol=1e-4)
 
 
-def test_a_kernel_that_does_not_keep_rows_apart_is_found(make_graph_llm: Make) -> None:
-    model = make_graph_llm("llama")[0].language_model
-    set_attention(model, "sdpa")
-    with pytest.raises(ValueError, match="does not compute the same"):
-        check_shared_prefixes(model, 8, end_to_end=True)
+@pytest.mark.parametrize(
+    ("family", "attention", "longest", "apart"),
+    [
+        ("llama", "blocks", 64, True),
+        ("llama", "sdpa", 8, False),
+        ("gemma3", "blocks", 8, True),  # its window is 8
+        ("gemma3", "blocks", 9, False),
+        ("lfm2", "blocks", 8, False),
+    ],
+)
+def test_models_that_do_not_keep_rows_apart_are_found(
+    family: str, attention: str, longest: int, apart: bool, make_graph_llm: Make
+) -> None:
+    model = make_graph_llm(family)[0].language_model.train()
+    set_attention(model, attention)
+    assert lies_end_to_end(model, longest) == apart
+    assert model.training
 
 
 def test_a_base_model_without_attention_is_refused(make_graph_llm: Make) -> None:

@@ -179,14 +179,15 @@ def test_control_tokens_in_data_stay_text(tokenizer: Any, form: str) -> None:
 
 
 def test_a_training_row_begins_with_the_prompt_of_inference(tokenizer: Any, records: list[Record]) -> None:
-    from tripletune.train.record_rows import encode_rows
+    from tripletune.train.batches import encode_rows
 
     for form, order in product(("chat", "plain", "llama2"), ORDERS):
         made = processor(tokenizer, prompt_format=form, prompt_order=order)
-        for record, row in zip(records, encode_rows(records, Counter(), made)):
+        for record in records:
             prompt = made.encode_input(ModelInput(record.task, record.question, record.steps)).input_ids
-            assert row["input_ids"] == prompt
-            assert made.tokenizer.decode(row["label_ids"], skip_special_tokens=True) == record.label
+            (row,) = encode_rows([record], Counter(), made)
+            assert row["input_ids"][: len(prompt)] == prompt
+            assert made.tokenizer.decode(row["labels"][len(prompt) :], skip_special_tokens=True) == record.label
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -19,8 +19,8 @@ from tripletune.models.graph_llm.graphs import build_graph
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.models.llm import Completion
 from tripletune.train import dry_run_report, train
-from tripletune.train.record_rows import encode_rows
-from tripletune.train.tasks import Examples, ras
+from tripletune.train.batches import encode_rows
+from tripletune.train.tasks import Examples
 from tripletune.train.tasks.ras import GraphTask
 
 Write = Callable[..., Path]
@@ -59,7 +59,7 @@ def test_rows_are_the_encoded_records(
     assert len(rows) == len(records)
     assert rows.to_list() == list(encode_rows(records, Counter(), processor))
     for row, record in zip(rows, records):
-        assert row["length"] == len(row["input_ids"]) + len(row["label_ids"])
+        assert row["length"] == len(row["input_ids"]) == len(row["labels"])
         assert np.array_equal(table[row["nodes"][0]], table.vectors(build_graph(record.steps).nodes))
 
 
@@ -78,7 +78,7 @@ def test_rows_and_embeddings_are_shared_by_runs(
     def fail(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("done a second time")
 
-    monkeypatch.setattr(ras, "encode_rows", fail)
+    monkeypatch.setattr("tripletune.train.batches.encode_rows", fail)
     monkeypatch.setattr(EmbeddingTable, "build", fail)
     again = run("two")
     assert again.rows(again.sources[0], again.cache)[:] == first[:]
@@ -141,7 +141,7 @@ def test_long_labels_are_counted(
     over = sum(len(label) > limit for label in labels)
     task = begin_task("ras", {"data.max_label_tokens": limit, "data.long_labels": long_labels})
     kept = [label[:limit] for label in labels if len(label) <= limit or long_labels == "truncate"]
-    assert task.train["label_ids"][:] == kept
+    assert [[token for token in row if token >= 0] for row in task.train["labels"][:]] == kept
     assert len(kept) == rows
     assert over == 3
     assert f"{what} labels {over}" in dry_run_report(task)
@@ -168,13 +168,11 @@ def test_the_layout_of_a_batch_is_shown(begin_task: Any) -> None:
 
     assert layout() == "lie end to end, without padding"
     assert layout(**{"model.attention": "eager"}) == "are padded: model.attention is eager, not blocks"
-    mask = {"train.shared_prefixes": True, "data.prompt_order": "history_first"}
-    assert layout(**mask) == "are padded: shared prefixes need a mask"
 
 
 def test_the_weight_of_answers_is_shown(begin_task: Any, records: list[Record]) -> None:
     task = begin_task("ras")
-    sizes = [len(label) for label in task.train["label_ids"][:]]
+    sizes = [sum(token >= 0 for token in row) for row in task.train["labels"][:]]
     answers = [size for size, record in zip(sizes, records) if record.task == "answering"]
     assert f"33% of the records and have {sum(answers) / sum(sizes):.0%} of the weight" in dry_run_report(task)
     task.config.train.loss_per = "record"
@@ -201,11 +199,11 @@ def test_a_copied_question_is_left_out_of_the_label_and_nothing_else(
     other = Record("o", "o", "planning", question, Action.SUBQ, (), "In which town was Ada Lovelace born?")
     later = dataclasses.replace(copied, id="l", steps=records[0].steps)
     (row,) = encode_rows([copied], Counter(), processor, learn_copies=False)
-    assert processor.tokenizer.decode(row["label_ids"]) == "[SUBQ]"
-    assert row["length"] == len(row["input_ids"]) + len(row["label_ids"])
-    assert row["marker"] == len(row["label_ids"])
+    ((start, end, marker),) = row["spans"]
+    assert processor.tokenizer.decode(row["labels"][start:]) == "[SUBQ]"
+    assert start + marker == end == row["length"] == len(row["input_ids"])
     (whole,) = encode_rows([copied], Counter(), processor)
-    assert processor.tokenizer.decode(whole["label_ids"]).startswith(f"[SUBQ] {question}")
+    assert processor.tokenizer.decode(whole["labels"][start:]).startswith(f"[SUBQ] {question}")
     left, learned = (list(encode_rows([other, later, *records], Counter(), processor, on)) for on in (False, True))
     assert left == learned
 
@@ -297,14 +295,8 @@ def test_the_seed_makes_the_new_weights(make_task: Any) -> None:
 def test_without_graph_nothing_is_embedded(begin_task: Any) -> None:
     task = begin_task("ras", {"model.use_graph": False})
     assert task.table is None
-    assert set(task.train.column_names) == {"input_ids", "label_ids", "marker", "length", "question"}
+    assert set(task.train.column_names) == {"input_ids", "labels", "spans", "length"}
     assert not list((Path(task.config.output_dir) / "cache").glob("[sv]*s-*"))
-
-
-def test_shared_prefixes_refuse_layers_with_a_window(make_task: Any) -> None:
-    shared = {"data.prompt_order": "history_first", "train.shared_prefixes": True}
-    with pytest.raises(ValueError, match=r"layers that see 8 tokens \(sliding_window\), samples have up to 2800"):
-        make_task("ras", shared, family="gemma3").load()
 
 
 @pytest.fixture
