@@ -1,8 +1,8 @@
 """Runs of a loop by a student in training, and TRL's `GRPOTrainer` with this engine's data order and resume.
 
-What the student reads only grows (CIRAG's chat; RAS's prompts in the order `interleaved`), so a run is one row: the
-first prompt, then the student's replies, which are learned, and between them what the loop told it, which is not. Where
-the loop asks otherwise than in going on (it mended a reply, or had it repaired), the row ends, and counts as cut.
+CIRAG's chat only grows, so a run is one row: the first prompt, then the student's replies, which are learned, and
+between them what the loop adds, which is not. Where a prompt does not begin with the one before and its reply (the loop
+repaired the reply), the row ends, and counts as cut.
 
 A checkpoint always lies between two rollouts. A reply is drawn with a seed made of run, step, row and call, so that a
 resumed run draws the same.
@@ -32,8 +32,7 @@ from tripletune.models.llm import CallError, Completion, Message, Sampling
 from tripletune.models.llm.backends.hf import DecodingService
 from tripletune.models.local import Draw, Request
 from tripletune.models.local.chat import ChatEncoder, eos_token_ids
-from tripletune.models.local.continuous_batch import fits, make_decoder
-from tripletune.models.local.packing import pack
+from tripletune.models.local.continuous_batch import make_decoder
 from tripletune.models.losses import evaluating
 from tripletune.train.engine import StepLog, shared_arguments
 from tripletune.train.on_policy import TrlMixin
@@ -48,11 +47,11 @@ _LOGGED = {name: f"rewards/{name}/mean" for name in PARTS} | {
 
 
 class Episode:
-    """What replies in one run of the loop, and the row that the run becomes.
+    """The `LLMClient` of CIRAG's integration phase in one run of the loop, and the row that the run becomes.
 
     Args:
         reply: Writes the reply of a request.
-        tokenizer: The student's.
+        chat: Makes tokens of turns.
         ends: Tokens that end a reply.
         context: Longest sequence of the model.
         temperature: Of the replies.
@@ -65,19 +64,47 @@ class Episode:
         cut: Whether the row lacks a part of the run.
     """
 
+    model = "student"
+
     def __init__(
-        self, reply: Any, tokenizer: Any, ends: Sequence[int], context: int, temperature: float, seed: int
+        self, reply: Any, chat: ChatEncoder, ends: Sequence[int], context: int, temperature: float, seed: int
     ) -> None:
         self.prompt: list[int] = []
         self.completion: list[int] = []
         self.mask: list[int] = []
         self.cut = False
-        self._reply, self._tokenizer, self._ends, self._context = reply, tokenizer, ends, context
+        self._reply, self._chat, self._ends, self._context = reply, chat, ends, context
         self._temperature, self._seed = temperature, seed
-        self._ended = False
+        self._ended, self._text = False, ""
 
     async def close(self) -> None:
         """Nothing: the model is the trainer's."""
+
+    async def chat(
+        self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
+    ) -> Completion:
+        """Reply to a chat; see `LLMClient.chat`. The tokens of earlier replies stay those that were drawn."""
+        text = self._chat.render(messages)
+        self.cut |= not text.startswith(self._text)
+        new = self._chat.tokens(text if self.cut else text[len(self._text) :])
+        ids = new if self.cut else self.prompt + self.completion + new
+        room = self._context - len(ids)
+        if room < 1:
+            raise CallError(f"{role}: the prompt has {len(ids)} tokens and the model's context {self._context}")
+        limit = min((sampling or Sampling()).max_tokens, room)
+        request = Request(ids, limit, self._chat.shared(messages, ids), Draw(self._temperature, seed=self._seed))
+        self._seed += 1
+        await self._reply(request)
+        if not self.cut:
+            self._add(new, request.tokens)
+            self._ended = request.ended
+        found = str(self._chat.tokenizer.decode(request.tokens, skip_special_tokens=True))
+        self._text = text + found
+        return request.completion(found)
+
+    def count_tokens(self, messages: Sequence[Message]) -> int:
+        """Tokens of a chat as the model reads it, up to where its reply begins."""
+        return len(self._chat.encode(messages))
 
     def finish(self, eos: int, longest: int) -> None:
         """End the row, with at least a token after the prompt, as TRL wants."""
@@ -87,101 +114,23 @@ class Episode:
         self.cut |= len(self.completion) > longest
         self.completion, self.mask = self.completion[:longest], self.mask[:longest]
 
-    async def _ask(self, new: list[int], limit: int, role: str, shared: Any = None) -> tuple[Request, str]:
-        """The reply to what is told after the row so far, or to `new` alone where the row is cut."""
-        ids = new if self.cut else self.prompt + self.completion + new
-        room = self._context - len(ids)
-        if room < 1:
-            raise CallError(f"{role}: the prompt has {len(ids)} tokens and the model's context {self._context}")
-        draw = Draw(self._temperature, seed=self._seed)
-        self._seed += 1
-        request = Request(ids, min(limit, room), shared(ids) if shared else 0, draw, grows=shared is None)
-        await self._reply(request)
-        if not self.cut:
-            self._add(new, request.tokens)
-            self._ended = request.ended
-        return request, str(self._tokenizer.decode(request.tokens, skip_special_tokens=True))
-
-    def _add(self, told: list[int], written: list[int]) -> None:
+    def _add(self, read: list[int], written: list[int]) -> None:
         if not self.prompt:
-            self.prompt, told = told, []
+            self.prompt, read = read, []
         # The template writes the token with which the student has ended its reply.
-        ended = self._ended and bool(told) and told[0] in self._ends
-        self.completion += told + written
-        self.mask += [int(ended)] * len(told[:1]) + [0] * len(told[1:]) + [1] * len(written)
-
-
-class Integrator(Episode):
-    """The `LLMClient` of CIRAG's integration phase.
-
-    Args:
-        chat: Makes tokens of turns.
-        *rest: Those of `Episode` after the tokenizer; the reply stands first.
-    """
-
-    model = "student"
-
-    def __init__(self, reply: Any, chat: ChatEncoder, *rest: Any) -> None:
-        super().__init__(reply, chat.tokenizer, *rest)
-        self._chat, self._text = chat, ""
-
-    async def chat(
-        self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
-    ) -> Completion:
-        """Reply to a chat; see `LLMClient.chat`. The tokens of earlier replies stay those that were drawn."""
-        text = self._chat.render(messages)
-        self.cut |= not text.startswith(self._text)
-        new = self._chat.tokens(text if self.cut else text[len(self._text) :])
-        limit = (sampling or Sampling()).max_tokens
-        request, found = await self._ask(new, limit, role, lambda ids: self._chat.shared(messages, ids))
-        self._text = text + found
-        return request.completion(found)
-
-    def count_tokens(self, messages: Sequence[Message]) -> int:
-        """Tokens of a chat as the model reads it, up to where its reply begins."""
-        return len(self._chat.encode(messages))
-
-
-class Planner(Episode):
-    """The `Generator` of RAS: it plans and answers.
-
-    Args:
-        processor: Makes tokens of inputs, each of which goes on from the one before and its reply.
-        *rest: Those of `Episode` after the tokenizer; the reply stands first.
-    """
-
-    def __init__(self, reply: Any, processor: Any, *rest: Any) -> None:
-        super().__init__(reply, processor.tokenizer, *rest)
-        self._processor, self._read = processor, list[int]()
-
-    async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
-        """Reply to an input; see `Generator`. The tokens of earlier replies stay those that were drawn."""
-        encoded = self._processor.encode_input(sample, evidence)
-        ids, before = encoded.input_ids, len(self._read)
-        self.cut |= ids[:before] != self._read
-        request, found = await self._ask(ids if self.cut else ids[before:], max_new_tokens, sample.task)
-        # What follows a plan in the row is not the token with which it was ended, so only the answer's is learned.
-        self._ended &= sample.task == "answering"
-        # The reply as the next input will show it, if the loop takes it as it is.
-        self._read = ids + self._processor.encode_text(found.strip())
-        return replace(request.completion(found.strip()), truncated_triples=encoded.truncated_triples)
+        ended = self._ended and bool(read) and read[0] in self._ends
+        self.completion += read + written
+        self.mask += [int(ended)] * len(read[:1]) + [0] * len(read[1:]) + [1] * len(written)
 
 
 def reward_parts(row: dict[str, Any]) -> dict[str, float]:
     """What a run is rewarded for, given its row of results."""
     trace, wanted = row["trace"], set(row["supporting"])
     notes = trace["details"]
-    if "rounds" in notes:  # CIRAG's
-        recall = len(wanted & set(notes["core_passages"])) / max(len(wanted), 1)
-        right = [not one["faults"] for one in notes["rounds"]]
-    else:
-        recall = row["supporting_recall"] or 0.0
-        right = [one["action"] is not None and not one["unexpected"] for one in trace["actions"]]
-        if trace["stop_reason"] == "repeated_subquery":
-            right[-1] = False
+    right = [not one["faults"] for one in notes["rounds"]]
     return {
         "answer": row["scores"]["f1"],
-        "recall": recall,
+        "recall": len(wanted & set(notes["core_passages"])) / max(len(wanted), 1),
         "format": sum(right) / max(len(right), 1),
         "searches": float(len(trace["steps"])),
     }
@@ -230,16 +179,6 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             # Otherwise TRL takes the adapter as it is now.
             add_fused_lm_head(task.teacher, temperature=train.temperature)
             self.ref_model = self.accelerator.prepare_model(task.teacher, evaluation_mode=True)
-        self._replies = None
-        if self.args.device.type == "cpu" and task.config.model.lora and fits(self.model):
-            # A second model replies: its frozen layers are packed, and can't be trained, and it has a copy of the
-            # adapter in the model's type, in which training multiplies too. (`to` would also round RoPE's buffers.)
-            frozen = (one for one in self.model.parameters() if not one.requires_grad)
-            self._replies = copy.deepcopy(self.model, {id(one): one for one in frozen})
-            for one in filter(lambda one: one.requires_grad, self._replies.parameters()):
-                one.data = one.data.to(self.model.dtype)
-            vars(self._replies.get_base_model()).pop("forward", None)
-            pack(self._replies)
         task.suite.open()
         # Clients belong to one event loop.
         self._runner = asyncio.Runner()
@@ -255,7 +194,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
                 self._runner.run(close_clients(self.task.suite))
 
     def _roll_out(self, prompts: Sequence[str]) -> dict[str, Any]:
-        model = self._replying()
+        model = self.accelerator.unwrap_model(self.model)
         with evaluating(model):
             runs, rows = self._runner.run(self._run_all(model, [Question(**json.loads(text)) for text in prompts]))
         self._written = pad_batch([one.mask for one in runs], 0).to(self.accelerator.device)
@@ -268,13 +207,6 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             "parts": [reward_parts(row) for row in rows],
         }
 
-    def _replying(self) -> Any:
-        if self._replies is None:
-            return self.accelerator.unwrap_model(self.model)
-        trained = {name: one for name, one in self.model.named_parameters() if one.requires_grad}
-        self._replies.load_state_dict(trained, strict=False)
-        return self._replies
-
     async def _run_all(self, model: Any, questions: Sequence[Question]) -> tuple[list[Episode], list[Any]]:
         config, tokenizer, here = self.task.config, self.processing_class, self.args
         ends = eos_token_ids(tokenizer, model.generation_config)
@@ -284,18 +216,17 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
 
         async def run(one: Episode, question: Question) -> Any:
             suite = copy.copy(self.task.suite)
-            roles = ("planner", "answerer") if self.task.plans else ("integrator",)
-            suite.tools = replace(suite.tools, **dict.fromkeys(roles, one))
+            suite.tools = replace(suite.tools, integrator=one)
             ((_, reply),) = await ask_items(suite, [question])
             one.finish(tokenizer.eos_token_id, config.data.max_tokens)
             return suite.score(question, reply)
 
         context = model.config.get_text_config().max_position_embeddings
-        make: Callable[..., Episode] = partial(Planner, service.reply, self.task.prompts)
-        if not self.task.plans:
-            make = partial(Integrator, service.reply, ChatEncoder(tokenizer, "student"))
-        temperature = config.train.temperature
-        runs = [make(ends, context, temperature, (first + number) * 1_009) for number in range(len(questions))]
+        chat, temperature = ChatEncoder(tokenizer, "student"), config.train.temperature
+        runs = [
+            Episode(service.reply, chat, ends, context, temperature, (first + number) * 1_009)
+            for number in range(len(questions))
+        ]
         try:
             return runs, await asyncio.gather(*map(run, runs, questions))
         finally:
@@ -320,7 +251,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         On a GPU it is TRL's kernel, where it knows the model. On a CPU that takes most of a step: one token in eight is
         the student's.
         """
-        if input_ids.is_cuda and not self.task.plans:
+        if input_ids.is_cuda:
             options |= {"compute_entropy": compute_entropy}
             found = super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, *args, **options

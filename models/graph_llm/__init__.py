@@ -41,7 +41,6 @@ from tripletune.models.loading import (
 )
 from tripletune.models.local import CELLS, Decoder, Draw, Request, decode
 from tripletune.models.local.continuous_batch import make_decoder
-from tripletune.models.local.packing import settle
 from tripletune.models.lora import chosen_layers
 from tripletune.models.losses import evaluating, scales_alike
 from tripletune.models.run_folders import CONFIG, is_adapter
@@ -323,7 +322,7 @@ def load_generator(
     model, processor = load_graph_llm(folder, parse_dtype(dtype))
     if isinstance(model, PeftModel):
         model = for_inference(model)
-    generator = LocalGenerator(settle(model), processor, batch_size)
+    generator = LocalGenerator(model.to("cuda") if torch.cuda.is_available() else model, processor, batch_size)
     if ledger is not None:
         name = f"graph:{folder}{'' if dtype == 'float32' else f' {dtype}'}@{weights_fingerprint(resolve(folder))}"
         generator._client = LedgerClient(_GraphBackend(generator, name), Ledger(ledger), retry=Retry(1))

@@ -1,7 +1,6 @@
 """Reinforcement learning of a student inside its loop (an option beyond the papers), on TRL's `GRPOTrainer`.
 
-The student, trained before, takes its place in `tripletune eval run`: CIRAG's integrator, or a Graph-LLM that plans and
-answers in RAS. Each question is answered several times, and what it wrote in the runs with the larger reward becomes
+The student, trained before, takes its place in `tripletune eval run` as CIRAG's integrator. Each question is answered several times, and what it wrote in the runs with the larger reward becomes
 likelier (GRPO; Shao et al., 2024). `train.kl` keeps it near to a teacher, or to what it was at the start; with
 `train.kl_on failed` only where its answer is not right (DGPO).
 """
@@ -61,9 +60,7 @@ class GrpoTrainSection(TrainSection):
     )
     temperature: float = setting(1.0, "of the student's replies", above=0)
     answer_reward: float = setting(1.0, "weight of the answer's token F1")
-    recall_reward: float = setting(
-        0.2, "weight of the share of supporting passages that core triples are from; RAS: found"
-    )
+    recall_reward: float = setting(0.2, "weight of the share of supporting passages that core triples are from")
     format_reward: float = setting(0.1, "weight of the share of replies without a fault")
     search_cost: float = setting(0.02, "what a search costs", at_least=0)
     kl: float = setting(0.04, "weight of the KL divergence from the teacher; GRPO's is 0.04", at_least=0)
@@ -109,18 +106,10 @@ class GrpoTask(PromptTask):
     Config: ClassVar[type[RunConfig]] = GrpoConfig
     unit: str = "questions"
     teacher: Any = None
-    prompts: Any = None
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.copies, self.together = config.train.runs, config.train.rollout_steps
-
-    @cached_property
-    def plans(self) -> bool:
-        """Whether the student is a Graph-LLM, and not CIRAG's integrator."""
-        from tripletune.models.graph_llm import is_graph_llm_folder
-
-        return is_graph_llm_folder(resolve(self._start))
 
     @cached_property
     def suite(self) -> Any:
@@ -136,25 +125,17 @@ class GrpoTask(PromptTask):
         options, teacher = spec.options, spec.teacher
         if options.integrator or options.model or options.planner_model:
             raise ValueError("data.loop: leave out --integrator, --model and --planner-model: the student is there")
-        if options.system != (system := "ras" if self.plans else "cirag"):
-            what = "a" if self.plans else "no"
-            raise ValueError(
-                f"data.loop: --system {options.system}; {self._start} is {what} Graph-LLM, so take --system {system}"
-            )
-        options.model = self._start if self.plans else None
+        if options.system != "cirag":
+            raise ValueError(f"data.loop: --system {options.system}; CIRAG's student alone is trained: --system cirag")
         suite, *others = spec.suites()
         needs = {
             "one task": not others,
             "--corpus": options.corpus,
             "a task with the score f1": "f1" in suite.metrics,
-            "no teacher, for RAS asks the student alone" if self.plans else "a teacher that answers at once": (
-                not teacher if self.plans else teacher and teacher.backend != "batch"
-            ),
+            "a teacher that answers at once": teacher and teacher.backend != "batch",
         }
         if missing := [need for need, is_there in needs.items() if not is_there]:
             raise ValueError(f"data.loop: give it {'; '.join(missing)}")
-        # The trainer has it.
-        options.model = None
         return suite
 
     @cached_property
@@ -170,35 +151,9 @@ class GrpoTask(PromptTask):
 
         if (how := sharding()) in ("ZeRO-3", "FSDP2"):
             raise ValueError(f"{how}: the loop needs the whole model on each device; take ddp.yaml or zero2.yaml")
-        model, tokenizer = self._graph_llm() if self.plans else super().load()
+        model, tokenizer = super().load()
         self.teacher = load_teacher(self.config, model, tokenizer) if self.config.train.teacher else None
         return model, tokenizer
-
-    def _graph_llm(self) -> tuple[Any, Any]:
-        """The model that plans and answers, and its tokenizer; `prompts` makes its inputs.
-
-        Raises:
-            ValueError: it reads graphs, or prompts that do not go on from each other; or a teacher is named for it.
-        """
-        from transformers import set_seed
-
-        from tripletune.models.graph_llm.processor import GraphLLMProcessor
-        from tripletune.train.tasks.ras import adapted_graph_llm
-
-        set_seed(self.config.seed)
-        section, settings = self.config.model, asdict(GraphLLMProcessor.from_pretrained(resolve(self._start)).settings)
-        problems = {
-            "name it as model.adapter, not as model.base": section.adapter is None,
-            "train it with model.use_graph false: a row holds tokens alone": settings["use_graph"],
-            "train it with data.prompt_order interleaved, so that its prompts go on from each other": (
-                settings["prompt_order"] != "interleaved"
-            ),
-            "leave out train.teacher: it is held to its own start": self.config.train.teacher,
-        }
-        if wrong := [problem for problem, is_there in problems.items() if is_there]:
-            raise ValueError(f"reinforcement learning of the Graph-LLM {self._start}: {'; '.join(wrong)}")
-        adapted, self.prompts = adapted_graph_llm(section, settings, use_graph=False)
-        return adapted, self.prompts.tokenizer
 
     def rows(self, source: Any, cache: Path) -> Any:
         """A row for each question, which it holds as JSON; all count as long as the longest run."""
@@ -228,19 +183,8 @@ class GrpoTask(PromptTask):
         """That the loop asks in other words than the student has learned from."""
         from tripletune.eval.systems import other_prompt
 
-        loop = self.suite.loop
-        if self.plans:
-            told = "the first plan is all that is learned of most runs: take --first-query generated"
-            return [f"--first-query main_question: {told}"] if loop.first_query == "main_question" else []
-        said = other_prompt(self._start, loop.prompts)
+        said = other_prompt(self._start, self.suite.loop.prompts)
         return [said] if said else []
-
-    def save(self, folder: Path) -> None:
-        """What the student was made for; of a Graph-LLM the base's configuration and the processor."""
-        super().save(folder)
-        if self.plans:
-            self.model.config.save_pretrained(folder)
-            self.prompts.save_pretrained(folder)
 
     def files(self) -> dict[str, str]:
         """What the student was made for, and the system prompt that the loop asks it with."""
@@ -248,8 +192,6 @@ class GrpoTask(PromptTask):
         from tripletune.rag.systems.cirag import PROMPT_NAMES
         from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, INTEGRATION_PROMPT
 
-        if self.plans:
-            return {}
         loop, model = self.suite.loop, self.config.model
         about = {
             "task": INTEGRATE_ROLE,

@@ -141,40 +141,6 @@ class GraphConfig(RunConfig):
         return found
 
 
-def adapted_graph_llm(section: Any, settings: dict[str, Any], **graph: Any) -> tuple[Any, GraphLLMProcessor]:
-    """The base model of a configuration with an adapter, fresh or that of `model.adapter`, and its processor.
-
-    Args:
-        section: The configuration's `model`.
-        settings: Of the processor.
-        **graph: Fields of `GraphSettings`.
-    """
-    from tripletune.models.graph_llm import add_adapter, build_graph_llm
-    from tripletune.models.loading import parse_dtype
-    from tripletune.models.lora import take_over
-
-    base, processor = build_graph_llm(
-        section.base,
-        dtype=parse_dtype(section.dtype),
-        revision=section.revision,
-        attention=None if section.attention == "auto" else section.attention,
-        nf4=section.quantization == "nf4",
-        processor_settings=settings,
-        **graph,
-    )
-    adapted = add_adapter(
-        base,
-        lora=section.lora,
-        rank=section.lora_rank,
-        alpha=section.lora_alpha,
-        dropout=section.lora_dropout,
-        targets=tuple(section.lora_targets),
-    )
-    if section.adapter is not None:
-        take_over(adapted, section.adapter)
-    return adapted, processor
-
-
 class GraphTask(TrainingTask):
     """Trains a Graph-LLM on records."""
 
@@ -208,8 +174,10 @@ class GraphTask(TrainingTask):
 
         from tripletune.models.attention import lies_end_to_end
         from tripletune.models.data.rendering import load_instructions
+        from tripletune.models.graph_llm import add_adapter, build_graph_llm
         from tripletune.models.graph_llm.processor import GraphLLMProcessor
-        from tripletune.models.loading import load_tokenizer
+        from tripletune.models.loading import load_tokenizer, parse_dtype
+        from tripletune.models.lora import take_over
 
         set_seed(self.config.seed)
         model, data = self.config.model, self.config.data
@@ -221,8 +189,25 @@ class GraphTask(TrainingTask):
             for source in self.sources:
                 for record in source or ():
                     labels.encode_label(record)
-        adapted, processor = adapted_graph_llm(model, settings, **values_of(GraphSettings, model))
-        base = adapted.get_base_model()
+        base, processor = build_graph_llm(
+            model.base,
+            dtype=parse_dtype(model.dtype),
+            revision=model.revision,
+            attention=None if model.attention == "auto" else model.attention,
+            nf4=model.quantization == "nf4",
+            processor_settings=settings,
+            **values_of(GraphSettings, model),
+        )
+        adapted = add_adapter(
+            base,
+            lora=model.lora,
+            rank=model.lora_rank,
+            alpha=model.lora_alpha,
+            dropout=model.lora_dropout,
+            targets=tuple(model.lora_targets),
+        )
+        if model.adapter is not None:
+            take_over(adapted, model.adapter)
         longest = data.max_input_tokens + data.max_label_tokens
         base.end_to_end = model.attention == "blocks" and lies_end_to_end(base.language_model, longest)
         return adapted, processor

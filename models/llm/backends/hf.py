@@ -26,7 +26,6 @@ from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_w
 from tripletune.models.local import CELLS, Decoder, Draw, Request
 from tripletune.models.local.chat import ChatEncoder, Repetition, TripleGrammar, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder
-from tripletune.models.local.packing import settle
 
 logger = logging.getLogger(__name__)
 
@@ -274,7 +273,7 @@ class HFBackend(Backend):
             text = None if lm.config.is_encoder_decoder else lm.config.get_text_config()
             self._context = getattr(text, "max_position_embeddings", None)
             self._repetition = Repetition(self._tokenizer).found if self._ends_repetition else None
-            self._lm = settle(lm)
+            self._lm = lm.to("cuda") if torch.cuda.is_available() else lm
         pad = int(self._tokenizer.pad_token_id or 0)
         more: dict[str, Any] = {"beams": self._beams, "cells": self._cells}
         if self._grammar:
