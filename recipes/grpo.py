@@ -3,7 +3,7 @@ r"""Reinforcement learning of a trained student inside its loop: CIRAG's integra
     accelerate launch --quiet --config_file recipes/accelerate/cpu.yaml recipes/grpo.py \
         --config recipes/configs/smollm2_135m_grpo_cpu.yaml
 
-An option beyond the papers; `smollm2_135m_ras_grpo_cpu.yaml` is for the Graph-LLM.
+An option beyond the papers.
 """
 
 import sys

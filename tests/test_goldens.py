@@ -23,7 +23,6 @@ from tests.cli import run
 from tests.train import test_grpo
 from tests.train.test_contract import CASES
 from tests.train.test_grpo import make as make_grpo  # noqa: F401
-from tests.train.test_grpo import planner  # noqa: F401
 
 HERE = Path(__file__).parent
 FILE, STORES = HERE / "goldens.json", HERE / "stores"

@@ -16,7 +16,6 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from tripletune.eval.suites import ask_items, close_clients
 from tripletune.models.data.questions import Question
-from tripletune.models.data.records import IGNORED, ModelInput
+from tripletune.models.data.records import IGNORED
 from tripletune.models.graph_llm.processor import pad_batch
 from tripletune.models.llm import CallError, Completion, Message, Sampling
 from tripletune.models.llm.backends.hf import DecodingService
@@ -126,11 +125,12 @@ class Episode:
 def reward_parts(row: dict[str, Any]) -> dict[str, float]:
     """What a run is rewarded for, given its row of results."""
     trace, wanted = row["trace"], set(row["supporting"])
-    notes = trace["details"]
-    right = [not one["faults"] for one in notes["rounds"]]
+    # A failed run has none of these notes.
+    kept, rounds = (trace["details"].get(name, ()) for name in ("core_passages", "rounds"))
+    right = [not one["faults"] for one in rounds]
     return {
         "answer": row["scores"]["f1"],
-        "recall": len(wanted & set(notes["core_passages"])) / max(len(wanted), 1),
+        "recall": len(wanted & set(kept)) / max(len(wanted), 1),
         "format": sum(right) / max(len(right), 1),
         "searches": float(len(trace["steps"])),
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,10 @@ from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOTrainer
 
 from tripletune.data_builders.world.build import WorldOptions, write_world
-from tripletune.models.data.records import ModelInput, Step
 from tripletune.models.data.triples import Triple
-from tripletune.models.graph_llm import add_adapter, build_graph_llm, load_generator
 from tripletune.models.local import Request
 from tripletune.models.local.chat import ChatEncoder
 from tripletune.models.options import load_config
-from tripletune.models.run_folders import PROCESSOR
 from tripletune.models.sqlite import UnusableFile
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
 from tripletune.train import grpo, train
@@ -43,34 +39,15 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def planner(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("planner")
-    torch.manual_seed(2)
-    model, processor = build_graph_llm(
-        str(tiny_llama), use_graph=False, processor_settings={"prompt_order": "interleaved"}
-    )
-    for one in (add_adapter(model, rank=4), model.config, processor):
-        one.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
-def make(world: Path, tiny_llama: Path, planner: Path, tmp_path: Path) -> Make:
-    def make(overrides: dict[str, Any] | None = None, system: str = "cirag") -> GrpoTask:
+def make(world: Path, tiny_llama: Path, tmp_path: Path) -> Make:
+    def make(overrides: dict[str, Any] | None = None) -> GrpoTask:
         loop = (
-            f"--system {system} --task hotpotqa --data {world}/test.jsonl --corpus {world}/test.corpus.jsonl --top-k 1 "
-            f"--triples {world}/test.triples.jsonl "
+            f"--system cirag --task hotpotqa --data {world}/test.jsonl --corpus {world}/test.corpus.jsonl --top-k 1 "
+            f"--triples {world}/test.triples.jsonl --oracle {world}/test --set extraction=store --set rerank=no "
+            "--set candidates=2 --set max_integration_tokens=6 --set repairs=0 "
+            f"--set prompts={world}/prompts"
         )
-        if system == "cirag":
-            loop += (
-                f"--oracle {world}/test --set extraction=store --set rerank=no --set candidates=2 "
-                f"--set max_integration_tokens=6 --set repairs=0 --set prompts={world}/prompts"
-            )
-        else:
-            loop += "--max-plan-tokens 6 --max-answer-tokens 4 --max-rounds 2"
-            own = {"model.adapter": str(planner), "model.lora_alpha": 16, "model.lora_targets": "q_proj,v_proj"}
-            overrides = own | (overrides or {})
         values = {
             "output_dir": str(tmp_path / "run"), "model.base": str(tiny_llama), "model.dtype": "float32",
             "model.lora_rank": 4, "model.lora_dropout": 0.1, "data.loop": loop, "data.max_tokens": 1024,
@@ -82,7 +59,7 @@ def make(world: Path, tiny_llama: Path, planner: Path, tmp_path: Path) -> Make:
     return make
 
 
-def asked(llama: Path, *replies: tuple[list[dict[str, str]], str, bool]) -> tuple[grpo.Integrator, Any]:
+def asked(llama: Path, *replies: tuple[list[dict[str, str]], str, bool]) -> tuple[grpo.Episode, Any]:
     """An integrator that was asked with these turns and has written these replies, ended or cut off."""
     tokenizer = AutoTokenizer.from_pretrained(llama)
 
@@ -92,7 +69,7 @@ def asked(llama: Path, *replies: tuple[list[dict[str, str]], str, bool]) -> tupl
         seen.append(tokenizer.decode(request.prompt))
 
     left, seen = list(replies), list[str]()
-    one = grpo.Integrator(reply, ChatEncoder(tokenizer, "tiny"), [2], 2048, 1.0, 0)
+    one = grpo.Episode(reply, ChatEncoder(tokenizer, "tiny"), [2], 2048, 1.0, 0)
 
     async def run() -> None:
         for turns, _, _ in replies:
@@ -109,7 +86,7 @@ def turns(*history: Round) -> list[Any]:
     return messages_of("Go.", "Whom did Ada see?", FACTS, history)
 
 
-def written(one: grpo.Integrator, tokenizer: Any) -> str:
+def written(one: grpo.Episode, tokenizer: Any) -> str:
     assert len(one.completion) == len(one.mask)
     return str(tokenizer.decode([token for token, own in zip(one.completion, one.mask) if own]))
 
@@ -134,40 +111,8 @@ def test_a_run_is_one_row_that_learns_what_the_student_wrote(tiny_llama: Path) -
     assert len(one.completion) > sum(one.mask)
 
 
-def test_a_run_of_ras_is_one_row_too(tiny_llama: Path) -> None:
-    _, processor = build_graph_llm(str(tiny_llama), use_graph=False, processor_settings={"prompt_order": "interleaved"})
-    tokenizer, question = processor.tokenizer, "Whom did Bo see?"
-    step = Step("Who saw Bo?", FACTS[:1])
-    inputs = [ModelInput("planning", question), ModelInput("planning", question, (step,))]
-    inputs.append(ModelInput("answering", question, (step,)))
-
-    def asked(*replies: str) -> grpo.Planner:
-        async def reply(request: Request) -> None:
-            request.tokens, request.ended = processor.encode_text(left.pop(0)), True
-            assert request.prompt == processor.encode_input(inputs[-len(left) - 1]).input_ids
-
-        async def run() -> None:
-            for sample in inputs:
-                await one.generate(sample, 20)
-
-        left, one = list(replies), grpo.Planner(reply, processor, [2], 2048, 1.0, 0)
-        asyncio.run(run())
-        one.finish(2, 2048)
-        return one
-
-    one = asked("[SUBQ] Who saw Bo?", "[SUFFICIENT]", "Ada")
-    assert not one.cut
-    assert one.prompt == processor.encode_input(inputs[0]).input_ids
-    assert written(one, tokenizer) == "[SUBQ] Who saw Bo?[SUFFICIENT]Ada<|im_end|>"
-    answer = len(processor.encode_text("Ada")) + 1
-    assert one.prompt + one.completion[:-answer] == processor.encode_input(inputs[-1]).input_ids
-    # The loop asked something else than the planner wrote.
-    one = asked("[SUBQ] Who?", "[SUFFICIENT]", "Ada")
-    assert (one.cut, written(one, tokenizer)) == (True, "[SUBQ] Who?")
-
-
-def test_a_run_whose_first_call_fails_is_a_row_without_anything_to_learn() -> None:
-    one = grpo.Episode(None, None, [2], 8, 1.0, 0)
+def test_a_run_whose_first_call_fails_is_a_row_without_anything_to_learn(tiny_llama: Path) -> None:
+    one = grpo.Episode(None, ChatEncoder(AutoTokenizer.from_pretrained(tiny_llama), "tiny"), [2], 8, 1.0, 0)
     one.finish(2, 64)
     assert (one.prompt, one.completion, one.mask) == ([2], [2], [0])
 
@@ -176,12 +121,8 @@ def test_parts_of_the_reward() -> None:
     notes = {"core_passages": ["a", "x"], "rounds": [{"faults": []}, {"faults": ["loose_marker"]}]}
     row = {"scores": {"f1": 0.5}, "supporting": ["a", "b"], "trace": {"details": notes, "steps": [{}, {}]}}
     assert grpo.reward_parts(row) == {"answer": 0.5, "recall": 0.5, "format": 0.5, "searches": 2.0}
-    actions = [{"action": one, "unexpected": False} for one in ("[SUBQ]", "[SUBQ]", None, "[SUBQ]")]
-    trace = {"details": {}, "steps": [{}, {}], "actions": actions, "stop_reason": "repeated_subquery"}
-    row = {"scores": {"f1": 0.5}, "supporting": ["a", "b"], "supporting_recall": 1.0, "trace": trace}
-    assert grpo.reward_parts(row) == {"answer": 0.5, "recall": 1.0, "format": 0.5, "searches": 2.0}
-    failed = {"scores": {"f1": 0.0}, "supporting": [], "supporting_recall": None}
-    failed["trace"] = {"details": {}, "steps": [], "actions": [], "stop_reason": ""}
+    failed: dict[str, Any] = {"scores": {"f1": 0.0}, "supporting": []}
+    failed["trace"] = {"details": {}, "steps": []}
     assert set(grpo.reward_parts(failed).values()) == {0.0}
 
 
@@ -196,19 +137,16 @@ def rows(task: GrpoTask, name: str) -> list[dict[str, Any]]:
     return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines]
 
 
-@pytest.mark.parametrize(
-    ("system", "together", "rolled_out"), [("cirag", 1, [1, 2, 3, 4]), ("cirag", 2, [1, 3]), ("ras", 2, [1, 3])]
-)
+@pytest.mark.parametrize(("together", "rolled_out"), [(1, [1, 2, 3, 4]), (2, [1, 3])])
 def test_a_resumed_run_is_the_uninterrupted_run(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, together: int, rolled_out: list[int]
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int, rolled_out: list[int]
 ) -> None:
     monkeypatch.setattr(grpo, "reward_parts", by_length)
     same = {"train.kl_on": "failed", "train.rollout_steps": together}
-    whole = make({"output_dir": str(tmp_path / "whole"), **same}, system)
+    whole = make({"output_dir": str(tmp_path / "whole"), **same})
     train(whole)
-    if system == "cirag":
-        with pytest.raises(UnusableFile, match="closed"):
-            whole.suite.clients[0].ledger.get("")
+    with pytest.raises(UnusableFile, match="closed"):
+        whole.suite.clients[0].ledger.get("")
 
     class Killed(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -219,8 +157,8 @@ def test_a_resumed_run_is_the_uninterrupted_run(
     settings = {"output_dir": str(tmp_path / "parts"), **same}
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(EngineMixin, "begin_run", lambda self, task: (original(self, task), self.add_callback(Killed())))
-        train(make(settings, system))
-    parts = make(settings, system)
+        train(make(settings))
+    parts = make(settings)
     train(parts)
     found = rows(whole, "rewards.jsonl")
     assert [row["step"] for row in found if row["reward"] is not None] == rolled_out
@@ -234,11 +172,6 @@ def test_a_resumed_run_is_the_uninterrupted_run(
     assert any(weight.any() for name, weight in one.items() if "lora_B" in name)
     final = tmp_path / "whole" / "final"
     assert not (final / "ref").exists()
-    if system == "ras":
-        sample = ModelInput("planning", "Who is Bo?")
-        replies = [load_generator(folder).generate_many([sample], 8) for folder in (final, whole.config.model.adapter)]
-        assert replies[0] != replies[1], "it loads, and has learned"
-        return
     assert json.loads((final / "student.json").read_text())["task"] == "cirag.integrate"
     assert (final / "prompt.md").read_text() == "Go.\n"
 
@@ -255,12 +188,6 @@ def test_what_is_computed_at_written_tokens_alone_is_what_trl_computes(make: Mak
     attention[1, :3] = 0
     # Their prompts begin alike.
     ids[2:, :6], ids[1, 3:6] = ids[0, :6].clone(), ids[0, :3].clone()
-    # The model that replies has the adapter as it is now.
-    for name, weight in trainer.model.named_parameters():
-        if "lora_B.default" in name:
-            weight.data.normal_()
-    for wanted, found in zip(trainer.model(ids).logits, trainer._replying()(ids).logits):
-        assert torch.allclose(wanted, found, atol=1e-5)
     trainer._batch = {"tool_mask": written, "completion_mask": torch.ones_like(written)}
     given = trainer.model, ids, attention, 6
     found = trainer._get_per_token_logps_and_entropies(*given, compute_entropy=True)
@@ -272,27 +199,13 @@ def test_what_is_computed_at_written_tokens_alone_is_what_trl_computes(make: Mak
         assert torch.allclose(others, ours, atol=1e-6)
 
 
-def test_the_model_that_replies_differs_in_the_type_of_its_adapter_alone(make: Make) -> None:
-    task = make({"model.dtype": "bfloat16"})
-    task.begin()
-    trainer = task.trainer()
-    replying = dict(trainer._replying().named_parameters())
-    for name, weight in trainer.model.named_parameters():
-        if weight.requires_grad:
-            assert (weight.dtype, replying[name].dtype) == (torch.float32, torch.bfloat16)
-        else:
-            assert replying.get(name, weight) is weight
-    for one, other in zip(trainer.model.buffers(), trainer._replies.buffers(), strict=True):
-        assert torch.equal(one, other)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("--corpus", "--index"), "give it --corpus"),
         (("--oracle", "--index"), "needs one teacher"),
         (("--set repairs=0", "--integrator x"), "leave out --integrator"),
-        (("--system cirag", "--system ras"), "is no Graph-LLM, so take --system cirag"),
+        (("--system cirag", "--system ras"), "CIRAG's student alone is trained"),
     ],
 )
 def test_a_loop_that_no_student_can_be_trained_in(words: tuple[str, str], message: str, make: Make) -> None:
@@ -300,36 +213,6 @@ def test_a_loop_that_no_student_can_be_trained_in(words: tuple[str, str], messag
     task.config.data.loop = task.config.data.loop.replace(*words)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         _ = task.sources
-
-
-@pytest.mark.parametrize(
-    ("settings", "words", "message"),
-    [
-        ({}, ("--system ras", "--oracle x --system ras"), "no teacher"),
-        ({}, ("--system ras", "--system standard"), "is a Graph-LLM, so take --system ras"),
-        ({}, ("--system ras", "--system ras --model x"), "the student is there"),
-        ({"train.teacher": "x"}, ("", ""), r"leave out train\.teacher"),
-        ({"model.lora_alpha": 32}, ("", ""), r"model\.lora_alpha 32: .* was trained with 16"),
-        ({"model.base": "PLANNER", "model.adapter": "none"}, ("", ""), r"name it as model\.adapter"),
-    ],
-)
-def test_a_graph_llm_that_no_row_can_be_made_of(
-    settings: dict[str, Any], words: tuple[str, str], message: str, make: Make, planner: Path
-) -> None:
-    task = make({name: str(planner) if value == "PLANNER" else value for name, value in settings.items()}, "ras")
-    task.config.data.loop = task.config.data.loop.replace(*words)
-    with pytest.raises(ValueError, match=message):
-        _ = task.sources, task.load()
-
-
-@pytest.mark.parametrize(("name", "value"), [("use_graph", True), ("prompt_order", "history_first")])
-def test_a_graph_llm_whose_runs_are_no_row(name: str, value: Any, make: Make, planner: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(planner, other)
-    settings = json.loads((other / PROCESSOR).read_text())
-    (other / PROCESSOR).write_text(json.dumps(settings | {name: value}))
-    with pytest.raises(ValueError, match=name):
-        make({"model.adapter": str(other)}, "ras").load()
 
 
 def test_groups_that_do_not_fill_a_rollout_are_refused_before_anything_is_loaded(make: Make) -> None:

@@ -1,8 +1,9 @@
 """Reinforcement learning of a student inside its loop (an option beyond the papers), on TRL's `GRPOTrainer`.
 
-The student, trained before, takes its place in `tripletune eval run` as CIRAG's integrator. Each question is answered several times, and what it wrote in the runs with the larger reward becomes
-likelier (GRPO; Shao et al., 2024). `train.kl` keeps it near to a teacher, or to what it was at the start; with
-`train.kl_on failed` only where its answer is not right (DGPO).
+The student, trained before, takes its place in `tripletune eval run` as CIRAG's integrator. Each question is answered
+several times, and what it wrote in the runs with the larger reward becomes likelier (GRPO; Shao et al., 2024).
+`train.kl` keeps it near to a teacher, or to what it was at the start; with `train.kl_on failed` only where its answer
+is not right (DGPO).
 """
 
 from __future__ import annotations
@@ -12,14 +13,13 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from tripletune.models.data.records import IGNORED
-from tripletune.models.loading import resolve
 from tripletune.models.options import other_default, setting
 from tripletune.models.run_folders import PROMPT_FILE, STUDENT
 from tripletune.train.tasks import DataSection, RunConfig, TrainSection
