@@ -7,15 +7,12 @@ epoch alone. It trains any model on any rows; scores and more come from a task (
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,18 +21,22 @@ from accelerate.utils.other import is_repeated_blocks
 from peft.helpers import disable_input_dtype_casting
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainingArguments
+from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_callback import PrinterCallback
 
 from tripletune.models.data.records import IGNORED
-from tripletune.models.files import lock_folder, new_file, new_folder, write_json
+from tripletune.models.files import lock_folder, new_folder, write_json
 from tripletune.models.loading import best_dtype
 from tripletune.models.losses import target_loss
 from tripletune.models.options import require
 from tripletune.models.run_folders import FINAL, seconds_until
 from tripletune.train.batches import rows_meta
 from tripletune.train.resume import (
+    EVALUATIONS,
+    LOSS_FILE,
+    LossLog,
+    StepLog,
     checkpoint_to_continue,
     forget_checkpoints,
     process_count,
@@ -43,7 +44,7 @@ from tripletune.train.resume import (
     set_result_aside,
     sharding,
 )
-from tripletune.train.tasks import EngineConfig, TrainingTask
+from tripletune.train.tasks import EngineConfig, RunConfig, TrainingTask
 
 if TYPE_CHECKING:
     from transformers import Trainer as Mixed
@@ -51,7 +52,6 @@ else:
     Mixed = object
 
 logger = logging.getLogger(__name__)
-LOSS_FILE, EVALUATIONS = "losses.jsonl", "evaluations.jsonl"
 # How the classes begin that `train.resume.sharding` puts around a model.
 _WRAPPERS = {"ZeRO": "DeepSpeedEngine", "FSDP2": "FSDP"}
 
@@ -349,7 +349,7 @@ class Engine(EngineMixin, Trainer):
         model: nn.Module,
         rows: Any,
         collator: Callable[[list[dict[str, Any]]], dict[str, Any]],
-        config: EngineConfig,
+        config: EngineConfig | RunConfig,
         *,
         validation: Any = None,
         task: TrainingTask | None = None,
@@ -375,100 +375,6 @@ class Engine(EngineMixin, Trainer):
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """As in transformers, without a cache."""
         return super().compute_loss(model, {**inputs, **self._no_cache}, *args, **kwargs)
-
-
-class StepLog(TrainerCallback):
-    """A file with one JSON line per step, in order, each step once, also after a resume."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def append(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Add lines."""
-        with self.path.open("a", encoding="utf-8") as out:
-            out.writelines(json.dumps(row) + "\n" for row in rows)
-
-    def keep_until(self, step: int) -> None:
-        """Forget the lines of later steps, and a line that a kill has cut off."""
-        if not self.path.exists():
-            return
-        kept = [line for line in self.path.read_text(encoding="utf-8").splitlines() if _step(line) <= step]
-        with new_file(self.path) as scratch:
-            scratch.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Forget lines of steps that will be done again."""
-        if state.is_world_process_zero:
-            self.keep_until(state.global_step)
-
-
-def _step(line: str) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return math.inf
-
-
-class LossLog(StepLog):
-    """`losses.jsonl`: loss, tokens and seconds of every optimiser step, exact and without gaps after a resume."""
-
-    def __init__(self, path: Path, flush_every: int) -> None:
-        super().__init__(path)
-        self.flush_every = flush_every
-        self._parts: list[torch.Tensor] = []
-        self._tokens = 0
-        self._rows: list[tuple[int, torch.Tensor, int, float]] = []
-        self._began = self._time = time.perf_counter()
-        self._first = 0
-
-    def add_loss(self, loss: torch.Tensor, tokens: int) -> None:
-        """Record one micro-batch."""
-        self._parts.append(loss.detach())
-        self._tokens += tokens
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Forget lines of steps that will be done again."""
-        super().on_train_begin(args, state, control)
-        self._began = self._time = time.perf_counter()
-        self._first = state.global_step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Close the line of a step."""
-        now = time.perf_counter()
-        loss, tokens = torch.stack(self._parts).sum(), self._tokens
-        if args.world_size > 1:
-            # Each process has seen its own rows; its loss is already multiplied by the number of processes.
-            both = torch.stack([loss.double() / args.world_size, loss.new_tensor(tokens, dtype=torch.double)])
-            torch.distributed.all_reduce(both)
-            loss, tokens = both[0], int(both[1])
-        self._rows.append((state.global_step, loss, tokens, now - self._time))
-        self._time, self._parts, self._tokens = now, [], 0
-        # Before a checkpoint and not after it: a kill between the two would leave a gap that no resume fills.
-        if control.should_save or len(self._rows) >= self.flush_every:
-            self._flush(state)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """A line for people, where there is no terminal for a progress bar."""
-        if not args.disable_tqdm or logs is None or "loss" not in logs:
-            return
-        pace = (time.perf_counter() - self._began) / max(state.global_step - self._first, 1)
-        left = timedelta(seconds=round(pace * (state.max_steps - state.global_step)))
-        line = "step %d/%d  loss %.3f  learning rate %.2e  about %s left"
-        logger.info(line, state.global_step, state.max_steps, logs["loss"], logs["learning_rate"], left)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write what is left."""
-        self._flush(state)
-
-    def _flush(self, state: Any) -> None:
-        if state.is_world_process_zero and self._rows:
-            self.append(
-                [
-                    {"step": step, "loss": loss.item(), "tokens": tokens, "seconds": round(seconds, 3)}
-                    for step, loss, tokens, seconds in self._rows
-                ]
-            )
-        self._rows = []
 
 
 # torch.compile

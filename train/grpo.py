@@ -33,8 +33,9 @@ from tripletune.models.local import Draw, Request
 from tripletune.models.local.chat import ChatEncoder, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder
 from tripletune.models.losses import evaluating
-from tripletune.train.engine import StepLog, shared_arguments
+from tripletune.train.engine import shared_arguments
 from tripletune.train.on_policy import TrlMixin
+from tripletune.train.resume import StepLog
 
 REWARDS = "rewards.jsonl"
 PARTS = ("answer", "recall", "format", "searches")

@@ -23,18 +23,22 @@ class GraphSettings:
         "graph_transformer",
         "graph convolution; …_authors: as in their code, without edge features",
         choices=("graph_transformer", "gat", "gcn", "gat_authors", "gcn_authors"),
+        flag=False,
     )
-    graph_hidden_width: int = setting(1024, "hidden width of the graph encoder", above=0)
-    graph_layers: int = setting(3, "graph convolutions", above=0)
-    graph_heads: int = setting(8, "attention heads of the graph encoder", above=0)
-    graph_dropout: float = setting(0.1, "dropout of the graph encoder", at_least=0, at_most=1)
+    graph_hidden_width: int = setting(1024, "hidden width of the graph encoder", above=0, flag=False)
+    graph_layers: int = setting(3, "graph convolutions", above=0, flag=False)
+    graph_heads: int = setting(8, "attention heads of the graph encoder", above=0, flag=False)
+    graph_dropout: float = setting(0.1, "dropout of the graph encoder", at_least=0, at_most=1, flag=False)
     graph_attention_dropout: float = setting(
-        0.0, "dropout of its attention weights; 0.1 in the authors' code", at_least=0, at_most=1
+        0.0, "dropout of its attention weights; 0.1 in the authors' code", at_least=0, at_most=1, flag=False
     )
     graph_pooling: str = setting(
-        "subgraphs", "subgraphs: mean per sub-graph, then across; union: mean over G_Q", choices=("subgraphs", "union")
+        "subgraphs",
+        "subgraphs: mean per sub-graph, then across; union: mean over G_Q",
+        choices=("subgraphs", "union"),
+        flag=False,
     )
-    projector_width: int = setting(2048, "intermediate width of the projector", above=0)
+    projector_width: int = setting(2048, "intermediate width of the projector", above=0, flag=False)
     graph_token: str = setting(
         "paper",
         "normalised: without the projector's offset, and as long as the mean token embedding",

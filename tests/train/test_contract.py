@@ -123,7 +123,7 @@ def test_a_resumed_run_is_the_uninterrupted_run(
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("case", ["text_to_triples", "cirag_on_policy"])
+@pytest.mark.parametrize("case", ["ras", "text_to_triples", "cirag_on_policy"])
 def test_weights_and_autocast_of_bfloat16_train(case: str, make_task: Make) -> None:
     half = {"train.bf16": "true", "model.dtype": "bfloat16", "train.max_steps": 2, "train.gradient_accumulation": 1}
     task = made(make_task, case, half)

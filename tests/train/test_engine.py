@@ -18,17 +18,13 @@ from torch import nn
 from transformers import TrainerCallback, TrainingArguments
 
 from tripletune.models.files import lock_folder
-from tripletune.models.graph_llm import add_adapter
 from tripletune.train import engine_of
 from tripletune.train.engine import (
     Engine,
-    LossLog,
-    StepLog,
     compile_layers,
     shared_arguments,
-    use_bf16,
 )
-from tripletune.train.tasks import RunConfig
+from tripletune.train.resume import LossLog
 from tripletune.train.tasks.ras import GraphTask
 
 Config = Callable[..., Any]
@@ -101,8 +97,9 @@ def test_compiled_layers_learn_the_same(make_config: Config, tmp_path: Path, mon
     quiet = {"model.graph_dropout": 0.0, "model.lora_dropout": 0.0, "train.max_steps": 3}
     plain = make_config({**quiet, "output_dir": str(tmp_path / "plain")})
     compiled = make_config({**quiet, "train.torch_compile": True, "output_dir": str(tmp_path / "compiled")})
-    train(plain)
+    names = weights(train(plain)).keys()
     trainer = train(compiled)
+    assert weights(trainer).keys() == names
     assert found == [len(trainer.model.get_decoder().layers)]
     for (_, one, _), (_, other, _) in zip(losses(plain), losses(compiled), strict=True):
         assert other == pytest.approx(one, rel=1e-3)
@@ -135,6 +132,9 @@ def test_the_learning_rate_counts_optimiser_steps(make_config: Config) -> None:
     rates = [line["learning_rate"] for line in trainer.state.log_history if "learning_rate" in line]
     assert len(rates) == 6
     assert trainer.state.max_steps == 6
+    # A share of 1 is a warm-up to the end, and not one step.
+    config.train.warmup_ratio = 1.0
+    assert TrainingArguments(**shared_arguments(config)).get_warmup_steps(7) == 7
     # transformers logs the rate a step was done with; the one after the last step is zero.
     assert trainer.lr_scheduler.get_last_lr()[0] == pytest.approx(0.0, abs=1e-9)
     peak = config.train.learning_rate
@@ -201,15 +201,7 @@ def test_without_graph_checkpointing_still_reaches_the_adapter(make_config: Conf
     assert any("lora_B" in name and not torch.equal(before[name], after[name]) for name in after)
 
 
-def test_bfloat16_autocast_trains(make_config: Config) -> None:
-    config = make_config({"train.bf16": "true", "model.dtype": "bfloat16", "train.epochs": 4})
-    trainer = train(config)
-    assert all(value.dtype is torch.float32 for value in weights(trainer).values())
-    found = [loss for _, loss, _ in losses(config)]
-    assert found[-1] < found[0]
-
-
-# Logs and arguments
+# Logs
 
 
 def state(step: int, **more: Any) -> Any:
@@ -231,20 +223,6 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_step_has_one_line_with_the_sum_of_its_parts(tmp_path: Path) -> None:
-    path = tmp_path / "losses.jsonl"
-    log = LossLog(path, flush_every=2)
-    write_steps(log, range(1, 4))
-    assert [row["step"] for row in rows(path)] == [1, 2]
-    # A checkpoint that follows finds every line up to it on disk.
-    write_steps(LossLog(path, flush_every=2), range(3, 4), saved=3)
-    assert [(row["step"], row["loss"], row["tokens"]) for row in rows(path)] == [
-        (1, 0.75, 16),
-        (2, 1.0, 16),
-        (3, 1.25, 16),
-    ]
-
-
 def test_steps_that_are_done_again_leave_no_second_line(tmp_path: Path) -> None:
     path = tmp_path / "losses.jsonl"
     write_steps(LossLog(path, 1), range(1, 6))
@@ -252,18 +230,6 @@ def test_steps_that_are_done_again_leave_no_second_line(tmp_path: Path) -> None:
         out.write('{"step": 6, "lo')
     write_steps(LossLog(path, 1), range(4, 6))
     assert [row["step"] for row in rows(path)] == [1, 2, 3, 4, 5]
-
-
-def test_every_evaluation_has_one_line_and_a_resumed_run_forgets_what_it_will_do_again(tmp_path: Path) -> None:
-    log = StepLog(tmp_path / "evaluations.jsonl")
-    for step, loss in ((5, 3.0), (10, 2.0), (10, 2.5), (15, 1.0)):
-        log.keep_until(step - 1)
-        log.append([{"step": step, "loss": loss}])
-    assert [(row["step"], row["loss"]) for row in rows(log.path)] == [(5, 3.0), (10, 2.5), (15, 1.0)]
-    log.on_train_begin(None, state(10), None)
-    assert [row["step"] for row in rows(log.path)] == [5, 10]
-    log.on_train_begin(None, SimpleNamespace(global_step=0, is_world_process_zero=False), None)
-    assert [row["step"] for row in rows(log.path)] == [5, 10]
 
 
 def test_progress_says_how_long_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -276,40 +242,9 @@ def test_progress_says_how_long_is_left(tmp_path: Path, caplog: pytest.LogCaptur
     assert "step 6/10  loss 0.500  learning rate 1.00e-04" in caplog.text
 
 
-def test_the_arguments_follow_the_configuration() -> None:
-    config = RunConfig(output_dir="runs/x", seed=7)
-    assert use_bf16("true")
-    config.train.warmup_ratio, config.train.bf16, config.train.gradient_checkpointing = 0.1, "false", True
-    found = shared_arguments(config)
-    assert (found["run_name"], found["seed"], found["data_seed"]) == ("x", 7, 7)
-    assert (found["warmup_steps"], found["bf16"], found["activation_checkpointing"]) == (0.1, False, True)
-    assert found["remove_unused_columns"] is False
-    assert found["report_to"] == ["none"]
-    assert TrainingArguments(**found).get_warmup_steps(100) == 10
-    config.train.warmup_ratio = 1.0
-    assert TrainingArguments(**shared_arguments(config)).get_warmup_steps(7) == 7
-
-
-# Compilation
-
-
-def test_layers_of_the_language_model_alone_are_compiled(make_graph_llm: Any) -> None:
-    base, _ = make_graph_llm()
-    model = add_adapter(base, rank=2, alpha=4, dropout=0.0, targets=("q_proj",))
-    names = list(model.state_dict())
-    layers = base.get_decoder().layers
-    assert compile_layers(base.language_model, "eager") == len(layers)
-    assert all(layer._compiled_call_impl is not None for layer in layers)
-    assert all(module._compiled_call_impl is None for module in base.graph_encoder.modules())
-    assert list(model.state_dict()) == names
-
-
-def test_a_model_without_layers_is_refused() -> None:
+def test_what_can_not_be_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="Linear has no stack of equal layers"):
-        compile_layers(nn.Linear(2, 2))
-
-
-def test_without_a_compiler_the_message_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+        compile_layers(nn.Linear(2, 2), "eager")
     monkeypatch.setattr("tripletune.train.engine.shutil.which", lambda name: None)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ValueError, match="no C\\+\\+ compiler"):

