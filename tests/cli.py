@@ -34,7 +34,8 @@ def run(program: str, *words: Any) -> Ran:
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         try:
-            code = module.main([*first, *map(str, words)])
+            first += map(str, words)
+            code = module.main(first[0], argv=first[1:]) if program == "train" else module.main(first)
         except SystemExit as stop:
             code = stop.code
     return Ran(int(code or 0), out.getvalue(), err.getvalue())

@@ -2,9 +2,9 @@
 
     python tests/ways.py        (with PYTHONPATH naming another checkout: that one)
 
-The ways: a training record from its file to the loss (`train ras`, one step of a tiny model), a question (`ask` with RAS
-and a stub server), and a teacher's calls (`build subq` of one question and a stub server). A process of its own runs
-each program. Counted are distinct code objects in the package's files that begin to run, lambdas and comprehensions
+The ways: a training record from its file to the loss (`train ras`, one step of a tiny model), a question (`ask` with
+RAS and a stub server), and a teacher's calls (`build subq` of one question and a stub server). A process of its own
+runs each program. Counted are distinct code objects in the package's files that begin to run, lambdas and comprehensions
 among them, modules and bodies of classes aside. Start-up is all before the user's data file is opened for the first
 time; the work is all after that, of training until the loss goes backward. A function may be in both.
 """
@@ -21,13 +21,14 @@ import tempfile
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 QUESTION, TEXT, FACT = "Where was Ada born?", "Ada was born in London.", ["Ada", "born in", "London"]
 REPLY = {"documents": [1], "answerable": True, "question": QUESTION, "triples": [FACT]}
 ROWS = {
-    "train-00000.jsonl": {"id": "1", "question_id": "q", "task": "answering", "question": QUESTION, "answers": ["London"],
-                          "steps": [{"query": QUESTION, "triples": [FACT]}], "action": "[SUFFICIENT]"},
+    "train-00000.jsonl": {"id": "1", "question_id": "q", "task": "answering", "question": QUESTION,
+                          "steps": [{"query": QUESTION, "triples": [FACT]}], "action": "[SUFFICIENT]",
+                          "answers": ["London"]},
     "corpus.jsonl": {"title": "Ada", "text": TEXT},
     "triples.jsonl": {"title": "Ada", "text": TEXT, "triples": [FACT]},
     "questions.jsonl": {"_id": "q", "question": QUESTION, "answer": "London", "type": "bridge",
@@ -38,7 +39,7 @@ ROWS = {
 class Stub(BaseHTTPRequestHandler):
     """Answers as OpenAI's server does: a plan that searches, one that stops and an answer, or a teacher's JSON."""
 
-    plans = ["[SUBQ] Where is London?", "[SUFFICIENT]"]
+    plans: ClassVar = ["[SUBQ] Where is London?", "[SUFFICIENT]"]
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
@@ -154,9 +155,8 @@ def main() -> None:
             for part, rows in zip(("all", "start-up", "the work"), (both, *traced["functions"])):
                 files = {name for name, *_ in rows}
                 rooms = sorted({name.split("/")[0] for name in files})
-                print(
-                    f"  {part:9} {len({tuple(row) for row in rows}):4} functions, {len(files):3} files of {', '.join(rooms)}"
-                )
+                count = len({tuple(row) for row in rows})
+                print(f"  {part:9} {count:4} functions, {len(files):3} files of {', '.join(rooms)}")
 
 
 if __name__ == "__main__":
