@@ -4,9 +4,9 @@
 
 The ways: a training record from its file to the loss (`train ras`, one step of a tiny model), a question (`ask` with
 RAS and a stub server), and a teacher's calls (`build subq` of one question and a stub server). A process of its own
-runs each program. Counted are distinct code objects in the package's files that begin to run, lambdas and comprehensions
-among them, modules and bodies of classes aside. Start-up is all before the user's data file is opened for the first
-time; the work is all after that, of training until the loss goes backward. A function may be in both.
+runs each program. Counted are distinct code objects in the package's files that begin to run, with lambdas and
+comprehensions, without modules and bodies of classes. Start-up is all before the user's data file is opened for the
+first time; the work is all after that, of training until the loss goes backward. A function may be in both.
 """
 
 from __future__ import annotations
