@@ -43,6 +43,7 @@ class GraphSettings:
         "paper",
         "normalised: without the projector's offset, and as long as the mean token embedding",
         choices=("paper", "normalised"),
+        flag=False,
     )
 
 
@@ -59,6 +60,7 @@ class PromptSettings:
         "auto",
         "chat is the tokenizer's template; auto: chat where there is one",
         choices=("auto", "chat", "plain", "llama2"),
+        flag=False,
     )
     prompt_order: str = setting(
         "instruction_first",
@@ -66,8 +68,10 @@ class PromptSettings:
         "question is one growing sequence with a graph token for each step, and one row in training",
         choices=("instruction_first", "history_first", "interleaved"),
     )
-    max_input_tokens: int = setting(2500, "longest prompt; triples of the oldest step are left out first", at_least=16)
-    max_label_tokens: int = setting(300, "longest label, with its end-of-sequence token", at_least=2)
+    max_input_tokens: int = setting(
+        2500, "longest prompt; triples of the oldest step are left out first", at_least=16, flag=False
+    )
+    max_label_tokens: int = setting(300, "longest label, with its end-of-sequence token", at_least=2, flag=False)
 
 
 def values_of(kind: type, section: Any) -> dict[str, Any]:

@@ -72,13 +72,18 @@ class RecordSection(PromptSettings, DataSection):
         "one task alone for the ablation No Multi-Task",
         choices=("planning", "answering"),
     )
-    planning_prompt: str | None = setting(None, "file that replaces the planning instruction")
-    answering_prompt: str | None = setting(None, "file that replaces the answering instruction")
+    planning_prompt: str | None = setting(None, "file that replaces the planning instruction", flag=False)
+    answering_prompt: str | None = setting(None, "file that replaces the answering instruction", flag=False)
     # The authors' code cuts them.
     long_labels: str = setting(
-        "truncate", "longer labels: cut, leave the record out, or stop", choices=("truncate", "skip", "error")
+        "truncate",
+        "longer labels: cut, leave the record out, or stop",
+        choices=("truncate", "skip", "error"),
+        flag=False,
     )
-    learn_copies: bool = setting(True, "learn the words of a first sub-query that repeats the main question")
+    learn_copies: bool = setting(
+        True, "learn the words of a first sub-query that repeats the main question", flag=False
+    )
 
     def check(self) -> list[str]:
         """Problems that can be seen without loading anything."""
@@ -102,19 +107,25 @@ class GraphTrainSection(TrainSection):
     adam_beta2: float = other_default(TrainSection, "adam_beta2", 0.95)
     max_grad_norm: float = other_default(TrainSection, "max_grad_norm", 0.5)
     eval_max_new_tokens: int = other_default(TrainSection, "eval_max_new_tokens", 64)
-    eval_generate: bool = setting(True, "evaluate by generating replies, besides the loss")
+    eval_generate: bool = setting(True, "evaluate by generating replies, besides the loss", flag=False)
     action_weight: float = setting(
-        1.0, "weight of the tokens of [SUBQ], [SUFFICIENT], [NO_RETRIEVAL] in the loss", above=0
+        1.0, "weight of the tokens of [SUBQ], [SUFFICIENT], [NO_RETRIEVAL] in the loss", above=0, flag=False
     )
-    answer_weight: float = setting(1.0, "weight of the tokens of answering records' labels in the loss", above=0)
+    answer_weight: float = setting(
+        1.0, "weight of the tokens of answering records' labels in the loss", above=0, flag=False
+    )
     loss_per: str = setting(
-        "token", "what counts alike in the loss: each label token, or each record", choices=("token", "record")
+        "token",
+        "what counts alike in the loss: each label token, or each record",
+        choices=("token", "record"),
+        flag=False,
     )
     graph_warmup_steps: int = setting(
         0,
         "steps before training in which graph encoder and projector alone learn to give the mean embedding of a "
         "label's tokens, from its graph (the paper: none); the language model is not run",
         at_least=0,
+        flag=False,
     )
 
 
