@@ -393,7 +393,7 @@ def parse_command_line(kind: type[T], description: str, argv: Sequence[str] | No
         more: dict[str, Any] = {"action": _Repeatable} if isinstance(value, (list, tuple)) else {}
         about = _help(item, value)
         if not item.metadata.get("flag", True):
-            parser.settable[name] = _Settable(name, about)
+            parser.settable[name] = _Settable(name, about if shown == "VALUE" else f"{shown} {about}")
             about = argparse.SUPPRESS
         group.add_argument(f"--{name}", dest=name, default=argparse.SUPPRESS, metavar=shown, help=about, **more)
     arguments = parser.parse_args(argv)
@@ -421,7 +421,8 @@ def add_arguments(parser: Any, kind: type, prefix: str = "", only: Sequence[str]
             dest = _flag(item, prefix).replace("-", "_")
             parser.set_defaults(**{dest: default})
             name = f"{prefix}.{item.name}" if prefix else item.name
-            parser.get_default("settable")[name] = _Settable(dest, _help(item, default))
+            allowed = f"{{{','.join(_choices(item, hint))}}} " if _choices(item, hint) else ""
+            parser.get_default("settable")[name] = _Settable(dest, allowed + _help(item, default))
             continue
         is_list = typing.get_origin(hint) in (list, tuple)
         more: dict[str, Any] = {}

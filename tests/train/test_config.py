@@ -86,7 +86,7 @@ def test_help_lists_every_field_with_its_default(capsys: pytest.CaptureFixture[s
     shown = " ".join(capsys.readouterr().out.split())
     assert "--train.learning_rate VALUE peak learning rate" in shown
     assert "about 30 % more time" in shown
-    assert "--model.attention {auto,sdpa,eager,blocks," in shown
+    assert "model.attention {auto,sdpa,eager,blocks," in shown
     for section in ("model", "data", "train"):
         for item in dataclasses.fields(getattr(GraphConfig(), section)):
             assert f"{section}.{item.name} " in shown
