@@ -46,6 +46,9 @@ from tripletune.models.run_folders import (
     trained_folder,
 )
 
+if __name__ == "checkpoints":
+    raise ImportError("import tripletune.checkpoints: by its short name it is another module with other classes")
+
 logger = logging.getLogger(__name__)
 TEMPLATES = "additional_chat_templates"
 DTYPES = ("float32", "bfloat16", "float16")

@@ -26,6 +26,9 @@ from tripletune.models.files import new_file
 from tripletune.models.options import load_config, nearest, not_one_of, setting
 from tripletune.models.program import names_in
 
+if __name__ == "eval":
+    raise ImportError("import tripletune.eval: by its short name it is another module with other classes")
+
 logger = logging.getLogger(__name__)
 TASKS = Path(__file__).parent / "tasks"
 _METRICS = "tripletune.eval.metrics"

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from tripletune.models.llm import Completion
     from tripletune.rag.retrievers import Retrieved
 
+if __name__ == "rag":
+    raise ImportError("import tripletune.rag: by its short name it is another module with other classes")
+
 
 @dataclass(slots=True)
 class TraceStep:

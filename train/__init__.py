@@ -22,6 +22,9 @@ from tripletune.models.program import load_from, run_program
 from tripletune.models.tables import printable
 from tripletune.train.tasks import TrainingTask
 
+if __name__ == "train":
+    raise ImportError("import tripletune.train: by its short name it is another module with other classes")
+
 logger = logging.getLogger(__name__)
 TASKS = "tripletune.train.tasks"
 # Trains a task, from a checkpoint or from the beginning.
