@@ -28,12 +28,18 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in sorted(path.name for path in (ROOT / "tripletune").iterdir() if path.is_symlink()):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "tripletune", source / "tripletune", symlinks=True)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    subprocess.run([*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", output, source], check=True)
+    assert _build(source, output).returncode == 0
     (made,) = output.glob("*.whl")
     return made
+
+
+def _build(source: Path, output: Path) -> subprocess.CompletedProcess[str]:
+    """Build the wheel of a checkout that has its folders."""
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    command = [*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", output, source]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +125,25 @@ def test_the_readme_example_and_an_evaluation_run_beside_a_users_own_folders(sit
     assert done.returncode == 0, done.stderr[-2000:]
     assert str(site) in done.stdout
     assert json.loads((files / "out" / "metrics.json").read_text())["questions"] == 1
+
+
+def test_a_checkout_without_links_imports_and_builds_no_wheel(tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    shutil.copytree(ROOT / "models", checkout / "models", ignore=shutil.ignore_patterns("__pycache__"))
+    (checkout / "tripletune").mkdir()
+    shutil.copy(ROOT / "tripletune/__init__.py", checkout / "tripletune")
+    # As git writes a link where `core.symlinks` is false.
+    (checkout / "tripletune/models").write_text("../models")
+
+    def imported(name: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", f"import {name}; print({name}.__file__)"], cwd=checkout,
+            env={**os.environ, "PYTHONPATH": str(checkout)}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    assert imported("tripletune.models.options").stdout.strip() == str(checkout / "models/options.py")
+    assert "ImportError: import tripletune.models" in imported("models.options").stderr
+    failed = _build(checkout, tmp_path / "wheel")
+    assert failed.returncode != 0
+    assert "the links in tripletune/ are missing" in failed.stdout + failed.stderr
+    assert not list(tmp_path.glob("**/*.whl"))
