@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tripletune.models.files import file_digest, weights_fingerprint
-from tripletune.models.llm import LLMClient, Sampling
+from tripletune.models.llm import LLMClient
 from tripletune.models.llm.backends import LLMOptions, backend_names, open_client
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient
 from tripletune.models.llm.prompts import load_prompts
 from tripletune.models.llm.several import RoleClients
 from tripletune.models.loading import resolve, usual_dtype
-from tripletune.models.run_folders import PROMPT_FILE, check_model_folder, read_json, trained_folder
+from tripletune.models.run_folders import PROMPT_FILE
+from tripletune.rag.answering import model_spec
 from tripletune.rag.extractor import TEACHER_PROMPT
 from tripletune.rag.search import TEACHER, SearchOptions, search_problems
 from tripletune.rag.systems import System
@@ -32,7 +33,7 @@ from tripletune.rag.systems.cirag.integration import INTEGRATION_PROMPT
 from tripletune.rag.triple_store import TripleStore, is_store
 
 if TYPE_CHECKING:
-    from tripletune.models.graph_llm import LocalGenerator
+    pass
 
 
 # The model of `LLMOptions` whose other options alone count.
@@ -168,48 +169,6 @@ def other_prompt(integrator: str, prompts: str | None) -> str | None:
         f"{f'that of {prompts}' if prompts else 'ours'}: expect worse decisions. Put it into a folder as "
         f"{INTEGRATION_PROMPT}.md and add --set prompts=FOLDER"
     )
-
-
-def model_spec(spec: str, untrained: bool) -> str:
-    """The folder or spec to load; `untrained` takes the base model of a run folder.
-
-    Raises:
-        FileNotFoundError: there is no such model.
-        ValueError: it is a base model and `untrained` is not set.
-    """
-    resolved = resolve(spec)
-    folder = trained_folder(resolved) if Path(resolved).is_dir() else Path(resolved)
-    config = folder / "config.json"
-    base = read_json(config).get("base_model") if config.is_file() else None
-    if untrained:
-        return str(base) if base else spec
-    if not base:
-        raise ValueError(
-            f"model {spec} is not a folder with a trained Graph-LLM: give a run or export folder, or pass --untrained "
-            "to evaluate a base model as it is"
-        )
-    return str(folder)
-
-
-def open_generator(spec: str, options: Any, graph: bool = True) -> LocalGenerator:
-    """A Graph-LLM for `untrained`, `batch_size` and `dtype`, and for `ledger` and `student_seed` where they have them.
-
-    Args:
-        spec: From `model_spec`.
-        options: The options.
-        graph: Whether its prompts hold the graph token that it was trained with.
-    """
-    if not options.untrained:
-        check_model_folder(spec)
-    from tripletune.models.graph_llm import load_generator
-
-    ledger = getattr(options, "ledger", None)
-    generator = load_generator(spec, batch_size=options.batch_size, dtype=usual_dtype(options.dtype), ledger=ledger)
-    if (seed := getattr(options, "student_seed", None)) is not None:
-        generator.sampling = Sampling(1.0, seed=seed)
-    if not graph:
-        generator.processor = generator.processor.without_graph()
-    return generator
 
 
 def extractor_settings(options: SearchOptions) -> dict[str, Any]:

@@ -5,7 +5,7 @@ A `Trace` holds every sub-query, passage, triple, decision and token as plain JS
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -121,6 +121,12 @@ class Trace:
         passages = [{"id": hit.passage.id, "title": hit.passage.title, "score": hit.score} for hit in hits]
         triples = [triple.as_list() for triple in step.triples]
         self.steps.append(TraceStep(step.query, passages, triples, passages_without_triples))
+        _show(self.steps[-1])
+
+    def add_action(self, reply: str, action: str | None, subquery: str = "", unexpected: bool = False) -> None:
+        """Add a planning reply."""
+        self.actions.append(TraceAction(reply, action, subquery, unexpected))
+        _show(self.actions[-1])
 
     def to_json(self) -> dict[str, Any]:
         """The trace as JSON values; those in it are not copied."""
@@ -128,8 +134,15 @@ class Trace:
         return {**_values(self), "steps": steps, "actions": actions}
 
 
+# Called with each plan and each round of retrieval of the question under way, as they happen.
+WATCH: ContextVar[Callable[[TraceAction | TraceStep], None] | None] = ContextVar("watch", default=None)
 # The trace of the question under way, which notes the calls that read passages for it.
 NOTING: ContextVar[Trace | None] = ContextVar("noting", default=None)
+
+
+def _show(part: TraceAction | TraceStep) -> None:
+    if (watch := WATCH.get()) is not None:
+        watch(part)
 
 
 def _values(part: Trace | TraceStep | TraceAction) -> dict[str, Any]:

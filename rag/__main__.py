@@ -18,44 +18,28 @@ import logging
 import re
 import sqlite3
 import sys
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from itertools import zip_longest
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from tripletune.models.data.records import one_line
 from tripletune.models.llm import SetupError
-from tripletune.models.llm.backends import LLMOptions, backend_names, open_client
-from tripletune.models.loading import DTYPE_HELP, usual_dtype
+from tripletune.models.llm.backends import LLMOptions, backend_names
 from tripletune.models.options import CommandParser, add_arguments, add_short_flags, from_arguments, setting
 from tripletune.models.program import run_program
-from tripletune.models.run_folders import check_model_folder, trained_folder
 from tripletune.models.tables import printable
-from tripletune.rag import Trace
+from tripletune.rag import Trace, TraceAction, TraceStep
+from tripletune.rag.answering import SystemOptions, open_system
 from tripletune.rag.extract import CorpusExtraction, ExtractionCounts, export_triples, read_passages
 from tripletune.rag.extractor import PIECE_LIMIT, LocalOptions, open_extractor
-from tripletune.rag.search import (
-    SearchOptions,
-    build_indexes,
-    open_search,
-    search_problems,
-)
-from tripletune.rag.systems import SHORT, LoopOptions, find_system, make_options, system_names
+from tripletune.rag.search import SearchOptions, build_indexes
+from tripletune.rag.systems import SHORT, LoopOptions
 from tripletune.rag.triple_store import TripleStore
 
 logger = logging.getLogger(__name__)
 
 _SHARD = re.compile(r"(\d+)/(\d+)")
-
-
-@dataclass(kw_only=True)
-class _Reading(SearchOptions):
-    """What `ask` reads, and how it searches."""
-
-    system: str = setting("ras", "the system", choices=system_names())
-    dtype: str | None = setting(None, DTYPE_HELP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,64 +52,29 @@ class _Part:
 
 
 def _ask(args: argparse.Namespace) -> None:
-    """Answer the question and show every step on the way."""
-    reading = from_arguments(_Reading, args)
+    """Answer the question and show every step as it happens."""
     if not args.question.strip():
         raise ValueError("the question is empty")
-    system = find_system(reading.system)
-    options = make_options(system, args.set)
-    problems = search_problems(reading, system, options)
-    corpus = reading.corpus if system.needs_corpus(options) else None
-    if system.needs_corpus(options) and not corpus:
-        problems.append(f"--system {system.name} retrieves: name a --corpus of JSON lines with title and text")
-    if not args.teacher and (system.model == "llm" or not args.model):
-        graph_llm = "" if system.model == "llm" else ", or the folder of a Graph-LLM with --model"
-        problems.append(f"--system {system.name} needs a model: name a --teacher and a --teacher-model{graph_llm}")
-    if args.teacher and args.model and not system.plans:
-        problems.append(f"--system {system.name} takes one model: leave out --model or --teacher")
-    if problems:
-        raise ValueError("; ".join(problems))
-    if args.model:
-        model = trained_folder(args.model)
-        check_model_folder(model)
+    teacher = from_arguments(LLMOptions, args, "teacher") if args.teacher else None
+    system = open_system(from_arguments(SystemOptions, args), teacher)
+    print(printable(f"Question: {args.question}"))
 
-    with tempfile.TemporaryDirectory() as scratch:
-        teacher = from_arguments(LLMOptions, args, "teacher") if args.teacher else None
-        llm = open_client(teacher) if teacher else None
-        index = Path(reading.index or scratch)
-        tools = open_search(reading, system, options, corpus, index, llm=llm, teacher=teacher)
-        tools = replace(tools, sampling=teacher.sampling(1) if teacher else None)
-        if args.model:
-            from tripletune.models.graph_llm import load_generator
+    async def run() -> None:
+        async with system:
+            async for event in system.steps(args.question):
+                print(printable(event_line(event)), flush=True)
 
-            generator = load_generator(model, batch_size=1, dtype=usual_dtype(reading.dtype))
-            if not options.graph:
-                generator.processor = generator.processor.without_graph()
-            tools = replace(tools, planner=None if args.teacher else generator, answerer=generator)
-
-        async def run() -> Trace:
-            try:
-                return await system.run(args.question, args.question, tools, options)
-            finally:
-                if isinstance(tools.store, CorpusExtraction):
-                    await tools.store.extractor.close()
-                if llm is not None:
-                    await llm.close()
-
-        show(asyncio.run(run()))
+    asyncio.run(run())
 
 
-def show(trace: Trace) -> None:
-    """Print the plans, what was retrieved for each sub-query, and the answer."""
-    lines = [f"Question: {trace.question}"]
-    for action, step in zip_longest(trace.actions, trace.steps):
-        # A plan that cannot be read is followed by a retrieval too, and a system that does not plan only retrieves.
-        if action is not None:
-            lines.append(f"  plan      {one_line(action.reply)}")
-        if step is not None:
-            titles = ", ".join(passage["title"] or passage["id"] for passage in step.passages)
-            lines.append(f"  retrieve  {titles or 'nothing found'}")
-    print(printable("\n".join([*lines, f"  stop      {trace.stop_reason}", f"Answer: {trace.answer}"])))
+def event_line(event: TraceAction | TraceStep | Trace) -> str:
+    """A plan, what was retrieved for a sub-query, or why the loop ended and the answer."""
+    if isinstance(event, TraceAction):
+        return f"  plan      {one_line(event.reply)}"
+    if isinstance(event, TraceStep):
+        titles = ", ".join(passage["title"] or passage["id"] for passage in event.passages)
+        return f"  retrieve  {titles or 'nothing found'}"
+    return f"  stop      {event.stop_reason}\nAnswer: {event.answer}"
 
 
 def extract(args: argparse.Namespace) -> int:
@@ -181,12 +130,13 @@ def _add_ask(commands: Any) -> None:
     about = "an option of the system's own, for example max_passages=10; repeatable"
     parser = commands.add_parser("ask", help="answer one question", others=about)
     parser.add_argument("question")
-    parser.add_argument("--model", help="a Graph-LLM: run, checkpoint, export or merged folder")
-    parser.add_argument("--teacher", choices=backend_names(), help="a chat model behind this backend in its place, see "
-        "--teacher-model; with both, RAS plans with the teacher and answers with --model")  # fmt: skip
-    add_arguments(parser, _Reading)
-    add_short_flags(parser.add_argument_group("the loop", SHORT), LoopOptions)
-    _add_teacher(parser)
+    add_arguments(parser, SystemOptions, only=["system", "model", "untrained", "batch_size", "dtype"])
+    add_arguments(parser.add_argument_group("retrieval"), SearchOptions)
+    add_short_flags(parser.add_argument_group("options of the system", SHORT), LoopOptions)
+    group = parser.add_argument_group("teacher model")
+    group.add_argument("--teacher", choices=backend_names(), help="a chat model behind this backend in the place of "
+        "--model, see --teacher-model; with both, RAS plans with the teacher and answers with --model")  # fmt: skip
+    _add_teacher(group)
     parser.set_defaults(run=_ask, level=logging.WARNING)
 
 
@@ -207,13 +157,13 @@ def _add_extract(commands: Any) -> None:
         "for a trained model that in its folder, or models/prompts/extract_triples.md)")  # fmt: skip
     add_arguments(parser, _Part)
     add_arguments(parser.add_argument_group("--model", "how a model on this machine extracts"), LocalOptions)
-    _add_teacher(parser)
+    _add_teacher(parser.add_argument_group("teacher model"))
     parser.set_defaults(run=extract, level=logging.INFO)
 
 
-def _add_teacher(parser: argparse.ArgumentParser) -> None:
+def _add_teacher(group: Any) -> None:
     rest = [item.name for item in fields(LLMOptions) if item.name != "backend"]  # `--teacher` names it
-    add_arguments(parser.add_argument_group("teacher model"), LLMOptions, "teacher", only=rest)
+    add_arguments(group, LLMOptions, "teacher", only=rest)
 
 
 def _add_export(commands: Any) -> None:

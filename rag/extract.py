@@ -146,6 +146,10 @@ class CorpusExtraction:
             self.counts.seconds = time.monotonic() - started
         return self.counts
 
+    def close(self) -> None:
+        """Close the store; the extractor stays open."""
+        self.store.close()
+
     async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
         """The triples of retrieved passages (RAS, eq. 4); those that the store does not hold are extracted now.
 

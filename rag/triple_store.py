@@ -52,6 +52,9 @@ class TripleSource(Protocol):
     async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
         """The triples of each passage, or None for one that was never read for triples."""
 
+    def close(self) -> None:
+        """Close the store."""
+
 
 @dataclass(frozen=True, slots=True)
 class Extraction:

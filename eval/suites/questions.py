@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import logging
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -37,9 +36,7 @@ from tripletune.eval.systems import (
     chat_models,
     extractor_settings,
     model_settings,
-    model_spec,
     open_chat_model,
-    open_generator,
     other_prompt,
     run_problems,
     triples_settings,
@@ -50,7 +47,6 @@ from tripletune.models.files import file_digest, read_json
 from tripletune.models.llm import Sampling
 from tripletune.models.llm.backends import LLMOptions
 from tripletune.models.llm.several import in_role
-from tripletune.models.loading import DTYPE_HELP
 from tripletune.models.options import (
     CommandParser,
     add_arguments,
@@ -62,6 +58,7 @@ from tripletune.models.options import (
     setting,
 )
 from tripletune.rag import Trace
+from tripletune.rag.answering import OpenSystem, SystemOptions, model_spec, open_generator
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import ROLE
 from tripletune.rag.search import Opened, SearchOptions, extracts, open_search
@@ -81,7 +78,7 @@ LLM_HELP = (
 
 
 @dataclass(kw_only=True)
-class QuestionOptions(SearchOptions, SuiteOptions):
+class QuestionOptions(SystemOptions, SuiteOptions):
     """Options of `tripletune eval run`."""
 
     system: str = setting(dataclasses.MISSING, f"what answers: {', '.join(system_names())}; or several", also="systems")
@@ -100,14 +97,12 @@ class QuestionOptions(SearchOptions, SuiteOptions):
     set: list[str] = setting([], SET_HELP)
     llm: list[str] = setting([], LLM_HELP)
     price: list[str] = setting([], PRICE_HELP)
-    untrained: bool = setting(False, "allow a base model that was not trained, as a reference")
     planner_model: str | None = setting(None, "plan with this Graph-LLM; --model or the teacher answers")
     control: Control | None = setting(None, "what --model reads in place of the loop's facts: a control of its score")
     control_run: str | None = setting(
         None, "with --control other_…: folder of the same run without it, whose loops found the other facts"
     )
     batch_size: int = setting(16, "inputs per forward pass", at_least=1)
-    dtype: str | None = setting(None, DTYPE_HELP)
     ledger: str | None = setting(
         None, "SQLite file that stores all calls (default: OUTPUT/ledger.sqlite for a teacher, none for --model)"
     )
@@ -308,13 +303,10 @@ class QuestionSuite(Suite):
             gold = (question.passages[index] for index in question.supporting)
         elif self.system.needs_gold and self.gold is not None:
             gold = (self._passages[name] for name in sorted(self.gold.get(question.id, ())) if name in self._passages)
-        tools = replace(self.tools, question_id=question.id, gold=tuple(gold), context=question.passages)
+        known: dict[str, Any] = {"question_id": question.id, "gold": tuple(gold), "context": question.passages}
         asked = self.task.template.replace("{question}", question.question)
-        started = time.perf_counter()
-        trace = await self.system.run(asked, question.search or question.question, tools, self.loop)
-        # TH-RAG measures itself: building its graph is no cost of a question.
-        trace.seconds = trace.seconds or time.perf_counter() - started
-        return [trace]
+        system = OpenSystem(self.system, self.loop, self.tools)
+        return [await system.answer(asked, question.search or question.question, **known)]
 
     def score(self, item: Question, reply: Trace | Failure) -> dict[str, Any]:
         """The row of a question."""
@@ -521,13 +513,8 @@ def evaluate(
     Returns:
         What `metrics.json` holds: under "metrics" the scores with their intervals.
     """
-    known = {item.name for item in dataclasses.fields(QuestionOptions)}
-    for name in [name for name in options if name not in known]:
-        value = options.pop(name)
-        text = ",".join(value) if isinstance(value, (list, tuple)) else value
-        options["set"] = [*options.get("set", ()), f"{name}={text}"]
     with tempfile.TemporaryDirectory() as scratch:
-        chosen = QuestionOptions(system=system, task=task, data=data, output=output or scratch, **options)
+        chosen = QuestionOptions.of(system=system, task=task, data=data, output=output or scratch, **options)
         require(chosen)
         (suite,) = RunSpec.make(chosen, teacher).suites()
         run_suites([suite])

@@ -25,7 +25,7 @@ from tripletune.eval.controls import MODEL, RULE, Controls, OtherFacts, Rule, co
 from tripletune.eval.results import ResultLog
 from tripletune.eval.statistics import bootstrap_pairs
 from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
-from tripletune.eval.systems import model_spec, open_generator, triples_settings
+from tripletune.eval.systems import triples_settings
 from tripletune.models.data.records import Action, Passage, Record, Step, read_records, record_files
 from tripletune.models.data.rendering import Evidence, parse_plan
 from tripletune.models.data.triples import Triple
@@ -33,6 +33,7 @@ from tripletune.models.files import file_digest, weights_fingerprint
 from tripletune.models.llm import Completion
 from tripletune.models.loading import DTYPE_HELP, usual_dtype
 from tripletune.models.options import other_default, setting
+from tripletune.rag.answering import model_spec, open_generator
 from tripletune.rag.search import SearchOptions
 from tripletune.rag.systems import LoopOptions
 from tripletune.rag.triple_store import StoredTriples, open_triples

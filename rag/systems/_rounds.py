@@ -15,7 +15,7 @@ from tripletune.models.llm.prompts import load_prompts
 from tripletune.models.llm.question_client import QuestionClient
 from tripletune.models.llm.replies import UnusableReply, ask, without_thoughts
 from tripletune.models.options import CheckedOptions, setting
-from tripletune.rag import Trace, TraceAction
+from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, answer_from
 from tripletune.rag.retrievers import Retriever
 from tripletune.rag.systems import Tools, need
@@ -117,10 +117,10 @@ class Rounds:
         except UnusableReply as error:
             self.trace.tally(f"{call}.{error.reason}")
             self.trace.malformed += 1
-            self.trace.actions.append(TraceAction(replies[-1], None))
+            self.trace.add_action(replies[-1], None)
             self.trace.stop_reason = "malformed"
             return None
-        self.trace.actions.append(TraceAction(replies[-1], "answer" if move.answer else "search", move.query))
+        self.trace.add_action(replies[-1], "answer" if move.answer else "search", move.query)
         left = move.query, self._asked, len(self.trace.steps), self._options.max_rounds
         self.trace.stop_reason = "sufficient" if move.answer else reason_to_stop(*left)
         return move if move.answer or not self.trace.stop_reason else None

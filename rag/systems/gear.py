@@ -20,7 +20,7 @@ from tripletune.models.llm.prompts import load_prompts
 from tripletune.models.llm.question_client import QuestionClient
 from tripletune.models.llm.replies import UnusableReply, ask, find_triples, without_thoughts
 from tripletune.models.options import setting
-from tripletune.rag import Trace, TraceAction
+from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, answer_from, prompt_files, show_passages
 from tripletune.rag.graph import Scoring, breadth_first, diverse_beam_search
 from tripletune.rag.retrievers import Retrieved, verbalise
@@ -142,11 +142,11 @@ class _Gear:
             verdict = await self.ask("reason", user, _read_verdict)
         except UnusableReply as error:
             self.trace.malformed += 1
-            self.trace.actions.append(TraceAction(error.reply, None))
+            self.trace.add_action(error.reply, None)
             self.trace.stop_reason = "malformed"
             return ""
         answerable = verdict[1].lower() == "yes"
-        self.trace.actions.append(TraceAction(verdict.string, "answerable" if answerable else "not_answerable"))
+        self.trace.add_action(verdict.string, "answerable" if answerable else "not_answerable")
         self.trace.stop_reason = "sufficient" if answerable else ""
         return re.sub(r"\A\W*why\W*", "", verdict[2], flags=re.IGNORECASE).strip()
 

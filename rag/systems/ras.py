@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from tripletune.models.data.records import Action, ModelInput, Passage, Step, normalize_answer
 from tripletune.models.data.rendering import Plan, parse_plan
 from tripletune.models.llm import Generator
-from tripletune.rag import NOTING, Trace, TraceAction
+from tripletune.rag import NOTING, Trace
 from tripletune.rag.chat_generator import ANSWER, PLAN, ChatGenerator, prompt_files
 from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import LoopOptions, System, Tools, need
@@ -78,7 +78,7 @@ async def _plan(question: str, steps: tuple[Step, ...], planner: Generator, opti
     plan = parse_plan(reply.text)
     unexpected = plan.action is (Action.NO_RETRIEVAL if steps else Action.SUFFICIENT)
     action = plan.action.value if plan.action else None
-    trace.actions.append(TraceAction(reply.text, action, plan.subquery, unexpected))
+    trace.add_action(reply.text, action, plan.subquery, unexpected)
     trace.malformed += plan.malformed
     trace.unexpected += unexpected
     return plan

@@ -21,7 +21,7 @@ from tripletune.models.llm.prompts import load_prompts
 from tripletune.models.llm.question_client import QuestionClient
 from tripletune.models.llm.replies import UnusableReply, ask, triple_rows
 from tripletune.models.options import CheckedOptions, setting
-from tripletune.rag import Trace, TraceAction
+from tripletune.rag import Trace
 from tripletune.rag.chat_generator import bare_answer, prompt_files, show_passages
 from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.systems import System, Tools, need
@@ -170,7 +170,8 @@ async def _ask(
     call: str, user: str, llm: QuestionClient, options: T2RAGOptions, trace: Trace, read: Callable[[str], T]
 ) -> T:
     def parse(reply: str) -> T:
-        trace.actions += [] if call == "answer" else [TraceAction(reply, call)]
+        if call != "answer":
+            trace.add_action(reply, call)
         return read(reply)
 
     chat = load_prompts(_PROMPTS, options.prompts).chat(f"t2rag_{call}", user)

@@ -10,8 +10,8 @@ from tripletune.models.data.records import Passage, Step
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import RepliesPending
 from tripletune.models.llm.ledger_client import RetriesExhausted
-from tripletune.rag import Trace, TraceAction
-from tripletune.rag.__main__ import main, show
+from tripletune.rag import Trace
+from tripletune.rag.__main__ import event_line, main
 from tripletune.rag.retrievers import Retrieved
 from tripletune.rag.triple_store import TripleStore, open_triples
 
@@ -216,20 +216,16 @@ def test_ask_shows_every_step_and_the_answer(model, world, monkeypatch, capsys):
     assert llm.inputs[-1][0].steps[-1].triples == (Triple("Ida Morn", "Birthplace", "Velsund"),)
 
 
-def test_a_plan_that_cannot_be_read_is_shown_with_what_was_retrieved_after_it(capsys):
+def test_what_is_shown_of_an_event():
     trace = Trace("Who?", stop_reason="repeated_subquery", answer="Ida Morn")
-    for reply in ("no marker", "[SUBQ] Where?", "[SUBQ] Where?"):
-        trace.actions.append(TraceAction(reply, None))
-    for query, titles in (("Who?", ["A", "B"]), ("Where?", [])):
-        hits = [Retrieved(Passage(f"{title}\x1b[31m", "text"), 1.0) for title in titles]
-        trace.add_step(Step(query), hits)
-    show(trace)
-    assert [line.strip() for line in capsys.readouterr().out.splitlines()[1:6]] == [
-        "plan      no marker",
-        "retrieve  A\ufffd[31m, B\ufffd[31m",  # no title steers the terminal
-        "plan      [SUBQ] Where?",
-        "retrieve  nothing found",
-        "plan      [SUBQ] Where?",
+    trace.add_action("no\nmarker", None)
+    trace.add_step(Step("Who?"), [Retrieved(Passage(title, "text"), 1.0) for title in "AB"])
+    trace.add_step(Step("Where?"), [])
+    assert [event_line(event) for event in (*trace.actions, *trace.steps, trace)] == [
+        "  plan      no marker",
+        "  retrieve  A, B",
+        "  retrieve  nothing found",
+        "  stop      repeated_subquery\nAnswer: Ida Morn",
     ]
 
 
@@ -243,7 +239,7 @@ def test_ask_runs_a_real_model_from_a_run_folder(model, world, capsys):
 @pytest.mark.parametrize(
     ("question", "arguments", "message"),
     [
-        ("Who?", ["--model", "nowhere"], "no such folder: nowhere"),
+        ("Who?", ["--model", "nowhere"], "model 'nowhere': there is no such folder"),
         ("Who?", ["--corpus", ""], "--corpus"),
         ("Who?", ["--triples", ""], "--triples"),
         ("Who?", ["--max-rounds", "-1"], "max_rounds: -1 must"),
@@ -264,7 +260,7 @@ def chat_model(monkeypatch):
         return replies.get(asked.role) or ("[SUFFICIENT]" if "[SUBQ]" in asked.text else "[SUBQ] Who wrote it?")
 
     client = Client(answer=answer)
-    monkeypatch.setattr("tripletune.rag.__main__.open_client", lambda options: client)
+    monkeypatch.setattr("tripletune.rag.answering.open_client", lambda options: client)
     return client
 
 

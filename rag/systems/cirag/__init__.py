@@ -25,7 +25,7 @@ from tripletune.models.llm.prompts import PromptSet, load_prompts
 from tripletune.models.llm.question_client import QuestionClient
 from tripletune.models.llm.replies import UnusableReply, all_of, ask, is_refusal
 from tripletune.models.options import CheckedOptions, setting
-from tripletune.rag import NOTING, Trace, TraceAction
+from tripletune.rag import NOTING, Trace
 from tripletune.rag.chat_generator import REFUSAL, prompt_files, read_answer
 from tripletune.rag.retrievers import Fact, Retrieved, provenance, top, verbalise
 from tripletune.rag.systems import System, Tools, need
@@ -196,7 +196,7 @@ async def integrate(
 
 def _note_decision(decision: Decision, trace: Trace) -> None:
     action = {None: None, "": "no_question"}.get(decision.query, "question")
-    trace.actions.append(TraceAction(decision.reply, action, decision.query or ""))
+    trace.add_action(decision.reply, action, decision.query or "")
     trace.malformed += action is None
     for fault in decision.faults:
         trace.tally(f"integration.{fault}")

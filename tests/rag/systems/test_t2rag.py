@@ -210,7 +210,7 @@ def test_from_the_command_line(world, tmp_path, capsys):
 
 def test_one_question_step_by_step(world, monkeypatch, capsys):
     script = Client("A | born in | ?x", "[1] A | born in | Kelm", "Answer: Kelm")
-    monkeypatch.setattr("tripletune.rag.__main__.open_client", lambda options: script)
+    monkeypatch.setattr("tripletune.rag.answering.open_client", lambda options: script)
     words = ["ask", "Where was A born?", "--system", "t2rag", "--teacher", "openai", "--teacher-model", "m",
              "--corpus", f"{world}/test.corpus.jsonl"]  # fmt: skip
     assert ask([*words, "--triples", f"{world}/test.triples.jsonl", "--set", "candidates=5"]) == 0

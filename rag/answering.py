@@ -1,0 +1,208 @@
+"""A system with all that it works with, opened from options: what `tripletune ask`, Python and a server answer with.
+
+async with open_system(SystemOptions.of(system="ras", model=FOLDER, corpus=FILE, triples=FILE, top_k=2)) as ras:
+    trace = await ras.answer("Who …?")
+    async for event in ras.steps("Who …?"):  # each plan and each round of retrieval as it happens, then the trace
+        ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from tripletune.models.llm import Endpoint, Sampling
+from tripletune.models.llm.backends import LLMOptions, open_client
+from tripletune.models.loading import DTYPE_HELP, resolve, usual_dtype
+from tripletune.models.options import setting
+from tripletune.models.run_folders import check_model_folder, read_json, trained_folder
+from tripletune.rag import WATCH, Trace, TraceAction, TraceStep
+from tripletune.rag.extract import CorpusExtraction
+from tripletune.rag.search import SearchOptions, open_search, search_problems
+from tripletune.rag.systems import System, Tools, find_system, make_options, system_names
+
+if TYPE_CHECKING:
+    from tripletune.models.graph_llm import LocalGenerator
+
+
+@dataclass(kw_only=True)
+class SystemOptions(SearchOptions):
+    """What a system works with, and how it searches."""
+
+    system: str = setting("ras", "the system", choices=system_names())
+    model: str | None = setting(None, "a Graph-LLM: run, checkpoint, export or merged folder")
+    untrained: bool = setting(False, "allow a base model that was not trained, as a reference")
+    batch_size: int = setting(16, "inputs per forward pass of --model", at_least=1, flag=False)
+    dtype: str | None = setting(None, DTYPE_HELP)
+    set: list[str] = setting([], "an option of the system's own, for example top_k=10; repeatable")
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        """Options of these names; what is none of them is an option of the system."""
+        known = {item.name for item in dataclasses.fields(cls)}
+        texts = [*values.pop("set", ())]
+        for name in [name for name in values if name not in known]:
+            value = values.pop(name)
+            texts.append(f"{name}={','.join(value) if isinstance(value, (list, tuple)) else value}")
+        return cls(**values, set=texts)
+
+
+@dataclass
+class OpenSystem:
+    """A system and what it works with; it answers any number of questions, several at once.
+
+    Attributes:
+        system: The system.
+        options: Its options, of the class `system.options`.
+        tools: What it works with.
+        closes: What `close` closes.
+        scratch: The folder of its indexes where the options name none.
+    """
+
+    system: System
+    options: Any
+    tools: Tools
+    closes: Sequence[Endpoint] = ()
+    scratch: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
+
+    async def answer(
+        self,
+        question: str,
+        search: str = "",
+        watch: Callable[[TraceAction | TraceStep], None] | None = None,
+        **known: Any,
+    ) -> Trace:
+        """Answer a question.
+
+        Args:
+            question: The question as the model reads it.
+            search: As it is searched, where an instruction or choices are no part of that.
+            watch: Called with each plan and each round of retrieval as it happens.
+            **known: What belongs to the question of `Tools`: `question_id`, `gold`, `context`.
+        """
+        started, before = time.perf_counter(), WATCH.set(watch)
+        try:
+            trace = await self.system.run(question, search or question, replace(self.tools, **known), self.options)
+        finally:
+            WATCH.reset(before)
+        # TH-RAG measures itself: building its graph is no cost of a question.
+        trace.seconds = trace.seconds or time.perf_counter() - started
+        return trace
+
+    async def steps(
+        self, question: str, search: str = "", **known: Any
+    ) -> AsyncIterator[TraceAction | TraceStep | Trace]:
+        """Each plan and each round of retrieval as it happens, then the trace; the arguments are those of `answer`."""
+        seen: asyncio.Queue[Any] = asyncio.Queue()
+        answering = asyncio.create_task(self.answer(question, search, seen.put_nowait, **known))
+        answering.add_done_callback(seen.put_nowait)
+        try:
+            while (event := await seen.get()) is not answering:
+                yield event
+            yield await answering
+        finally:
+            answering.cancel()
+
+    async def close(self) -> None:
+        """Close models, the store of triples and the folder of temporary indexes."""
+        for one in self.closes:
+            await one.close()
+        if self.tools.store is not None:
+            self.tools.store.close()
+        if self.scratch is not None:
+            self.scratch.cleanup()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+
+def open_system(options: SystemOptions, teacher: LLMOptions | None = None) -> OpenSystem:
+    """Open a system; indexes that `options.index` lacks are built.
+
+    Args:
+        options: The system, its corpus, triples and Graph-LLM.
+        teacher: A chat model in the place of the Graph-LLM, or beside it: RAS then plans with the chat model.
+
+    Raises:
+        FileNotFoundError: a file or a model is not there.
+        ValueError: the options can't work together; all that is wrong is in one message.
+    """
+    system = find_system(options.system)
+    loop = make_options(system, options.set)
+    if problems := _problems(options, system, loop, teacher):
+        raise ValueError("; ".join(problems))
+    spec = model_spec(options.model, options.untrained) if options.model else None
+    scratch = None if options.index else tempfile.TemporaryDirectory()
+    index = Path(options.index or scratch.name)  # type: ignore[union-attr]
+    llm = open_client(teacher) if teacher else None
+    corpus = options.corpus if system.needs_corpus(loop) else None
+    tools = open_search(options, system, loop, corpus, index, llm=llm, teacher=teacher)
+    tools = replace(tools, sampling=teacher.sampling(1) if teacher else None)
+    if spec is not None:
+        generator = open_generator(spec, options, loop.graph)
+        tools = replace(tools, planner=None if teacher else generator, answerer=generator)
+    extractor = tools.store.extractor if isinstance(tools.store, CorpusExtraction) else None
+    return OpenSystem(system, loop, tools, [one for one in (extractor, tools.answerer, llm) if one], scratch)
+
+
+def _problems(options: SystemOptions, system: System, loop: Any, teacher: LLMOptions | None) -> list[str]:
+    found, name = search_problems(options, system, loop), f"--system {system.name}"
+    if system.needs_corpus(loop) and not options.corpus:
+        found.append(f"{name} retrieves: name a --corpus of JSON lines with title and text")
+    if not teacher and (system.model == "llm" or not options.model):
+        graph_llm = "" if system.model == "llm" else ", or the folder of a Graph-LLM with --model"
+        found.append(f"{name} needs a model: name a --teacher and a --teacher-model{graph_llm}")
+    if teacher and options.model and not system.plans:
+        found.append(f"{name} takes one model: leave out --model or --teacher")
+    return found
+
+
+def model_spec(spec: str, untrained: bool) -> str:
+    """The folder or spec of a Graph-LLM; `untrained` takes the base model of a run folder.
+
+    Raises:
+        FileNotFoundError: there is no such model.
+        ValueError: it is a base model and `untrained` is not set.
+    """
+    resolved = resolve(spec)
+    folder = trained_folder(resolved) if Path(resolved).is_dir() else Path(resolved)
+    config = folder / "config.json"
+    base = read_json(config).get("base_model") if config.is_file() else None
+    if untrained:
+        return str(base) if base else spec
+    if not base:
+        raise ValueError(
+            f"model {spec} is not a folder with a trained Graph-LLM: give a run or export folder, or pass --untrained "
+            "to take a base model as it is"
+        )
+    return str(folder)
+
+
+def open_generator(spec: str, options: Any, graph: bool = True) -> LocalGenerator:
+    """A Graph-LLM for `untrained`, `batch_size` and `dtype`, and for `ledger` and `student_seed` where they have them.
+
+    Args:
+        spec: From `model_spec`.
+        options: The options.
+        graph: Whether its prompts hold the graph token that it was trained with.
+    """
+    if not options.untrained:
+        check_model_folder(spec)
+    from tripletune.models.graph_llm import load_generator
+
+    ledger = getattr(options, "ledger", None)
+    generator = load_generator(spec, batch_size=options.batch_size, dtype=usual_dtype(options.dtype), ledger=ledger)
+    if (seed := getattr(options, "student_seed", None)) is not None:
+        generator.sampling = Sampling(1.0, seed=seed)
+    if not graph:
+        generator.processor = generator.processor.without_graph()
+    return generator
