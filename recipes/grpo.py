@@ -1,9 +1,7 @@
-r"""Reinforcement learning of a trained student inside its loop: CIRAG's integrator, or a Graph-LLM in RAS.
+r"""Reinforcement learning of CIRAG's integrator, a trained student, inside its loop (an option beyond the papers).
 
     accelerate launch --quiet --config_file recipes/accelerate/cpu.yaml recipes/grpo.py \
         --config recipes/configs/smollm2_135m_grpo_cpu.yaml
-
-An option beyond the papers.
 """
 
 import sys

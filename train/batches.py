@@ -25,7 +25,7 @@ from tripletune.models.data.records import IGNORED, Record
 from tripletune.models.files import build_together, new_file, read_json, write_json
 from tripletune.models.graph_llm.embeddings import EmbeddingTable, string_key
 from tripletune.models.graph_llm.graphs import SampleGraph, batch_graphs, build_graph
-from tripletune.models.graph_llm.processor import GraphLLMProcessor, pad_batch
+from tripletune.models.graph_llm.processor import GraphLLMProcessor
 
 logger = logging.getLogger(__name__)
 ROWS, META = "rows.arrow", "meta.json"
@@ -163,6 +163,12 @@ def pack_rows(dataset: Any, tokens: int) -> Any:
 
 def _folder(dataset: Any) -> Path:
     return Path(dataset.cache_files[0]["filename"]).parent
+
+
+def pad_batch(rows: Sequence[Sequence[int]], pad: int, multiple_of: int = 1) -> torch.Tensor:
+    """Token rows padded on the right to one length, a multiple of `multiple_of`: (B, T)."""
+    length = -(-max(map(len, rows)) // multiple_of) * multiple_of
+    return torch.tensor([[*row, *[pad] * (length - len(row))] for row in rows], dtype=torch.long)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from tripletune.models.data.graph_settings import PromptSettings
@@ -242,9 +241,3 @@ class GraphLLMProcessor:
                     f"{len(prompt) - limit} tokens more than max_input_tokens={limit} allows: raise it"
                 )
             over = len(prompt) - limit
-
-
-def pad_batch(rows: Sequence[Sequence[int]], pad: int, multiple_of: int = 1) -> torch.Tensor:
-    """Pad token rows on the right to one length, a multiple of `multiple_of`: (B, T) ids."""
-    length = -(-max(map(len, rows)) // multiple_of) * multiple_of
-    return torch.tensor([[*row, *[pad] * (length - len(row))] for row in rows], dtype=torch.long)

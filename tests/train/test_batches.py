@@ -15,7 +15,15 @@ from tripletune.models.data.records import IGNORED, Record
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
 from tripletune.models.graph_llm.graphs import build_graph
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
-from tripletune.train.batches import RecordCollator, cached_rows, chain_records, encode_rows, pack_rows, rows_meta
+from tripletune.train.batches import (
+    RecordCollator,
+    cached_rows,
+    chain_records,
+    encode_rows,
+    pack_rows,
+    pad_batch,
+    rows_meta,
+)
 from tripletune.train.tasks import Examples
 
 Rows = Callable[[Counter[str]], Iterator[dict[str, Any]]]
@@ -229,3 +237,7 @@ def test_a_question_in_one_row_teaches_what_its_records_do(
         found[-1]["loss"] = loss.detach()
     for name, gradient in found[0].items():
         assert torch.allclose(found[1][name], gradient, atol=1e-4 * gradient.abs().max().item() + 1e-6), name
+
+
+def test_padding() -> None:
+    assert pad_batch([[1, 2, 3], [4]], 9, 4).tolist() == [[1, 2, 3, 9], [4, 9, 9, 9]]

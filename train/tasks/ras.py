@@ -1,9 +1,7 @@
 """The RAS Graph-LLM on planning and answering records (RAS, sections 3.4 and D.2).
 
-Defaults are the paper's (section D.2, table 8) and the authors' code where the paper is silent.
-
-Records are tokenised once, and every distinct node and edge string of their graphs is embedded once, by all processes
-together; both lie in the cache folder under names made of everything they depend on.
+Defaults are the paper's (section D.2, table 8) and the authors' code where the paper is silent. Records are tokenised
+once, and every distinct node and edge string of their graphs is embedded once.
 """
 
 from __future__ import annotations
@@ -176,11 +174,7 @@ class GraphTask(TrainingTask):
         )
 
     def load(self) -> tuple[Any, GraphLLMProcessor]:
-        """The base model with fresh graph modules and adapter, and its processor.
-
-        Raises:
-            ValueError: a label is too long where that is an error; it is found before the model is loaded.
-        """
+        """The base model with fresh graph modules and adapter, and its processor."""
         from transformers import set_seed
 
         from tripletune.models.attention import lies_end_to_end
@@ -196,6 +190,7 @@ class GraphTask(TrainingTask):
         settings: dict[str, Any] = {f"{task}_instruction": text for task, text in instructions.items()}
         settings |= values_of(PromptSettings, data)
         if data.long_labels == "error":
+            # Found before the model is loaded.
             labels = GraphLLMProcessor.create(load_tokenizer(model.base, model.revision), **settings)
             for source in self.sources:
                 for record in source or ():
@@ -225,10 +220,7 @@ class GraphTask(TrainingTask):
 
     @cached_property
     def table(self) -> EmbeddingTable | None:
-        """Embeddings of all node and edge strings, of both sources, each embedded once; None for models without graph.
-
-        A table that an earlier run has left is opened.
-        """
+        """Embeddings of all node and edge strings of both sources; None for models without graph."""
         if not self.config.model.use_graph:
             return None
         from tripletune.models.graph_llm.embeddings import TABLE, EmbeddingTable
@@ -246,11 +238,7 @@ class GraphTask(TrainingTask):
         return EmbeddingTable.build(strings["text"], encoder, folder, strings.data.column("key").to_numpy())
 
     def rows(self, source: Examples, cache: Path) -> Any:
-        """The tokenised records of a source; see `train.batches.encode_rows`.
-
-        Raises:
-            ValueError: there is no record, or a label is too long where that is an error.
-        """
+        """The tokenised records of a source; see `train.batches.encode_rows`."""
         from tripletune.train.batches import cached_rows, encode_rows
 
         processor = self.processor

@@ -12,7 +12,7 @@ from tripletune.models.data.records import Action, ModelInput, Record, Step
 from tripletune.models.data.rendering import render
 from tripletune.models.data.triples import Triple
 from tripletune.models.graph_llm.graphs import build_graph
-from tripletune.models.graph_llm.processor import GRAPH_TOKEN, GraphLLMProcessor, pad_batch
+from tripletune.models.graph_llm.processor import GRAPH_TOKEN, GraphLLMProcessor
 
 CHATML = "<|im_start|>system\n<|graph|>{plan}<|im_end|>\n<|im_start|>user\n{body}<|im_end|>\n<|im_start|>assistant\n"
 OLD = tuple(Triple(f"old {n}", "is", f"thing {n}") for n in range(6))
@@ -278,7 +278,3 @@ def test_a_tokenizer_without_an_end_is_refused(tokenizer: Any) -> None:
     tokenizer.eos_token = None
     with pytest.raises(ValueError, match="no end-of-sequence token"):
         processor(tokenizer)
-
-
-def test_padding() -> None:
-    assert pad_batch([[1, 2, 3], [4]], 9, 4).tolist() == [[1, 2, 3, 9], [4, 9, 9, 9]]
