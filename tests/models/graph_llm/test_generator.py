@@ -1,3 +1,5 @@
+"""Replies of the Graph-LLM; what its decoding service does with many calls is in `llm/backends/test_hf.py`."""
+
 import asyncio
 import functools
 import sqlite3
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tripletune.models.data.records import ModelInput, Record
+from tripletune.models.data.records import Record
 from tripletune.models.graph_llm import GraphLLM, LocalGenerator, add_adapter, load_generator
 from tripletune.models.llm import Completion, Sampling
 
@@ -45,39 +47,6 @@ def test_replies_are_those_of_generate(
     found = generator.generate_many(inputs, 8)
     monkeypatch.setattr("tripletune.models.local.continuous_batch.fits", lambda model: False)
     assert [essence(reply) for reply in generator.generate_many(inputs, 8)] == [essence(reply) for reply in found]
-
-
-def test_calls_of_many_tasks_meet_in_batches(
-    generator: LocalGenerator, records: list[Record], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inputs = [record.input for record in records]
-    expected = generator.generate_many(inputs, 8)
-    sizes: list[int] = []
-    original = generator.model.forward
-
-    @functools.wraps(original)
-    def spy(*arguments: Any, **options: Any) -> Any:
-        if "graphs" in options:
-            sizes.append(len(options["input_ids"]))
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(generator.model, "forward", spy)
-
-    async def loop(sample: ModelInput) -> list[Completion]:
-        first = await generator.generate(sample, 8)
-        await asyncio.sleep(0)
-        return [first, await generator.generate(sample, 8)]
-
-    async def everything() -> list[list[Completion]]:
-        return await asyncio.gather(*(loop(sample) for sample in inputs))
-
-    replies = asyncio.run(everything())
-    for pair, one in zip(replies, expected):
-        assert [essence(reply) for reply in pair] == [essence(one)] * 2
-    assert sum(sizes) == 2 * len(inputs)
-    assert len(sizes) < 2 * len(inputs)
-    # The generator outlives its event loop.
-    assert essence(asyncio.run(generator.generate(inputs[0], 8))) == essence(expected[0])
 
 
 def test_limits_and_evidence_are_not_mixed_up(generator: LocalGenerator, records: list[Record]) -> None:
@@ -130,22 +99,6 @@ def test_rounds_of_a_question_are_read_on_from_each_other(
     assert sum(read) - written < share * prompts or share == 1.0
 
 
-def test_one_bad_input_does_not_fail_its_neighbours(generator: LocalGenerator, records: list[Record]) -> None:
-    bad = ModelInput("planning", "word " * 4000)
-    inputs = [records[0].input, bad, records[1].input]
-
-    async def calls() -> list[Completion | BaseException]:
-        return await asyncio.gather(*(generator.generate(sample, 5) for sample in inputs), return_exceptions=True)
-
-    first, error, last = asyncio.run(calls())
-    assert isinstance(error, ValueError)
-    assert "max_input_tokens" in str(error)
-    expected = generator.generate_many([inputs[0], inputs[2]], 5)
-    assert isinstance(first, Completion)
-    assert isinstance(last, Completion)
-    assert [essence(first), essence(last)] == [essence(reply) for reply in expected]
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_dropout_is_off_and_the_mode_is_restored(
     make_graph_llm: Make, embeddings: Any, records: list[Record], training: bool
@@ -159,18 +112,6 @@ def test_dropout_is_off_and_the_mode_is_restored(
     assert [essence(reply) for reply in replies] == expected
     assert model.training is training
     assert base.graph_encoder.training is training
-
-
-def test_the_event_loop_goes_on_while_the_model_decodes(generator: LocalGenerator, records: list[Record]) -> None:
-    async def ticking() -> int:
-        reply = asyncio.create_task(generator.generate(records[0].input, 40))
-        ticks = 0
-        while not reply.done():
-            await asyncio.sleep(0.0005)
-            ticks += 1
-        return ticks
-
-    assert asyncio.run(ticking()) > 5
 
 
 def test_truncation_is_reported(make_graph_llm: Make, embeddings: Any, records: list[Record]) -> None:

@@ -139,6 +139,8 @@ def test_generation_with_and_without_cache_and_by_hand(
     batch = make_batch(processor, [records[1], records[3], records[7]], labels=False, side="left")
     cached = replies(model, batch, 10)
     assert replies(model, batch, 10, use_cache=False) == cached
+    # Else this would hold for a model that reads nothing.
+    assert family != "llama" or len({tuple(row) for row in cached}) == 3
     for number, record in enumerate([records[1], records[3], records[7]]):
         one = make_batch(processor, [record], labels=False)
         by_hand: list[int] = []
@@ -147,15 +149,6 @@ def test_generation_with_and_without_cache_and_by_hand(
             by_hand.append(int(model(input_ids=ids, graphs=one["graphs"]).logits[0, -1].argmax()))
         assert cached[number] == by_hand
         assert replies(model, one, 10) == [by_hand]
-
-
-def test_replies_of_the_tiny_models_differ_between_inputs(
-    make_graph_llm: Make, make_batch: Make, records: list[Record]
-) -> None:
-    # Else the tests above would hold for a model that reads nothing.
-    model, processor = make_graph_llm()
-    batch = make_batch(processor, [records[1], records[3], records[7]], labels=False, side="left")
-    assert len({tuple(row) for row in replies(model, batch, 10)}) == 3
 
 
 def test_beams_search_with_the_graph_of_their_own_row(
@@ -182,6 +175,10 @@ def test_the_placeholder_alone_is_replaced(make_graph_llm: Make, make_batch: Mak
     assert is_graph.sum(-1).tolist() == [1, 1, 1]
     assert torch.equal(embeds[is_graph], tokens)
     assert torch.equal(embeds[~is_graph], model.get_input_embeddings()(ids[~is_graph]))
+    with pytest.raises(ValueError, match="no graphs were passed"):
+        model(input_ids=ids)
+    with pytest.raises(ValueError, match="hold 3 graph placeholders, for 2 graphs"):
+        model(input_ids=ids, graph_embeds=tokens[:2])
 
 
 def test_the_graph_changes_its_own_row_alone(make_graph_llm: Make, make_batch: Make, records: list[Record]) -> None:
@@ -225,34 +222,6 @@ def test_a_normalised_graph_token_holds_what_differs(
     model.save_pretrained(tmp_path)
     again = GraphLLM.from_pretrained(tmp_path)
     assert torch.allclose(again.projector(again.graph_encoder(graphs)), tokens, atol=1e-6)
-
-
-def test_graphs_and_placeholders_must_match(make_graph_llm: Make, make_batch: Make, records: list[Record]) -> None:
-    model, processor = make_graph_llm()
-    batch = make_batch(processor, records[:2])
-    with pytest.raises(ValueError, match="no graphs were passed"):
-        model(input_ids=batch["input_ids"])
-    with pytest.raises(ValueError, match="hold 2 graph placeholders, for 3 graphs"):
-        model(input_ids=batch["input_ids"], graph_embeds=torch.zeros(3, 32))
-
-
-def test_micro_batches_of_unequal_labels_add_up_to_the_big_batch(
-    make_graph_llm: Make, make_batch: Make, records: list[Record]
-) -> None:
-    model, processor = make_graph_llm()
-    whole, parts = make_batch(processor, records[:4]), [make_batch(processor, records[i : i + 2]) for i in (0, 2)]
-    counts = [int((part["labels"] != -100).sum()) for part in parts]
-    assert counts[0] != counts[1]
-    loss = model(**whole).loss
-    loss.backward()
-    expected = trained(model)
-    model.zero_grad()
-    losses = [model(**part, num_items_in_batch=torch.tensor(sum(counts))).loss for part in parts]
-    for part in losses:
-        part.backward()
-    assert sum(part.item() for part in losses) == pytest.approx(loss.item(), abs=1e-5)
-    for name, gradient in trained(model).items():
-        assert torch.allclose(gradient, expected[name], atol=1e-5), name
 
 
 @pytest.mark.parametrize("family", ["llama", "smollm2", "gemma3"])
