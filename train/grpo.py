@@ -27,10 +27,10 @@ from tripletune.eval.suites import ask_items, close_clients
 from tripletune.models.data.questions import Question
 from tripletune.models.data.records import IGNORED
 from tripletune.models.llm import CallError, Completion, Message, Sampling
-from tripletune.models.llm.backends.hf import DecodingService
 from tripletune.models.local import Draw, Request
 from tripletune.models.local.chat import ChatEncoder, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder
+from tripletune.models.local.service import DecodingService
 from tripletune.models.losses import evaluating
 from tripletune.train.batches import pad_batch
 from tripletune.train.engine import shared_arguments

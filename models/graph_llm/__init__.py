@@ -21,13 +21,12 @@ from transformers import PreTrainedModel
 from tripletune.models.attention import set_attention
 from tripletune.models.data.graph_settings import GraphSettings
 from tripletune.models.data.records import ModelInput, Step
-from tripletune.models.files import read_json, weights_fingerprint
+from tripletune.models.files import read_json
 from tripletune.models.graph_llm.embeddings import EmbeddingTable, LiveEmbeddings, encoder_dimension
 from tripletune.models.graph_llm.graphs import SampleGraph, batch_graphs
 from tripletune.models.graph_llm.model import GraphLLM, GraphLLMConfig
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.models.llm import Backend, Completion, Generator, Message, Sampling
-from tripletune.models.llm.backends.hf import DecodingService
 from tripletune.models.llm.ledger import Ledger
 from tripletune.models.llm.ledger_client import LedgerClient, Retry
 from tripletune.models.loading import (
@@ -41,6 +40,7 @@ from tripletune.models.loading import (
 )
 from tripletune.models.local import CELLS, Decoder, Draw, Request, decode
 from tripletune.models.local.continuous_batch import make_decoder
+from tripletune.models.local.service import DecodingService, identity
 from tripletune.models.lora import chosen_layers
 from tripletune.models.losses import evaluating, scales_alike
 from tripletune.models.run_folders import CONFIG, is_adapter
@@ -191,7 +191,7 @@ def load_graph_llm(
     return model.eval(), processor
 
 
-class LocalGenerator(Generator):
+class LocalGenerator(DecodingService, Generator, Backend):
     """Generation with a `GraphLLM`, greedy unless its `sampling` says otherwise.
 
     Args:
@@ -199,6 +199,8 @@ class LocalGenerator(Generator):
         processor: Its processor.
         batch_size: Most inputs in one batch; it changes no reply in float32.
         embeddings: Source of node and edge vectors; by default each string is embedded when first seen.
+        name: What the ledger calls the model.
+        ledger: SQLite file of the call ledger; None keeps no calls.
     """
 
     def __init__(
@@ -207,13 +209,14 @@ class LocalGenerator(Generator):
         processor: GraphLLMProcessor,
         batch_size: int = 16,
         embeddings: LiveEmbeddings | EmbeddingTable | None = None,
+        name: str = "the Graph-LLM",
+        ledger: str | Path | None = None,
     ) -> None:
-        self.model = model
-        self.processor = processor
+        super().__init__(self._make_decoder, name)
+        self.graph_llm, self.processor = model, processor
         self.embeddings = embeddings or LiveEmbeddings(model.config.encoder, model.config.text_embedding_width)
         self.batch_size, self._cells = batch_size, CELLS
-        self._service = DecodingService(self._decoder, "the Graph-LLM")
-        self._client: LedgerClient | None = None
+        self._client = None if ledger is None else LedgerClient(self, Ledger(ledger), retry=Retry(1))
         self.sampling = Sampling()
 
     async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
@@ -240,12 +243,21 @@ class LocalGenerator(Generator):
     async def decode(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
         """`generate` without a look at the ledger."""
         request = self._request(sample, max_new_tokens, evidence)
-        await self._service.reply(request)
+        await self.reply(request)
         return self._completion(request)
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        """Reply to an input that `generate` wrote as a chat, for the ledger."""
+        row = json.loads(messages[-1]["content"])
+        steps, graph = (tuple(map(Step.from_json, row.get(name) or ())) for name in ("steps", "graph_of"))
+        sample = ModelInput(row["task"], row["question"], steps, graph if "graph_of" in row else None)
+        return await self.decode(sample, sampling.max_tokens, row["evidence"])
 
     async def close(self) -> None:
         """End the thread, and close the ledger."""
-        await (self._service if self._client is None else self._client).close()
+        client, self._client = self._client, None
+        # The client closes its backend, which is this generator.
+        await (super().close() if client is None else client.close())
 
     def generate_many(
         self,
@@ -261,17 +273,17 @@ class LocalGenerator(Generator):
             evidence: "triples" or "text"; None keeps the processor's setting.
         """
         requests = [self._request(sample, max_new_tokens, evidence) for sample in samples]
-        with evaluating(self.model):
-            decoder = self._decoder()
+        with evaluating(self.graph_llm):
+            decoder = self._make_decoder()
             decode(decoder, sorted(requests, key=lambda request: len(request.prompt)))
         # After it ran out of memory they are smaller, and stay so.
         self.batch_size, self._cells = decoder.rows, decoder.cells
         return [self._completion(request) for request in requests]
 
-    def _decoder(self) -> Decoder:
+    def _make_decoder(self) -> Decoder:
         tokenizer = self.processor.tokenizer
         eos_ids, pad = [tokenizer.eos_token_id], int(tokenizer.pad_token_id)
-        return make_decoder(self.model, eos_ids, pad, self.batch_size, cells=self._cells, inputs=self._graphs)
+        return make_decoder(self.graph_llm, eos_ids, pad, self.batch_size, cells=self._cells, inputs=self._graphs)
 
     def _request(self, sample: ModelInput, limit: int, evidence: str | None) -> Request:
         encoded, token = self.processor.encode_input(sample, evidence), self.processor.graph_token_id
@@ -292,22 +304,6 @@ class LocalGenerator(Generator):
         return replace(request.completion(text), truncated_triples=triples, truncated_words=words)
 
 
-class _GraphBackend(Backend):
-    """The `models.llm.Backend` of a generator: a call's message is the input as JSON."""
-
-    def __init__(self, generator: LocalGenerator, model: str) -> None:
-        self.model, self._generator = model, generator
-
-    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        row = json.loads(messages[-1]["content"])
-        steps, graph = (tuple(map(Step.from_json, row.get(name) or ())) for name in ("steps", "graph_of"))
-        sample = ModelInput(row["task"], row["question"], steps, graph if "graph_of" in row else None)
-        return await self._generator.decode(sample, sampling.max_tokens, row["evidence"])
-
-    async def close(self) -> None:
-        await self._generator._service.close()
-
-
 def load_generator(
     folder: str | Path, batch_size: int = 16, dtype: str = "float32", ledger: str | Path | None = None
 ) -> LocalGenerator:
@@ -322,8 +318,7 @@ def load_generator(
     model, processor = load_graph_llm(folder, parse_dtype(dtype))
     if isinstance(model, PeftModel):
         model = for_inference(model)
-    generator = LocalGenerator(model.to("cuda") if torch.cuda.is_available() else model, processor, batch_size)
-    if ledger is not None:
-        name = f"graph:{folder}{'' if dtype == 'float32' else f' {dtype}'}@{weights_fingerprint(resolve(folder))}"
-        generator._client = LedgerClient(_GraphBackend(generator, name), Ledger(ledger), retry=Retry(1))
-    return generator
+    name = identity(f"graph:{folder}{'' if dtype == 'float32' else f' {dtype}'}", folder)
+    if torch.cuda.is_available():
+        model = model.to("cuda")
+    return LocalGenerator(model, processor, batch_size, name=name, ledger=ledger)

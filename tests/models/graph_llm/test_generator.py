@@ -160,15 +160,15 @@ def test_an_adapter_is_left_beside_16_bit_weights(
     processor.save_pretrained(tmp_path)
     for dtype, merged in (("bfloat16", False), ("float32", True)):
         found = load_generator(tmp_path, dtype=dtype)
-        assert type(found.model) is GraphLLM
-        assert merged == (not any("lora_" in name for name, _ in found.model.named_modules()))
+        assert type(found.graph_llm) is GraphLLM
+        assert merged == (not any("lora_" in name for name, _ in found.graph_llm.named_modules()))
         assert all(reply.text for reply in found.generate_many([record.input for record in records[:4]], 6))
 
 
 def test_a_batch_that_did_not_fit_stays_smaller(
     generator: LocalGenerator, records: list[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inputs, forward = [record.input for record in records], generator.model.forward
+    inputs, forward = [record.input for record in records], generator.graph_llm.forward
     expected = generator.generate_many(inputs, 4)
     failures = []
 
@@ -179,7 +179,7 @@ def test_a_batch_that_did_not_fit_stays_smaller(
             raise torch.OutOfMemoryError("full")
         return forward(*arguments, **options)
 
-    monkeypatch.setattr(generator.model, "forward", small)
+    monkeypatch.setattr(generator.graph_llm, "forward", small)
     for times in (1, 1):
         assert [essence(reply) for reply in generator.generate_many(inputs, 4)] == [essence(one) for one in expected]
         assert (generator.batch_size, len(failures)) == (1, times)

@@ -146,16 +146,6 @@ def test_a_reply_ends_with_the_context(backend: HFBackend) -> None:
         assert reply.prompt_tokens + reply.completion_tokens == 1024
 
 
-def test_every_end_of_the_model_ends_a_reply(tiny_llama: Path, tmp_path: Path) -> None:
-    from transformers import GenerationConfig
-
-    folder = shutil.copytree(tiny_llama, tmp_path / "model")
-    GenerationConfig(eos_token_id=[2, 5]).save_pretrained(folder)
-    other = HFBackend(str(folder), dtype="float32")
-    other.load()
-    assert other._service._decoder._ends == {2, 5}  # type: ignore[union-attr]
-
-
 def test_a_call_that_does_not_fit_the_memory(backend: HFBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: Any, **options: Any) -> Any:
         raise torch.OutOfMemoryError("full")
@@ -224,7 +214,6 @@ def test_calls_that_nobody_waits_for_are_given_up(backend: HFBackend, monkeypatc
 
     assert asyncio.run(go()).completion_tokens <= 3
     assert len(shapes) < 500
-    assert not backend._service._futures
 
 
 def test_an_event_loop_that_ended_leaves_the_next_one_in_peace(backend: HFBackend) -> None:

@@ -1,0 +1,166 @@
+"""Replies of a model on this machine to calls of many asyncio tasks, which share batches in a thread of their own.
+
+New calls join those under way, ended ones make room (`models.local.continuous_batch`), and what prompts have in common
+is read once. In float32 a reply does not depend on its neighbours; sampled ones don't either, since each call draws
+from its own random generator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tripletune.models.files import weights_fingerprint
+from tripletune.models.llm import CallError, Endpoint, SetupError
+from tripletune.models.loading import resolve
+from tripletune.models.local import Decoder, Request
+
+logger = logging.getLogger(__name__)
+
+
+def identity(name: str, spec: str | Path) -> str:
+    """A name of a model for the ledger, with the fingerprint of its weights: a folder may be trained again."""
+    weights = weights_fingerprint(resolve(spec))
+    return f"{name}@{weights}" if weights else name
+
+
+class DecodingService(Endpoint):
+    """Requests of asyncio tasks on one decoder; event loops may follow one another.
+
+    Args:
+        make: Makes the decoder; called once, in the thread, before the first request.
+        model: What the ledger calls the model.
+    """
+
+    def __init__(self, make: Callable[[], Decoder], model: str) -> None:
+        self._make, self.model = make, model
+        self._decoder: Decoder | None = None
+        self._arrived: list[Request] = []
+        self._futures: dict[Request, asyncio.Future[None]] = {}
+        # Whether the thread works on the decoder, which takes more requests in meanwhile.
+        self._running = False
+        self._opening: asyncio.Future[None] | None = None
+        self._worker: asyncio.Task[None] | None = None
+        self._executor: ThreadPoolExecutor | None = None
+
+    async def open(self) -> None:
+        """Load the model, if that has not been done.
+
+        Raises:
+            SetupError: it can't be loaded.
+        """
+        if self._decoder is not None:
+            return
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.ensure_future(self._in_thread(self.load))
+        try:
+            await asyncio.shield(self._opening)
+        except (ValueError, OSError) as error:
+            raise SetupError(str(error)) from error
+        except Exception as error:
+            raise SetupError(f"{self.model} can't be loaded ({type(error).__name__}: {error})") from error
+
+    def load(self) -> None:
+        """See `Endpoint.load`."""
+        if self._decoder is None:
+            self._decoder = self._make()
+
+    async def reply(self, request: Request) -> None:
+        """Write the reply of a request.
+
+        Raises:
+            SetupError: the model can't be loaded.
+            CallError: the request does not fit the memory, or the service was closed.
+        """
+        await self.open()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._futures[request] = future
+        if self._running and self._decoder is not None:
+            self._decoder.add(request)
+        else:
+            self._arrived.append(request)
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
+        try:
+            await future
+        finally:
+            # Also when its task was cancelled, or the event loop ended.
+            self._futures.pop(request, None)
+            request.abandoned = True
+
+    async def close(self) -> None:
+        """End the thread. Requests that wait fail, and what is under way stops at its next token."""
+        error = CallError(f"{self.model}: the model was closed while this call waited")
+        for future in self._futures.values():
+            if not future.done() and not future.get_loop().is_closed():
+                future.set_exception(error)
+        self._arrived = []
+        decoder, self._decoder = self._decoder, None
+        if decoder is not None:
+            decoder.stop()
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            await asyncio.to_thread(executor.shutdown)
+
+    async def _work(self) -> None:
+        while self._futures and (decoder := self._decoder) is not None:
+            count = -1
+            # As long as other tasks still arrive at a call, let them.
+            while count != len(self._arrived):
+                count = len(self._arrived)
+                await asyncio.sleep(0)
+            # Prompts of a kind next to each other: those that are read together are padded to one length.
+            for request in sorted(self._arrived, key=lambda one: (one.shared, len(one.prompt))):
+                if not request.abandoned:
+                    decoder.add(request)
+            self._arrived = []
+            self._running = True
+            try:
+                await self._in_thread(decoder.run)
+            except Exception as error:
+                self._running = False
+                await self._one_by_one(decoder, error)
+            finally:
+                self._running = False
+            # Not what `run` gives: it may have ended requests when the event loop of their caller was gone.
+            self._settle()
+            await asyncio.sleep(0)
+
+    async def _one_by_one(self, decoder: Decoder, error: Exception) -> None:
+        """After a failure: those under way by themselves, to find the one at fault."""
+        self._settle()
+        waiting = [request for request in self._futures if request not in self._arrived]
+        logger.warning("%s: %s; the %d calls under way run one by one", self.model, error, len(waiting))
+        for request in waiting:
+            decoder.clear()
+            decoder.add(request.again())
+            try:
+                while not request.done and self._decoder is decoder:
+                    await self._in_thread(decoder.run)
+            except Exception as problem:
+                if isinstance(problem, torch.OutOfMemoryError):
+                    problem = CallError(
+                        f"{self.model}: a prompt of {len(request.prompt)} tokens and a reply of up to {request.limit} "
+                        "don't fit the memory: set dtype bfloat16, lower max_tokens, or take a smaller model"
+                    )
+                future = self._futures.get(request)
+                if future is not None and not future.done():
+                    future.set_exception(problem)
+            self._settle()
+        decoder.clear()
+
+    def _settle(self) -> None:
+        for request, future in self._futures.items():
+            if request.done and not future.done():
+                future.set_result(None)
+
+    async def _in_thread(self, work: Callable[[], Any]) -> Any:
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="decoding")
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
