@@ -3,7 +3,7 @@
 A planner can stop as well as a rule that counts steps, and a graph token can change nothing. So the same records are
 scored again with the commonest reply of the training records, and with the same model after its facts or its graph
 were removed or exchanged with another question's. Each control is compared with the model, paired by question. In a
-loop (`tripletune eval run --control`) a control is a run of its own, and `eval compare` compares it.
+loop (`tripletune eval run --set control=NAME`) a control is a run of its own, and `eval compare` compares it.
 """
 
 from __future__ import annotations
@@ -127,10 +127,10 @@ class LoopControl(Generator):
         ValueError: the graph of a model without one is to be exchanged.
     """
 
-    def __init__(self, generator: LocalGenerator, control: Control, facts: OtherFacts | None) -> None:
+    def __init__(self, generator: Any, control: Control, facts: OtherFacts | None) -> None:
         self._generator, self._control, self._facts = generator, control, facts
         if control == "other_graph" and not generator.processor.settings.use_graph:
-            raise ValueError("--control other_graph exchanges the graph, and the model reads none")
+            raise ValueError("control=other_graph exchanges the graph, and the model reads none")
 
     async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
         """Reply to one input; see `models.llm.Generator`."""

@@ -1,7 +1,6 @@
 """What a system works with, opened from the options of `tripletune eval run`: corpus, triples, language models.
 
-`--teacher`, `--teacher-model` and the like name the chat model that answers all prompts, beside which `--model` and
-`--planner-model` may name a Graph-LLM that answers or plans; `--integrator SPEC` puts a
+`--teacher`, `--teacher-model` and the like name the chat model that answers all prompts; `--integrator SPEC` puts a
 local model, such as a distilled student, in its place in CIRAG's integration phase; `--oracle DIR/SPLIT` is the teacher
 that knows the facts of a fictional world.
 """
@@ -13,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tripletune.models.files import file_digest, weights_fingerprint
 from tripletune.models.llm import LLMClient
@@ -24,17 +23,13 @@ from tripletune.models.llm.prompts import load_prompts
 from tripletune.models.llm.several import RoleClients
 from tripletune.models.loading import resolve, usual_dtype
 from tripletune.models.run_folders import PROMPT_FILE
-from tripletune.rag.answering import model_spec
+from tripletune.rag.answering import model_spec, system_problems
 from tripletune.rag.extractor import TEACHER_PROMPT
-from tripletune.rag.search import TEACHER, SearchOptions, search_problems
+from tripletune.rag.search import TEACHER, SearchOptions
 from tripletune.rag.systems import System
 from tripletune.rag.systems.cirag import PROMPT_NAMES
 from tripletune.rag.systems.cirag.integration import INTEGRATION_PROMPT
 from tripletune.rag.triple_store import TripleStore, is_store
-
-if TYPE_CHECKING:
-    pass
-
 
 # The model of `LLMOptions` whose other options alone count.
 UNNAMED = "unnamed"
@@ -47,32 +42,16 @@ def run_problems(options: Any, system: System, loop: Any, teacher: LLMOptions | 
     if options.integrator and system.name != "cirag":
         found.append(f"--integrator is for --system cirag, not for {system.name}")
     if options.student_seed is not None and not (options.integrator or options.model or options.planner_model):
-        found.append("--student-seed draws the replies of a student: name it with --integrator or --model")
-    if system.model == "llm":
-        if options.model or options.planner_model or options.untrained:
-            found.append(
-                f"{uses} prompts a language model: name it with --teacher and --teacher-model, and leave out --model, "
-                "--planner-model and --untrained"
-            )
-        if teacher is None:
-            found.append(f"{uses} needs one teacher: --teacher-model NAME, or --oracle DIR/SPLIT for a world")
-    elif teacher is None and not options.model:
-        found.append(
-            f"{uses} needs a model: the folder of a Graph-LLM with --model, or a chat model with --teacher-model"
-        )
-    elif teacher is not None and options.model and (options.planner_model or not system.plans):
-        found.append(f"{uses} has no place for this many models: leave out --model, or --teacher-model and --oracle")
+        found.append("student_seed needs --integrator or --model, whose replies it draws")
     if options.control and not (options.model or options.planner_model):
-        found.append("--control changes what a Graph-LLM reads: name it with --model")
+        found.append("control changes what a Graph-LLM reads: name it with --model")
     if (options.control in ("other_facts", "other_graph")) != bool(options.control_run):
-        found.append(
-            "--control other_facts or other_graph, and they alone, need --control-run: the run without control"
-        )
+        found.append("control=other_facts or other_graph, and they alone, need control_run: the run without control")
     if options.control_run and getattr(loop, "evidence", "") == "text":
-        found.append("--control-run knows triples alone: leave out --evidence text")
+        found.append("control_run knows triples alone: leave out --evidence text")
     if system.needs_gold and options.gold and not options.corpus:
         found.append(f"{uses} reads the passages that --gold names: give their --corpus")
-    return found + search_problems(options, system, loop)
+    return system_problems(options, system, loop, teacher) + found
 
 
 def model_settings(options: Any, teacher: LLMOptions | None) -> dict[str, Any]:

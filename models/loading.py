@@ -302,7 +302,11 @@ def telling(spec: str | Path, part: str) -> Iterator[None]:
             raise ValueError(
                 f"model {spec}: it comes with Python code of its own (auto_map in its configuration, or modules.json), "
                 "which is never run here; take a model that transformers knows by itself"
-                + (" (an encoder that retrieves is trusted with --trust-remote-code)" if part == "encoder" else "")
+                + (
+                    " (an encoder that retrieves is trusted with --set trust_remote_code=yes)"
+                    if part == "encoder"
+                    else ""
+                )
             ) from None
         if part in ("weights", "encoder") and "model.safetensors" in reason:
             raise ValueError(

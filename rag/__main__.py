@@ -39,6 +39,7 @@ from tripletune.rag.triple_store import TripleStore
 
 logger = logging.getLogger(__name__)
 
+_SEARCH = [item.name for item in fields(SearchOptions)]
 _SHARD = re.compile(r"(\d+)/(\d+)")
 
 
@@ -130,7 +131,8 @@ def _add_ask(commands: Any) -> None:
     about = "an option of the system's own, for example max_passages=10; repeatable"
     parser = commands.add_parser("ask", help="answer one question", others=about)
     parser.add_argument("question")
-    add_arguments(parser, SystemOptions, only=["system", "model", "untrained", "batch_size", "dtype"])
+    own = [item.name for item in fields(SystemOptions) if item.name not in ("set", *_SEARCH)]
+    add_arguments(parser, SystemOptions, only=own)
     add_arguments(parser.add_argument_group("retrieval"), SearchOptions)
     add_short_flags(parser.add_argument_group("options of the system", SHORT), LoopOptions)
     group = parser.add_argument_group("teacher model")

@@ -14,18 +14,19 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from tripletune.models.llm import Endpoint, Sampling
+from tripletune.models.llm import Endpoint, LLMClient, Sampling
 from tripletune.models.llm.backends import LLMOptions, open_client
 from tripletune.models.loading import DTYPE_HELP, resolve, usual_dtype
 from tripletune.models.options import setting
 from tripletune.models.run_folders import check_model_folder, read_json, trained_folder
 from tripletune.rag import WATCH, Trace, TraceAction, TraceStep
 from tripletune.rag.extract import CorpusExtraction
-from tripletune.rag.search import SearchOptions, open_search, search_problems
-from tripletune.rag.systems import System, Tools, find_system, make_options, system_names
+from tripletune.rag.search import Opened, SearchOptions, open_search, search_problems
+from tripletune.rag.systems import LoopOptions, System, Tools, find_system, make_options, system_names
 
 if TYPE_CHECKING:
     from tripletune.models.graph_llm import LocalGenerator
@@ -36,10 +37,24 @@ class SystemOptions(SearchOptions):
     """What a system works with, and how it searches."""
 
     system: str = setting("ras", "the system", choices=system_names())
-    model: str | None = setting(None, "a Graph-LLM: run, checkpoint, export or merged folder")
+    model: str | None = setting(
+        None, "folder of a Graph-LLM: run, checkpoint or export; a chat model is a --teacher-model"
+    )
+    planner_model: str | None = setting(None, "plan with this Graph-LLM; --model or the teacher answers", flag=False)
     untrained: bool = setting(False, "allow a base model that was not trained, as a reference")
     batch_size: int = setting(16, "inputs per forward pass of --model", at_least=1, flag=False)
     dtype: str | None = setting(None, DTYPE_HELP)
+    ledger: str | None = setting(
+        None,
+        "SQLite file that stores all calls (default: OUTPUT/ledger.sqlite of `eval run` for a teacher, none for "
+        "--model)",
+    )
+    student_seed: int | None = setting(
+        None,
+        "draw replies of a student (--model, --integrator) at temperature 1: the number of a sample; part of the "
+        "ledger key",
+        flag=False,
+    )
     set: list[str] = setting([], "an option of the system's own, for example top_k=10; repeatable")
 
     @classmethod
@@ -138,32 +153,33 @@ def open_system(options: SystemOptions, teacher: LLMOptions | None = None) -> Op
     """
     system = find_system(options.system)
     loop = make_options(system, options.set)
-    if problems := _problems(options, system, loop, teacher):
+    problems = system_problems(options, system, loop, teacher)
+    if system.needs_corpus(loop) and not options.corpus:
+        problems.append(f"--system {system.name} retrieves: name a --corpus of JSON lines with title and text")
+    if problems:
         raise ValueError("; ".join(problems))
-    spec = model_spec(options.model, options.untrained) if options.model else None
     scratch = None if options.index else tempfile.TemporaryDirectory()
     index = Path(options.index or scratch.name)  # type: ignore[union-attr]
-    llm = open_client(teacher) if teacher else None
     corpus = options.corpus if system.needs_corpus(loop) else None
-    tools = open_search(options, system, loop, corpus, index, llm=llm, teacher=teacher)
-    tools = replace(tools, sampling=teacher.sampling(1) if teacher else None)
-    if spec is not None:
-        generator = open_generator(spec, options, loop.graph)
-        tools = replace(tools, planner=None if teacher else generator, answerer=generator)
-    extractor = tools.store.extractor if isinstance(tools.store, CorpusExtraction) else None
-    return OpenSystem(system, loop, tools, [one for one in (extractor, tools.answerer, llm) if one], scratch)
+    tools = open_tools(options, system, loop, corpus, index, teacher=teacher)
+    return OpenSystem(system, loop, tools, clients_of(tools), scratch)
 
 
-def _problems(options: SystemOptions, system: System, loop: Any, teacher: LLMOptions | None) -> list[str]:
-    found, name = search_problems(options, system, loop), f"--system {system.name}"
-    if system.needs_corpus(loop) and not options.corpus:
-        found.append(f"{name} retrieves: name a --corpus of JSON lines with title and text")
-    if not teacher and (system.model == "llm" or not options.model):
-        graph_llm = "" if system.model == "llm" else ", or the folder of a Graph-LLM with --model"
-        found.append(f"{name} needs a model: name a --teacher and a --teacher-model{graph_llm}")
-    if teacher and options.model and not system.plans:
-        found.append(f"{name} takes one model: leave out --model or --teacher")
-    return found
+def system_problems(options: SystemOptions, system: System, loop: Any, teacher: LLMOptions | None) -> list[str]:
+    """What of the options does not fit the system, before anything is read or loaded, one sentence each."""
+    problems, uses = search_problems(options, system, loop), f"--system {system.name}"
+    if system.model == "llm":
+        if options.model or options.planner_model or options.untrained:
+            problems.append(f"{uses} prompts a chat model: leave out --model, --untrained and planner_model")
+        if teacher is None:
+            problems.append(f"{uses} needs a chat model: --teacher-model NAME, or of `eval run` --oracle DIR/SPLIT")
+    elif teacher is None and not options.model:
+        problems.append(
+            f"{uses} needs a model: the folder of a Graph-LLM with --model, or a chat model with --teacher-model"
+        )
+    elif teacher is not None and options.model and (options.planner_model or not system.plans):
+        problems.append(f"{uses} takes one model: leave out --model, or --teacher-model and --oracle")
+    return problems
 
 
 def model_spec(spec: str, untrained: bool) -> str:
@@ -187,22 +203,79 @@ def model_spec(spec: str, untrained: bool) -> str:
     return str(folder)
 
 
-def open_generator(spec: str, options: Any, graph: bool = True) -> LocalGenerator:
-    """A Graph-LLM for `untrained`, `batch_size` and `dtype`, and for `ledger` and `student_seed` where they have them.
+def open_generator(
+    spec: str,
+    untrained: bool = False,
+    batch_size: int = 16,
+    dtype: str | None = None,
+    ledger: str | None = None,
+    seed: int | None = None,
+    graph: bool = True,
+) -> LocalGenerator:
+    """Load a Graph-LLM.
 
     Args:
-        spec: From `model_spec`.
-        options: The options.
+        spec: Its folder: run, checkpoint or export; a base model where `untrained` is set.
+        untrained: Whether it is a base model.
+        batch_size: Inputs per forward pass.
+        dtype: Of its weights.
+        ledger: File that stores its calls.
+        seed: Draws replies at temperature 1; None is greedy.
         graph: Whether its prompts hold the graph token that it was trained with.
     """
-    if not options.untrained:
+    spec = model_spec(spec, untrained)
+    if not untrained:
         check_model_folder(spec)
     from tripletune.models.graph_llm import load_generator
 
-    ledger = getattr(options, "ledger", None)
-    generator = load_generator(spec, batch_size=options.batch_size, dtype=usual_dtype(options.dtype), ledger=ledger)
-    if (seed := getattr(options, "student_seed", None)) is not None:
+    generator = load_generator(spec, batch_size=batch_size, dtype=usual_dtype(dtype), ledger=ledger)
+    if seed is not None:
         generator.sampling = Sampling(1.0, seed=seed)
     if not graph:
         generator.processor = generator.processor.without_graph()
     return generator
+
+
+def open_tools(
+    options: SystemOptions,
+    system: System,
+    loop: Any,
+    corpus: str | Path | None,
+    index: Path,
+    opened: Opened | None = None,
+    teacher: LLMOptions | None = None,
+    llm: LLMClient | None = None,
+) -> Tools:
+    """Open all that a system works with: corpus, triples, Graph-LLMs and the chat model.
+
+    Args:
+        options: Names them.
+        system: The system.
+        loop: Its options.
+        corpus: The passages; None for a system that retrieves nothing.
+        index: Folder of the indexes of the corpus.
+        opened: What other runs have opened, and share.
+        teacher: The chat model, which may also read passages in the loop.
+        llm: Its client; None opens one.
+    """
+    opened = opened or Opened()
+    if teacher is not None and llm is None:
+        llm = opened.once(teacher, lambda: open_client(teacher))
+    tools = open_search(options, system, loop, corpus, index, opened, llm, teacher)
+    graph = not isinstance(loop, LoopOptions) or loop.graph
+    how = (options.untrained, options.batch_size, options.dtype, options.ledger, options.student_seed, graph)
+    planner, answerer = (
+        opened.once((spec, how), partial(open_generator, spec, *how)) if spec else None
+        for spec in (options.planner_model, options.model)
+    )
+    if llm is None:
+        planner = planner or answerer
+    sampling = teacher.sampling(1) if teacher else None
+    return replace(tools, planner=planner, answerer=answerer, sampling=sampling)
+
+
+def clients_of(tools: Tools) -> list[Endpoint]:
+    """The models of a system, each to be closed by `await client.close()`."""
+    extractor = tools.store.extractor if isinstance(tools.store, CorpusExtraction) else None
+    found = (tools.llm, tools.integrator, tools.planner, tools.answerer, extractor)
+    return [one for one in dict.fromkeys(found) if one is not None]

@@ -45,7 +45,7 @@ class SearchOptions:
         "--index) does not hold yet",
     )
     extractor_set: tuple[str, ...] = setting(
-        (), "option of that trained model, as beams=4, max_tokens=256, dtype=bfloat16"
+        (), "options of that trained model, as beams=4,max_tokens=256,dtype=bfloat16", flag=False
     )
     retriever: RetrieverKind = setting("bm25", "how passages (or triples) are found")
     encoder: str | None = setting(
@@ -54,14 +54,20 @@ class SearchOptions:
         "OpenAI-compatible server (OPENAI_BASE_URL, OPENAI_API_KEY)",
     )
     vectors: VectorSearch = setting(
-        "flat", "compare a query with all vectors, or find the nearest through an HNSW graph: for a million and more"
+        "flat",
+        "compare a query with all vectors, or find the nearest through an HNSW graph: for a million and more",
+        flag=False,
     )
-    query_prompt: str | None = setting(None, "put before queries (default: what the encoder's settings say)")
-    text_prompt: str | None = setting(None, "put before texts (default: what the encoder's settings say)")
+    query_prompt: str | None = setting(
+        None, "put before queries (default: what the encoder's settings say)", flag=False
+    )
+    text_prompt: str | None = setting(None, "put before texts (default: what the encoder's settings say)", flag=False)
     similarity: Similarity | None = setting(
-        None, "how vectors are compared (default: what the encoder's settings say, else cosine); dot for Contriever"
+        None,
+        "how vectors are compared (default: what the encoder's settings say, else cosine); dot for Contriever",
+        flag=False,
     )
-    trust_remote_code: bool = setting(False, "run Python code that comes with the encoder")
+    trust_remote_code: bool = setting(False, "run Python code that comes with the encoder", flag=False)
     index: str | None = setting(None, "folder of the indexes (default: OUTPUT/index of a run, a temporary one of ask)")
 
 
@@ -152,7 +158,7 @@ def open_extraction(
     if options.extractor == TEACHER and (llm is None or teacher is None):
         problems.append("--extractor teacher: there is no chat model, so name one, or a trained extractor")
     elif options.extractor == TEACHER and options.extractor_set:
-        problems.append("--extractor-set is for a trained model; a chat model has its --teacher-...")
+        problems.append("extractor_set is for a trained model; a chat model has its --teacher-...")
     if problems:
         raise ValueError("; ".join(problems))
     store = TripleStore(options.triples or index / "triples.sqlite")

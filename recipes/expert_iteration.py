@@ -32,7 +32,7 @@ class ExpertConfig:
     loop: str = setting(
         "", "words of `tripletune eval run` with {student}, such as --system cirag --integrator {student}"
     )
-    sampling: str = setting("--student-seed {sample}", "its words that make a run a sample")
+    sampling: str = setting("--set student_seed={sample}", "its words that make a run a sample")
     questions: str = setting("", "its words that name the training questions")
     exam: str = setting("", "its words that name the held-out questions")
     keep: str = setting(

@@ -58,10 +58,10 @@ from tripletune.models.options import (
     setting,
 )
 from tripletune.rag import Trace
-from tripletune.rag.answering import OpenSystem, SystemOptions, model_spec, open_generator
+from tripletune.rag.answering import OpenSystem, SystemOptions, clients_of, open_tools
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import ROLE
-from tripletune.rag.search import Opened, SearchOptions, extracts, open_search
+from tripletune.rag.search import Opened, SearchOptions, extracts
 from tripletune.rag.systems import SHORT, LoopOptions, Tools, find_system, make_options, system_names
 from tripletune.rag.triple_store import read_gold
 
@@ -86,10 +86,7 @@ class QuestionOptions(SystemOptions, SuiteOptions):
         dataclasses.MISSING, f"benchmark: {', '.join(task_names())}, or your own YAML file; or several", also="tasks"
     )
     data: str = setting(dataclasses.MISSING, "the task's question file (or hub id); {task} in it is the task's name")
-    model: str | None = setting(
-        None, "folder of a Graph-LLM: run, checkpoint or export; a chat model is a --teacher-model"
-    )
-    retry_errors: bool = setting(False, "ask again the questions that failed in an earlier run")
+    retry_errors: bool = setting(False, "ask again the questions that failed in an earlier run", flag=False)
     concurrency: int = setting(64, "questions under way at once", at_least=1)
     gold: str | None = setting(
         None, "gold links of --corpus, from `build corpus` (default: the questions' contexts, found in --corpus)"
@@ -97,19 +94,13 @@ class QuestionOptions(SystemOptions, SuiteOptions):
     set: list[str] = setting([], SET_HELP)
     llm: list[str] = setting([], LLM_HELP)
     price: list[str] = setting([], PRICE_HELP)
-    planner_model: str | None = setting(None, "plan with this Graph-LLM; --model or the teacher answers")
-    control: Control | None = setting(None, "what --model reads in place of the loop's facts: a control of its score")
-    control_run: str | None = setting(
-        None, "with --control other_…: folder of the same run without it, whose loops found the other facts"
+    control: Control | None = setting(
+        None, "what --model reads in place of the loop's facts: a control of its score", flag=False
     )
-    batch_size: int = setting(16, "inputs per forward pass", at_least=1)
-    ledger: str | None = setting(
-        None, "SQLite file that stores all calls (default: OUTPUT/ledger.sqlite for a teacher, none for --model)"
+    control_run: str | None = setting(
+        None, "with control=other_…: folder of the same run without it, whose loops found the other facts", flag=False
     )
     integrator: str | None = setting(None, "cirag: local model that integrates, instead of the teacher")
-    student_seed: int | None = setting(
-        None, "draw replies of --integrator or --model at temperature 1: the number of a sample; part of the ledger key"
-    )
     oracle: str | None = setting(None, "DIR/SPLIT of a `build world` folder: a perfect teacher")
 
 
@@ -268,32 +259,22 @@ class QuestionSuite(Suite):
             # The model of `--teacher`, or that of `--llm extract=...`.
             teacher = in_role(chat_models(options.llm, self.teacher), ROLE, self.teacher)
         index = Path(options.index or self.home / "index")
-        tools = open_search(options, system, loop, corpus, index, self.opened, llm, teacher)
-        if self.teacher is not None:
-            tools = replace(tools, sampling=self.teacher.sampling(1))
-            if options.integrator:
-                if warning := other_prompt(options.integrator, loop.prompts):
-                    logger.warning("%s", warning)
-                seed = options.student_seed
-                drawn = None if seed is None else Sampling(1.0, seed=seed)
-                shared = {name: getattr(self.teacher, name) for name in ("ledger", "batch_size", "dtype")}
-                local = LLMOptions(backend="hf", model=options.integrator, **shared)
-                student = self.opened.once(local, partial(open_chat_model, local))
-                tools = replace(tools, integrator=student, integrator_sampling=drawn)
-        planner, answerer = (
-            self.opened.once((spec, loop.graph), partial(open_generator, spec, options, loop.graph)) if spec else None
-            for spec in (one and model_spec(one, options.untrained) for one in (options.planner_model, options.model))
-        )
-        if self.teacher is None:
-            planner = planner or answerer
-        self.clients = [one for one in (llm, tools.integrator, planner, answerer) if one is not None]
-        if isinstance(tools.store, CorpusExtraction):
-            self.clients.append(tools.store.extractor)
-        self.tools = replace(tools, planner=planner, answerer=answerer)
+        self.tools = open_tools(options, system, loop, corpus, index, self.opened, teacher, llm)
+        if self.teacher is not None and options.integrator:
+            if warning := other_prompt(options.integrator, loop.prompts):
+                logger.warning("%s", warning)
+            seed = options.student_seed
+            drawn = None if seed is None else Sampling(1.0, seed=seed)
+            shared = {name: getattr(self.teacher, name) for name in ("ledger", "batch_size", "dtype")}
+            local = LLMOptions(backend="hf", model=options.integrator, **shared)
+            student = self.opened.once(local, partial(open_chat_model, local))
+            self.tools = replace(self.tools, integrator=student, integrator_sampling=drawn)
+        self.clients = clients_of(self.tools)
         if options.control:
             facts = OtherFacts(run_histories(options.control_run)) if options.control_run else None
-            readers = [one and LoopControl(one, options.control, facts) for one in (planner, answerer)]
-            self.tools = replace(tools, planner=readers[0], answerer=readers[1])
+            models = (self.tools.planner, self.tools.answerer)
+            readers = [one and LoopControl(one, options.control, facts) for one in models]
+            self.tools = replace(self.tools, planner=readers[0], answerer=readers[1])
 
     async def ask(self, batch: list[Question]) -> list[Trace]:
         """Run the system on one question."""

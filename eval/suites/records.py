@@ -114,7 +114,7 @@ class RecordSuite(Suite):
     def open(self) -> None:
         """Load the model, and open the triples."""
         options = self.options
-        self.generator = open_generator(self.model, options)
+        self.generator = open_generator(self.model, options.untrained, options.batch_size, options.dtype)
         if options.triples:
             database = Path(options.output) / "index" / "triples.sqlite"
             self.store = open_triples(options.triples, database, options.extractor)

@@ -194,7 +194,7 @@ def test_a_chat_model_takes_the_place_of_a_graph_llm(world, tmp_path, capsys):
     assert main(args("standard")) == 2
     assert "--system standard needs a model: the folder of a Graph-LLM with --model, or" in capsys.readouterr().err
     assert main(args("standard", *teacher, "--model", "folder")) == 2
-    assert "has no place for this many models: leave out --model, or" in capsys.readouterr().err
+    assert "takes one model: leave out --model, or" in capsys.readouterr().err
 
 
 def test_gold_links_of_other_questions_are_refused_and_missing_ones_told(world, tmp_path, capsys):
@@ -275,9 +275,9 @@ def test_the_chain_of_commands(world, student, tmp_path):
     assert rows(output) == answered
 
     # A sample has a number, which is part of the keys of the student's calls and of no other's.
-    numbered = ["--ledger", str(tmp_path / "samples.sqlite"), "--student-seed"]
+    numbered = ["--ledger", str(tmp_path / "samples.sqlite"), "--set"]
     for seed in ("3", "4"):
-        assert main(short_command(world, "test", tmp_path / seed, *more, *numbered, seed)) == 0
+        assert main(short_command(world, "test", tmp_path / seed, *more, *numbered, f"student_seed={seed}")) == 0
     first, second = (rows(tmp_path / seed)[0]["trace"]["details"]["calls"] for seed in ("3", "4"))
     assert first["cirag.integrate"] != second["cirag.integrate"]
     assert first["cirag.triples"] == second["cirag.triples"]

@@ -260,6 +260,6 @@ def test_code_and_pickles_of_a_model_folder_are_never_run(tiny_llama: Path, tiny
     evil = {"idx": len(modules), "name": "evil", "path": "", "type": "evil.Model"}
     (encoder / "modules.json").write_text(json.dumps([*modules, evil]))
     shutil.copy(folder / "evil.py", encoder)
-    with pytest.raises(ValueError, match=r"modules.json.* --trust-remote-code"):
+    with pytest.raises(ValueError, match=r"modules.json.* --set trust_remote_code=yes"):
         load_encoder(encoder)
     assert not (tmp_path / "PWNED").exists()

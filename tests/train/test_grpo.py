@@ -203,7 +203,7 @@ def test_what_is_computed_at_written_tokens_alone_is_what_trl_computes(make: Mak
     ("words", "message"),
     [
         (("--corpus", "--index"), "give it --corpus"),
-        (("--oracle", "--index"), "needs one teacher"),
+        (("--oracle", "--index"), "needs a chat model"),
         (("--set repairs=0", "--integrator x"), "leave out --integrator"),
         (("--system cirag", "--system ras"), "CIRAG's student alone is trained"),
     ],

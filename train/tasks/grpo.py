@@ -124,7 +124,7 @@ class GrpoTask(PromptTask):
         spec = RunSpec.parse([*shlex.split(self.config.data.loop), "--output", f"{self.config.output_dir}/loop"])
         options, teacher = spec.options, spec.teacher
         if options.integrator or options.model or options.planner_model:
-            raise ValueError("data.loop: leave out --integrator, --model and --planner-model: the student is there")
+            raise ValueError("data.loop: leave out --integrator, --model and planner_model: the student is there")
         if options.system != "cirag":
             raise ValueError(f"data.loop: --system {options.system}; CIRAG's student alone is trained: --system cirag")
         suite, *others = spec.suites()
