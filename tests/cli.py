@@ -1,11 +1,14 @@
-"""The `tripletune` command in this process: `run("build world", "--output", folder)`."""
+"""The `tripletune` command in this process, `run("build world", "--output", folder)`, and its files of JSON lines."""
 
 from __future__ import annotations
 
 import importlib
 import io
+import json
+from collections.abc import Iterable
 from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tripletune.__main__ import PROGRAMS
@@ -39,3 +42,16 @@ def run(program: str, *words: Any) -> Ran:
         except SystemExit as stop:
             code = stop.code
     return Ran(int(code or 0), out.getvalue(), err.getvalue())
+
+
+def write_lines(path: Path, rows: Iterable[Any]) -> str:
+    """A JSON-lines file of these rows; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def read_lines(path: str | Path, *without: str) -> list[dict[str, Any]]:
+    """The rows of a JSON-lines file, without some of their keys."""
+    rows = map(json.loads, Path(path).read_text(encoding="utf-8").splitlines())
+    return [{key: value for key, value in row.items() if key not in without} for row in rows]

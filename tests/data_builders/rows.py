@@ -1,7 +1,7 @@
 """A few rows of every kind, for the tests of data sets."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,10 @@ import pytest
 from tripletune.data_builders.datasets import Statistics
 from tripletune.data_builders.datasets.kinds import KINDS
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset
-from tripletune.models import llm
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.records import Action, Record, Step
 from tripletune.models.data.trajectories import Trajectory
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm import Completion
 
 STEP = Step("q", (Triple("a", "r", "b"), Triple("a", "s", "c"), Triple("a", "r", "b")))
 OTHER = Step("p", (Triple("b", "r", "the Answer"),), "title\ntext")
@@ -44,27 +42,6 @@ CHATS = [
 # What others have published, a folder beside the repository.
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 ROWS: dict[str, list[Any]] = {"records": RECORDS, "pairs": PAIRS, "trajectories": CHATS}
-
-
-def write_lines(path: Path, rows: Iterable[Any]) -> str:
-    """A JSON-lines file of these rows."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
-
-
-def read_lines(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a JSON-lines file."""
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
-
-
-class Backend(llm.Backend):
-    """A model whose reply is what a function says to the messages."""
-
-    def __init__(self, model: str, reply: Callable[[Any], str]) -> None:
-        self.model, self.reply = model, reply
-
-    async def complete(self, messages: Any, sampling: Any) -> Completion:
-        return Completion(self.reply(messages), 10, 5)
 
 
 def shards(folder: Path) -> dict[str, bytes]:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.data_builders.rows import read_lines, write_lines
-from tests.rag.fakes import Asked, Client
+from tests.cli import read_lines, write_lines
+from tests.fakes import Asked, Client
 from tripletune.data_builders.hotpotqa_subq.teacher import FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE, load_subq_prompts
 from tripletune.data_builders.readers._rows import find_passage, title_key
 from tripletune.data_builders.world.build import WorldOptions, generate_world

@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from tests.data_builders.rows import shared, write_lines
+from tests.cli import write_lines
+from tests.data_builders.rows import shared
 from tripletune.data_builders.__main__ import main
 from tripletune.data_builders.adapt import AdaptOptions, adapt_rows
 from tripletune.data_builders.readers import get_reader

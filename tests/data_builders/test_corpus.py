@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.data_builders.rows import hotpot_row, read_lines, shards, shared, write_lines
+from tests.cli import read_lines, write_lines
+from tests.data_builders.rows import hotpot_row, shards, shared
 from tripletune.data_builders.corpus import CorpusOptions, build_corpus, main
 from tripletune.data_builders.readers import get_reader
 from tripletune.models.data.records import passage_id, read_corpus

@@ -3,7 +3,8 @@ from collections import Counter
 
 import pytest
 
-from tests.data_builders.rows import hotpot_row, shared, write_lines
+from tests.cli import write_lines
+from tests.data_builders.rows import hotpot_row, shared
 from tripletune.data_builders.hotpotqa_subq.options import Source
 from tripletune.data_builders.readers import names_with
 from tripletune.data_builders.readers.triples import (

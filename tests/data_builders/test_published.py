@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data_builders.rows import write_lines
+from tests.cli import write_lines
 from tripletune.data_builders.__main__ import main
 from tripletune.data_builders.datasets.inspect import troubles
 from tripletune.data_builders.published import (

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data_builders.rows import shared, write_lines
+from tests.cli import write_lines
+from tests.data_builders.rows import shared
 from tripletune.data_builders.published import parse_graph, read_explagraphs, split_names
 from tripletune.data_builders.readers import _rows, get_reader, names_with
 from tripletune.data_builders.readers.claims import NOT_BINARY

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data_builders.rows import write_lines
+from tests.cli import write_lines
 from tripletune.data_builders.datasets.kinds import text_key
 from tripletune.data_builders.readers.triples import MALFORMED_TRIPLES, PairRow
 from tripletune.data_builders.text_to_triples import (

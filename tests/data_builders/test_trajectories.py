@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.data_builders.rows import Backend, read_lines, write_lines
+from tests.cli import read_lines, write_lines
+from tests.fakes import Backend
 from tests.rag.test_systems_world import answer_all
 from tests.rag.test_systems_world import build as build_index
 from tripletune.data_builders.ledger_chats import RoleCalls

@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 
-from tests.rag.fakes import Client, Model, Shelf
+from tests.fakes import Client, Facts, Model, Shelf
 from tripletune.models.data.records import ModelInput, Passage, Step
-from tripletune.models.data.triples import Triple
 from tripletune.models.llm import Sampling
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import ChatGenerator, bare_answer
@@ -15,11 +14,6 @@ from tripletune.rag.systems import LoopOptions, Tools, find_system
 
 def numbered(query):
     return [Passage(f"T{n}", f"{query} text {n}") for n in range(9)]
-
-
-class Facts:
-    async def read(self, passages):
-        return [(Triple(one.title, "says", "it"),) for one in passages]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.rag.fakes import Words
+from tests.fakes import Words
 from tripletune.data_builders.world.build import WorldOptions, generate_world
 from tripletune.data_builders.world.oracle import WorldOracle
 from tripletune.models.data.records import normalize_answer

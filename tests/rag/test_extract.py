@@ -8,46 +8,16 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from tests.rag.fakes import Client
+from tests.fakes import Client, Rule
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm import CallError, Completion, RepliesPending, Sampling, SetupError
+from tripletune.models.llm import CallError, RepliesPending, Sampling, SetupError
 from tripletune.models.llm.ledger_client import RetriesExhausted
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import TextExtractor, source_pieces, split_passage
 from tripletune.rag.triple_store import TripleStore
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-class Rule:
-    """Replies "(S> <text>| P> says| O> it)", or what is set for a text."""
-
-    model, settings = "rule", "none"
-
-    def __init__(self, by_length=False, concurrency=3, replies=None):
-        self.by_length, self.concurrency, self.replies = by_length, concurrency, replies or {}
-        self.batches, self.under_way, self.most = [], 0, 0
-
-    async def extract(self, texts):
-        self.batches.append(list(texts))
-        self.under_way += 1
-        self.most = max(self.most, self.under_way)
-        for _ in range(len(self.batches) % 4):
-            await asyncio.sleep(0)
-        self.under_way -= 1
-        found = [self.replies.get(text, f"(S> {text}| P> says| O> it)") for text in texts]
-        for one in found:
-            if isinstance(one, Exception):
-                raise one
-        return [Completion(one) for one in found]
-
-    async def close(self):
-        pass
-
-    @property
-    def texts(self):
-        return [text for batch in self.batches for text in batch]
 
 
 @pytest.fixture
@@ -74,7 +44,7 @@ def found(store, extraction, passage):
     ("by_length", "concurrency", "window"), [(False, 1, 4), (False, 5, 7), (True, 2, 8), (True, 1, 1000)]
 )
 def test_the_triples_do_not_depend_on_what_is_under_way(store, by_length, concurrency, window):
-    extractor = Rule(by_length, concurrency)
+    extractor = Rule(None, by_length, concurrency)
     extraction, counts = run(extractor, store, passages(40), window=window)
     assert (counts.passages, counts.extracted, counts.pieces, counts.triples) == (40, 40, 40, 40)
     for passage in passages(40):

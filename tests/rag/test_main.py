@@ -5,7 +5,7 @@ import sqlite3
 import pytest
 
 import tripletune.rag.extractor as extractor_options
-from tests.rag.fakes import Client, Model
+from tests.fakes import Client, Model
 from tripletune.models.data.records import Passage, Step
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import RepliesPending

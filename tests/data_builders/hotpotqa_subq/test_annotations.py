@@ -3,7 +3,7 @@ from collections import Counter
 
 import pytest
 
-from tests.data_builders.rows import write_lines
+from tests.cli import write_lines
 from tripletune.data_builders.hotpotqa_subq.annotations import (
     MALFORMED_TRIPLES,
     MusiqueTeacher,

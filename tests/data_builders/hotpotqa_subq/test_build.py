@@ -3,7 +3,8 @@ from contextlib import aclosing
 
 import pytest
 
-from tests.data_builders.rows import build_facts, hotpot_row, shards, shared, write_lines
+from tests.cli import write_lines
+from tests.data_builders.rows import build_facts, hotpot_row, shards, shared
 from tests.data_builders.subq_replies import recorded_client
 from tripletune.data_builders.datasets.lookup import in_order
 from tripletune.data_builders.hotpotqa_subq.build import build

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.data_builders.rows import write_lines
+from tests.cli import write_lines
 from tripletune.data_builders.hotpotqa_subq import gives_away_answer, label_question
 from tripletune.data_builders.hotpotqa_subq.annotations import PartTeacher, TripleFile, open_teacher
 from tripletune.data_builders.hotpotqa_subq.build import OpenSource, build

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.data_builders.rows import Backend, build_facts, hotpot_row, read_lines, shards, write_lines
+from tests.cli import read_lines, write_lines
+from tests.data_builders.rows import build_facts, hotpot_row, shards
 from tests.data_builders.subq_replies import WorldTeacher
+from tests.fakes import Backend
 from tests.models.llm.provider import answer_batch
 from tripletune.data_builders.datasets.kinds import RECORDS
 from tripletune.data_builders.datasets.lookup import SeenTable

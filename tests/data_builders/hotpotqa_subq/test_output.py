@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from tests.data_builders.rows import Backend, hotpot_row, write_lines
+from tests.cli import write_lines
+from tests.data_builders.rows import hotpot_row
+from tests.fakes import Backend
 from tripletune.data_builders.__main__ import main
 from tripletune.data_builders.datasets.inspect import why_empty
 from tripletune.data_builders.datasets.writer import DROPPED

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from tests.rag.fakes import Client
+from tests.fakes import Client
 from tripletune.data_builders.hotpotqa_subq import label_question
 from tripletune.data_builders.hotpotqa_subq.checks import read_documents, read_subquery, read_triples
 from tripletune.data_builders.hotpotqa_subq.teacher import (

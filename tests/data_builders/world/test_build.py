@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from tests.data_builders.rows import read_lines
+from tests.cli import read_lines
 from tripletune.data_builders.hotpotqa_subq import label_question
 from tripletune.data_builders.hotpotqa_subq.annotations import RecordedTeacher
 from tripletune.data_builders.readers.hotpotqa import OUT_OF_RANGE, read_questions

@@ -1,10 +1,10 @@
-import asyncio
 import json
 from itertools import pairwise
 
 import pytest
 
 import tripletune.rag.extractor as extractor_options
+from tests.fakes import Rule
 from tripletune.eval.__main__ import main
 from tripletune.eval.report import compare_folders
 from tripletune.eval.results import read_results
@@ -13,32 +13,7 @@ from tripletune.eval.suites.extraction import ExtractionOptions, ExtractionSuite
 from tripletune.eval.triples import Prediction, score_rows, summarise_extractions
 from tripletune.models.data.pairs import ExtractionPair
 from tripletune.models.data.triples import Triple
-from tripletune.models.llm import CallError, Completion, Endpoint, LLMClient, RepliesPending, SetupError
-
-
-class Rule(Endpoint):
-    """Replies "(S> <text>| P> says| O> it)", or what is set for a text."""
-
-    model, settings = "rule", "{}"
-
-    def __init__(self, replies=None, concurrency=2):
-        self.replies, self.concurrency = replies or {}, concurrency
-        self.batches, self.under_way, self.most = [], 0, 0
-
-    async def extract(self, texts):
-        self.batches.append(list(texts))
-        self.under_way += 1
-        self.most = max(self.most, self.under_way)
-        await asyncio.sleep(0)
-        self.under_way -= 1
-        found = [self.replies.get(text, f"(S> {text}| P> says| O> it)") for text in texts]
-        for one in found:
-            if isinstance(one, Exception):
-                raise one
-        return [Completion(text, 10, 5, 0.5) for text in found]
-
-    async def close(self):
-        pass
+from tripletune.models.llm import CallError, Completion, LLMClient, RepliesPending, SetupError
 
 
 def pairs(count):
@@ -60,7 +35,7 @@ def extract(tmp_path, write):
 
 
 def test_every_pair_gets_its_row_and_the_longest_are_asked_first(extract):
-    extractor = Rule()
+    extractor = Rule(concurrency=2)
     rows = extract(pairs(23), extractor)
     assert list(rows) == [f"p{n}" for n in range(23)]
     for pair in pairs(23):

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from tests.rag.fakes import Client
+from tests.fakes import Client
 from tripletune.eval.suites import run_suites
 from tripletune.eval.suites.judge import CRITERIA, JudgeOptions, JudgeSuite, read_verdict
 from tripletune.models.llm.backends import LLMOptions

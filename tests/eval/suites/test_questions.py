@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from tests.rag.fakes import Client
+from tests.fakes import Client
 from tripletune.eval import load_task, task_names
 from tripletune.eval.__main__ import main
 from tripletune.eval.suites.questions import evaluate

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tripletune.models.llm import Completion, LLMClient, Message
+from tests.fakes import Client
+from tripletune.models.llm import Message
 from tripletune.models.llm.replies import (
     REPAIRED,
     UnusableReply,
@@ -23,21 +24,6 @@ from tripletune.models.llm.replies import (
 QUESTION: list[Message] = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "A number?"}]
 
 
-class Script(LLMClient):
-    """A client that gives scripted replies and keeps what it was asked."""
-
-    model = "script"
-
-    def __init__(self, *replies: str) -> None:
-        self.replies, self.asked = list(replies), []
-
-    async def chat(self, messages, *, role, sampling=None, question_id=""):
-        self.asked.append((list(messages), role, question_id))
-        return Completion(self.replies.pop(0))
-
-    async def close(self) -> None: ...
-
-
 def number(text: str) -> int:
     if not text.strip().isdigit():
         raise UnusableReply("no_number", "it is not a number.")
@@ -45,22 +31,23 @@ def number(text: str) -> int:
 
 
 def test_a_bad_reply_is_sent_back_with_what_is_wrong():
-    client, repaired = Script("7", "seven", "7"), Counter()
+    client, repaired = Client("7", "seven", "7"), Counter()
     for _ in range(2):
         assert asyncio.run(ask(client, QUESTION, number, role="r", question_id="q", repaired=repaired)) == 7
-    (first, *what), (second, *_), (turns, role, question) = client.asked
-    assert (first, what, second) == (QUESTION, ["r", "q"], QUESTION)
+    first, second, third = client.asked
+    assert [(one.messages, one.role, one.question_id) for one in (first, second)] == [(QUESTION, "r", "q")] * 2
+    turns = third.messages
     assert turns[:3] == [*QUESTION, {"role": "assistant", "content": "seven"}]
     assert turns[3]["role"] == "user"
     assert "it is not a number." in turns[3]["content"]
     assert "{" not in turns[3]["content"]
-    assert (role, question) == ("r.repair", "q")
+    assert (third.role, third.question_id) == ("r.repair", "q")
     assert repaired == {"no_number": 1}
 
 
 @pytest.mark.parametrize("repairs", [0, 1, 3])
 def test_the_last_bad_reply_goes_to_the_caller(repairs):
-    client = Script(*["x"] * 9)
+    client = Client(*["x"] * 9)
     with pytest.raises(UnusableReply) as caught:
         asyncio.run(ask(client, QUESTION, number, role="r", repairs=repairs))
     assert caught.value.reason == "no_number"

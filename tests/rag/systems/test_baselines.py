@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.rag.fakes import Model, Shelf
+from tests.fakes import Model, Shelf
 from tripletune.models.data.records import ModelInput, Step
 from tripletune.rag.systems import LoopOptions, Tools, find_system
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.rag.fakes import Client
+from tests.fakes import Client
 from tripletune.rag.retrievers import open_retriever
 from tripletune.rag.systems import Tools
 from tripletune.rag.systems.ppr import SYSTEM, PprOptions, _graph

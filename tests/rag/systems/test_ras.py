@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.rag.fakes import Model, Shelf
+from tests.fakes import Model, Shelf
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.rag.systems import LoopOptions, Tools, find_system

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.rag.fakes import Client, Shelf
+from tests.fakes import Client, Shelf
 from tripletune.models.data.records import Passage
 from tripletune.rag.systems import Tools, find_system
 

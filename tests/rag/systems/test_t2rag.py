@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.rag.fakes import Client
+from tests.fakes import Client
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.__main__ import main
 from tripletune.models.data.records import Passage

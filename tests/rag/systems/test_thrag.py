@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from tests.rag.fakes import Client, Words
+from tests.fakes import Client, Words
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import CallError, SetupError

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.rag.fakes import Client
+from tests.fakes import Client
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import Message
 from tripletune.models.llm.prompts import load_prompts

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.rag.fakes import Client, Shelf
+from tests.fakes import Client, Shelf
 from tripletune.models.data.records import Passage
 from tripletune.models.data.triples import Triple
 from tripletune.models.llm import RepliesPending

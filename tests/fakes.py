@@ -1,13 +1,16 @@
-"""A chat model, a Graph-LLM, a retriever and a reranker; the first three remember what they were asked."""
+"""What stands in for models and indexes: a chat model, a Graph-LLM, an extractor, passages, triples, a reranker."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from tripletune.models import llm
 from tripletune.models.data.records import ModelInput, Passage
-from tripletune.models.llm import Completion, Generator, LLMClient, Message, Sampling
+from tripletune.models.data.triples import Triple
+from tripletune.models.llm import Completion, Endpoint, Generator, LLMClient, Message, Sampling
 from tripletune.rag.retrievers import Retrieved
 
 
@@ -48,6 +51,16 @@ class Client(LLMClient):
         self.closed = True
 
 
+class Backend(llm.Backend):
+    """A chat model behind a client: its reply is what a function says to the messages."""
+
+    def __init__(self, model: str, reply: Callable[[Any], str]) -> None:
+        self.model, self.reply = model, reply
+
+    async def complete(self, messages: Any, sampling: Any) -> Completion:
+        return Completion(self.reply(messages), 10, 5)
+
+
 class Model(Generator):
     """A Graph-LLM: planning replies in order, and one answer."""
 
@@ -71,6 +84,44 @@ class Shelf:
     async def retrieve(self, query: str, k: int) -> list[Retrieved]:
         self.queries.append((query, k))
         return [Retrieved(passage, 1.0, n) for n, passage in enumerate(self.found(query))][:k]
+
+
+class Facts:
+    """Triples of passages: what `found` says of each; without it, that its title says it."""
+
+    def __init__(self, found: Callable[[Passage], tuple[Triple, ...] | None] | None = None) -> None:
+        self.found = found or (lambda passage: (Triple(passage.title, "says", "it"),))
+
+    async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
+        return [self.found(passage) for passage in passages]
+
+
+class Rule(Endpoint):
+    """An extractor that replies "(S> <text>| P> says| O> it)", or what is set for a text."""
+
+    model, settings = "rule", "{}"
+
+    def __init__(self, replies: dict[str, Any] | None = None, by_length: bool = False, concurrency: int = 3) -> None:
+        self.by_length, self.concurrency, self.replies = by_length, concurrency, replies or {}
+        self.batches: list[list[str]] = []
+        self.under_way = self.most = 0
+
+    @property
+    def texts(self) -> list[str]:
+        return [text for batch in self.batches for text in batch]
+
+    async def extract(self, texts: Sequence[str]) -> list[Completion]:
+        self.batches.append(list(texts))
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        for _ in range(len(self.batches) % 4):
+            await asyncio.sleep(0)
+        self.under_way -= 1
+        found = [self.replies.get(text, f"(S> {text}| P> says| O> it)") for text in texts]
+        for one in found:
+            if isinstance(one, Exception):
+                raise one
+        return [Completion(text, 10, 5, 0.5) for text in found]
 
 
 class Words:
