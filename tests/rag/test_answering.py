@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rag.fakes import Client
+from tests.fakes import Client
 from tripletune.models.llm.backends import LLMOptions
 from tripletune.rag import Trace, TraceAction, TraceStep
 from tripletune.rag.answering import SystemOptions, open_system
