@@ -15,15 +15,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import re
 import sqlite3
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tripletune.models.data.records import one_line
+from tripletune.models.data.records import one_line, read_corpus
 from tripletune.models.llm import SetupError
 from tripletune.models.llm.backends import LLMOptions, backend_names
 from tripletune.models.options import CommandParser, add_arguments, add_short_flags, from_arguments, setting
@@ -31,7 +31,7 @@ from tripletune.models.program import run_program
 from tripletune.models.tables import printable
 from tripletune.rag import Trace, TraceAction, TraceStep
 from tripletune.rag.answering import SystemOptions, open_system
-from tripletune.rag.extract import CorpusExtraction, ExtractionCounts, export_triples, read_passages
+from tripletune.rag.extract import CorpusExtraction, ExtractionCounts, export_triples
 from tripletune.rag.extractor import PIECE_LIMIT, LocalOptions, open_extractor
 from tripletune.rag.search import SearchOptions, build_indexes
 from tripletune.rag.systems import SHORT, LoopOptions
@@ -40,7 +40,6 @@ from tripletune.rag.triple_store import TripleStore
 logger = logging.getLogger(__name__)
 
 _SEARCH = [item.name for item in fields(SearchOptions)]
-_SHARD = re.compile(r"(\d+)/(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,6 @@ class _Part:
     """Which passages of a corpus `extract` reads."""
 
     piece_limit: int = setting(PIECE_LIMIT, "most characters; longer passages are cut between sentences", at_least=1)
-    shard: str = setting("0/1", "i/n (i from 0): only every n-th passage")
     limit: int | None = setting(None, "only the first N passages", at_least=1)
 
 
@@ -81,9 +79,6 @@ def event_line(event: TraceAction | TraceStep | Trace) -> str:
 def extract(args: argparse.Namespace) -> int:
     """Read the triples out of a corpus."""
     part = from_arguments(_Part, args)
-    shard = _SHARD.fullmatch(part.shard)
-    if shard is None or int(shard[1]) >= int(shard[2]):
-        raise ValueError(f"--shard {part.shard!r}: write it as i/n with i from 0 to n - 1, for example 0/4")
     if not Path(args.corpus).is_file():
         raise FileNotFoundError(f"no such corpus: {args.corpus}")
     # A paid reply is kept even when its passage was not finished.
@@ -93,8 +88,7 @@ def extract(args: argparse.Namespace) -> int:
     async def read_all() -> tuple[ExtractionCounts, str | None]:
         run = CorpusExtraction(extractor, store, part.piece_limit)
         try:
-            passages = read_passages(args.corpus, run.counts, (int(shard[1]), int(shard[2])), part.limit)
-            counts = await run.run(passages)
+            counts = await run.run(islice(read_corpus(args.corpus, blank_texts=True), part.limit))
             return counts, extractor.pending_message() if counts.pending else None
         finally:
             await extractor.close()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.models.data.pairs import entity_triple, is_only_a_name, read_reply
-from tripletune.models.data.records import Passage, read_jsonl
+from tripletune.models.data.records import Passage, read_corpus
 from tripletune.models.data.triples import Triple
 from tripletune.models.files import check_new, new_file
 from tripletune.models.llm import CallError, RepliesPending, SetupError
@@ -44,7 +44,7 @@ class ExtractionCounts:
     """What happened to the passages of a run.
 
     Attributes:
-        passages: Passages of the corpus, or of the shard; in a loop, those retrieved.
+        passages: Passages of the corpus; in a loop, those retrieved.
         stored: Read before.
         repeated: The same passage as one under way.
         empty: Passages without a text, passed over.
@@ -272,37 +272,6 @@ class CorpusExtraction:
             logger.info("%s", replace(self.counts, seconds=self.counts.seconds + now - self._started).line())
 
 
-def read_passages(
-    corpus: str | Path, counts: ExtractionCounts, shard: tuple[int, int] = (0, 1), limit: int | None = None
-) -> Iterator[Passage]:
-    """Stream the passages of a shard; unlike in `read_corpus`, one without text is counted and passed over.
-
-    Args:
-        corpus: JSON lines.
-        counts: Counts passages without text.
-        shard: Number of the shard, and how many there are.
-        limit: Most lines of the corpus to read.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line is not JSON, or has no column "text"; the message has file and line.
-    """
-    number, count = shard
-    for position, (where, row) in enumerate(islice(read_jsonl(corpus), limit)):
-        if position % count != number:
-            continue
-        text, title = row.get("text"), row.get("title")
-        if "text" not in row or not isinstance(text, (str, type(None))):
-            raise ValueError(f'{where}: a passage needs "text", a string; the line has {", ".join(row) or "nothing"}')
-        if not isinstance(title, (str, type(None))):
-            raise ValueError(f'{where}: "title" must be a string, found {type(title).__name__}')
-        if not f"{title or ''}{text or ''}".strip():
-            counts.empty += 1
-            continue
-        # The place in the file stands for an id, which costs a digest to make and is not looked at.
-        yield Passage(title or "", text or "", str(row.get("id") or position))
-
-
 def export_triples(
     corpus: str | Path,
     stores: list[TripleStore],
@@ -330,7 +299,9 @@ def export_triples(
     Path(output).parent.mkdir(parents=True, exist_ok=True)
     check_new(output, [corpus, *(store.path for store in stores)])
     with new_file(output) as scratch, scratch.open("w", encoding="utf-8", errors="replace", newline="\n") as file:
-        for passage in read_passages(corpus, ExtractionCounts()):
+        for passage in read_corpus(corpus, blank_texts=True):
+            if not passage.content.strip():
+                continue
             key = passage.key
             found = next((f for store, number in chosen if (f := store.get(number, key)) is not None), None)
             if found is None:

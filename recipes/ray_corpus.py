@@ -35,6 +35,7 @@ from tripletune.data_builders.hotpotqa_subq.__main__ import main as build_subq
 from tripletune.data_builders.hotpotqa_subq.__main__ import subq_parser, teacher_options
 from tripletune.data_builders.hotpotqa_subq.options import BuildOptions, Source
 from tripletune.data_builders.hotpotqa_subq.workers import Labeller, subq_work
+from tripletune.models.data.records import read_corpus
 from tripletune.models.llm import CallError
 from tripletune.models.llm.backends import load_backend
 from tripletune.models.llm.ledger import Ledger
@@ -42,7 +43,7 @@ from tripletune.models.llm.noted_calls import StoredReplies, store_calls
 from tripletune.models.options import CommandParser, add_arguments, from_arguments, setting
 from tripletune.models.program import run_program
 from tripletune.rag.__main__ import rag_parser
-from tripletune.rag.extract import CorpusExtraction, Work, extract_work, read_passages
+from tripletune.rag.extract import CorpusExtraction, Work, extract_work
 from tripletune.rag.extractor import open_extractor
 from tripletune.rag.search import SearchOptions, build_indexes, search_embedder
 from tripletune.rag.triple_store import Extraction, TripleStore
@@ -146,14 +147,14 @@ def share_subq(argv: list[str], shared: RayOptions) -> int:
 def share_extract(argv: list[str], shared: RayOptions) -> int:
     """Let workers read what the store of `tripletune rag extract` lacks."""
     args, start = rag_parser().parse_args(["extract", *argv]), time.monotonic()
-    if args.shard != "0/1" or (args.teacher and not load_backend(args.teacher).sends):
-        raise ValueError("--shard and --teacher batch are for `tripletune rag extract` alone: leave them out")
+    if args.teacher and not load_backend(args.teacher).sends:
+        raise ValueError("--teacher batch is for `tripletune rag extract` alone: leave it out")
     there, read = argparse.Namespace(**vars(args)), TypeAdapter(Extraction).validate_json
     if args.teacher or args.teacher_ledger:
         there.teacher_ledger = shared.replies
     with closing(TripleStore(args.output)) as store:
         run = CorpusExtraction(open_extractor(args), store, args.piece_limit)
-        passages = read_passages(args.corpus, run.counts, limit=args.limit)
+        passages = islice(read_corpus(args.corpus, blank_texts=True), args.limit)
         rows = (json.dumps([one.title, one.text, one.id]) for _, one in run.missing(passages))
         for *found, counts in in_blocks(rows, extract_work, there, shared=shared, folder=store.path.parent):
             store.put(run.id, map(read, found))

@@ -418,17 +418,17 @@ def passage_id(title: str, text: str) -> str:
     return hashlib.blake2b(f"{title}\n{text}".encode(), digest_size=8).hexdigest()
 
 
-def read_corpus(path: str | Path) -> Iterator[Passage]:
-    """Stream a JSON-lines corpus.
+def read_corpus(path: str | Path, blank_texts: bool = False) -> Iterator[Passage]:
+    """Stream a JSON-lines corpus; a line without a text is an error.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line lacks a text, or the file holds no passage at all.
+    Args:
+        path: The file.
+        blank_texts: Whether a passage may have no more than a title, or a text that is null.
     """
     empty = True
     for where, row in read_jsonl(path):
-        text = row.get("text")
-        if not isinstance(text, str) or not text.strip():
+        text = "" if blank_texts and row.get("text", "") is None else row.get("text")
+        if not isinstance(text, str) or not (text.strip() or blank_texts):
             raise ValueError(f'{where}: a passage needs a non-empty "text"; the line has {", ".join(row) or "nothing"}')
         empty = False
         yield Passage(str(row.get("title") or ""), text, str(row.get("id") or ""))

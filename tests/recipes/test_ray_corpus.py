@@ -41,7 +41,6 @@ def test_labels_are_those_of_one_machine_and_no_call_is_made_twice(tmp_path: Pat
 @pytest.mark.parametrize(
     ("argv", "problem"),
     [
-        (["extract", "--corpus", "c", "--output", "o", "--model", "m", "--shard", "0/2"], "--shard"),
         (["index", "--corpus", "c", "--index", "i"], "--retriever dense"),
         (["subq", "--source", "hotpotqa:q", "--output", "o"], "--teacher"),
     ],
